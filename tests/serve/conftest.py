@@ -38,7 +38,7 @@ def client(files: Whole) -> Iterator[Client]:
 
 @pytest.fixture
 def caller(client: Client) -> Iterator[Caller]:
-    """Who calls its gRPC methods."""
+    """A caller of the server's gRPC methods."""
     from tests.serve.grpc_calls import calling
 
     with calling(client) as made:

@@ -1,4 +1,4 @@
-"""Large answers over HTTP and the gateway: whole within the limit, refused past it, and nobody else waits for them."""
+"""Large answers over HTTP and the gateway: complete within the limit, refused beyond it, without blocking others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def query(client: Client, sql: str) -> str:
     return f"/api/v1/q/{client.ok('query.prepare', sql=sql)['query_id']}"
 
 
-def test_large_text_comes_whole_in_every_format(filled: Client) -> None:
+def test_large_text_is_complete_in_every_format(filled: Client) -> None:
     text = "0" * (20 * MIB)
     place = query(filled, TEXT)
     lits = filled.http.get(place).json()["data"]["rows"]

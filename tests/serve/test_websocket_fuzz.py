@@ -148,7 +148,7 @@ def _no_json(word: str) -> None:
 
 
 def told_to_stream(served: Served, name: str, frames: list[str | bytes]) -> None:
-    """It goes on, or closes as a client is told that it did wrong."""
+    """The connection continues, or closes with a code that blames the client."""
     url = served.address.replace("http", "ws", 1) + served.paths[name]
     client = connect(url, open_timeout=PATIENCE, close_timeout=1, compression=None, proxy=None)
     with client, contextlib.suppress(ConnectionClosed):
@@ -207,7 +207,7 @@ def test_every_websocket_is_here() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gateway", *STREAMS, "raw"])
-def test_whatever_comes_on_a_websocket_meets_no_defect(
+def test_random_websocket_frames_cause_no_internal_error(
     served: Served, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     print(f"seed {SEED}")
@@ -217,7 +217,7 @@ def test_whatever_comes_on_a_websocket_meets_no_defect(
 
 @pytest.mark.soak(seconds=60)
 @pytest.mark.parametrize("name", ["gateway", *STREAMS, "raw"])
-def test_ten_thousand_hostile_frames_meet_no_defect(
+def test_ten_thousand_hostile_frames_cause_no_internal_error(
     served: Served, name: str, caplog: pytest.LogCaptureFixture, fresh_number: int
 ) -> None:
     hostile(served, name, 2_500, fresh_number)

@@ -83,7 +83,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: 
     assert Keys(tmp_path).find(text.encode())
 
 
-def test_a_damaged_file_is_said_at_the_start(tmp_path: Path) -> None:
+def test_damaged_file_is_reported_at_start(tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text("[{")
     with pytest.raises(ConfigError, match="damaged"):
         Keys(tmp_path)

@@ -1,4 +1,4 @@
-"""Who may come in: every route against every kind of caller. A route without a row fails here."""
+"""Authentication: every route against every kind of caller. A route without a row fails here."""
 
 import itertools
 from pathlib import Path
@@ -27,7 +27,7 @@ CALLERS: dict[str, dict[str, str]] = {
 TICKET = {"id": 1, "method": "security.ticket.create"}
 HOLDERS = {"bearer", "api key", "wrong and right"}
 EVERYBODY = set(CALLERS)
-LOCKED = {  # route -> who comes in when a token is set
+LOCKED = {  # route -> admitted callers when a token is set
     "POST /api/v1/rpc": HOLDERS,
     "POST /api/v1/sql/exec": HOLDERS,
     "GET /": HOLDERS,
@@ -208,7 +208,7 @@ def test_remote_address_without_a_credential_is_refused_at_start(settings: dict[
 
 
 def test_a_short_pepper_is_refused_at_start(tmp_path: Path) -> None:
-    """It signs tickets: who guesses it is anybody."""
+    """The pepper signs tickets: a caller who guesses it can forge any identity."""
     with pytest.raises(ConfigError) as found:
         Gate.of(ServeConfig(token=Secret(TOKEN), key_pepper=Secret("x" * 31)), tmp_path)
     assert "openssl rand -hex 32" in found.value.hint

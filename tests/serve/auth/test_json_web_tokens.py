@@ -1,4 +1,4 @@
-"""JWTs: who is trusted, until when, and that nothing in a token chooses how it is checked."""
+"""JWTs: trusted issuers, expiry, and that no field of a token chooses how it is verified."""
 
 import json
 import time
@@ -64,7 +64,7 @@ def test_claims_become_a_principal(claims: dict[str, Any], role: str, scopes: An
     assert (who.name, who.role, who.scopes, who.until) == ("ann", role, scopes, (LATER + 30) * 1000)
 
 
-REFUSED = [  # claims, what the caller is told, and what the server's log says
+REFUSED = [  # claims, the caller's error, and the reason in the server's log
     ({"exp": NOW - 60}, "expired", "expired"),
     ({"exp": None}, "trusts", "no `exp`"),
     ({"nbf": LATER}, "trusts", "`nbf`"),
@@ -110,7 +110,7 @@ REFUSED = [  # claims, what the caller is told, and what the server's log says
 
 
 @pytest.mark.parametrize(("claims", "words", "logged"), REFUSED)
-def test_what_is_not_to_be_trusted_is_refused_and_the_log_has_the_reason(
+def test_untrusted_token_is_refused_and_the_reason_is_logged(
     claims: dict[str, Any], words: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     token = signed(claims)
@@ -190,7 +190,7 @@ def test_a_token_does_not_choose_how_it_is_checked(jwks: str, pair: Any) -> None
             only_public.check(junk)
 
 
-def test_subjects_of_several_issuers_are_told_apart() -> None:
+def test_same_subject_of_two_issuers_is_two_accounts() -> None:
     found = [checker().check(signed({"iss": issuer, "jti": id})) for issuer in ("us", "them") for id in ("1", "2")]
     assert {who.name for who in found} == {"ann"}
     assert len({who.account for who in found}) == 2

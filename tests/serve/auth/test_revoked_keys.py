@@ -1,4 +1,4 @@
-"""A key that is revoked after its holder came in, and before there is anything to end, opens and writes nothing."""
+"""A key that is revoked after its caller was admitted, and before a stream or write began, opens and writes nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def made(client: Client) -> dict[str, Any]:
         (f"{KV}/Put", "KvPutRequest", {"key": b"k", "value": b"v"}),
     ],
 )
-def test_a_call_whose_message_comes_after_the_key_was_revoked(
+def test_call_with_a_message_after_the_revocation_is_refused(
     client: Client, found: threading.Event, path: str, asked: str, fields: dict[str, Any]
 ) -> None:
     key = made(client)
@@ -104,7 +104,7 @@ def test_a_call_whose_message_comes_after_the_key_was_revoked(
     ],
     ids=lambda each: each.split()[0] if isinstance(each, str) else "",
 )
-def test_a_request_whose_body_comes_after_the_key_was_revoked(
+def test_request_with_a_body_after_the_revocation_is_refused(
     client: Client, found: threading.Event, head: str, body: bytes
 ) -> None:
     key = made(client)
@@ -125,9 +125,7 @@ def test_a_request_whose_body_comes_after_the_key_was_revoked(
 
 
 @pytest.mark.parametrize("name", ["wait_ms", r"wait\u005fms"])
-def test_a_poll_that_waits_answers_nothing_once_its_key_was_revoked(
-    client: Client, found: threading.Event, name: str
-) -> None:
+def test_waiting_poll_returns_nothing_after_the_revocation(client: Client, found: threading.Event, name: str) -> None:
     key = made(client)
     headers = {"authorization": f"Bearer {key['token']}"}
     body = {"id": 1, "method": "cdc.subscribe_table", "params": {"table": "t"}}
@@ -193,7 +191,7 @@ def streams(client: Client) -> int:
 
 @pytest.fixture
 def slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Streams are handed over only after the second event; the first one tells that one waits."""
+    """Streams are opened only after the second event; the first event is set when one waits."""
     waits, go = threading.Event(), threading.Event()
 
     def slow(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,7 +229,7 @@ def over_websocket(client: Client, path: str, token: str) -> int | None:
 
 
 @pytest.mark.parametrize("kind", ["sse", "ndjson", "arrow", "websocket"])
-def test_a_stream_that_opens_while_its_key_is_revoked(
+def test_stream_opened_during_the_revocation_is_refused(
     client: Client, slowly: tuple[threading.Event, threading.Event], kind: str
 ) -> None:
     waits, go = slowly

@@ -36,7 +36,7 @@ COLUMNS = [{"name": "k", "type": {"kind": "i64"}}]
 ONE, SEVEN = ({"op": "eq", "a": {"col": "k"}, "b": {"lit": {"t": "i64", "v": number}}} for number in (1, 7))
 FORM = {"body": {"select": {"projection": [{"expr": {"col": "v"}}], "from": [{"table": "b"}]}}}
 A, B = {"db": "shop", "table": "a"}, {"db": "shop", "table": "b"}
-CALLS: list[tuple[str, dict[str, Any], frozenset[str]]] = [  # method, params, who is not refused
+CALLS: list[tuple[str, dict[str, Any], frozenset[str]]] = [  # method, params, principals that are not refused
     ("system.ping", {}, ANYBODY),
     ("system.version", {}, ANYBODY),
     ("system.capabilities", {}, ANYBODY),
@@ -104,7 +104,7 @@ CALLS: list[tuple[str, dict[str, Any], frozenset[str]]] = [  # method, params, w
     ("security.token.list", {}, OWNERS),
     ("security.token.revoke", {"id": "absent"}, OWNERS),
 ]
-ROUTED: dict[str, tuple[str, frozenset[str]]] = {  # route -> a path of it, and who is not refused
+ROUTED: dict[str, tuple[str, frozenset[str]]] = {  # route -> a path of it, and principals that are not refused
     "GET /": ("/", ANYBODY),
     "GET /healthz": ("/healthz", ANYBODY),
     "GET /readyz": ("/readyz", ANYBODY),
@@ -214,7 +214,7 @@ def test_a_route_refuses_exactly_those_whose_scopes_lack_it(world: World, route:
             assert refused == (name not in may), (name, response.status_code)
 
 
-def test_lists_show_what_is_in_the_scopes_and_nothing_else(world: World) -> None:
+def test_lists_show_only_names_in_the_scopes(world: World) -> None:
     def of(name: str, method: str, **params: Any) -> Any:
         return world.call(world.people[name], method, **params)["result"]
 
@@ -234,7 +234,7 @@ def test_lists_show_what_is_in_the_scopes_and_nothing_else(world: World) -> None
     assert "main" in ids["all"] and "main" not in ids["shop"] and "table" in ids["shop"] and "shop" not in ids["table"]
 
 
-def test_what_is_outside_is_refused_in_the_same_words_whether_it_exists(world: World) -> None:
+def test_database_outside_the_scope_gets_the_same_error_as_a_missing_one(world: World) -> None:
     def said(db: str, table: str) -> str:
         answer = world.call(world.people["table"], "data.get", table={"db": db, "table": table}, pk=[1])
         return answer["error"]["message"].replace(repr(db), "DB").replace(repr(table), "TABLE")

@@ -1,4 +1,4 @@
-"""A principal held to tables, over the wire: no statement reads beyond them, and no answer names what is hidden."""
+"""Principals with table scopes: no statement reads other tables, and no answer names hidden ones."""
 
 import itertools
 import json
@@ -67,7 +67,7 @@ WRITES = ["DELETE FROM payroll", "DELETE FROM payrolly", "DELETE FROM pay", "INS
 
 
 class World:
-    """A locked server, and a viewer and an owner who are held to one table of `main`."""
+    """A locked server, and a viewer and an owner with the scope of one table of `main`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -127,7 +127,7 @@ def _get(client: httpx.Client, path: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("sql", ALLOWED)
-def test_what_the_tables_alone_answer_is_read(world: World, sql: str) -> None:
+def test_statement_on_tables_in_scope_is_answered(world: World, sql: str) -> None:
     for client, method in itertools.product(world.people.values(), ("query.select", "query.prepare", "query.explain")):
         assert world.call(client, method, sql=sql)["ok"], method
     assert world.call(world.people["owner"], "sql.exec", sql=sql)["ok"]
@@ -257,7 +257,7 @@ def _posted(client: httpx.Client, method: str, params: dict[str, Any]) -> tuple[
 
 
 @pytest.mark.slow
-def test_no_answer_names_what_the_caller_may_not_see(world: World) -> None:
+def test_answers_do_not_reveal_hidden_names(world: World) -> None:
     asked = [*NEAR, "vaul"]
     wrong = []
     keys = {each["id"] for each in world.call(world.admin, "security.token.list")["result"]["tokens"]}

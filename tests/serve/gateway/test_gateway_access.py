@@ -1,4 +1,4 @@
-"""Who may do what through the JSON gateway: credentials, tickets, origins, roles, scopes, and their end."""
+"""Authorization of the JSON gateway: credentials, tickets, origins, roles, scopes, and their end."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ HEADERS = {"x-api-key": ADMIN}
 A, B = ({"query": f"SELECT * FROM {table}", "namespace": "shop"} for table in "ab")
 PAIR = {"key": "k", "value": "v", "namespace": "shop"}
 KEY = {"key": "k", "namespace": "shop"}
-MESSAGES: list[tuple[str, dict[str, Any], set[str]]] = [  # type, payload, who is not refused
+MESSAGES: list[tuple[str, dict[str, Any], set[str]]] = [  # type, payload, principals that are not refused
     ("ping", {}, {"owner", "editor", "viewer", "table", "main"}),
     ("sql", A, {"owner", "editor", "table"}),
     ("sql", B, {"owner", "editor"}),
@@ -84,7 +84,7 @@ def test_socket_without_a_credential_is_refused(world: World, headers: dict[str,
     assert (status, body["code"]) == (401, "unauthorized")
 
 
-def test_a_credential_comes_as_bearer_as_key_or_as_ticket(world: World) -> None:
+def test_credential_is_accepted_as_bearer_key_or_ticket(world: World) -> None:
     ticket = world.rpc("security.ticket.create")["ticket"]
     ways: list[dict[str, Any]] = [
         {"headers": {"authorization": f"Bearer {ADMIN}"}},
@@ -117,7 +117,7 @@ def test_unlocked_server_admits_only_local_pages(tmp_path: Path) -> None:
         page.close()
 
 
-def test_each_message_is_refused_exactly_to_those_who_may_not(world: World) -> None:
+def test_message_is_refused_exactly_to_callers_without_the_right(world: World) -> None:
     for name, (role, scopes) in PEOPLE.items():
         client = world.open(world.key(role, scopes)["token"])
         for type, payload, may in MESSAGES:
@@ -127,7 +127,7 @@ def test_each_message_is_refused_exactly_to_those_who_may_not(world: World) -> N
         client.close()
 
 
-def test_what_is_outside_is_refused_in_the_same_words_whether_it_exists(world: World) -> None:
+def test_database_outside_the_scope_gets_the_same_error_as_a_missing_one(world: World) -> None:
     client = world.open(world.key("editor", ["main"])["token"])
     told = [
         client.error("kv_get", {"key": "k", "namespace": name})["message"].replace(name, "DB")

@@ -1,4 +1,4 @@
-"""One client of the gateway, whatever it does not do: the inbox is bounded, and a flood of requests is answered."""
+"""One client of the gateway: the inbox is bounded, and a flood of requests is answered."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 async def settled(inbox: Inbox, texts: list[str]) -> tuple[int, list[str | None]]:
-    """How many go in while nobody takes any, and what comes out when somebody does."""
+    """Return how many requests fit before a reader takes any, and what the reader then receives."""
     inside = 0
 
     async def fill() -> None:
@@ -92,12 +92,12 @@ def test_subscriptions_that_wait_for_the_socket_make_no_frames(monkeypatch: pyte
         await asyncio.gather(*following)
         assert made == [0, 1, 2]
 
-    monkeypatch.setattr(gateway_socket, "told", noted)
+    monkeypatch.setattr(gateway_socket, "event_frames", noted)
     asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_a_flood_of_requests_whose_answers_nobody_reads_is_answered_later(client: Client) -> None:
+def test_flood_of_requests_with_unread_answers_is_answered_later(client: Client) -> None:
     """The server stops reading: what it was sent waits in the sockets, and the sender waits too."""
     gateway = GatewayClient(str(client.http.base_url), max_queue=1)
     number, size = 1_500, 40_000

@@ -21,7 +21,7 @@ EDIT = Principal("ed", EDITOR)
 
 
 class Clock:
-    """Milliseconds that pass when told to."""
+    """Milliseconds that the test advances."""
 
     now = 1_000_000
 

@@ -1,4 +1,4 @@
-"""Who may call what over gRPC: every method against every kind of principal, and streams that end with a credential."""
+"""Authorization over gRPC: every method against every kind of principal, and streams that end with a credential."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_a_stream_ends_with_its_credential(world: World, end: str, method: str, 
 
 
 def test_watch_of_all_tables_needs_scopes_for_all(world: World) -> None:
-    """Who watches one key of every table needs them all."""
+    """A watcher of one key in every table needs scopes for all tables."""
     with world.caller(world.tokens["table"]) as caller:
         failure = caller.refusal(f"{SUBSCRIPTIONS}/WatchKey", **SHOP, key=encode_key((1,)))
         assert failure.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -1,4 +1,4 @@
-"""headwater.v1.ChangeFeedService over a real channel: what is told, what is promised, and every end."""
+"""headwater.v1.ChangeFeedService over a real channel: events, checkpoints, and every way a feed ends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def now(channel: grpc.Channel) -> Any:
         return feed.upto("checkpoint")[-1].checkpoint
 
 
-# --- what is told ------------------------------------------------------------------------------------------------
+# --- events ------------------------------------------------------------------------------------------------------
 
 
 def test_proto_numbers_match_the_design() -> None:
@@ -286,7 +286,7 @@ def test_reconnect_from_the_last_checkpoint_misses_nothing(files: Whole, channel
 
 
 def test_events_up_to_a_checkpoint_can_be_sorted_by_time(files: Whole, channel: grpc.Channel) -> None:
-    """What came before a checkpoint, sorted, is all there is up to its time, in order."""
+    """The events before a checkpoint, sorted, are all changes up to its time, in order."""
     with Feed(channel, base_offset=head(files)) as feed:
         for number in range(20):
             files.run(f"INSERT INTO {'tu'[number % 2]} VALUES ({number}, 0)")
@@ -341,7 +341,7 @@ def test_uncaptured_changes_end_the_stream(files: Whole, channel: grpc.Channel) 
     files.run("INSERT INTO t VALUES (1, 'a')")
     with Feed(channel, base_offset=head(files)) as feed:
         files.run("INSERT INTO t VALUES (2, 'b')")
-        files.run("ALTER TABLE t RENAME TO s")  # `s` has rows that nobody was told
+        files.run("ALTER TABLE t RENAME TO s")  # `s` has rows that were never captured
         events, failure = feed.failure()
     error = events[-1].error
     assert error.reason == error.HISTORY_CHANGED and not error.retryable
@@ -447,7 +447,7 @@ def test_skip_catchup_begins_now(files: Whole, channel: grpc.Channel) -> None:
         ({"spans": [{"table": "t"}] * 1001}, "INVALID_ARGUMENT"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_its_status(channel: grpc.Channel, fields: Any, status: str) -> None:
+def test_invalid_request_is_refused_by_status(channel: grpc.Channel, fields: Any, status: str) -> None:
     with Feed(channel, **fields) as feed:
         events, failure = feed.failure()
     assert events == [] and failure.code() is grpc.StatusCode[status], failure

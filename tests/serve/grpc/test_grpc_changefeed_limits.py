@@ -1,4 +1,4 @@
-"""Change feeds and those who would hurt others: slow readers, reconnect loops, and callers without the right."""
+"""Limits of change feeds: slow readers, reconnect loops, and callers without the right."""
 
 from __future__ import annotations
 

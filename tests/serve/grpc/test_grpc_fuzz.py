@@ -179,5 +179,5 @@ def test_method_answers_random_requests(client: Client, path: str) -> None:
 
 @pytest.mark.soak(seconds=15)
 @pytest.mark.parametrize("path", all_methods())
-def test_ten_thousand_hostile_calls_meet_no_defect(client: Client, path: str, fresh_number: int) -> None:
+def test_ten_thousand_hostile_calls_cause_no_internal_error(client: Client, path: str, fresh_number: int) -> None:
     run(client, path, -(-10_000 // len(all_methods())), fresh_number)

@@ -1,4 +1,4 @@
-"""The messages of the .proto files: one class for each, whoever asks for it first."""
+"""The messages of the .proto files: one class for each, in all threads."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""headwater.v1.PullService over a real channel: pages, marks, epochs, and every error a puller is told."""
+"""headwater.v1.PullService over a real channel: pages, marks, epochs, and every error in an answer."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_log_pull_waits_for_new_changes(puller: Puller, files: Whole) -> None:
         ("ListRanges", {"table": "absent"}),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_its_status(puller: Puller, method: str, fields: dict[str, Any]) -> None:
+def test_invalid_request_is_refused_by_status(puller: Puller, method: str, fields: dict[str, Any]) -> None:
     with pytest.raises(grpc.RpcError) as failure:
         puller.call(method, **fields)
     wanted = {

@@ -60,7 +60,7 @@ def waiting(caller: Caller, **fields: Any) -> Any:
 
 
 def waits(client: Client) -> Any:
-    """Who waits in the server."""
+    """Return the callers that wait in the server."""
     return client.server._api.pulling()._waiting
 
 

@@ -1,4 +1,4 @@
-"""The gRPC server itself: health, reflection, who comes in, and what a stop does. Over a real channel."""
+"""The gRPC server over a real channel: health, reflection, authentication, and its stop."""
 
 import contextlib
 import socket
@@ -66,7 +66,7 @@ def channel(client: Any) -> grpc.Channel:
 
 
 def services(found: grpc.Channel, **more: Any) -> list[str]:
-    """What reflection tells."""
+    """Return the services that reflection lists."""
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     stub = reflection_pb2_grpc.ServerReflectionStub(found)
     (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=PATIENCE, **more)

@@ -115,7 +115,7 @@ def test_start_sequence_zero_sends_only_new_changes(files: Whole, caller: Caller
 
 @pytest.mark.parametrize("start", [1, 3, 5, 6])
 def test_start_sequence_is_the_first_one_delivered(files: Whole, caller: Caller, start: int) -> None:
-    """SochDB begins with the one behind it, so that who follows its documentation loses one."""
+    """SochDB begins with the next sequence, so that a client that follows its documentation loses one."""
     files.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
     reader = caller.subscribe(start_sequence=start)
     files.run("INSERT INTO t VALUES (4, 4)")
@@ -295,7 +295,7 @@ def test_namespace_gets_only_its_own_changes(files: Whole, caller: Caller) -> No
 
 
 @pytest.mark.parametrize("fields", [{"namespace": "absent"}, {"tables": ["absent"]}])
-def test_what_is_not_there_is_not_found(caller: Caller, fields: dict[str, Any]) -> None:
+def test_unknown_namespace_or_table_is_not_found(caller: Caller, fields: dict[str, Any]) -> None:
     assert caller.refusal(SUBSCRIBE, **fields).code() is grpc.StatusCode.NOT_FOUND
 
 

@@ -109,7 +109,7 @@ def test_watch_of_an_invalid_key_is_refused(caller: Caller, key: bytes) -> None:
     assert caller.refusal(WATCH, table="t", key=key).code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_keys_are_what_events_carry(files: Whole, caller: Caller) -> None:
+def test_watch_accepts_the_keys_of_events(files: Whole, caller: Caller) -> None:
     files.run("CREATE TABLE w(a TEXT COLLATE NOCASE, b REAL, c BLOB, v, PRIMARY KEY (a, b, c))")
     reader = caller.subscribe(tables=["w"])
     files.run("INSERT INTO w VALUES ('Ada', -1.5, x'00ff', 'first')")
@@ -179,7 +179,7 @@ def test_stalled_reader_is_cancelled(files: Whole, caller: Caller) -> None:
 
 
 def test_disconnected_client_ends_its_stream(client: Client, files: Whole, caller: Caller) -> None:
-    """SochDB polls for ever for who watches a key."""
+    """SochDB polls for ever for a disconnected watcher."""
     readers = [caller.watch(table="t"), caller.subscribe()]
     feeds = client.server._api.feeding()
     assert feeds.readers.count_streams()["grpc"] == 2
@@ -225,7 +225,7 @@ def test_streams_count_toward_the_limit_per_client(files: Whole) -> None:
         assert two.call.is_active() and three.call.is_active()
 
 
-def test_what_was_read_is_counted(client: Client, files: Whole, caller: Caller) -> None:
+def test_delivered_changes_are_counted(client: Client, files: Whole, caller: Caller) -> None:
     reader = caller.subscribe()
     files.run("INSERT INTO t VALUES (1, 1), (2, 2)")
     reader.take(2)

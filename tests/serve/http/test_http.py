@@ -60,7 +60,7 @@ def test_the_wrong_method_says_which_are_right() -> None:
             assert all(method in response.json()["hint"] for method in route.allow.split(", "))
 
 
-def test_a_query_string_nobody_reads_is_refused_but_health_checks_may_add_one() -> None:
+def test_unused_query_string_is_refused_except_on_health() -> None:
     with serving(Numbers(main=READY)) as client:
         for route in ROUTES:
             status = client.http.request(route.method, route.path + "?x=1").status_code
@@ -158,7 +158,7 @@ def test_a_chunked_body_within_the_limit_is_read_whole() -> None:
         assert response.json()["ok"]
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_disturbs_nobody() -> None:
+def test_disconnect_during_the_body_does_not_affect_others() -> None:
     with serving(NoDatabases()) as client:
         host, port = client.server.addresses[0]
         with socket.create_connection((host, port)) as raw:

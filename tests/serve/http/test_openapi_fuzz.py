@@ -23,7 +23,7 @@ from headwater.serve.http.routes import ROUTES
 SEED = 20261115
 OPERATIONS = sorted(f"{route.method} {route.path}" for route in ROUTES if not route.websocket or route.stream)
 THERE = {"db": "main", "table": "t", "key": "1"}  # what a request can be about
-MEANT = {501, 503, 507}  # not built here, busy, full: told with their codes, no defects
+MEANT = {501, 503, 507}  # not built here, busy, full: reported with their codes, no defects
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def furnish(client: Client) -> None:
 
 
 def aimed(case: Case, names: bool, credential: bool) -> Case:
-    """`case` at what is there: a request for something absent says little of what lies behind its name."""
+    """Return `case` with names that exist: a request for a missing name tests little."""
     if names:
         case.path_parameters = {name: THERE[name] for name in case.path_parameters or {}}
         case.body = _named(case.body)
@@ -124,7 +124,7 @@ def run(client: Client, name: str, examples: int, number: int) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_operation_answers_what_fits_and_what_does_not(client: Client, name: str) -> None:
+def test_operation_answers_valid_and_invalid_requests(client: Client, name: str) -> None:
     run(client, name, 15, SEED)
 
 

@@ -141,7 +141,7 @@ def test_a_tag_is_that_of_the_rpc_method(rows: Rows) -> None:
     assert found["etag"] == tag == rows.get("/api/v1/t/default/users/1").headers["etag"]
 
 
-def test_what_a_put_leaves_out_is_null_whether_it_creates_or_replaces(rows: Rows) -> None:
+def test_column_omitted_in_a_put_is_null(rows: Rows) -> None:
     first = rows.put("users/1", {"email": "a"})
     assert first.json()["age"] is None, "not its default: the same PUT twice gives the same row"
     assert rows.put("users/1", {"email": "a"}).headers["etag"] == first.headers["etag"]
@@ -232,7 +232,7 @@ def test_create_only_and_replace_only(rows: Rows) -> None:
     assert rows.get("users/1").json()["email"] == "d"
 
 
-def test_conditions_nobody_can_read_are_refused_where_they_matter(rows: Rows) -> None:
+def test_invalid_conditions_are_refused_where_they_matter(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     for name in ("if_match", "if_none_match"):
         for given in ("row:x", '"x', '*, "x"'):
@@ -421,7 +421,7 @@ def test_keys_are_compared_as_the_database_compares_them(rows: Rows) -> None:
 # --- values ----------------------------------------------------------------------------------------------
 
 
-def test_plain_json_goes_in_as_it_comes_out(rows: Rows) -> None:
+def test_plain_json_round_trips(rows: Rows) -> None:
     body = {
         "u": "9007199254740993",
         "d": "12.3400",
@@ -556,7 +556,7 @@ def test_a_write_that_a_trigger_swallows_is_no_success(rows: Rows) -> None:
 # --- refusals --------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_is_told_with_what_is(rows: Rows) -> None:
+def test_unknown_name_is_refused_with_the_nearest_ones(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     for response in (rows.get("user/1"), rows.put("user/1", {}), rows.patch("user/1", {"a": 1}), rows.delete("user/1")):
         assert "users" in rows.refused(response, 404, "not_found")["hint"]

@@ -53,12 +53,12 @@ def test_every_route_is_guarded_whatever_it_answers(client: Client, route: Route
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/api/v1/t/main/absent/1", "/?x=1"])
-def test_so_is_what_is_no_route_or_refused(client: Client, path: str) -> None:
+def test_error_response_has_security_headers(client: Client, path: str) -> None:
     found = client.http.get(path)
     assert found.status_code >= 400 and is_guarded(found.headers)
 
 
-def test_so_is_what_a_page_may_read(client: Client) -> None:
+def test_response_with_cors_has_security_headers(client: Client) -> None:
     found = client.http.get("/", headers={"origin": "https://a.example"})
     assert is_guarded(found.headers) and found.headers["access-control-allow-origin"] == "https://a.example"
     found = client.http.options("/api/v1/rpc", headers={"origin": "https://a.example"})
@@ -71,7 +71,7 @@ def test_secrets_are_kept_by_no_cache(client: Client) -> None:
         assert found.json()["ok"] and found.headers["cache-control"] == "no-store"
 
 
-def test_a_304_goes_without_what_its_200_had(client: Client) -> None:
+def test_304_has_no_security_headers(client: Client) -> None:
     id = client.ok("query.prepare", sql="SELECT id FROM t")["query_id"]
     for path in (f"/api/v1/q/{id}", "/api/v1/t/main/t/1"):
         full = client.http.get(path)
@@ -97,7 +97,7 @@ def test_a_websocket_that_is_refused_is_guarded(client: Client) -> None:
 
 
 @pytest.mark.parametrize("request_", [b"nonsense\r\n\r\n", b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n"])
-def test_what_is_no_request_is_guarded(client: Client, request_: bytes) -> None:
+def test_malformed_request_gets_security_headers(client: Client, request_: bytes) -> None:
     with socket.create_connection(client.server.addresses[0], 10) as open:
         open.sendall(request_)
         head = open.recv(65536).split(b"\r\n\r\n")[0].decode()
@@ -105,11 +105,11 @@ def test_what_is_no_request_is_guarded(client: Client, request_: bytes) -> None:
     assert is_guarded(found) and found["cache-control"] == "no-store"
 
 
-def test_without_tls_nothing_is_said_of_tls(client: Client) -> None:
+def test_response_without_tls_has_no_hsts(client: Client) -> None:
     assert "strict-transport-security" not in client.http.get("/").headers
 
 
-def test_with_tls_browsers_are_told_to_keep_to_it(tmp_path: Path) -> None:
+def test_response_with_tls_has_hsts(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue()
     with serving(NoDatabases(), tls_cert=str(certificate), tls_key=str(key)) as client:

@@ -79,7 +79,7 @@ def test_first_answer_of_a_caller_may_take_more_than_its_share() -> None:
 
 
 def unread_value(caller: Caller) -> grpc.Call:
-    """An answer to KvService/Get that nobody reads: a call of one answer, made as one of many."""
+    """An unread answer to KvService/Get: a call with one answer, made as a stream."""
     return caller.channel.unary_stream(f"/{KV}/Get")(  # type: ignore[no-any-return]
         message("sochdb.v1.KvGetRequest")(key=b"large").SerializeToString(), timeout=PATIENCE, metadata=caller.metadata
     )

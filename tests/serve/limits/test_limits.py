@@ -1,4 +1,4 @@
-"""Limits over the wire: how often each caller may ask, and how much of the server each database may have."""
+"""Limits over HTTP and gRPC: rates of callers, and quotas of databases."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ def opened(folder: Path, *, serve: Any = None, **settings: Any) -> Iterator[Clie
 
 
 def is_refused(response: httpx.Response) -> dict[str, Any]:
-    """The problem, which says when to come again and what to do."""
+    """Return the problem response, which has the wait time and a hint."""
     assert response.status_code == 429, response.text
     body = response.json()
     error = body.get("error", {**body, "details": body})

@@ -1,4 +1,4 @@
-"""Buckets of tokens: never more than the rate and the burst allow, and never more buckets than there is room for."""
+"""Token buckets: requests stay within rate and burst, and the number of buckets is bounded."""
 
 import random
 

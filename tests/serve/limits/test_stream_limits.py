@@ -1,4 +1,4 @@
-"""Places: each client has its own, and gets them back."""
+"""The limit of streams per client: counted per address, and released."""
 
 import pytest
 

@@ -55,7 +55,7 @@ def test_everything_in_the_table_is_exposed_and_nothing_else(tmp_path: Path) -> 
         assert families(text) == {name: kind for name, (kind, _, _) in METRICS.items() if name not in slots}
 
 
-def test_the_numbers_of_queries_are_what_was_asked(tmp_path: Path) -> None:
+def test_query_metrics_count_requests(tmp_path: Path) -> None:
     with Whole(tmp_path) as whole, serving(whole) as client:
         client.ok("sql.exec", sql="CREATE TABLE t (id INTEGER PRIMARY KEY)")
         path = f"/api/v1/q/{client.ok('query.prepare', sql='SELECT a.id FROM t a JOIN t b')['query_id']}"
@@ -77,7 +77,7 @@ def numbers(text: str) -> dict[str, float]:
     return {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
 
 
-def test_what_is_not_known_is_absent() -> None:
+def test_unknown_values_are_absent_from_metrics() -> None:
     text = Metrics(lambda: {"main": UNKNOWN}).text().decode()
     for name in ("capture_lag_changes", "capture_lag_seconds", "log_bytes", "writes_total"):
         assert f"headwater_{name}{{" not in text

@@ -84,7 +84,7 @@ def test_a_fault_in_the_envelope_or_params_is_an_error_that_names_it(
         ("system.ping", {"shout": True}, "Expected no fields."),
     ],
 )
-def test_a_fault_in_the_params_is_told_with_the_fields_the_method_takes(
+def test_invalid_params_error_names_the_fields_of_the_method(
     client: Client, method: str, params: dict[str, Any], expected: str
 ) -> None:
     assert expected in client.error(method, **params)["details"]["hint"]

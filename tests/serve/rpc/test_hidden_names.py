@@ -77,13 +77,13 @@ def test_those_that_the_caller_may_see_are_named(world: World, name: str, said: 
         assert hint.startswith(said), hint
 
 
-def test_it_is_said_how_to_name_one(world: World) -> None:
+def test_unknown_database_error_says_how_to_name_one(world: World) -> None:
     assert WAY in world.client.error("sql.exec", sql="SELECT 1")["details"]["hint"]
     near = world.client.error("sql.exec", sql="SELECT 1", db="hiden")["details"]["hint"]
     assert near.startswith("Did you mean 'hidden'?") and WAY in near
 
 
-def test_a_viewer_who_sends_a_statement_hears_what_is_open_to_viewers(world: World) -> None:
+def test_statement_of_a_viewer_is_refused_with_alternatives(world: World) -> None:
     made = world.client.ok("security.token.create", name="v", role="viewer", scopes=["app"])
     headers = {"x-api-key": made["token"]}
     body = {"sql": "SELECT 1", "db": "app"}

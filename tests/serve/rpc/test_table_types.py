@@ -60,7 +60,7 @@ def test_a_lone_whole_number_key_may_count_up(type: dict[str, Any]) -> None:
         ({"columns": [column(auto_increment=True)], "primary_key": ["c"]}, NotSupported),
     ],
 )
-def test_what_cannot_be_made_is_refused(found: dict[str, Any], error: type[Exception]) -> None:
+def test_unsupported_table_is_refused(found: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error) as raised:
         made(**found)
     assert raised.type is error

@@ -1,4 +1,4 @@
-"""The bounds of a connection: how large a head is, how long it takes, what its target says, and HTTP/1.0."""
+"""Limits of an HTTP connection: size and time of request headers and bodies, targets, and HTTP/1.0."""
 
 import contextlib
 import json
@@ -187,7 +187,7 @@ def test_slow_body_after_the_response_is_given_up(client: Client, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_a_body_that_comes_slowly_but_fast_enough_is_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_body_within_the_rate_is_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundedHttp, "body_seconds", 0.2)
     monkeypatch.setattr(BoundedHttp, "body_rate", 1)  # a second for each byte
     with connected(client) as open:
@@ -263,7 +263,7 @@ def test_connection_over_the_reserve_is_closed() -> None:
             each.close()
 
 
-# --- who does not read -----------------------------------------------------------------------------------
+# --- stalled readers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -283,7 +283,7 @@ def test_unread_answer_is_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_read_slowly_comes_whole(tmp_path: Path) -> None:
+def test_slowly_read_answer_is_complete(tmp_path: Path) -> None:
     with Whole(tmp_path) as databases, serving(databases, stall_seconds=3.0) as client:
         body = json.dumps({"sql": "SELECT printf('%.3000000c', 'x')"}).encode()
         with socket.socket() as open:

@@ -1,4 +1,4 @@
-"""TLS on both ports: who gets in, what is refused at the start, and certificates that change under open streams."""
+"""TLS on both ports: client certificates, settings refused at start, and reloads under open streams."""
 
 import asyncio
 import contextlib
@@ -107,7 +107,7 @@ def test_a_key_may_be_in_the_file_of_its_certificate(authority: Authority, trust
         assert healthy(client, authority.file)
 
 
-# --- clients that must show who they are -------------------------------------------------------------------
+# --- client certificates -----------------------------------------------------------------------------------
 
 
 def test_grpc_clients_show_a_certificate_of_the_authority(authority: Authority, trusted: ssl.SSLContext) -> None:
@@ -338,9 +338,7 @@ def test_server_stops_while_handshakes_are_unfinished(authority: Authority, monk
         assert is_closed(open)
 
 
-def test_request_that_comes_with_the_end_of_the_handshake_is_answered(
-    authority: Authority, trusted: ssl.SSLContext
-) -> None:
+def test_request_sent_with_the_end_of_the_handshake_is_answered(authority: Authority, trusted: ssl.SSLContext) -> None:
     """The client sends its last bytes of the handshake and the request in one packet."""
     with serving(NoDatabases(), **settings(authority)) as client, connect(client) as open:
         read, write = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -137,12 +137,12 @@ def is_key(text: bytes) -> bool:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace the file by `content` atomically and durably; only the owner may read it."""
-    beside = path.with_suffix(".new")
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    temporary = path.with_suffix(".new")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,7 +1,7 @@
 """Limits on gRPC requests that are being received: how many at a time, and for how long.
 
 gRPC grants a message its whole announced length as soon as it is read for, so each read that waits for the rest of its
-message may hold `serve.max_body_bytes` of memory. A stream that nobody reads holds the first `WINDOW` bytes.
+message may hold `serve.max_body_bytes` of memory. An unread stream holds the first `WINDOW` bytes.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
     def handle_ping(self) -> None:
         """Answer as inherited. While the client does not read, keep the last pong only, as RFC 6455 §5.5.3 allows.
 
-        Reading goes on meanwhile: a slow client's pongs, which keep its connection open, must be read.
+        Reading continues: a slow client's pongs, which keep its connection open, must be read.
         """
         output = self.conn.data_to_send()  # of all pings that were parsed together
         if self.transport.is_closing():

@@ -25,7 +25,7 @@ _BASE64 = PIECE // 4 * 3  # input bytes whose base64 is one piece
 _CELL = 24  # bytes of a value in JSON besides its text
 _BROKEN = re.compile("[\udc80-\udcff]")  # surrogates that represent bytes that are not UTF-8
 _SPECIAL = re.compile(r'[",\r\n]')  # in CSV
-_PLACE = f'"{secrets.token_hex(16)}"'.encode()  # stands for the pieces in JSON text; random: no value contains it
+_PLACE = f'"{secrets.token_hex(16)}"'.encode()  # the place of the pieces in JSON text; random: no value contains it
 
 Write = Callable[[Any], Any]
 _encode = msgspec.json.Encoder().encode
