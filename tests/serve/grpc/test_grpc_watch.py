@@ -196,7 +196,7 @@ def test_stopping_server_ends_streams_as_unavailable(files: Whole) -> None:
         readers = [caller.subscribe(), caller.watch()]
         files.run("INSERT INTO t VALUES (1, 1)")
         found = [reader.take(1) for reader in readers]
-        client.loop.call_soon_threadsafe(client.server._api.feeding().drain)
+        client.loop.call_soon_threadsafe(client.server._api.feeding().readers.stop)
         failures = [reader.failure() for reader in readers]
     assert all(len(each) == 1 for each in found)
     assert {failure.code() for failure in failures} == {grpc.StatusCode.UNAVAILABLE}

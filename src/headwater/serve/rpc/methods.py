@@ -397,7 +397,7 @@ def refusal(name: str) -> HeadwaterError:
     if name.startswith(LATER_GROUPS):
         return NotSupported(
             f"Method '{name}' is not supported in this build",
-            hint="system.capabilities lists the methods of this build.",
+            hint="It is planned for a later build; system.capabilities lists the methods of this one.",
         )
     if name.startswith("cluster."):
         return NotSupported(
