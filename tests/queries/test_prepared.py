@@ -39,7 +39,7 @@ def test_there_is_an_end_to_how_many_and_how_long(tmp_path: Path) -> None:
     kept = opened(tmp_path, most=1)
     kept.add("main", "SELECT 1")
     kept.add("main", "SELECT 1")
-    with pytest.raises(LimitExceeded, match="no more are kept"):
+    with pytest.raises(LimitExceeded, match="which is the limit"):
         kept.add("main", "SELECT 2")
     with pytest.raises(InvalidRequest, match="characters"):
         kept.add("main", "SELECT 1" + " " * MAX_TEXT)

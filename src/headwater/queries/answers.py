@@ -1,4 +1,7 @@
-"""Answers to prepared queries: executed, or found to be what the asker has. Never the latter when it would differ."""
+"""Answers to prepared queries: the rows, or `not modified` when the client's tag is still current.
+
+A client whose rows may have changed never receives `not modified`.
+"""
 
 from __future__ import annotations
 
@@ -39,62 +42,62 @@ from headwater.queries.uncacheable_reasons import Reasons
 from headwater.sources.query import Read
 from headwater.sources.read import Look
 
-FLOOR_SECONDS = 2.0  # longest wait for a change that somebody has seen
-ATTEMPTS = 5  # at a schema that is being changed all the time
-WATCH_AFTER = 2  # requests for one instance, from which on its changes are tracked
-MAX_WATCHED = 10_000  # instances that are tracked because they are asked for
-MAX_UNGUARDED = 3  # answers without guards, after which no more are asked for: there are too many keys
+FLOOR_SECONDS = 2.0  # longest wait until the log reaches the floor of a request
+ATTEMPTS = 5  # executions of one request while the schema keeps changing
+WATCH_AFTER = 2  # requests for one instance, after which its changes are tracked
+MAX_WATCHED = 10_000  # instances tracked because clients request them
+MAX_UNGUARDED = 3  # answers in a row without guards, after which no guards are requested: there are too many keys
 
 
-PRECISIONS = ("row", "column", "table", "none")  # down to which dependencies are known; of none nothing is kept
-MAX_COMPARED = 1 << 20  # bytes of an answer that is compared with the next one
-ENCODED_AT_ONCE = 64 << 10  # bytes of arguments that the loop encodes itself
+PRECISIONS = ("row", "column", "table", "none")  # how precisely dependencies are known; `none` is not cacheable
+MAX_COMPARED = 1 << 20  # largest answer, in bytes, that is compared with the next answer
+ENCODED_AT_ONCE = 64 << 10  # bytes of arguments that the event loop encodes itself; more are encoded in a thread
 
 T = TypeVar("T")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a query said, at `offset`; without rows where the asker has them already."""
+    """The result of a query at `offset`; without rows when the client's copy is current."""
 
     instance: Instance
     offset: int
-    etag: str | None = None  # none of a query whose answers cannot be kept
+    etag: str | None = None  # None if the answer is not cacheable
     read: Read | None = None
-    matched: str = ""  # of the asker's tags the one that is current, as it stands in its quotes
-    seen: dict[str, int] = {}  # of each table the offset of its last change
-    shared: bool = False  # it came of another request's execution
+    matched: str = ""  # the client's tag that is current, without its quotes
+    seen: dict[str, int] = {}  # offset of the last change of each table
+    shared: bool = False  # another request executed the query
 
     @property
     def not_modified(self) -> bool:
-        """Whether what the asker has is current."""
+        """Return whether the client's copy is current."""
         return self.read is None
 
 
 class Numbers(msgspec.Struct):
-    """What was answered, for metrics."""
+    """Counters of requests and answers, for metrics."""
 
     asked: int = 0
-    conditional: int = 0  # askers that had an answer already
+    conditional: int = 0  # requests that sent the tag of an earlier answer
     not_modified: int = 0
     executed: int = 0
-    shared: int = 0  # answers that came of another request's execution
+    shared: int = 0  # answers that another request's execution provided
     uncacheable: int = 0
-    tags: int = 0  # that were made or looked at
-    tag_seconds: float = 0.0  # it took
+    tags: int = 0  # tags made or checked
+    tag_seconds: float = 0.0  # time spent making and checking tags
     analysed: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(PRECISIONS, 0))
-    places: int = 0  # of tables in the queries analysed
-    compared: int = 0  # answers that went stale and were compared with the next
-    unchanged: int = 0  # of those were the same all the same
+    places: int = 0  # table references in the analysed queries
+    compared: int = 0  # stale answers that were compared with the next answer
+    unchanged: int = 0  # compared answers that were equal: invalidations after which the result was unchanged
     reasons: Reasons = msgspec.field(default_factory=Reasons)
 
     def again(self) -> None:
-        """One more asker had what is current, as before."""
+        """Count one more request answered `not modified` from the cache of such answers."""
         self.asked += 1
         self.conditional += 1
         self.not_modified += 1
 
     def analysis(self, found: Analysis) -> None:
-        """One more query was understood."""
+        """Count one more analysed query."""
         self.analysed[_precision(found)] += 1
         self.reasons.analysed(found)
         self.places += len(found.dependencies)
@@ -109,28 +112,28 @@ def _precision(found: Analysis) -> str:
 
 
 def _moment(seen: Seen) -> tuple[int, ...]:
-    """Equal for looks of which one may have what was read after the other."""
+    """Return a key that is equal for head checks whose requests may share one execution."""
     is_whole = seen.is_caught_up and seen.look.settled
     return (seen.look.head, seen.look.schema) if is_whole else (seen.number,)
 
 
 def _newest_first(tags: Sequence[str], prefix: str) -> list[tuple[str, QueryTag]]:
-    """Return the tags that have `prefix`, as they were sent and as they read."""
+    """Return the tags with `prefix`, each as sent and parsed, the highest offset first."""
     found = [(opaque, tag) for opaque in tags if (tag := read_tag(opaque)) is not None and tag.prefix == prefix]
     return sorted(found, key=lambda one: -one[1].offset)
 
 
 class Answering:
-    """The queries of one database. In one loop; what blocks is run in threads."""
+    """Answers the queries of one database. Runs in one event loop; blocking work runs in threads."""
 
     def __init__(self, database: Database, run: Run, numbers: Numbers, *, sample: int = 0) -> None:
         self.database, self._run, self.numbers, self._sample = database, run, numbers, sample
         self._instances = Instances()
         self._analyses = Analyses()
-        self._generation = database.log.generation  # in another one the schema may be any
+        self._generation = database.log.generation  # analyses do not outlive it: another one may have any schema
         self._flights: dict[Hashable, asyncio.Task[Read | None]] = {}
-        self._watched: dict[Hashable, None] = {}  # because they are asked for, the oldest first
-        self._held: dict[Hashable, Instance] = {}  # subscribed
+        self._watched: dict[Hashable, None] = {}  # instances tracked because clients request them, the oldest first
+        self._held: dict[Hashable, Instance] = {}  # instances with subscribers
         self.versions = Versions(database.source, database.log)
         self.tables = TableVersions(database.log)
         self._looks = Looks(database, self._advance, lambda: self.versions.is_near and self.tables.is_near)
@@ -140,9 +143,9 @@ class Answering:
         self.tables.advance()
 
     async def _at_once(self, work: Callable[[], T]) -> T | None:
-        """Run `work`, which uses the versions, in the loop; None where other threads keep the versions locked.
+        """Run `work`, which uses the versions, in the loop; return None if another thread keeps the versions locked.
 
-        The loop never waits for that lock, because a thread that takes in a large transaction has it for long.
+        The loop never waits for that lock: a thread that applies a large transaction holds it for long.
         """
         for is_last in (False, True):
             with self.versions.try_hold() as is_held:
@@ -153,7 +156,7 @@ class Answering:
         return None
 
     async def _with_tables(self, work: Callable[..., T], *args: object) -> T:
-        """Run `work`, which uses the table versions: in a thread if the loop would have to wait for them."""
+        """Run `work`, which uses the table versions: in a thread if another thread has them locked."""
         with self.tables.try_hold() as is_held:
             if is_held:
                 return work(*args)
@@ -161,7 +164,7 @@ class Answering:
         return found
 
     def close(self) -> None:
-        """Keep what would take long to find out again. It waits for the disk."""
+        """Save the table versions, which are slow to compute again. Blocks on the disk."""
         with suppress(HeadwaterError):
             self.tables.advance()
             self.tables.save(every=1)
@@ -177,9 +180,9 @@ class Answering:
         tags: Sequence[str] = (),
         floor: Token | None = None,
     ) -> Answer:
-        """The answer, or that one of `tags` (as they stand inside their quotes) is current.
+        """Return the answer, or an answer without rows if one of `tags` (without their quotes) is current.
 
-        PreconditionFailed where `floor` is not reached within two seconds.
+        Raise PreconditionFailed if the log does not reach `floor` within two seconds.
         """
         self.numbers.asked += 1
         for _ in range(ATTEMPTS):
@@ -187,7 +190,7 @@ class Answering:
             instance = await self.instance(prepared, args, seen.look)
             if floor is not None:
                 await self._rise(floor, instance.analysis.tables)
-                seen = await self._looks.look()  # a run that began before may lack what was waited for
+                seen = await self._looks.look()  # an execution that began before the wait may lack the awaited changes
                 instance = await self.instance(prepared, args, seen.look)
             if not instance.analysis.is_cacheable:
                 self.numbers.uncacheable += 1
@@ -199,12 +202,12 @@ class Answering:
             if read is not None:
                 answer = await self._answer(instance, format, read)
                 return msgspec.structs.replace(answer, shared=True) if shared else answer
-            self._analyses.pop(prepared.id)  # the schema moved between the look and the read
-        raise Busy("the schema is being changed", hint="Try again in a moment.")
+            self._analyses.pop(prepared.id)  # the schema changed between the head check and the read
+        raise Busy("the schema keeps changing", hint="Retry in a moment.")
 
     def moment(self) -> Hashable:
-        """Where the database stands: equal as long as nothing at all was committed; None where that is not seen."""
-        seen = self._looks.glance()
+        """Return a key that stays equal until the next commit; None if the head is not available without a thread."""
+        seen = self._looks.peek()
         return None if seen is None else (self.database.log.generation, seen.look.head, seen.look.schema)
 
     async def _known(self, instance: Instance, format: str, tags: Sequence[str], seen: Seen) -> Answer | None:
@@ -229,9 +232,9 @@ class Answering:
         self.numbers.tag_seconds += time.perf_counter() - started
 
     async def _found(self, instance: Instance, tags: list[tuple[str, QueryTag]]) -> tuple[str, QueryTag, int] | None:
-        """Return the tag that is current, and the offset up to which it is known to be.
+        """Return the current tag as sent and parsed, and the offset up to which it is known to be current.
 
-        Only the newest tag that is not of the future is checked: where it is not current, no older one is. So a
+        Only the newest tag at or below the reached offset is checked: if it is stale, every older one is. So a
         request costs one scan of the log at most.
         """
         judged = await self._at_once(lambda: self._judge(instance, tags)) if tags else None
@@ -245,9 +248,9 @@ class Answering:
     def _judge(
         self, instance: Instance, tags: list[tuple[str, QueryTag]]
     ) -> tuple[str, QueryTag, bool | None, int] | None:
-        """Return the tag to check, whether it is current, and how far the log was looked at.
+        """Return the tag to check, whether it is current, and the offset up to which the log was read.
 
-        Not whether it is current where many changes have to be scanned for that.
+        The verdict is None if it takes a scan of many changes, which must run in a thread.
         """
         reached, versions = self.versions.advance(), self.versions
         if self.database.log.generation != instance.generation:
@@ -260,12 +263,12 @@ class Answering:
         return *chosen, versions.is_current(*place) if is_quick else None, reached
 
     async def _executed(self, instance: Instance, seen: Seen) -> tuple[Read | None, bool]:
-        """Run it, once for all who ask the same at the same moment of the database."""
+        """Execute the query once for all requests of this instance at the same head; return whether it was shared."""
         key = (instance.key, *_moment(seen))
         flight = self._flights.get(key)
         if flight is not None:
             self.numbers.shared += 1
-            with suppress(Busy):  # of the caller who began it, perhaps: each asks by itself then
+            with suppress(Busy):  # Busy may be a limit of the caller that started it: then each executes by itself
                 return await asyncio.shield(flight), True
             return await self._execute(instance), False
         flight = self._flights[key] = asyncio.create_task(self._execute(instance))
@@ -275,12 +278,12 @@ class Answering:
     async def _execute(self, instance: Instance) -> Read | None:
         self.numbers.executed += 1
         if instance.asked >= WATCH_AFTER:
-            await self._at_once(lambda: self._watch(instance))  # before it is read, so that guards are kept
+            await self._at_once(lambda: self._watch(instance))  # before the read: guards of unwatched ones are dropped
         found: Read | None = await self._run(self._read, instance)
         return found
 
     def read(self, instance: Instance) -> Read | None:
-        """Ask now; blocks. What that tells about later changes is kept for who is watched. From any thread."""
+        """Execute the query now; blocks. Record the guards of its answer if it is watched. Callable from any thread."""
         source, analysis, versions = self.database.source, instance.analysis, self.versions
         is_wanted = self._can_use_guards(instance) and versions.wants_guards(instance.key, instance.bound)
         found = source.answer(analysis, instance.args, guards=is_wanted)
@@ -297,7 +300,7 @@ class Answering:
 
     def _read(self, instance: Instance) -> Read | None:
         found = self.read(instance)
-        with suppress(HeadwaterError):  # a full disk does not keep answers from anybody
+        with suppress(HeadwaterError):  # a full disk must not fail the answer
             self.tables.save()
         return found
 
@@ -313,7 +316,7 @@ class Answering:
         return Answer(instance, read.offset, tag.write(weak=not instance.analysis.is_total), read, seen=known)
 
     def _compare(self, instance: Instance, position: int, read: Read) -> None:
-        """Whether what made the last answer stale made it another one: that tells how precise we are."""
+        """Count whether the answer differs from the last stale one: unchanged answers were invalidated for nothing."""
         if bytes_of(read.rows) > MAX_COMPARED:
             return
         rows = list(map(encode_row, read.rows))
@@ -335,7 +338,7 @@ class Answering:
         return self.tables.reached(tables)
 
     async def _rise(self, floor: Token, tables: Sequence[str]) -> None:
-        """Wait, for a while, until the log has what a writer or an earlier reader has seen."""
+        """Wait up to FLOOR_SECONDS until the log reaches `floor`; raise PreconditionFailed otherwise."""
         wanted = floor_of(floor, self.database.source.name, tables)
         reached = await self._with_tables(self._tables_reached, tables)
         ahead = lacking(wanted, reached)
@@ -345,7 +348,7 @@ class Answering:
         demand(wanted, reached, began=self.database.log.generation_first)
 
     def _position(self, instance: Instance, offset: int) -> int:
-        """Where the last change that mattered stands, if that is known; else where the answer was read."""
+        """Return the offset of the last relevant change, if it is known; else the offset of the read."""
         if self.database.log.generation != instance.generation:
             return offset
         self.versions.advance()
@@ -368,40 +371,43 @@ class Answering:
     # --- subscribed ------------------------------------------------------------------------------------------
 
     def hold(self, instance: Instance, *, last: int | None = None, since: int | None = None) -> None:
-        """It is subscribed: its tag is canonical until `release`. See `Versions.watch`. From any thread."""
+        """Track a subscribed instance, so that its tag is canonical until `release`. Callable from any thread.
+
+        For `last` and `since` see `Versions.watch`.
+        """
         self._held[instance.key] = instance
         if last is not None or self.versions.last(instance.key) is None:
             self.versions.watch(instance.key, instance.bound, last=last, since=since)
 
     def release(self, key: Hashable) -> None:
-        """Nobody subscribes to it any more."""
+        """Stop tracking an instance that has no subscribers left, unless requests keep it tracked."""
         self._held.pop(key, None)
         if key not in self._watched:
             self.versions.forget(key)
 
     async def understood(self, prepared: Prepared, args: Args) -> tuple[Instance, int]:
-        """The query with these arguments as it is understood now, and an offset that was reached by then."""
+        """Return the query with these arguments, analysed now, and an offset that the log had reached before."""
         seen = await self._looks.look()
         head = self._reached(seen)
         return await self.instance(prepared, args, seen.look), head
 
     async def meaning(self, prepared: Prepared) -> Analysis:
-        """What the query depends on now, whatever its arguments."""
+        """Return the current dependencies of the query, for any arguments."""
         seen = await self._looks.look()
         return (await self.analysis(prepared, seen.look))[0]
 
     async def head(self) -> int:
-        """An offset that is reached now."""
+        """Return an offset that the log has reached now."""
         return self._reached(await self._looks.look())
 
     def _reached(self, seen: Seen) -> int:
-        """Where the log ends everything can be read, changes of the schema too; a head may lie beyond that."""
+        """Return the head, or the end of the log where the head is ahead: only logged changes can be read."""
         return min(seen.look.head, self.database.log.latest)
 
-    # --- understanding ---------------------------------------------------------------------------------------
+    # --- instances and analyses ------------------------------------------------------------------------------
 
     async def instance(self, prepared: Prepared, args: Args, look: Look) -> Instance:
-        """The query with these arguments, understood as of `look` or later."""
+        """Return the query with these arguments, analysed as of `look` or later."""
         analysis, schema = await self.analysis(prepared, look)
         named = named_args(analysis.parameters, args)
         if args_size(named) <= ENCODED_AT_ONCE:
@@ -435,7 +441,7 @@ class Answering:
         tables = source.describe()
         bound = bind(source, tables, analysis, args)
         made = Instance(prepared, analysis, args, bound, tables=tables, generation=generation, schema=schema, key=key)
-        if made.key in self._held:  # what mattered to it before may not be what matters now
+        if made.key in self._held:  # other changes may be relevant by the new analysis: scan from the last one again
             self.versions.advance()
             known = self.versions.last(made.key)
             last = None if known is None else known[0]
@@ -443,7 +449,7 @@ class Answering:
         return made
 
     async def analysis(self, prepared: Prepared, look: Look) -> tuple[Analysis, int]:
-        """What the query depends on, and a state of the schema in which that holds, not before `look`."""
+        """Return the dependencies of the query, and a schema version, not older than `look`, for which they hold."""
         if self._generation != self.database.log.generation:
             self._generation, self._analyses = self.database.log.generation, Analyses()
         known = self._analyses.get(prepared.id)
@@ -451,7 +457,7 @@ class Answering:
             return known
         found: tuple[Analysis, int] = await self._run(self._analysed, prepared)
         if known is not None and known[0].epoch == found[0].epoch:
-            found = known[0], found[1]  # what moved was something else
+            found = known[0], found[1]  # the schema change did not affect this query
         self._analyses.put(prepared, *found)
         self.numbers.analysis(found[0])
         return found
@@ -463,4 +469,4 @@ class Answering:
             analysis = source.analyse(prepared.sql)
             if source.look().schema == before:
                 return analysis, before
-        raise Busy("the schema is being changed", hint="Try again in a moment.")
+        raise Busy("the schema keeps changing", hint="Retry in a moment.")

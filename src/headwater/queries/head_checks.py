@@ -1,4 +1,4 @@
-"""Looks: where a database stands, asked once for all who ask at the same time."""
+"""Checks of a database's head, one shared by all concurrent requests."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from headwater.database import Database
 from headwater.model.work.work_context import shared_context
 from headwater.sources.read import Look
 
-CATCH_UP_SECONDS = 0.25  # longest a reader waits for what was committed before it asked
+CATCH_UP_SECONDS = 0.25  # longest wait of a reader until the log has the commits from before its request
 
 Run = Callable[..., Awaitable[Any]]
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A look that began after all who share it had asked."""
+    """One check of the head, started after every request that shares it had arrived."""
 
     number: int
     look: Look
-    is_caught_up: bool  # the log holds everything that was committed then
+    is_caught_up: bool  # the log holds every change committed before the check
 
 
 class Looks:
-    """Of one database, in the loop."""
+    """Head checks of one database. Not thread-safe: use it in the event loop."""
 
     def __init__(
         self,
@@ -35,26 +35,28 @@ class Looks:
         is_near: Callable[[], bool] = lambda: True,
     ) -> None:
         self._database = database
-        self._advance = advance  # takes in what is new in the log: in the thread, for it may be much
-        self._is_near = is_near  # whether `advance` has so little before it that the loop may call it
-        self._shared: Seen | None = None  # of this pass of the loop
-        self._next: asyncio.Task[Seen] | None = None  # has not begun
+        self._advance = advance  # applies new log entries; called in a thread, because there may be many
+        self._is_near = is_near  # returns whether `advance` has so few entries to apply that the loop may call it
+        self._shared: Seen | None = None  # the check made in this pass of the loop
+        self._next: asyncio.Task[Seen] | None = None  # the check that has not started
         self._running: asyncio.Task[Seen] | None = None
         self._advancing: asyncio.Task[object] | None = None
         self._number = 0
 
     async def look(self) -> Seen:
-        """Where the database stands, at a moment after this call."""
-        glanced = self.glance()
-        if glanced is not None:
-            return glanced
+        """Return the head of the database at a moment after this call."""
+        peeked = self.peek()
+        if peeked is not None:
+            return peeked
         if self._next is None:
             self._next = asyncio.create_task(self._look(), context=shared_context())
         return await asyncio.shield(self._next)
 
-    def glance(self) -> Seen | None:
-        """Without a thread, where the log is up to date anyway. One is enough for a pass of the loop: whoever comes
-        to it in this pass had asked before."""
+    def peek(self) -> Seen | None:
+        """Return the head without a thread; None if the log has to catch up first.
+
+        One check serves a whole pass of the loop: every request handled in this pass had arrived before it.
+        """
         if self._shared is None:
             found = self._database.glance()
             if found is None or not self._is_near():
@@ -65,10 +67,11 @@ class Looks:
         return self._shared
 
     async def catch_up(self, wait: Callable[[], object]) -> None:
-        """Run `wait` in a thread, once for all callers. Returns after CATCH_UP_SECONDS in any case."""
+        """Run `wait` in a thread, once for all callers; return when it ends, at the latest after CATCH_UP_SECONDS."""
         if self._advancing is None or self._advancing.done():
             self._advancing = asyncio.create_task(asyncio.to_thread(wait))
-            self._advancing.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be nobody's
+            # All callers may have timed out before it fails: retrieve the exception so that asyncio does not log it.
+            self._advancing.add_done_callback(lambda task: task.cancelled() or task.exception())
         advancing = self._advancing
         await asyncio.wait({advancing}, timeout=CATCH_UP_SECONDS)
         if advancing.done():
@@ -80,11 +83,12 @@ class Looks:
     async def _look(self) -> Seen:
         if self._running is not None:
             await asyncio.wait({self._running})
-        look, self._next = self._next, None  # who comes from now on needs another
+        look, self._next = self._next, None  # a request that arrives from now on needs the next check
         self._running = look
         self._number += 1
         try:
-            return Seen(self._number, *await asyncio.to_thread(self._see))  # not where queries run: they may be slow
+            # Not in the threads of queries: slow queries would delay the check.
+            return Seen(self._number, *await asyncio.to_thread(self._see))
         finally:
             if self._running is look:
                 self._running = None

@@ -1,4 +1,4 @@
-"""What is not there: told with what the caller probably meant, of what the caller may see. Pure."""
+"""Errors for missing rows and tables, with suggestions limited to names that the caller may see."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headwater.model.table import Table
 
 
 def no_row(table: Table) -> NotFound:
-    """For a key of `table` without a row."""
-    hint = f"Its key is {', '.join(table.key)}: check the value; the row may have been deleted."
+    """Return the error for a key of `table` that has no row."""
+    hint = f"Check the value of the key ({', '.join(table.key)}); the row may have been deleted."
     return NotFound(f"table {table.name!r} has no row with this key", hint=hint)
 
 
 def no_table(error: InvalidRequest, principal: Principal, db: str, tables: Iterable[str]) -> InvalidRequest:
-    """`error` of a statement that names a table which is not there, with those of `tables` that it may have meant."""
+    """Return `error`, raised for a missing table, with a hint that suggests a similar name among `tables`."""
     return InvalidRequest(error.message, hint=nearest(error.missing_table, principal.seen(db, tables)))

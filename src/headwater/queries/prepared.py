@@ -1,4 +1,4 @@
-"""Prepared queries: texts with an id of their own content, kept in a file. Preparing twice is preparing once."""
+"""Prepared queries, stored in a file; each has an id derived from its text, so that preparing twice has no effect."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Prepared(msgspec.Struct, frozen=True):
     sql: str
     form: bytes | None = None
     name: str | None = None
-    role: str = ""  # highest role that prepared it; "" if it was not recorded
+    role: str = ""  # highest role that prepared it; "" if the role was not recorded
 
     @property
     def is_owners(self) -> bool:
@@ -66,8 +66,8 @@ def query_id(db: str, sql: str) -> str:
 
 
 def unknown_query() -> NotFound:
-    """Return the error for an id that nobody prepared, or not where the caller may know of it."""
-    return NotFound("unknown query_id", hint="Prepare it by query.prepare; its id is made of its text.")
+    """Return the error for an id that is not prepared, or whose database the caller must not see."""
+    return NotFound("unknown query_id", hint="Prepare the query with query.prepare; its id is derived from its text.")
 
 
 class PreparedQueries:
@@ -79,7 +79,7 @@ class PreparedQueries:
         with file.connection() as connection:
             found = connection.execute("SELECT id, db, sql, form, name, role FROM prepared")
             self._known: dict[str, Prepared] = {row[0]: Prepared(*row) for row in found}
-        self._held = Counter[str]()  # places and bytes of callers below owners, in all and by database
+        self._used = Counter[str]()  # places and bytes of callers below owners, in all and by database
         self._bytes = 0
         for each in self._known.values():
             self._count(each)
@@ -92,11 +92,11 @@ class PreparedQueries:
     def add(self, db: str, sql: str, *, form: bytes | None = None, name: str | None = None, role: str = "") -> Prepared:
         """Store a query that a caller in `role` prepared; update the name and role of one that is stored already."""
         if len(sql) > MAX_TEXT:
-            raise InvalidRequest(f"a query has at most {MAX_TEXT} characters", hint="Bind long values as arguments.")
+            raise InvalidRequest(f"the query exceeds {MAX_TEXT} characters", hint="Bind long values as arguments.")
         if name is not None and not (is_label(name) and len(name) <= MAX_NAME):
-            raise InvalidRequest(f"`name` is a text of 1 to {MAX_NAME} printable characters")
+            raise InvalidRequest(f"`name` must be a text of 1 to {MAX_NAME} printable characters")
         if len(form or b"") > MAX_FORM:
-            raise InvalidRequest(f"a query has at most {MAX_FORM} bytes", hint="Bind long values as arguments.")
+            raise InvalidRequest(f"the query exceeds {MAX_FORM} bytes", hint="Bind long values as arguments.")
         made = Prepared(query_id(db, sql), db, sql, form, name, role)
         with self._lock:
             if (known := self._known.get(made.id)) is not None:
@@ -110,31 +110,31 @@ class PreparedQueries:
             return made
 
     def _check_room(self, made: Prepared) -> None:
-        """Raise LimitExceeded if there is no room for one more. The lock is held."""
+        """Raise LimitExceeded if there is no room for one more query. The caller holds the lock."""
         taken = [(len(self._known), self._bytes, 1.0)]
         if not made.is_owners:
             taken += [
-                (self._held["places"], self._held["bytes"], SHARE),
-                (self._held[f"places of {made.db}"], self._held[f"bytes of {made.db}"], SHARE_OF_DATABASE),
+                (self._used["places"], self._used["bytes"], SHARE),
+                (self._used[f"places of {made.db}"], self._used[f"bytes of {made.db}"], SHARE_OF_DATABASE),
             ]
         for places, size, share in taken:
             if places >= max(self._most * share, 1) or size + made.size > MOST_BYTES * share:
                 raise LimitExceeded(
-                    f"{places} queries are prepared, and no more are kept" + (" for this role" if share < 1 else ""),
-                    hint="Bind what differs as arguments, or raise queries.max_prepared.",
+                    f"{places} queries are prepared, which is the limit" + (" for this role" if share < 1 else ""),
+                    hint="Bind values that differ as arguments, or raise queries.max_prepared.",
                 )
 
     def _count(self, each: Prepared, sign: int = 1) -> None:
-        """Count a query that was added, or with -1 one that is gone."""
+        """Count a query that was added, or with `sign` -1 one that was removed."""
         self._bytes += sign * each.size
         if not each.is_owners:
-            self._held["places"] += sign
-            self._held["bytes"] += sign * each.size
-            self._held[f"places of {each.db}"] += sign
-            self._held[f"bytes of {each.db}"] += sign * each.size
+            self._used["places"] += sign
+            self._used["bytes"] += sign * each.size
+            self._used[f"places of {each.db}"] += sign
+            self._used[f"bytes of {each.db}"] += sign * each.size
 
     def _renew(self, known: Prepared, name: str | None, role: str) -> Prepared:
-        """Keep the highest role, and the name that it gave. The lock is held."""
+        """Update the name and role, unless a higher role prepared the query. The caller holds the lock."""
         if RANK.get(role, 0) < RANK.get(known.role, 0):
             return known
         if (name, role) == (known.name, known.role):

@@ -1,4 +1,4 @@
-"""Queries: everything that can be asked of prepared queries, over every database of this server."""
+"""Prepare, explain and execute queries, over every database of this server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_CHECKED = 10_000
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """A query, and all that is known of it."""
+    """A query and its analysis."""
 
     prepared: Prepared
     analysis: Analysis
@@ -35,15 +35,15 @@ class Explained(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Prepares(Protocol):
-    """Databases whose queries are kept."""
+    """Databases that store prepared queries."""
 
     def open_queries(self, run: Run) -> Queries:
-        """The queries, in the running loop."""
+        """Return the queries, for use in the running event loop."""
         ...
 
 
 class Queries:
-    """Make it in the loop that serves. `run` runs what blocks in a thread."""
+    """The prepared queries of a server. Create it in the event loop; `run` runs blocking work in a thread."""
 
     def __init__(
         self, databases: Databases, prepared: PreparedQueries, run: Run, *, sample: int = 0, public: bool = False
@@ -64,14 +64,14 @@ class Queries:
         form: bytes | None = None,
         name: str | None = None,
     ) -> Explained:
-        """Keep a query; its id is its content's. InvalidRequest for what is no query."""
+        """Store a query under an id derived from its text; InvalidRequest if `sql` is not a query."""
         found = await self.explain(principal, sql, db=db)
         made, role = found.prepared, principal.role
         kept = await self.run(lambda: self._prepared.add(made.db, made.sql, form=form, name=name, role=role))
         return Explained(kept, found.analysis)
 
     async def explain(self, principal: Principal, sql: str, *, db: str | None = None) -> Explained:
-        """What a query depends on, without keeping it."""
+        """Return the dependencies of a query without storing it."""
         made = unkept(sql, db)
         principal.glimpse(made.db)
         source = self._databases.database(made.db).source
@@ -85,7 +85,7 @@ class Queries:
         return Explained(made, found)
 
     async def explain_prepared(self, principal: Principal, id: str) -> Explained:
-        """What a query that was kept depends on, today."""
+        """Return the current dependencies of a stored query."""
         found = self.get(principal, id)
         await self.allow(principal, found)
         async with self._naming_tables(principal, found.db):
@@ -93,7 +93,7 @@ class Queries:
         return Explained(unkept(found.sql, found.db), analysis)
 
     def get(self, principal: Principal, id: str) -> Prepared:
-        """The query with this id; NotFound, also where the caller must not know of its database."""
+        """Return the query with this id; NotFound if it is unknown or its database is outside the caller's scopes."""
         found = self._prepared.get(id)
         if not principal.sees(found.db):
             raise unknown_query()
@@ -109,16 +109,16 @@ class Queries:
         tags: Sequence[str] = (),
         floor: Token | None = None,
     ) -> Answer:
-        """The answer of a query, or that what the asker has is current."""
+        """Return the answer of a query, or an answer without rows if one of the client's `tags` is current."""
         await self.allow(principal, prepared)
         async with self._naming_tables(principal, prepared.db):
             found = await self.answering(prepared.db).ask(prepared, args, format=format, tags=tags, floor=floor)
-        principal.check_reads(prepared.db, found.instance.analysis)  # it may mean something else by now
+        principal.check_reads(prepared.db, found.instance.analysis)  # the schema may have changed since `allow`
         return found
 
     @asynccontextmanager
     async def _naming_tables(self, principal: Principal, db: str) -> AsyncIterator[None]:
-        """Inside, who names a table that is not there hears which was probably meant."""
+        """Add to errors about a missing table the name that the caller probably meant."""
         try:
             yield
         except InvalidRequest as error:
@@ -128,7 +128,7 @@ class Queries:
             raise no_table(error, principal, db, tables) from None
 
     async def allow(self, principal: Principal, prepared: Prepared) -> None:
-        """Forbidden where a query reads what is none of the caller's business."""
+        """Raise Forbidden if a query reads tables outside the caller's scopes, or its role must not send such SQL."""
         principal.glimpse(prepared.db)
         answering = self.answering(prepared.db)
         if principal.role != OWNER:
@@ -149,42 +149,42 @@ class Queries:
             self._checked.add((prepared.id, principal.role))
 
     def answering(self, db: str) -> Answering:
-        """The queries of one database; NotFound."""
+        """Return the queries of one database; NotFound if there is none of that name."""
         database = self._databases.database(db)
         found = self._answering.get(db)
-        if found is None or found.database is not database:  # dropped, and made again
+        if found is None or found.database is not database:  # dropped and created again
             found = self._answering[db] = Answering(database, self.run, self.numbers, sample=self._sample)
         return found
 
     def dropped(self, db: str) -> None:
-        """A database is no more, and neither are its queries."""
+        """Delete the queries of a database that was dropped."""
         self._answering.pop(db, None)
         self._prepared.drop_database(db)
 
     def close(self) -> None:
-        """After the last request."""
+        """Save state that is slow to compute again; call it after the last request."""
         for answering in self._answering.values():
             answering.close()
 
     @property
     def kept(self) -> int:
-        """How many queries are prepared."""
+        """Return the number of prepared queries."""
         return self._prepared.count
 
     def versions(self) -> Mapping[str, Versions]:
-        """What is tracked, by database."""
+        """Return the tracked instances by database."""
         return {db: found.versions for db, found in list(self._answering.items())}
 
 
 def unkept(sql: str, db: str | None) -> Prepared:
-    """A query that is asked without being kept; it has an id all the same."""
+    """Return a query with its id, without storing it."""
     if len(sql) > MAX_TEXT:
-        raise InvalidRequest(f"a query has at most {MAX_TEXT} characters", hint="Bind long values as arguments.")
+        raise InvalidRequest(f"the query exceeds {MAX_TEXT} characters", hint="Bind long values as arguments.")
     try:
         sql.encode()
     except UnicodeEncodeError:
         raise InvalidRequest("the query is not valid Unicode") from None
     if "\0" in sql:
-        raise InvalidRequest("the query holds a NUL character", hint="Bind it as an argument.")
+        raise InvalidRequest("the query contains a NUL character", hint="Bind it as an argument.")
     name, text = real_name(db), normal_form(sql)
     return Prepared(query_id(name, text), name, text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-BLANKS = " \t\n\f\r"  # what both databases take for white space
+BLANKS = " \t\n\f\r"  # white space in SQLite and in PostgreSQL
 
 _TOKEN = re.compile(
     r"""
@@ -21,7 +21,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# What the databases read differently, or in ways that one pass over tokens does not see: brackets (a name in SQLite, a
+# Text that the databases parse differently, or that one pass over tokens cannot parse: brackets (a name in SQLite, a
 # subscript in PostgreSQL), dollar quotes, backslashes in strings, and strings that continue on the next line.
 _UNSAFE = re.compile(r"\[|\$(?!\d)|\\|'[^\S\n]*+\n\s*+'")
 _COMPARISONS = frozenset({"=", "<", ">", "<=", ">=", "<>", "!=", "=="})

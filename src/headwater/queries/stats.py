@@ -1,4 +1,4 @@
-"""The numbers of `stats.snapshot`, read from the status of each database."""
+"""The status of each database, for `stats.snapshot`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from headwater.model.suggestion import nearest
 
 
 class Stats:
-    """Numbers about the databases."""
+    """Status of the databases that a caller may see."""
 
     def __init__(self, databases: ManagedDatabases) -> None:
         self._databases = databases
 
     def snapshot(self, principal: Principal, db: str | None = None) -> dict[str, DatabaseStatus]:
-        """Every database of its scopes; NotFound when `db` (`main` unless named) is not one of them."""
+        """Return the status of every database in the caller's scopes; NotFound if `db` (default `main`) is none."""
         name = real_name(db)
         principal.glimpse(name)
         found = {each: status for each, status in self._databases.status().items() if principal.sees(each)}

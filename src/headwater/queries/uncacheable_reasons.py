@@ -1,4 +1,4 @@
-"""Reasons: why answers are not kept, and why queries depend on whole tables, in a few classes for metrics. Pure."""
+"""Why answers are not cacheable and why queries depend on whole tables, as a few classes for metrics."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from headwater.model.dependencies.dependency import Analysis
 
 CLOCKS = ("date", "time", "datetime", "julianday", "strftime", "unixepoch", "timediff")
 NOW = ("current_date", "current_time", "current_timestamp")
-VOLATILE = frozenset(
-    (*CLOCKS, *NOW, "random", "randomblob", "changes", "total_changes", "last_insert_rowid")  # whatever else: unknown
-)
+VOLATILE = frozenset((*CLOCKS, *NOW, "random", "randomblob", "changes", "total_changes", "last_insert_rowid"))
 UNCACHEABLE = (
     "volatile_function",
     "unknown_function",
@@ -30,23 +28,23 @@ _LARGE = re.compile(r"(nested deeper|longer) than |more than \d+ |RecursionError
 
 
 class Reasons(msgspec.Struct):
-    """How often each class was met."""
+    """Counters by class."""
 
-    uncacheable: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(UNCACHEABLE, 0))  # answers
-    fallback: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FALLBACK, 0))  # queries understood
+    uncacheable: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(UNCACHEABLE, 0))  # counts answers
+    fallback: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FALLBACK, 0))  # counts analyses
 
     def answered(self, found: Analysis) -> None:
-        """An answer of a query that cannot be kept was given."""
+        """Count an answer that is not cacheable."""
         self.uncacheable[uncacheable(found)] += 1
 
     def analysed(self, found: Analysis) -> None:
-        """A query was understood, though maybe not closely."""
+        """Count an analysis that fell back to whole tables or rows, if it did."""
         if found.is_cacheable and found.doubts:
             self.fallback[fallback(found.doubts[0])] += 1
 
 
 def uncacheable(found: Analysis) -> str:
-    """The class of what keeps answers from being kept: the first in the order of UNCACHEABLE."""
+    """Return why answers of the query are not cacheable: the first class in the order of UNCACHEABLE."""
     return min((_of_volatile(reason) for reason in found.volatile), key=UNCACHEABLE.index, default="other")
 
 
@@ -61,7 +59,7 @@ def _of_volatile(reason: str) -> str:
 
 
 def fallback(doubt: str) -> str:
-    """The class of a doubt."""
+    """Return the class of a doubt of an analysis."""
     if doubt.startswith("every column counts: "):
         return "order_open"
     if doubt.startswith("the rowid of "):

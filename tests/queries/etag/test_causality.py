@@ -161,5 +161,5 @@ def test_a_floor_holds_or_is_refused() -> None:
 
 def test_a_floor_of_an_earlier_generation_never_holds() -> None:
     demand({"a": 9, "b": 0}, {"a": 9, "b": 9}, began=10)  # 9 is what this generation itself says of a quiet table
-    with pytest.raises(PreconditionFailed, match="before the log began anew"):
+    with pytest.raises(PreconditionFailed, match="earlier generation of the log"):
         demand({"a": 8}, {"a": 9}, began=10)

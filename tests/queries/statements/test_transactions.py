@@ -248,7 +248,7 @@ def test_caller_that_opens_all_it_may_leaves_room_to_others(files: Files) -> Non
     with pytest.raises(Busy):
         transactions.begin(Principal("v", VIEWER, until=5), read_only=True)
     held = [transactions.begin(other, read_only=True).tx for _ in range(2)]
-    with pytest.raises(Busy, match="on this database"):
+    with pytest.raises(Busy, match="open on database"):
         transactions.begin(Principal("x", VIEWER), read_only=True)
     owned = [transactions.begin(ANONYMOUS, read_only=True).tx for _ in range(4)]
     with pytest.raises(Busy, match="8 transactions"):

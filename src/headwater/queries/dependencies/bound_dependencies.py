@@ -1,4 +1,4 @@
-"""Binding: a query's dependencies with its arguments put in, ready to be asked whether a change matters."""
+"""The dependencies of a query bound to its arguments, which decide whether a change is relevant to the instance."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from headwater.queries.dependencies.template import (
 from headwater.sources.query import Queryable
 
 MAX_TEMPLATES = 10_000
-MAX_TEMPLATE_LEAVES = 200_000  # of all templates that are kept, a column of a table counting as one
-MAX_LEAVES = 1_000  # a condition with more is left out: the place sees every row
+MAX_TEMPLATE_LEAVES = 200_000  # of all cached templates together; a column of a table counts as one
+MAX_LEAVES = 1_000  # a condition with more is dropped: then every row of the table is relevant
 MAX_DEPTH = 40
-# Values that every database compares with such a column as they are: to ask the source costs more than all the rest.
+# Types whose values every database compares unconverted with a column declared so: asking the source is the slow part.
 _AS_IS = {"INTEGER": int, "INT": int, "BIGINT": int, "TEXT": str}
-_WHOLE = 2.0**53  # from here on not every integer is a float
+_WHOLE = 2.0**53  # from here on a float does not represent every integer
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One place of a table in an instance."""
+    """One reference to a table in an instance."""
 
     template: Template
     values: Values
 
     def matters(self, change: Change) -> bool:
-        """Whether `change` may be seen here."""
+        """Return whether `change` may affect the rows read here."""
         return self.template.matters(change, self.values)
 
 
@@ -55,7 +55,7 @@ class Bound(msgspec.Struct, frozen=True):
     places: tuple[Place, ...]
 
     def matters(self, change: Change) -> int | None:
-        """The first place to which `change` matters, as its number in `Analysis.dependencies`."""
+        """Return the first place to which `change` is relevant, as its index in `Analysis.dependencies`."""
         name = change.table.name
         for number, place in enumerate(self.places):
             if place.template.table == name and place.matters(change):
@@ -64,10 +64,10 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 def bind(source: Queryable, tables: Mapping[str, Table], analysis: Analysis, args: Mapping[str, Value]) -> Bound:
-    """What `analysis` depends on with these arguments; `tables` are the shapes that it was made for.
+    """Return the dependencies of `analysis` with these arguments; `tables` are the tables it was made for.
 
-    A part of a condition that has no bytes here (an operand that the column refuses, a collation that is not known)
-    is left out: the place then sees more.
+    A part of a condition that cannot be encoded (an operand that the column rejects, an unknown collation) is
+    dropped: then more rows are relevant.
     """
     binder = _binder(source)
     return Bound(tuple(binder.place(each, tables.get(each.table), args) for each in analysis.dependencies))
@@ -77,7 +77,7 @@ def bind(source: Queryable, tables: Mapping[str, Table], analysis: Analysis, arg
 
 
 class _Holding(msgspec.Struct, frozen=True):
-    """A leaf with its value."""
+    """A leaf with the bytes that its column must hold."""
 
     column: str
     held: Held
@@ -101,7 +101,7 @@ def _spans(held: Held) -> Spans:
 
 
 def _holding(column: str, spans: Spans) -> _Tree:
-    """The simplest form: most tests are for one value."""
+    """Return the simplest tree for `spans` in `column`: most tests compare with one value."""
     if spans in (NOTHING, EVERYTHING):
         return spans == EVERYTHING
     points = spans.points
@@ -111,11 +111,11 @@ def _holding(column: str, spans: Spans) -> _Tree:
 
 
 def _joined(parts: Iterable[_Tree], kind: type[_Every] | type[_Some]) -> _Tree:
-    """All (or any) of `parts`: flat, without what decides nothing, and with one leaf per column."""
-    decisive = kind is _Some  # one such part decides it all
+    """Return the conjunction (or disjunction) of `parts`: flat, without constants, with one leaf per column."""
+    decisive = kind is _Some  # a part with this constant value decides the result
     held: dict[str, Spans] = {}
     rest: list[_Tree] = []
-    alone: dict[str, _Tree] = {}  # a column's only leaf stays as it is
+    alone: dict[str, _Tree] = {}  # the only leaf of a column is left unchanged
     for part in _flat(parts, kind):
         if isinstance(part, bool):
             if part is decisive:
@@ -146,7 +146,7 @@ def _flat(parts: Iterable[_Tree], kind: type[_Every] | type[_Some]) -> Iterable[
 
 
 def _taken_apart(tree: _Tree, values: list[Held]) -> Tree:
-    """The tree without its values, which are added to `values`."""
+    """Return the tree with slots in place of its values, and append the values to `values`."""
     if isinstance(tree, bool):
         return tree
     if isinstance(tree, _Holding):
@@ -162,20 +162,20 @@ def _taken_apart(tree: _Tree, values: list[Held]) -> Tree:
 
 def _known(cell: bytes | None) -> bytes:
     if cell is None:
-        raise ValueError("it has no bytes here")
+        raise ValueError("the value has no encoding in this column")
     return cell
 
 
 class _Binder:
-    """Binds for one source. From any thread: what two make at once is equal, and either will do."""
+    """Binds for one source. Thread-safe: templates that two threads make concurrently are equal."""
 
     def __init__(self, source: Queryable) -> None:
-        self._source = ref(source)  # it is what this is kept by: weakly
+        self._source = ref(source)  # weak, because the source is the weak key under which this binder is cached
         self._shapes = shapes_of(source)
         self._templates: BoundedCache[Hashable, Template] = BoundedCache(MAX_TEMPLATES, MAX_TEMPLATE_LEAVES)
 
     def place(self, dependency: Dependency, table: Table | None, args: Mapping[str, Value]) -> Place:
-        """One dependency with its arguments."""
+        """Return one dependency bound to its arguments."""
         values: list[Held] = []
         tree: Tree = True
         if table is not None:
@@ -206,7 +206,7 @@ class _Binder:
                 return _Holding(test.column, operands[0])
             null = encode(None)
             return True if null is None else _holding(test.column, where_true(test.op, operands, null))
-        except Exception:  # left out: the condition is necessary, never sufficient
+        except Exception:  # without this test the condition is true for more rows, which is always safe
             return True
 
     def _operand(
@@ -217,7 +217,7 @@ class _Binder:
         encode: Callable[[Value], bytes | None],
         args: Mapping[str, Value],
     ) -> bytes | None:
-        """The bytes of an operand; None for NULL, and an error where there are none."""
+        """Return the bytes of an operand, None for NULL; raise if it cannot be encoded for the column."""
         given = args[operand.name] if isinstance(operand, Param) else operand.value
         if given is None:
             return None
@@ -226,12 +226,12 @@ class _Binder:
             return _known(encode(given))
         source = self._source()
         if source is None:
-            raise ValueError("the source is gone")
+            raise ValueError("the source is closed")
         (held,) = source.stored(shape.table, (column,), (given,))
         if held is None:  # NaN
             return None
         if isinstance(held, float) and not isinstance(given, float) and abs(held) >= _WHOLE:
-            raise ValueError("the column would round it; a comparison does not")
+            raise ValueError("the column would round the operand; a comparison does not")
         return _known(encode(held))
 
     def _template(self, dependency: Dependency, table: Table | None, tree: Tree) -> Template:

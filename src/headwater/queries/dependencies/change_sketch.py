@@ -1,7 +1,7 @@
-"""Sketch: for any instance, known before or not, an offset after which nothing mattered to it; in bounded memory.
+"""Upper bounds for the last relevant change of any instance, tracked or not, in bounded memory.
 
-Per signature (a table, the columns that are seen, and those that must hold given values) there are slots, each with
-the last offset of a change to rows whose values fall into it. Instances that share a slot only lose precision.
+Each signature (a table, the columns that are read, and the columns compared with given values) has slots; a slot
+holds the last offset of a change to rows whose values hash to it. Instances that share a slot only lose precision.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from headwater.queries.dependencies.column_bytes import View, difference
 from headwater.queries.dependencies.template import SPANS, Path, Template, Values, is_unclear
 
 SLOTS = 4_096
-MOST = 256  # signatures; with all of them in use 8 MiB
+MOST = 256  # signatures; all of them take 8 MiB
 Signature = tuple[str, frozenset[str] | None, tuple[str, ...], tuple[Column, ...]]
 
 
 class Sketch:
-    """Of one database. For one thread."""
+    """The sketch of one database. Not thread-safe."""
 
     def __init__(self, start: int, *, slots: int = SLOTS, most: int = MOST) -> None:
-        self._offset = start  # of the last change that was applied
+        self._offset = start  # of the last applied change
         self._slots = slots
         self._most = most
-        self._records: OrderedDict[Signature, _Record] = OrderedDict()  # the one used last at the end
+        self._records: OrderedDict[Signature, _Record] = OrderedDict()  # the least recently used first
         self._tables: dict[str, dict[Signature, _Record]] = {}
 
     def apply(self, offset: int, change: Change) -> None:
-        """Take `change` in; offsets ascend."""
+        """Apply `change`; offsets must ascend."""
         self._offset = offset
         for record in self._tables.get(change.table.name, {}).values():
             record.apply(offset, change)
 
     def version(self, bound: Bound) -> int:
-        """No change after this offset, of those applied, mattered to `bound`."""
+        """Return an offset after which no applied change was relevant to `bound`."""
         return max((self._record(place).version(place) for place in bound.places), default=0)
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Sketch:
         return record
 
     def _make(self, signature: Signature, template: Template, path: Path | None) -> _Record:
-        """What was never asked for starts now: it is not known what mattered before."""
+        """Add a record that starts at the current offset: earlier relevant changes are not known."""
         while len(self._records) >= self._most:
             dropped, _ = self._records.popitem(last=False)
             del self._tables[dropped[0]][dropped]
@@ -66,33 +66,33 @@ class Sketch:
 
 
 def _exact_path(template: Template) -> Path | None:
-    """By what its slot is found, if that is exact values of one set of columns."""
+    """Return the path whose columns select the slot, if the condition compares one set of columns with exact values."""
     (path, *more) = template.paths or (None,)
     return None if path is None or more or path.kind == SPANS else path
 
 
 class _Record:
-    """The slots of one signature. The first template that asked stands for all of them: only its columns are used."""
+    """The slots of one signature. It keeps the first template of the signature, and uses only its columns."""
 
     def __init__(self, template: Template, path: Path | None, offset: int, slots: int) -> None:
         self._template = template
         self._columns = () if path is None else path.columns
-        self._floor = offset  # for every slot
+        self._floor = offset  # lower bound for every slot
         self._slots = array("Q", [0]) * (1 if path is None else slots)
 
     def version(self, place: Place) -> int:
-        """The highest offset in the slots of `place`, which has this signature."""
+        """Return the highest offset in the slots of `place`, which has this signature."""
         if place.template.tree is False:
-            return self._floor  # no row is ever seen
+            return self._floor  # no row fulfils the condition
         path = _exact_path(place.template)
         wanted = ((),) if path is None else _wanted(path, place.values)
         return max(self._floor, *(self._slots[self._slot(cells)] for cells in wanted))
 
     def apply(self, offset: int, change: Change) -> None:
-        """Note `offset` where it may matter; whatever goes wrong, everywhere."""
+        """Record `offset` in the slots to which the change may be relevant; on any error in all of them."""
         try:
             self._apply(offset, change)
-        except Exception:  # the one rule: never silence
+        except Exception:  # a change must never be missed
             self._floor = offset
 
     def _apply(self, offset: int, change: Change) -> None:
@@ -112,12 +112,12 @@ class _Record:
                 self._slots[self._slot(cells)] = offset  # type: ignore[arg-type]
 
     def _slot(self, cells: Iterable[bytes]) -> int:
-        # The same in every process: Python's own hash is salted.
+        # CRC-32 is the same in every process; Python's own hash is salted.
         return zlib.crc32(b"".join(cells)) % len(self._slots)
 
 
 def _wanted(path: Path, values: Values) -> Iterable[tuple[bytes, ...]]:
-    """What the columns of `path` must hold: one of these."""
+    """Return the combinations of bytes that the columns of `path` may hold."""
     held = [values[slot] for slot in path.slots]
     if len(held) == 1 and isinstance(held[0], frozenset):
         return [(point,) for point in held[0]]

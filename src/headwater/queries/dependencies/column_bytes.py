@@ -1,4 +1,4 @@
-"""Table shapes as matching needs them: what a column holds as bytes, and whether two values are the very same."""
+"""Encoding of column values as comparable bytes, and the identity of values, for matching changes to queries."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from headwater.model.literal import UNAVAILABLE, Embedding, Unavailable, Value
 from headwater.model.table import Key, Row, Table
 from headwater.sources.query import Queryable
 
-MAX_SHAPES = 64  # per table; more than these are made anew when they are asked for
-_EXACT = frozenset({int, str, bytes, type(None), bool})  # equal and of one type is the very same
-_KNOWN, _SHORT = 4_096, 64  # values that are remembered per column, and how long text may be
+MAX_SHAPES = 64  # cached per table; others are created again on each use
+_EXACT = frozenset({int, str, bytes, type(None), bool})  # types whose equal values are identical
+_KNOWN, _SHORT = 4_096, 64  # cached values per column, and the longest text that is cached
 Encode = Callable[[Value], bytes | None]
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are the very same: 1 is not 1.0, 0.0 not -0.0, 1.0 not 1.00, a NaN is itself, and a value
-    that is not known is the same as none."""
+    """Return whether two values are identical in type and content.
+
+    1 differs from 1.0, 0.0 from -0.0, and the decimal 1.0 from 1.00; a NaN equals itself; UNAVAILABLE differs from all.
+    """
     kind = type(a)
     if kind is not type(b) or kind is Unavailable:
         return False
@@ -34,11 +36,11 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-Watched = tuple[tuple[int, int], ...]  # a place in the row, and the bit that stands for it
+Watched = tuple[tuple[int, int], ...]  # a column's index in the row, and the bit that represents it
 
 
 def difference(watched: Watched, before: Row, after: Row) -> int:
-    """The bits of the places that do not hold the very same."""
+    """Return the bits of the columns whose values differ."""
     found = 0
     for place, bit in watched:
         a, b = before[place], after[place]
@@ -54,7 +56,7 @@ def difference(watched: Watched, before: Row, after: Row) -> int:
 
 
 class _Encoders(dict[int, Encode]):
-    """By place in the row, made when they are asked for."""
+    """Encoders by column index, created on first use."""
 
     def __init__(self, make: Callable[[int], Encode]) -> None:
         self._make = make
@@ -65,7 +67,7 @@ class _Encoders(dict[int, Encode]):
 
 
 class Shape:
-    """One shape of a table of one source: its columns' bytes."""
+    """The encoders of one version of a table of one source."""
 
     def __init__(self, source: ref[Queryable], table: Table) -> None:
         self.table = table
@@ -73,21 +75,21 @@ class Shape:
         self.encoders = _Encoders(self._make)
 
     def encoder(self, place: int) -> Encode:
-        """Bytes of values of the column at `place`; None where they cannot be told: it may be any value."""
+        """Return the encoder of the column at `place`; it returns None for a value that has no known encoding."""
         return self.encoders[place]
 
     def _make(self, place: int) -> Encode:
         source = self._source()
         try:
             if source is None:
-                raise NotSupported("the source is gone")
+                raise NotSupported("the source is closed")
             return _remembering(source.order(self.table, (self.table.names[place],)))
         except NotSupported:
             return lambda value: None
 
 
 def _remembering(order: Callable[[Key], bytes]) -> Encode:
-    """`order` for one column; short text that came lately is looked up, all else is written anew."""
+    """Return `order` for one column, with a cache of short texts."""
     known: dict[Value, bytes] = {}
 
     def encode(value: Value) -> bytes | None:
@@ -101,7 +103,7 @@ def _remembering(order: Callable[[Key], bytes]) -> Encode:
             return None
         try:
             found = order((value,))
-        except Exception:  # whatever it is, the value is not known
+        except Exception:  # whatever the cause, the value has no known encoding
             return None
         if is_short:
             if len(known) >= _KNOWN:
@@ -113,7 +115,7 @@ def _remembering(order: Callable[[Key], bytes]) -> Encode:
 
 
 class View(dict[int, "bytes | None"]):
-    """A row as bytes by place in the row, written when they are asked for, and once."""
+    """The encoded values of a row by column index, each encoded on first use."""
 
     __slots__ = ("_encoders", "_row")
 
@@ -127,20 +129,20 @@ class View(dict[int, "bytes | None"]):
 
 
 class Shapes:
-    """The shapes of one source. From any thread: what two make at once is equal."""
+    """The shapes of one source. Thread-safe: shapes that two threads make concurrently are equal."""
 
     def __init__(self, source: Queryable) -> None:
-        self._source = ref(source)  # it is what these are kept by: weakly
-        self._known: dict[str, list[Shape]] = {}  # by name, the one used last in front
+        self._source = ref(source)  # weak, because the source is the weak key under which these shapes are cached
+        self._known: dict[str, list[Shape]] = {}  # by table name, the most recently used first
 
     def of(self, table: Table) -> Shape:
-        """The shape of `table`."""
+        """Return the shape of `table`."""
         known = self._known.get(table.name, ())
         if known and known[0].table is table:
             return known[0]
         found = next((shape for shape in known if shape.table == table), None)
         made = found or Shape(self._source, table)
-        made.table = table  # the next change most likely brings the same object
+        made.table = table  # the next change most likely refers to the same object
         rest = [shape for shape in known if shape is not made]
         self._known[table.name] = [made, *rest[: MAX_SHAPES - 1]]
         return made
@@ -150,7 +152,7 @@ _SHAPES: WeakKeyDictionary[Any, Shapes] = WeakKeyDictionary()
 
 
 def shapes_of(source: Queryable) -> Shapes:
-    """The shapes of `source`, for as long as it lives."""
+    """Return the shapes of `source`, which live as long as it does."""
     found = _SHAPES.get(source)
     if found is None:
         found = _SHAPES.setdefault(source, Shapes(source))

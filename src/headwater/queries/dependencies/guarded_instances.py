@@ -1,4 +1,4 @@
-"""Which watched instances hold guards: within bounds of memory and of time, those that were recorded last."""
+"""The guards of watched instances, within limits of memory and time; the oldest recorded are dropped first."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from headwater.model.change import Change
 from headwater.queries.dependencies.guards import GuardState
 
 MAX_GUARDED = 1_000  # instances
-MAX_HELD_KEYS = 1_000_000  # of all of them together: about 100 MB
-MAX_ASKED = 10_000  # questions in one look at the log: about 100 ms
+MAX_HELD_KEYS = 1_000_000  # of all instances together: about 100 MB
+MAX_ASKED = 10_000  # guard checks in one pass over the log: about 100 ms
 
 
 class Guarded:
-    """Guards by instance, each with the offset of the answer it was recorded with. For one thread."""
+    """Guards by instance, each with the offset of its answer. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.suppressed = 0  # changes that matter to an instance, and were found to leave its answer as it is
-        self._held: OrderedDict[Hashable, tuple[GuardState, int, int]] = OrderedDict()  # and how many keys it had
+        self.suppressed = 0  # relevant changes that guards proved to leave the answer unchanged
+        # By instance: its guards, the offset of their answer, and the number of their keys.
+        self._held: OrderedDict[Hashable, tuple[GuardState, int, int]] = OrderedDict()
         self._keys = self._asked = 0
 
     def __contains__(self, key: Hashable) -> bool:
@@ -28,12 +29,12 @@ class Guarded:
         return len(self._held)
 
     def is_whole(self, key: Hashable) -> bool:
-        """Whether an instance has all the guards that its answer gave."""
+        """Return whether an instance still has all guards of its answer."""
         found = self._held.get(key)
         return found is not None and found[0].is_whole
 
     def put(self, key: Hashable, state: GuardState, offset: int) -> None:
-        """Keep the guards of the answer at `offset` in place of older ones."""
+        """Store the guards of the answer at `offset`, and drop older ones of the instance."""
         self.drop(key)
         self._held[key] = state, offset, state.size
         self._keys += state.size
@@ -41,34 +42,34 @@ class Guarded:
             self.drop(next(iter(self._held)))
 
     def drop(self, key: Hashable) -> None:
-        """Forget the guards of an instance, if it has any."""
+        """Drop the guards of an instance, if it has any."""
         found = self._held.pop(key, None)
         if found is not None:
             self._keys -= found[2]
 
     def clear(self) -> None:
-        """Forget all guards."""
+        """Drop all guards."""
         self._held.clear()
         self._keys = 0
 
     def begin(self) -> None:
-        """A new look at the log begins."""
+        """Start a new pass over the log, with a new budget of checks."""
         self._asked = 0
 
     def suppresses(self, key: Hashable, offset: int, change: Change, place: int) -> bool:
-        """Whether the change at `offset`, which matters to `place` first, leaves the answer of an instance as it is.
+        """Return whether the change at `offset`, first relevant to `place`, leaves an instance's answer unchanged.
 
-        To be asked of every change that matters to it, in order.
+        Call it for every change that is relevant to the instance, in order.
         """
         found = self._held.get(key)
-        if found is None or offset <= found[1]:  # the guards were made behind it: they cannot tell
+        if found is None or offset <= found[1]:  # guards know nothing about changes before their answer
             return False
         self._asked += 1
         if self._asked > MAX_ASKED:
             self.clear()
             return False
-        is_held_back = found[0].suppresses(change, place)
+        is_suppressed = found[0].suppresses(change, place)
         if not found[0]:
             self.drop(key)
-        self.suppressed += is_held_back
-        return is_held_back
+        self.suppressed += is_suppressed
+        return is_suppressed

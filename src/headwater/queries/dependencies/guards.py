@@ -1,7 +1,7 @@
-"""Guards: what was seen while an answer was made tells that some changes cannot matter to it after all.
+"""Guards: keys and limits recorded with an answer, which prove that some relevant changes leave it unchanged.
 
-A guard may only hold back a delivery, or let an older tag stand. It is recorded in the same read as the answer, and
-serves one instance until that is invalidated, or until the rows it was made from have changed.
+A guard may only suppress a delivery, or keep an older tag current. It is recorded in the same read as the answer,
+and serves one instance until the answer is stale, or until the rows that the guard was made from change.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from headwater.sources.query import Queryable, Read
 
 
 class _Keys(msgspec.Struct, frozen=True):
-    """Rows that hold none of these in `column` do not matter."""
+    """Rows with none of `keys` in `column` are irrelevant."""
 
     column: str
     keys: frozenset[bytes]
 
     def excludes(self, view: View, table: Table) -> bool:
-        """Whether a row cannot matter."""
+        """Return whether a row is irrelevant."""
         cell = view[table.index[self.column]]
         return cell is not None and cell not in self.keys
 
 
 class _Top(msgspec.Struct, frozen=True):
-    """Rows that sort behind this one do not matter."""
+    """Rows that sort after the last row of the answer are irrelevant."""
 
     order: tuple[tuple[str, bool], ...]
     last: tuple[bytes, ...]
 
     def excludes(self, view: View, table: Table) -> bool:
-        """Whether a row cannot matter."""
+        """Return whether a row is irrelevant."""
         for (column, descends), last in zip(self.order, self.last, strict=True):
             cell = view[table.index[column]]
             if cell is None:
@@ -50,7 +50,7 @@ class _Top(msgspec.Struct, frozen=True):
 
 
 class _Guard:
-    """One guard of one answer, and the definitions of the columns that its bytes were written for."""
+    """One guard of one answer, and the table whose columns its bytes were encoded for."""
 
     __slots__ = ("place", "sees", "table", "what")
 
@@ -59,10 +59,10 @@ class _Guard:
 
 
 class GuardState:
-    """The guards of one answer of one instance. For one thread.
+    """The guards of one answer of one instance. Not thread-safe.
 
-    It must be asked about every change that matters to the instance after the answer was made, in their order: even
-    a change that is held back may end a guard that was made from the rows it touched.
+    Call `suppresses` for every relevant change after the answer, in order: even a suppressed change may end a guard
+    that was made from the rows it touched.
     """
 
     def __init__(self, shapes: Shapes, bound: Bound, guards: Sequence[_Guard]) -> None:
@@ -76,12 +76,12 @@ class GuardState:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every guard that was recorded still holds."""
+        """Return whether every recorded guard still holds."""
         return len(self._guards) == self._recorded
 
     @property
     def size(self) -> int:
-        """How many keys it holds, about."""
+        """Return about how many keys the guards hold."""
         return sum(len(each.what.keys) if isinstance(each.what, _Keys) else 1 for each in self._guards)
 
     @classmethod
@@ -94,7 +94,7 @@ class GuardState:
         bound: Bound,
         answer: Read,
     ) -> GuardState:
-        """Guards of `answer`, which was read with its keys."""
+        """Return the guards of `answer`, which was read with its keys."""
         shapes = shapes_of(source)
         made = []
         for guard, rows in zip(analysis.guards, answer.keys, strict=True):
@@ -104,25 +104,27 @@ class GuardState:
         return cls(shapes, bound, made)
 
     def suppresses(self, change: Change, place: int) -> bool:
-        """Whether `change`, which matters to `place` and to none before it, leaves the answer as it is.
+        """Return whether `change`, relevant to `place` and to none before it, leaves the answer unchanged.
 
-        If not, the answer is stale, and the guards are gone: they come back with the next answer.
+        If not, the answer is stale and all guards are dropped; the next answer records new ones.
         """
         if not self._guards:
             return False
         places = self._bound.places
         touched = {number for number in range(place, len(places)) if places[number].matters(change)} | {place}
         try:
-            is_held_back = all(self._excludes(change, number, touched) for number in touched)
-        except Exception:  # the one rule: never silence
-            is_held_back = False
-        # What a guard was made from is not what it was, though the answer is.
-        self._guards = [guard for guard in self._guards if not guard.sees & touched] if is_held_back else []
-        return is_held_back
+            is_suppressed = all(self._excludes(change, number, touched) for number in touched)
+        except Exception:  # a change must never be missed
+            is_suppressed = False
+        # The answer is unchanged, but guards made from the rows that changed are not valid any more.
+        self._guards = [guard for guard in self._guards if not guard.sees & touched] if is_suppressed else []
+        return is_suppressed
 
     def _excludes(self, change: Change, place: int, touched: set[int]) -> bool:
-        """Whether a guard tells that the rows of `change` do not matter to `place`. One that was made from rows that
-        this very change touches cannot tell: in a self-join, a row may meet itself."""
+        """Return whether a guard proves that the rows of `change` are irrelevant to `place`.
+
+        A guard made from rows that this change touches proves nothing: in a self-join, a row may match itself.
+        """
         return not is_unclear(change) and any(
             self._is_outside(guard, change)
             for guard in self._guards
@@ -149,7 +151,7 @@ def _made(
     answer: Read,
     rows: Sequence[Row] | None,
 ) -> list[_Guard]:
-    """The guard, if it could be recorded."""
+    """Return a list with the guard, or an empty list if it could not be recorded."""
     if isinstance(guard, KeyGuard):
         keys = None if rows is None or len(rows) > MAX_KEYS else _cells(shapes, table, guard.column, rows)
         if keys is None:
@@ -160,7 +162,7 @@ def _made(
 
 
 def _cells(shapes: Shapes, table: Table, column: str, rows: Sequence[Row]) -> frozenset[bytes] | None:
-    """The keys as `column` would compare them. They come from columns of its own kind: nothing is converted."""
+    """Return the keys as `column` compares them; they are from columns of the same kind and need no conversion."""
     place = table.index.get(column)
     if place is None:
         return None
@@ -172,7 +174,7 @@ def _cells(shapes: Shapes, table: Table, column: str, rows: Sequence[Row]) -> fr
 def _last(
     guard: TopGuard, shapes: Shapes, table: Table, args: Mapping[str, Value], answer: Read
 ) -> tuple[bytes, ...] | None:
-    """What the last row of a full window sorts by."""
+    """Return the sort key of the last row, if the answer fills its LIMIT."""
     full = args.get(guard.rows.name) if isinstance(guard.rows, Param) else guard.rows.value
     is_full = type(full) is int and 0 < full == len(answer.rows) and not answer.truncated
     if not is_full or len(guard.last) != len(guard.order):

@@ -1,7 +1,7 @@
-"""Router: to which of many instances a change matters, at a cost that does not grow with their number.
+"""Finds the instances to which a change is relevant, at a cost that does not grow with the number of instances.
 
-Instances are kept by template, and in it by what a row must hold for their condition to be true. What is found is
-exactly what asking every instance would find.
+Instances are indexed by template, and within it by the values that a row must hold to fulfil their condition. The
+result is exactly that of checking every instance.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from headwater.queries.dependencies.intervals import Spans
 from headwater.queries.dependencies.template import POINT, SPANS, Fit, Holds, Path, Template, Values, is_unclear
 from headwater.sources.query import Queryable
 
-Found = dict[Hashable, int]  # key to the first place
-Cells = tuple[bytes, ...] | bytes  # what the columns of a path hold
+Found = dict[Hashable, int]  # the first relevant place by key of the instance
+Cells = tuple[bytes, ...] | bytes  # the encoded values of the columns of a path
 
 
 class Router:
-    """Instances of one database, each under a key. For one thread."""
+    """Instances of one database, each under a key. Not thread-safe."""
 
     def __init__(self, source: Queryable) -> None:
         self.source = source
         self._entries: dict[Hashable, tuple[_Entry, ...]] = {}
         self._tables: dict[str, _Routes] = {}
-        self.failures = 0  # changes that could not be looked up, so that every instance was asked
+        self.failures = 0  # changes for which the index failed, so that every instance was checked
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, key: Hashable, bound: Bound) -> None:
-        """Route to `key` what matters to `bound`, instead of what it had."""
+        """Route to `key` the changes that are relevant to `bound`, in place of its earlier dependencies."""
         self.remove(key)
         self._entries[key] = tuple(self._enter(key, number, place) for number, place in enumerate(bound.places))
 
@@ -47,7 +47,7 @@ class Router:
         return self._tables[name].add(key, number, place)
 
     def remove(self, key: Hashable) -> None:
-        """Route nothing to `key` any more, if there was anything."""
+        """Stop routing to `key`; it need not be known."""
         for entry in self._entries.pop(key, ()):
             name = entry.home.template.table
             self._tables[name].remove(entry)
@@ -55,19 +55,19 @@ class Router:
                 del self._tables[name]
 
     def route(self, change: Change) -> list[tuple[Hashable, int]]:
-        """The keys to which `change` matters, each with the first place that it matters to."""
+        """Return the keys of the instances to which `change` is relevant, each with its first relevant place."""
         routes = self._tables.get(change.table.name)
         if routes is None:
             return []
         try:
             return list(routes.find(change).items())
-        except Exception:  # something in it cannot be read: every instance decides for itself, as it would alone
+        except Exception:  # a value cannot be read: check every instance, each with its own error handling
             self.failures += 1
-            return list(routes.ask(change).items())
+            return list(routes.check_each(change).items())
 
 
 class _Entry:
-    """One place of one instance. Compared by identity."""
+    """One table reference of one instance. Compared by identity."""
 
     __slots__ = ("home", "key", "number", "values")
 
@@ -84,18 +84,18 @@ Met = _Entry | Mapping["_Home", Iterable[_Entry]]
 
 
 class _Home:
-    """The instances of one template. Those that want exact values are in buckets that templates share."""
+    """The instances of one template. Those with exact values are in buckets that templates share."""
 
     def __init__(self, template: Template, buckets: dict[tuple[str, ...], _Buckets]) -> None:
         self.template = template
         self.count = 0
-        self.unbound: dict[_Entry, None] = {}  # without a path: always or never true
+        self.unbound: dict[_Entry, None] = {}  # entries without a path: always or never true
         self.ranges = [_Ranges(path) for path in template.paths if path.kind == SPANS]
         exact = [path for path in template.paths if path.kind != SPANS]
         self.buckets = [(path, buckets.setdefault(path.columns, _Buckets())) for path in exact]
 
     def add(self, entry: _Entry) -> None:
-        """`entry` was not here."""
+        """Add an entry that is not here."""
         self.count += 1
         if not self.template.paths:
             self.unbound[entry] = None
@@ -106,7 +106,7 @@ class _Home:
                 buckets.add(cells, entry)
 
     def remove(self, entry: _Entry) -> None:
-        """`entry` is here."""
+        """Remove an entry that is here."""
         self.count -= 1
         self.unbound.pop(entry, None)
         for ranges in self.ranges:
@@ -117,7 +117,7 @@ class _Home:
 
 
 def _wanted(path: Path, values: Values) -> Iterable[Cells]:
-    """What the columns of `path` must hold: one of these."""
+    """Return the combinations of bytes that the columns of `path` may hold."""
     held: Any = [values[slot] for slot in path.slots]
     if len(held) > 1:
         return (tuple(held),)
@@ -125,10 +125,10 @@ def _wanted(path: Path, values: Values) -> Iterable[Cells]:
 
 
 class _Buckets:
-    """Instances by the exact bytes that some columns must hold together."""
+    """Instances by the exact bytes that a set of columns must hold."""
 
     def __init__(self) -> None:
-        # Most have one instance only, which then stands for itself: dictionaries would be half of the memory.
+        # Most buckets have one instance, stored without a dictionary: dictionaries would take half of the memory.
         self.held: dict[Cells, _Entry | dict[_Home, dict[_Entry, None]]] = {}
 
     def __iter__(self) -> Iterator[_Entry]:
@@ -140,7 +140,7 @@ class _Buckets:
                     yield from entries
 
     def add(self, cells: Cells, entry: _Entry) -> None:
-        """It may be here already: two paths of a template may lead to the same."""
+        """Add `entry`; it may be here already, because two paths of a template may have the same values."""
         held = self.held.setdefault(cells, entry)
         if isinstance(held, _Entry):
             if held is entry:
@@ -149,7 +149,7 @@ class _Buckets:
         held.setdefault(entry.home, {})[entry] = None
 
     def remove(self, cells: Cells, entry: _Entry) -> None:
-        """It may be gone already."""
+        """Remove `entry`; it may have been removed already."""
         held = self.held.get(cells)
         if isinstance(held, dict):
             entries = held.get(entry.home, {})
@@ -161,7 +161,7 @@ class _Buckets:
 
 
 class _Ranges:
-    """Instances by the spans in which one column must lie."""
+    """Instances by the spans that must contain the value of one column."""
 
     def __init__(self, path: Path) -> None:
         self.column = path.columns[0]
@@ -173,32 +173,32 @@ class _Ranges:
         return iter(self._entries)
 
     def add(self, entry: _Entry) -> None:
-        """`entry` was not here."""
+        """Add an entry that is not here."""
         held = entry.values[self._slot]
         assert isinstance(held, Spans)
         self._entries[entry] = None
         self._index.add(entry, tuple(held.spans()))
 
     def remove(self, entry: _Entry) -> None:
-        """`entry` is here."""
+        """Remove an entry that is here."""
         del self._entries[entry]
         self._index.remove(entry)
 
     def at(self, cell: bytes) -> Iterable[Iterable[_Entry]]:
-        """Those with a span that holds this; some perhaps more than once."""
+        """Return the entries with a span that contains `cell`; an entry may occur more than once."""
         return self._index.at(cell)
 
 
 class _Routes:
-    """All that depends on one table."""
+    """The instances that depend on one table."""
 
     def __init__(self) -> None:
         self.homes: dict[Template, _Home] = {}
-        self._buckets: dict[tuple[str, ...], _Buckets] = {}  # by the columns
-        self._plan: _Plan | None = None  # for the shape of the last change
+        self._buckets: dict[tuple[str, ...], _Buckets] = {}  # by their columns
+        self._plan: _Plan | None = None  # for the table version of the last change
 
     def __iter__(self) -> Iterator[_Entry]:
-        """Every entry, some perhaps more than once."""
+        """Yield every entry, some more than once."""
         for buckets in self._buckets.values():
             yield from buckets
         for home in self.homes.values():
@@ -207,7 +207,7 @@ class _Routes:
                 yield from ranges
 
     def add(self, key: Hashable, number: int, place: Place) -> _Entry:
-        """One more place."""
+        """Add one table reference of the instance `key`."""
         home = self.homes.get(place.template)
         if home is None:
             home = self.homes[place.template] = _Home(place.template, self._buckets)
@@ -217,7 +217,7 @@ class _Routes:
         return entry
 
     def remove(self, entry: _Entry) -> None:
-        """`entry` is here."""
+        """Remove an entry that is here."""
         home = entry.home
         home.remove(entry)
         if not home.count:
@@ -226,7 +226,7 @@ class _Routes:
             self._plan = None
 
     def find(self, change: Change) -> Found:
-        """The instances to which `change` matters."""
+        """Return the instances to which `change` is relevant, by index."""
         found: Found = {}
         if is_unclear(change):
             for entry in self:
@@ -235,8 +235,8 @@ class _Routes:
             self._plan_for(change.table).find(change.before, change.after, found)
         return found
 
-    def ask(self, change: Change) -> Found:
-        """The same, by asking each."""
+    def check_each(self, change: Change) -> Found:
+        """Return the instances to which `change` is relevant, by checking each."""
         found: Found = {}
         for entry in self:
             if entry.home.template.matters(change, entry.values):
@@ -247,18 +247,18 @@ class _Routes:
         plan = self._plan
         if plan is None or (plan.table is not table and plan.table != table):
             plan = self._plan = _Plan(table, self, self._buckets)
-        plan.table = table  # the next change most likely brings the same object
+        plan.table = table  # the next change most likely refers to the same object
         return plan
 
 
 class _Plan:
-    """How a change of one shape is routed: what is looked up by the same columns is read, and looked up, once."""
+    """The lookups for changes of one version of a table; each set of columns is encoded and looked up once."""
 
     def __init__(self, table: Table, routes: _Routes, buckets: dict[tuple[str, ...], _Buckets]) -> None:
         self.table = table
         self._routes = routes
         self._fits: dict[_Home, Fit] = {}
-        self._strange: set[_Home] = set()  # their columns are not those of the shape: everything matters
+        self._strange: set[_Home] = set()  # templates whose columns this version lacks: every change is relevant
         for home in routes.homes.values():
             fit = home.template.fit(table)
             if fit is None:
@@ -269,7 +269,7 @@ class _Plan:
         bits = {pair for fit in self._fits.values() for pair in fit.watched}
         self._watched: Watched = tuple(sorted(bits))
         self._open = [(fit.mask, home) for home, fit in self._fits.items() if home.template.tree is True]
-        self._cells: list[tuple[int, int, Encode]] = []  # what is looked up by: a place, its bit, and how it is written
+        self._cells: list[tuple[int, int, Encode]] = []  # columns used in lookups: index in the row, bit, and encoder
         self._exact = [self._group(columns, each) for columns, each in buckets.items()]
         self._ranges = [
             (*self._cell(ranges.column), fit.mask, home, ranges)
@@ -279,7 +279,7 @@ class _Plan:
         self._looked_at = sum(bit for _, bit, _ in self._cells)
 
     def _cell(self, name: str) -> tuple[int, int]:
-        """Which of the cells a column is, and its bit."""
+        """Return the index of a column in `_cells`, and its bit."""
         assert self._shape is not None
         place = self.table.index[name]
         cell = place, 1 << place, self._shape.encoder(place)
@@ -288,7 +288,7 @@ class _Plan:
         return self._cells.index(cell), 1 << place
 
     def _group(self, columns: tuple[str, ...], buckets: _Buckets) -> tuple[Callable[[Any], Any], int, int, _Buckets]:
-        """How to take its cells, their bits, all the bits that those inside watch, and what is inside."""
+        """Return a getter of the cells of `columns`, their bits, the bits that the entries watch, and the buckets."""
         homes = [(home, fit) for home, fit in self._fits.items() if any(own is buckets for _, own in home.buckets)]
         mask = 0
         for _, fit in homes:
@@ -297,13 +297,13 @@ class _Plan:
         return itemgetter(*(number for number, _ in at)), sum(bit for _, bit in at), mask, buckets
 
     def find(self, before: Row | None, after: Row | None, found: Found) -> None:
-        """Add those to which the change of a row matters."""
+        """Add to `found` the entries to which the change of a row is relevant."""
         if self._strange:
             for entry in self._routes:
                 if entry.home in self._strange:
                     _note(entry, found)
         if before is None or after is None:
-            rows, changed = [row for row in (before, after) if row is not None], -1  # seen by all
+            rows, changed = [row for row in (before, after) if row is not None], -1  # every column changed
         else:
             rows, changed = [before, after], difference(self._watched, before, after)
             if not changed:
@@ -318,7 +318,7 @@ class _Plan:
                 self._sift(held, views, changed, found)
 
     def _look_up(self, rows: list[Row], changed: int) -> list[Met]:
-        """All whose condition may be true, among them some that do not see what changed."""
+        """Return the entries whose condition may be true, including some that do not read the changed columns."""
         met: list[Met] = []
         row = rows[0]
         first = images = [[encode(row[place]) for place, _, encode in self._cells]]
@@ -328,14 +328,14 @@ class _Plan:
             images = [was, [encode(row[place]) if bit & changed else cell for (place, bit, encode), cell in pairs]]
         for cells_of, columns, mask, buckets in self._exact:
             if mask & changed:
-                # Where the columns hold what they held, one of the images tells.
+                # If these columns did not change, one of the two images is enough.
                 for image in images if columns & changed else first:
                     cells = cells_of(image)
                     held = buckets.held.get(cells)
                     if held is not None:
                         met.append(held)
                     elif cells is None or (type(cells) is tuple and None in cells):
-                        met.extend(buckets)  # not known: any of them may be meant
+                        met.extend(buckets)  # a value is not known: every entry may match
         for number, bit, mask, home, ranges in self._ranges:
             if mask & changed:
                 for image in images if bit & changed else first:
@@ -345,7 +345,7 @@ class _Plan:
         return met
 
     def _sift(self, held: Met, views: list[View], changed: int, found: Found) -> None:
-        """Add those of `held` that see what changed, and whose condition is true."""
+        """Add the entries of `held` that read a changed column and whose condition is true."""
         groups: Any = ((held.home, (held,)),) if isinstance(held, _Entry) else held.items()
         for home, entries in groups:
             fit = self._fits.get(home)

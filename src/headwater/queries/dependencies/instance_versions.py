@@ -1,7 +1,7 @@
-"""Versions: how far the log was looked at on behalf of queries, and what of it mattered to which.
+"""The last relevant change of each instance, computed from the log.
 
-Nothing here runs by itself: whoever asks advances first. Instances that are watched know the last change that
-mattered to them; for all others a sketch of bounded size, or a look into the log, tells whether one can have.
+Nothing runs in the background: callers advance first. For a watched instance the last relevant change is known
+exactly; for any other instance a sketch of bounded size, or a scan of the log, decides whether a tag is current.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from headwater.queries.dependencies.guards import GuardState
 from headwater.queries.dependencies.instance_router import Router
 from headwater.sources.query import Queryable
 
-MAX_SCAN = 10_000  # changes that are looked at for one question; beyond that an answer costs less
-MAX_BEHIND = 100  # changes that the loop itself may take in, or scan; fewer where many instances are watched
+MAX_SCAN = 10_000  # changes scanned to check one tag; beyond that executing the query costs less
+MAX_BEHIND = 100  # changes that the event loop itself may apply or scan; fewer if many instances are watched
 LEAST_BEHIND = 8
-ROUTED_AT_ONCE = 50_000  # changes times watched instances that the loop may take in
+ROUTED_AT_ONCE = 50_000  # changes times watched instances that the event loop may apply
 
 
 class Watched:
-    """An instance whose last relevant change is known, if it came after `since`.
+    """An instance whose last relevant change is known, if its offset is after `since`.
 
-    `steady` is where the last change stands that may have changed the answer. Of what mattered behind it, guards told
-    that the answer stayed: each change was asked about in order, of guards recorded before it, whose own rows nothing
-    had touched. So the answer is one and the same at every offset from `steady` on, and a tag is good from there.
+    `steady` is the offset of the last change that may have changed the answer. Guards proved that all later relevant
+    changes left the answer unchanged: each change was checked in order, by guards recorded before it, whose own rows
+    no change had touched. So the answer is the same at every offset from `steady` on, and tags from there are current.
     """
 
     __slots__ = ("bound", "last", "since", "steady")
@@ -42,21 +42,21 @@ class Watched:
         self.bound, self.last, self.since, self.steady = bound, last, since, last
 
     def matters(self, offset: int) -> None:
-        """What stands at `offset` mattered, and for all we know the answer is another."""
+        """Record a relevant change at `offset` that may have changed the answer."""
         self.last = self.steady = offset
 
 
 class Versions:
-    """Of one database. From any thread."""
+    """The instance versions of one database. Thread-safe."""
 
     def __init__(self, source: Queryable, log: Log) -> None:
         self._source, self._log = source, log
-        self._lock = threading.RLock()  # guards what follows
-        self.looked_at = 0  # changes that were routed
-        self.seconds = 0.0  # it took
+        self._lock = threading.RLock()  # guards all fields below
+        self.looked_at = 0  # routed changes
+        self.seconds = 0.0  # time spent routing
         self.guarded = Guarded()
-        self.allowed = 0  # tags that are current only by guards
-        self._leaving: deque[Hashable] = deque()  # forgotten while another thread had the lock
+        self.allowed = 0  # tags that are current only because of guards
+        self._leaving: deque[Hashable] = deque()  # keys to remove as soon as the lock is free
         self._begin()
 
     def _begin(self) -> None:
@@ -68,7 +68,7 @@ class Versions:
         self.guarded.clear()
 
     def advance(self) -> int:
-        """Look at all that is in the log by now; the offset that was reached."""
+        """Apply the log up to its end and return that offset."""
         if self._log.latest == self._applied and self._log.generation == self._generation:
             return self._applied
         with self._lock:
@@ -83,13 +83,13 @@ class Versions:
             return self._applied
 
     def catch_up(self) -> None:
-        """Wait for the lock, then advance. Blocks: not in the loop."""
+        """Wait for the lock, then advance. Blocks: do not call it in the event loop."""
         with self._lock:
             self.advance()
 
     @property
     def is_near(self) -> bool:
-        """Return whether so little is new in the log that the loop itself may advance."""
+        """Return whether the backlog is so small that the event loop itself may advance."""
         return self.behind <= max(LEAST_BEHIND, min(MAX_BEHIND, ROUTED_AT_ONCE // (len(self._watched) + 1)))
 
     @contextmanager
@@ -117,7 +117,7 @@ class Versions:
             self.looked_at += len(part.changes)
 
     def _restart(self) -> None:
-        """The log was trimmed faster than we looked: everything may have mattered."""
+        """Start again at the end of the log, which was trimmed past our offset: any change may have been relevant."""
         self._applied = self._log.latest
         self._sketch = Sketch(self._applied)
         self.guarded.clear()
@@ -126,10 +126,10 @@ class Versions:
             watched.matters(self._applied)
 
     def watch(self, key: Hashable, bound: Bound, *, last: int | None = None, since: int | None = None) -> None:
-        """Keep track of an instance from now on. `last` mattered to it, and nothing else after `since`."""
+        """Track an instance. The caller knows that after `since` no change but that at `last` was relevant to it."""
         with self._lock:
             self.advance()
-            self.forget(key)  # at once, because the lock is held
+            self.forget(key)  # takes effect immediately, because this thread holds the lock
             start = self._applied if since is None else since
             self._watched[key] = watched = Watched(bound, start if last is None else last, start)
             self._router.add(key, bound)
@@ -137,7 +137,7 @@ class Versions:
                 self._recall(watched)
 
     def _recall(self, watched: Watched) -> None:
-        """What mattered between `since` and now, from the log."""
+        """Scan the log after `since` for relevant changes."""
         try:
             for part in self._log.scan(after=watched.since, upto=self._applied):
                 for offset, change in enumerate(part.changes, part.first):
@@ -148,7 +148,7 @@ class Versions:
             watched.matters(self._applied)
 
     def forget(self, key: Hashable) -> None:
-        """Stop tracking an instance. Does not wait: a thread that has the lock may have it for long."""
+        """Stop tracking an instance. Does not wait for the lock, which a thread may hold for long."""
         self._leaving.append(key)
         if self._lock.acquire(blocking=False):
             try:
@@ -157,7 +157,7 @@ class Versions:
                 self._lock.release()
 
     def _leave(self) -> None:
-        """Remove the instances that were forgotten. The lock is held."""
+        """Remove the instances in `_leaving`. The caller holds the lock."""
         while self._leaving:
             key = self._leaving.popleft()
             if self._watched.pop(key, None) is not None:
@@ -165,16 +165,16 @@ class Versions:
                 self.guarded.drop(key)
 
     def last(self, key: Hashable) -> tuple[int, int] | None:
-        """Of a watched instance: the offset of the last change that mattered, and how far was looked."""
+        """Return the offset of the last relevant change of a watched instance, and the offset applied so far."""
         with self._lock:
             self._leave()
             watched = self._watched.get(key)
             return None if watched is None else (watched.last, self._applied)
 
     def is_current(self, key: Hashable, bound: Bound, offset: int) -> bool:
-        """Whether the answer at `offset` is the answer still, as far as was looked; False where that is not known.
+        """Return whether the answer at `offset` is current at the applied offset; False if that is not known.
 
-        A later offset is current wherever an earlier one is. May scan the log: see `is_known`.
+        If an offset is current, every later one is. May scan the log: see `is_known`.
         """
         with self._lock:
             if offset > self._applied:
@@ -203,19 +203,19 @@ class Versions:
             return (watched is not None and offset >= watched.since) or self._sketch.version(bound) <= offset
 
     def _of(self, key: Hashable, bound: Bound) -> Watched | None:
-        """What is known of an instance, as it is understood: by another analysis other things matter."""
+        """Return the watched instance, if it has this analysis: with another one other changes are relevant."""
         found = self._watched.get(key)
         return found if found is not None and found.bound is bound else None
 
     # --- guards ----------------------------------------------------------------------------------------------
 
     def wants_guards(self, key: Hashable, bound: Bound) -> bool:
-        """Whether the next answer of an instance had better bring guards."""
+        """Return whether the next answer of an instance should record guards."""
         with self._lock:
             return self._of(key, bound) is not None and not self.guarded.is_whole(key)
 
     def guard(self, key: Hashable, bound: Bound, state: GuardState, offset: int) -> None:
-        """Keep the guards of its answer at `offset`, unless something that they were not asked about came after."""
+        """Store the guards of the answer at `offset`, unless a later relevant change was applied without them."""
         with self._lock:
             self.advance()
             watched = self._of(key, bound)
@@ -223,13 +223,15 @@ class Versions:
                 self.guarded.put(key, state, offset)
 
     def is_guarded(self, key: Hashable) -> bool:
-        """Whether `steady` may say more of an instance than its last relevant change. Without waiting."""
+        """Return whether `steady` may be before the last relevant change of an instance. Does not wait."""
         watched = self._watched.get(key)
         return watched is not None and (key in self.guarded or watched.steady < watched.last)
 
     def steady(self, key: Hashable, bound: Bound, upto: int) -> int | None:
-        """An offset from which on the answer stayed the same until `upto` or later; None where none is known, or too
-        much would have to be looked at for it."""
+        """Return an offset from which the answer is unchanged until `upto` or later.
+
+        None if no such offset is known, or if finding it takes applying more than MAX_SCAN changes.
+        """
         with self._lock:
             if self._applied < upto <= self._applied + MAX_SCAN:
                 self.advance()
@@ -240,10 +242,10 @@ class Versions:
 
     @property
     def behind(self) -> int:
-        """How many changes were not looked at yet."""
+        """Return the number of changes in the log that are not applied."""
         return self._log.latest - self._applied
 
     @property
     def watching(self) -> int:
-        """How many instances are watched."""
+        """Return the number of watched instances."""
         return len(self._watched)

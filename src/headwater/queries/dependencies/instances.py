@@ -1,4 +1,4 @@
-"""Instances: a prepared query with its arguments, ready to be asked and to be matched. Pure but for a cache."""
+"""Instances, each a prepared query with its arguments, and caches of instances and analyses."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from headwater.queries.dependencies.bound_dependencies import Bound
 from headwater.queries.etag.query_etag import Question, pack_args, sorted_args
 from headwater.queries.prepared import Prepared
 
-MAX_INSTANCES = 20_000  # that are remembered between two requests
-MAX_ARGS_BYTES = 32 << 10  # of the arguments of an instance that is remembered
-MAX_BYTES = 64 << 20  # of the arguments and texts of all that are remembered
+MAX_INSTANCES = 20_000  # cached between requests
+MAX_ARGS_BYTES = 32 << 10  # of the arguments of a cached instance
+MAX_BYTES = 64 << 20  # of the arguments and texts of all cached instances
 MAX_ANALYSES = 10_000
 TEXT_FACTOR = 4  # an analysis takes several times the memory of its text
-CELL = 32  # bytes that an argument takes besides its value
+CELL = 32  # bytes of memory per argument in addition to its value
 
 Args = Sequence[Value] | Mapping[str, Value]
 InstanceKey = tuple[str, tuple[str, ...], bytes]  # the query's id, the names of its arguments, and their values
 
 
 class Instance:
-    """One query with its arguments, as it is understood in one state of the schema and one history."""
+    """One query with its arguments, as analysed for one schema version and one generation of the log."""
 
     __slots__ = (
         "analysis",
@@ -61,21 +61,21 @@ class Instance:
         key: InstanceKey | None = None,
     ) -> None:
         self.prepared, self.analysis, self.args, self.bound = prepared, analysis, args, bound
-        # As they were when it was bound; only guards ask for them again.
+        # The tables at the time of binding, which only guards need later.
         self.tables = {name: tables[name] for name in analysis.tables if name in tables} if analysis.guards else {}
         self.generation = generation  # of the log
-        self.schema = schema  # the newest state of the schema in which the analysis is known to hold
+        self.schema = schema  # the newest schema version for which the analysis is known to hold
         self.key = instance_key(prepared.id, args) if key is None else key
         self.packed = self.key[2]
         self.size = args_size(args)
         self.prefixes: dict[tuple[str, str], str] = {}
-        self.asked = 0  # times, while it was remembered
-        self.returned = False  # somebody came back with a tag
-        self.unguarded = 0  # answers in a row that were to bring guards, and did not
-        self.digest: tuple[int, bytes] | None = None  # of the last answer, where answers are compared: and its position
+        self.asked = 0  # number of requests while the instance was cached
+        self.returned = False  # a client sent a tag of an earlier answer
+        self.unguarded = 0  # answers in a row for which guards were requested and none could be recorded
+        self.digest: tuple[int, bytes] | None = None  # position and hash of the last answer, if answers are compared
 
     def prefix(self, format: str, scope: str = "") -> str:
-        """The first half of its tags in `format`."""
+        """Return the first half of the instance's tags in `format`."""
         found = self.prefixes.get((format, scope))
         if found is None:
             asked = Question(
@@ -93,13 +93,16 @@ class Instance:
 
 
 def instance_key(query_id: str, args: Mapping[str, Value]) -> InstanceKey:
-    """Equal exactly for the same query with the same typed arguments. Encodes them: with long ones in a thread."""
+    """Return a key that is equal exactly for the same query with the same typed arguments.
+
+    It encodes the arguments: call it in a thread if they are long.
+    """
     pairs = sorted_args(args)
     return query_id, tuple(name for name, _ in pairs), pack_args(pairs)
 
 
 def args_size(args: Mapping[str, Value]) -> int:
-    """Return about how many bytes of memory the arguments take, without looking into them."""
+    """Return about how many bytes of memory the arguments take, without encoding them."""
     return sum(CELL + _value_size(value) for value in args.values())
 
 
@@ -112,7 +115,7 @@ def _value_size(value: object) -> int:
 
 
 def named_args(parameters: Sequence[str], args: Args) -> dict[str, Value]:
-    """`args` by the names of the parameters; InvalidRequest when some are missing or too many."""
+    """Return `args` by parameter name; InvalidRequest if any are missing or unknown."""
     wanted = list(dict.fromkeys(parameters))
     if isinstance(args, Mapping):
         given = {name.lstrip(":@$"): value for name, value in args.items()}
@@ -142,16 +145,16 @@ def _count(wanted: Sequence[str]) -> str:
 
 
 class Instances:
-    """The instances asked for lately, within bounds of number and bytes. In the loop."""
+    """The most recently requested instances, within limits of number and bytes. Use it in the event loop."""
 
     def __init__(self, most: int = MAX_INSTANCES, max_bytes: int = MAX_BYTES) -> None:
         self._most, self._max_bytes = most, max_bytes
         self._known: OrderedDict[Hashable, Instance] = OrderedDict()
-        self._of_query = Counter[str]()  # how many are remembered, by query id
+        self._of_query = Counter[str]()  # number of cached instances by query id
         self.bytes = 0  # of their arguments, and of the text of each query once
 
     def get(self, key: Hashable) -> Instance | None:
-        """The instance, if it is remembered."""
+        """Return the instance if it is cached."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
@@ -159,21 +162,21 @@ class Instances:
         return found
 
     def holds(self, instance: Instance) -> bool:
-        """Whether it is remembered, and not in another understanding."""
+        """Return whether this very instance is cached, rather than one of another analysis."""
         return self._known.get(instance.key) is instance
 
     def put(self, instance: Instance) -> list[Hashable]:
-        """Remember it unless its arguments are large; return the keys of the instances forgotten for it."""
+        """Cache `instance` unless its arguments are large; return the keys of the instances evicted for it."""
         self._pop(instance.key)
         if instance.size > MAX_ARGS_BYTES:
             return []
         self._known[instance.key] = instance
         self._count(instance, 1)
-        forgotten: list[Hashable] = []
+        evicted: list[Hashable] = []
         while len(self._known) > self._most or (self.bytes > self._max_bytes and len(self._known) > 1):
-            forgotten.append(oldest := next(iter(self._known)))
+            evicted.append(oldest := next(iter(self._known)))
             self._pop(oldest)
-        return forgotten
+        return evicted
 
     def _pop(self, key: Hashable) -> None:
         found = self._known.pop(key, None)
@@ -181,7 +184,7 @@ class Instances:
             self._count(found, -1)
 
     def _count(self, instance: Instance, sign: int) -> None:
-        """Count an instance that was added, or with -1 one that is gone."""
+        """Count an instance that was added, or with `sign` -1 one that was removed."""
         self.bytes += sign * instance.size
         query = instance.prepared
         if self._of_query[query.id] == (0 if sign > 0 else 1):
@@ -195,15 +198,15 @@ class Instances:
 
 
 class Analyses:
-    """What queries depend on, and the state of the schema in which that holds, by query id. In the loop."""
+    """Analyses by query id, each with a schema version for which it holds. Use it in the event loop."""
 
     def __init__(self, most: int = MAX_ANALYSES, max_bytes: int = MAX_BYTES) -> None:
         self._most, self._max_bytes = most, max_bytes
         self._known: OrderedDict[str, tuple[Prepared, Analysis, int]] = OrderedDict()
-        self.bytes = 0  # about, of all of them
+        self.bytes = 0  # of all analyses, estimated
 
     def get(self, id: str) -> tuple[Analysis, int] | None:
-        """The analysis, if it is remembered."""
+        """Return the analysis if it is cached."""
         found = self._known.get(id)
         if found is None:
             return None
@@ -211,7 +214,7 @@ class Analyses:
         return found[1:]
 
     def put(self, prepared: Prepared, analysis: Analysis, schema: int) -> None:
-        """Remember an analysis, and forget those that were not used for longest."""
+        """Cache an analysis and evict the least recently used."""
         self.pop(prepared.id)
         self._known[prepared.id] = prepared, analysis, schema
         self.bytes += TEXT_FACTOR * len(prepared.sql)
@@ -219,7 +222,7 @@ class Analyses:
             self.pop(next(iter(self._known)))
 
     def pop(self, id: str) -> None:
-        """Forget one."""
+        """Remove the analysis of a query."""
         found = self._known.pop(id, None)
         if found is not None:
             self.bytes -= TEXT_FACTOR * len(found[0].sql)

@@ -1,4 +1,4 @@
-"""Spans: sets of bytes as half-open intervals, and the set in which each test of a condition is true."""
+"""Sets of byte strings as half-open intervals, and the set for which each test of a condition is true."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ _LOWEST_NULL = encode_key((None,))  # no value of any kind has bytes below it
 
 
 class Spans(msgspec.Struct, frozen=True):
-    """A set of bytes. It is entered and left by turns at its edges: inside is what has an odd number below it."""
+    """A set of byte strings, given by its sorted edges: a member has an odd number of edges at or below it."""
 
     edges: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, points: Iterable[bytes]) -> Spans:
-        """Just these."""
+        """Return the set of exactly these byte strings."""
         return union(cls((point, _next(point))) for point in points)
 
     def contains(self, data: bytes) -> bool:
-        """Whether `data` is in it."""
+        """Return whether `data` is in the set."""
         return bool(bisect_right(self.edges, data) & 1)
 
     def complement(self) -> Spans:
-        """All that is not in it."""
+        """Return the set of all byte strings that are not in this one."""
         edges = self.edges
         return Spans(edges[1:]) if edges[:1] == (b"",) else Spans((b"", *edges))
 
     def intersect(self, other: Spans) -> Spans:
-        """What is in both."""
+        """Return the intersection with `other`."""
         return union((self.complement(), other.complement())).complement()
 
     def spans(self) -> Iterator[Span]:
-        """Its intervals, in order and apart from each other."""
+        """Yield the intervals of the set, in order and disjoint."""
         for place in range(0, len(self.edges), 2):
             yield Span(*self.edges[place : place + 2])
 
     @property
     def points(self) -> frozenset[bytes] | None:
-        """Its members, where they can be listed."""
+        """Return the members of the set, None if there are infinitely many."""
         starts, ends = self.edges[::2], self.edges[1::2]
         is_listed = len(starts) == len(ends) and all(map(_is_point, starts, ends))
         return frozenset(starts) if is_listed else None
@@ -52,7 +52,7 @@ NOTHING, EVERYTHING = Spans(), Spans((b"",))
 
 
 def union(sets: Iterable[Spans]) -> Spans:
-    """What is in any of them."""
+    """Return the union of the sets."""
     steps: dict[bytes, int] = {}
     for one in sets:
         for place, edge in enumerate(one.edges):
@@ -66,7 +66,7 @@ def union(sets: Iterable[Spans]) -> Spans:
 
 
 def where_true(op: str, operands: Sequence[bytes | None], null: bytes) -> Spans:
-    """The bytes of the values for which a test is true; `null` are those of NULL, None is an operand that is NULL."""
+    """Return the bytes of the values for which a test is true; `null` are the bytes of NULL, None is a NULL operand."""
     known = [operand for operand in operands if operand is not None]
     if op == "is" or op == "is_not":
         found = Spans.of(known or [null])
@@ -76,7 +76,7 @@ def where_true(op: str, operands: Sequence[bytes | None], null: bytes) -> Spans:
     if op == "not_in" and not operands:
         return EVERYTHING  # even NULL is not in an empty list
     if op == "not_between":
-        low, high = operands  # a NULL on one side leaves the other
+        low, high = operands  # with a NULL on one side the test can still be true on the other
         below, above = where_true("lt", [low], null), where_true("gt", [high], null)
         return union((below, above))
     if len(known) < len(operands):
@@ -106,7 +106,7 @@ def _compared(op: str, operands: Sequence[bytes]) -> Spans:
 
 
 def _next(data: bytes) -> bytes:
-    """The first bytes after `data`: nothing lies between."""
+    """Return the smallest byte string greater than `data`."""
     return data + b"\0"
 
 

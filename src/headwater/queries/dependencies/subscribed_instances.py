@@ -1,4 +1,4 @@
-"""Instances of queries that have subscribers. Fulfils the protocols of feeds/query_feeds/query_instances.py."""
+"""Instances of queries that have subscribers; implements the protocols of feeds/query_feeds/query_instances.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Args = list[Any] | dict[str, Any]  # Lits
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a change matters."""
+    """Why a change is relevant to an instance."""
 
     table: str
     columns: list[str] | None
@@ -39,14 +39,14 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """A hash of an answer, and where it was read."""
+    """A hash of an answer, and the offset at which it was read."""
 
     offset: int
     digest: bytes
 
 
 class Asked:
-    """An instance as it is understood at `head` or later."""
+    """An instance as analysed at `head` or later."""
 
     follows_all = False
 
@@ -60,15 +60,15 @@ class Asked:
         self._conditions: dict[int, str] = {}
 
     def matters(self, change: Change) -> int | None:
-        """The first place to which `change` matters."""
+        """Return the first place to which `change` is relevant, None if there is none."""
         return self.instance.bound.matters(change)
 
     def reason(self, change: Change, place: int) -> Reason:
-        """Why it does."""
+        """Return why `change` is relevant to `place`."""
         if change.op is Op.SCHEMA_CHANGE:
             return Reason(change.table.name, None, "the definition of the table changed")
         if change.before is None and change.after is None:
-            return Reason(change.table.name, None, "all rows of the table may be others")
+            return Reason(change.table.name, None, "all rows of the table may have changed")
         return Reason(change.table.name, self._columns(change, place), self._condition(place))
 
     def _columns(self, change: Change, place: int) -> list[str] | None:
@@ -89,18 +89,18 @@ class Asked:
         return found
 
     def tag(self, offset: int) -> str:
-        """The canonical tag."""
+        """Return the canonical tag of the answer at `offset`."""
         return QueryTag(self.prefix, offset).write(weak=not self.instance.analysis.is_total)
 
     def offset_of(self, etag: str) -> int | None:
-        """Where a tag of this instance stands."""
+        """Return the offset of a tag of this instance; None if the tag belongs to another."""
         tag = read_tag(opaque(etag))
         if tag is None or all(tag.prefix != self.instance.prefix(format) for format in ANSWER_FORMATS):
             return None
         return tag.offset
 
     def answer(self) -> Answered | None:
-        """Ask now; blocks."""
+        """Execute the query now; blocks. Return None if the answer is truncated or not settled."""
         read = self._answering.read(self.instance)
         if read is None or read.truncated or not read.settled:
             return None
@@ -111,57 +111,60 @@ class Asked:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether something may be known of changes that matter but change nothing."""
+        """Return whether guards may know relevant changes that left the answer unchanged."""
         return self._answering.versions.is_guarded(self.instance.key)
 
     def steady(self, upto: int) -> int | None:
-        """From where on the answer is known to be the same until `upto` or later."""
+        """Return an offset from which the answer is known to be unchanged until `upto` or later."""
         return self._answering.versions.steady(self.instance.key, self.instance.bound, upto)
 
 
 class Lost:
-    """An instance that cannot be asked for now, because what it reads is gone. Only a change of the schema can help."""
+    """An instance that cannot be executed now, because a table or column it reads is missing.
+
+    Only a change of the schema can make it valid again.
+    """
 
     tables: tuple[str, ...] = ()
-    beyond: tuple[str, ...] = ("what is gone ()",)  # any change of the schema is told of
+    beyond: tuple[str, ...] = ("what is gone ()",)  # makes every change of the schema relevant
     dependencies: tuple[Depends, ...] = ()
     follows_all = False
     is_guarded = False
 
     def __init__(self, prepared: Prepared, key: Hashable, url: str, head: int) -> None:
         self.query_id, self.db, self.key, self.url, self.head = prepared.id, prepared.db, key, url, head
-        self.prefix = "lost-" + prepared.id[2:13].ljust(11, "0")  # of no answer at all
-        self.wanted: tuple[str, ...] = ()  # tables of which every change matters
+        self.prefix = "lost-" + prepared.id[2:13].ljust(11, "0")  # of no answer
+        self.wanted: tuple[str, ...] = ()  # tables of which every change is relevant
 
     def matters(self, change: Change) -> int | None:
-        """Any change of the schema."""
+        """Return place 0 for any change of the schema."""
         return 0 if change.op is Op.SCHEMA_CHANGE else None
 
     def reason(self, change: Change, place: int) -> Reason:
-        """Why it does."""
-        return Reason(change.table.name, None, "the query could not be asked before")
+        """Return why `change` is relevant to `place`."""
+        return Reason(change.table.name, None, "the query could not be analysed before")
 
     def tag(self, offset: int) -> str:
-        """A tag that no answer has."""
+        """Return a tag that no answer has."""
         return QueryTag(self.prefix, offset).write()
 
     def offset_of(self, etag: str) -> int | None:
-        """No tag is its own."""
+        """Return None: no tag belongs to this instance."""
         return None
 
     def answer(self) -> Answered | None:
-        """There is none."""
+        """Return None: there is no answer."""
         return None
 
     def steady(self, upto: int) -> int | None:
-        """Nothing is known of it."""
+        """Return None: no such offset is known."""
         return None
 
 
 class Volatile(Lost):
-    """An instance whose answers cannot be kept any more: every change of its tables matters, and of the schema.
+    """An instance whose answers are not cacheable any more: every change of its tables or of the schema is relevant.
 
-    Where it reads something whose changes no log has, any change at all does: better too often than never.
+    If it reads data whose changes are not in the log, every change is relevant: events must not be missed.
     """
 
     def __init__(self, instance: Instance, key: Hashable, url: str, head: int) -> None:
@@ -171,31 +174,31 @@ class Volatile(Lost):
         self.wanted = (ANY,) if analysis.unseen else analysis.tables
         self.follows_all = bool(analysis.unseen)
         self.prefix = "none" + instance.prefix(ANSWER_FORMATS[0])[4:]  # of no answer: those have no tags
-        told = "any change" if analysis.unseen else "every change of its tables"
-        self._why = f"{told}: the answer cannot be kept, {'; '.join(analysis.volatile)}"
+        relevant = "any change" if analysis.unseen else "every change of its tables"
+        self._why = f"{relevant}: the answer is not cacheable, {'; '.join(analysis.volatile)}"
 
     def matters(self, change: Change) -> int | None:
-        """Any change of its tables, or of the schema."""
+        """Return place 0 for any change of its tables or of the schema."""
         if change.op is Op.SCHEMA_CHANGE or ANY in self.wanted or change.table.name in self.wanted:
             return 0
         return None
 
     def reason(self, change: Change, place: int) -> Reason:
-        """Why it does."""
+        """Return why `change` is relevant to `place`."""
         why = "the schema changed" if change.op is Op.SCHEMA_CHANGE else self._why
         return Reason(change.table.name, None, why)
 
 
 class Routing:
-    """A router of questions. For one thread."""
+    """Routes changes to subscribed instances. Not thread-safe."""
 
     def __init__(self, source: Queryable) -> None:
         self._router = Router(source)
-        self._lost: dict[Hashable, tuple[str, ...]] = {}  # the tables whose changes matter
-        self._volatile: dict[str, dict[Hashable, None]] = {}  # by table
+        self._lost: dict[Hashable, tuple[str, ...]] = {}  # the tables of each instance that has no dependencies
+        self._volatile: dict[str, dict[Hashable, None]] = {}  # keys of such instances by table
 
     def add(self, question: Any) -> None:
-        """Route to it."""
+        """Route relevant changes to `question`."""
         self.remove(question.key)
         if isinstance(question, Asked):
             self._router.add(question.key, question.instance.bound)
@@ -205,7 +208,7 @@ class Routing:
                 self._volatile.setdefault(table, {})[question.key] = None
 
     def remove(self, key: Hashable) -> None:
-        """Route nothing to it."""
+        """Stop routing to `key`."""
         self._router.remove(key)
         for table in self._lost.pop(key, ()):
             del self._volatile[table][key]
@@ -213,7 +216,7 @@ class Routing:
                 del self._volatile[table]
 
     def route(self, change: Change) -> list[tuple[Hashable, int]]:
-        """The keys to which `change` matters."""
+        """Return the keys of the instances to which `change` is relevant, each with its first relevant place."""
         found = self._router.route(change)
         if not self._lost:
             return found
@@ -224,17 +227,21 @@ class Routing:
 
 
 class Subscribed:
-    """The instances that feeds ask for. In the loop, but for `hold`."""
+    """The instances that feeds subscribe to. Use it in the event loop, except `hold`."""
 
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
-        self._held: dict[tuple[str, Hashable], Asked] = {}  # as it was understood last
-        self._names: dict[tuple[str, Hashable], set[Hashable]] = {}  # of one instance: arguments by place, and by name
+        self._held: dict[tuple[str, Hashable], Asked] = {}  # with the latest analysis
+        # Keys of one instance: its arguments may be given by position and by name.
+        self._names: dict[tuple[str, Hashable], set[Hashable]] = {}
 
     async def find(
         self, db: str | None, query_id: str, args: Args, *, who: Principal | None = None, strict: bool = True
     ) -> Any:
-        """The instance as it is understood now."""
+        """Return the instance as analysed now.
+
+        Unless `strict`, a query that is invalid or not cacheable has an instance, too: `Lost` or `Volatile`.
+        """
         prepared = self._queries.get(who or ADMIN, query_id)
         if who is not None:
             await self._queries.allow(who, prepared)
@@ -247,7 +254,10 @@ class Subscribed:
                 if not strict:
                     return Volatile(instance, key, url, head)
                 reasons = "; ".join(instance.analysis.volatile)
-                raise NotSupported(f"no feed can tell when this query is stale: {reasons}", hint="Poll it.")
+                raise NotSupported(
+                    f"a query whose answer is not cacheable has no feed: {reasons}",
+                    hint="Poll the query instead of subscribing to it.",
+                )
         except InvalidRequest:
             if strict:
                 raise
@@ -258,18 +268,18 @@ class Subscribed:
         return found
 
     def routes(self, db: str) -> Routing:
-        """An empty router."""
+        """Return an empty router."""
         return Routing(self._queries.answering(db).database.source)
 
     def hold(self, db: str, question: Any, *, last: int | None = None, since: int | None = None) -> None:
-        """Make its tag canonical until `release`. From any thread."""
+        """Track an instance, so that its tag is canonical until `release`. Callable from any thread."""
         if isinstance(question, Asked):
             self._held[db, question.key] = question
             self._names.setdefault((db, question.instance.key), set()).add(question.key)
             self._answering(question).hold(question.instance, last=last, since=since)
 
     def release(self, db: str, key: Hashable) -> None:
-        """It need not be any more, unless it is held by another name."""
+        """Stop tracking an instance, unless it is held under another key."""
         gone = self._held.pop((db, key), None)
         if gone is None:
             return
@@ -280,7 +290,7 @@ class Subscribed:
             self._answering(gone).release(gone.instance.key)
 
     def position(self, db: str, key: Hashable) -> tuple[str, int, int] | None:
-        """Of one that is held: its prefix, the last change that mattered to it, and how far was looked."""
+        """Return the tag prefix of a held instance, the offset of its last relevant change, and the offset checked."""
         held = self._held.get((db, key))
         if held is None:
             return None
@@ -300,14 +310,14 @@ def _values(args: Args) -> list[Value] | dict[str, Value]:
 
 
 def _url(query_id: str, args: bytes) -> str:
-    """Return where the answer is available; `args` is JSON."""
+    """Return the URL path of the answer; `args` is JSON."""
     if args in (b"[]", b"{}"):
         return f"/api/v1/q/{query_id}"
     return f"/api/v1/q/{query_id}?args={quote(args.decode(), safe='')}"
 
 
 def _bound(condition: Condition, args: Mapping[str, Value]) -> Condition:
-    """`condition` with its arguments put in."""
+    """Return `condition` with constants in place of its parameters."""
     match condition:
         case Test(column, op, operands):
             return Test(

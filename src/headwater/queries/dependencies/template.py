@@ -1,7 +1,7 @@
-"""Template: what the dependencies of many instances have in common, that is all but the values.
+"""Templates: dependencies without the argument values, shared by all instances that differ only in these values.
 
 A condition is a tree of leaves, each a column and a slot of the instance's values; a value is the bytes that the
-column must hold, a set of them, or spans. Where a column's bytes are not known, a leaf counts as true.
+column must hold, a set of them, or spans. A leaf is true if its column's bytes are not known.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from headwater.model.table import Column, Row, Table
 from headwater.queries.dependencies.column_bytes import Shape, Shapes, View, Watched, difference
 from headwater.queries.dependencies.intervals import Spans
 
-Held = bytes | frozenset[bytes] | Spans  # what a column must hold
+Held = bytes | frozenset[bytes] | Spans  # the bytes that a column may hold
 Values = tuple[Held, ...]
 Holds = Callable[[View, Values], bool]
-POINT, POINTS, SPANS = "point", "points", "spans"  # kinds of leaves, the best to look up by first
+POINT, POINTS, SPANS = "point", "points", "spans"  # kinds of leaves, the most selective first
 _RANK = {POINT: 0, POINTS: 1, SPANS: 2}
 _EXPRESSION = {POINT: "c == K[{0}]", POINTS: "c in K[{0}]", SPANS: "K[{0}].contains(c)"}
 MAX_FITS = 8
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """What one column must hold stands in this slot."""
+    """A test of one column against the value in `slot`."""
 
     column: str
     kind: str
@@ -34,13 +34,13 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 class Both(msgspec.Struct, frozen=True):
-    """Every part must be true."""
+    """A condition that is true if every part is."""
 
     parts: tuple[Node, ...]
 
 
 class Either(msgspec.Struct, frozen=True):
-    """One part must be true."""
+    """A condition that is true if any part is."""
 
     parts: tuple[Node, ...]
 
@@ -50,7 +50,7 @@ Tree = Node | bool  # a condition that is always or never true has no leaves
 
 
 class Path(msgspec.Struct, frozen=True):
-    """A way to find the instances whose condition a row may fulfil: by what these columns hold, of this kind."""
+    """Columns by whose values the instances are found whose condition a row may fulfil."""
 
     kind: str
     columns: tuple[str, ...]
@@ -58,7 +58,7 @@ class Path(msgspec.Struct, frozen=True):
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """A template for one shape: which places of a row are looked at, and the condition."""
+    """A template compiled for one version of its table: the compared columns and the condition."""
 
     shape: Shape
     watched: Watched
@@ -66,7 +66,7 @@ class Fit(msgspec.Struct, frozen=True):
     holds: Holds
 
     def touches(self, before: Row | None, after: Row | None, values: Values) -> bool:
-        """Whether a row that became another one, or came, or went, is seen."""
+        """Return whether an update, insert or delete of a row is relevant."""
         if before is not None and after is not None and not difference(self.watched, before, after):
             return False
         rows = [row for row in (before, after) if row is not None]
@@ -74,7 +74,7 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 class Template:
-    """One place of a table in a query, without the values. Compared by identity; made by `binding`."""
+    """One reference to a table in a query, without the values. Compared by identity; made by `bind`."""
 
     def __init__(
         self, shapes: Shapes, table: str, columns: frozenset[str] | None, tree: Tree, definitions: tuple[Column, ...]
@@ -82,16 +82,16 @@ class Template:
         self.table = table
         self.columns = columns
         self.tree = tree
-        self.definitions = definitions  # of the columns in `tree`, as they were when the values were written
+        self.definitions = definitions  # of the columns in `tree`, as of when the values were encoded
         self.paths = () if isinstance(tree, bool) else paths(tree)
         self._shapes = shapes
-        self._fits: list[tuple[Table, Fit | None]] = []  # the one used last in front
+        self._fits: list[tuple[Table, Fit | None]] = []  # the most recently used first
 
     def matters(self, change: Change, values: Values) -> bool:
-        """Whether `change` may be seen here; whatever goes wrong, it may."""
+        """Return whether `change` may be relevant; on any error it is."""
         try:
             return change.table.name == self.table and self._matters(change, values)
-        except Exception:  # the one rule: never silence
+        except Exception:  # a change must never be missed
             return True
 
     def _matters(self, change: Change, values: Values) -> bool:
@@ -101,7 +101,7 @@ class Template:
         return fit is None or fit.touches(change.before, change.after, values)
 
     def fit(self, table: Table) -> Fit | None:
-        """This for one shape of its table; None if that has not the columns, or compares them in another way."""
+        """Return the template compiled for `table`; None if its columns are missing there or defined differently."""
         fits = self._fits
         if fits and fits[0][0] is table:
             return fits[0][1]
@@ -121,14 +121,13 @@ class Template:
         return Fit(self._shapes.of(table), watched, sum(bit for _, bit in watched), _compile(self.tree, table))
 
 
-# Whether a before and an after image are needed, by op: a list, because ops hash slowly. None: no row is told.
+# Whether a before and an after image are needed, by op: a list, because ops hash slowly. None: the op has no row.
 _NEEDED: list[tuple[bool, bool] | None] = [None] * (max(Op) + 1)
 _NEEDED[Op.INSERT], _NEEDED[Op.UPDATE], _NEEDED[Op.DELETE] = (False, True), (True, True), (True, False)
 
 
 def is_unclear(change: Change) -> bool:
-    """Whether it is not known what `change` did to a row: a schema change, a truncate, an image that is missing, or
-    is no row of the shape."""
+    """Return whether the changed rows are not known: a schema change, a truncate, or an image missing or malformed."""
     needed = _NEEDED[change.op]
     if needed is None:
         return True
@@ -139,7 +138,7 @@ def is_unclear(change: Change) -> bool:
 
 
 def paths(node: Node) -> tuple[Path, ...]:
-    """The best ways to look `node` up: what makes it true is found by one of them."""
+    """Return the most selective paths for `node`: every row that fulfils it is found by one of them."""
     if isinstance(node, Leaf):
         return (Path(node.kind, (node.column,), (node.slot,)),)
     if isinstance(node, Either):
@@ -151,7 +150,7 @@ def paths(node: Node) -> tuple[Path, ...]:
 
 
 def leaves(tree: Tree) -> Iterator[Leaf]:
-    """Every leaf, by slot."""
+    """Yield every leaf, by slot."""
     if isinstance(tree, Leaf):
         yield tree
     elif isinstance(tree, Both | Either):
@@ -160,7 +159,7 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 
 def _compile(tree: Tree, table: Table) -> Holds:
-    """The condition as a function: the values are looked up in it, so that it serves every instance."""
+    """Return the condition as a function of a row and the values, so that it serves every instance."""
     made: Any = eval(f"lambda v, K: {_source(tree, table)}", {"__builtins__": {}})
     return made  # type: ignore[no-any-return]
 

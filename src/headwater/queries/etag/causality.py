@@ -1,8 +1,8 @@
-"""Causality tokens (`vector_clock_v2`): what a reader has seen of each table, and the floors they make for answers.
+"""Causality tokens (`vector_clock_v2`): the offset up to which a reader has seen each table.
 
-A token names offsets: its holder has seen every change of that table up to there. Sent back as `min_causality` it is
-a floor: an answer must have seen as much. Tables that a query does not read are not compared. `main.*` stands for all
-tables of a database together: a header that would be too long says that instead, and asks for a little more.
+Sent back as `min_causality`, a token is a floor: the answer must include every change up to its offsets. Tables that
+the query does not read are not compared. `main.*` stands for all tables of a database: a header that would be too
+long contains only that, which demands slightly more.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from headwater.errors import InvalidRequest, PreconditionFailed
 from headwater.model.database_name import real_name
 
 FORMAT = "vector_clock_v2"
-FORMATS = (FORMAT, "etag_chain_v1")  # read alike; the first is written
+FORMATS = (FORMAT, "etag_chain_v1")  # both are read in the same way; the first is written
 MAX_DEPS = 1_000
-MAX_HEADER = 2_048  # characters: proxies hold all headers of an answer in 4 or 8 KiB
-WHOLE = "*"  # in place of a table: all of its database
+MAX_HEADER = 2_048  # characters: proxies limit all headers of an answer to 4 or 8 KiB
+WHOLE = "*"  # in place of a table name: all tables of the database
 HINT = 'A token looks like {"format": "vector_clock_v2", "deps": [{"table": "main.users", "v": 3}]}.'
 _MALFORMED = "malformed min_causality"
 
 
 class Dep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The offset of the last change of one table; or, of a view that is kept, how far its changes were seen.
+    """The offset of the last change of one table, or the offset up to which a materialized view was seen.
 
-    We write tables only: a view of the database is seen through to its tables.
+    Headwater writes tables only: a view of the database is resolved to its tables.
     """
 
     table: str
@@ -40,18 +40,18 @@ class Dep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @property
     def key(self) -> tuple[str, bool]:
-        """What it tells of: a name without aliases, of a table or a view."""
+        """Return the table or view without aliases, and whether it is a view."""
         db, _, name = self.table.partition(".")
         return f"{real_name(db)}.{name}", bool(self.view)
 
     @property
     def seen(self) -> int:
-        """How far."""
+        """Return the offset up to which it was seen."""
         return (self.change_seq if self.view else self.v) or 0
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a reader of the answer has seen."""
+    """The offsets that a reader of the answer has seen."""
 
     format: str
     deps: tuple[Dep, ...] = ()
@@ -63,12 +63,12 @@ _decoder = msgspec.json.Decoder(Token)
 
 
 def token(db: str, tables: Mapping[str, int]) -> Token:
-    """The token of a read or write that saw `tables`, each up to the offset of its last change."""
+    """Return the token of a read or write that saw `tables`, each up to the given offset of its last change."""
     return Token(FORMAT, tuple(Dep(f"{db}.{name}", offset) for name, offset in sorted(tables.items())))
 
 
 def check(found: Token) -> Token:
-    """`found` if we can read it."""
+    """Return `found` if its format is supported and it is well-formed; else raise InvalidRequest."""
     if found.format not in FORMATS:
         raise InvalidRequest(f"unsupported causality format {found.format[:40]!r}", hint=HINT)
     if len(found.deps) > MAX_DEPS or not all(map(_is_whole, found.deps)):
@@ -77,7 +77,7 @@ def check(found: Token) -> Token:
 
 
 def _is_whole(dep: Dep) -> bool:
-    """Whether it says how far, in the one way its kind has."""
+    """Return whether the entry has the fields of its kind, a table or a view, and no others."""
     _, dot, name = dep.table.partition(".")
     if dep.view:
         fits = dep.v is None and dep.change_seq is not None and dep.change_seq >= 0
@@ -87,7 +87,7 @@ def _is_whole(dep: Dep) -> bool:
 
 
 def from_json(body: Any) -> Token:
-    """The token that a request holds as JSON."""
+    """Return the token in the decoded JSON of a request."""
     try:
         return check(msgspec.convert(body, Token))
     except (msgspec.ValidationError, RecursionError):
@@ -95,7 +95,7 @@ def from_json(body: Any) -> Token:
 
 
 def parse(text: bytes | str) -> Token:
-    """The token written as JSON in `text`."""
+    """Return the token in JSON text."""
     try:
         return check(_decoder.decode(text))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -103,7 +103,7 @@ def parse(text: bytes | str) -> Token:
 
 
 def to_header(found: Token) -> str:
-    """The base64url form, without padding; where that is too long, of each database as a whole."""
+    """Return the token as base64url without padding; if that is too long, with one entry per database."""
     text = _base64(found)
     return text if len(text) <= MAX_HEADER else _base64(whole(found))
 
@@ -113,7 +113,7 @@ def _base64(found: Token) -> str:
 
 
 def whole(found: Token) -> Token:
-    """What is said of the tables of one database, as one floor under all of them: it is met only where theirs are."""
+    """Return the token with one entry per database, at the highest offset: it is at least as strict."""
     most: dict[str, int] = {}
     for dep in found.deps:
         if not dep.view:
@@ -124,7 +124,7 @@ def whole(found: Token) -> Token:
 
 
 def from_header(text: str) -> Token:
-    """The token of a header, padded or not."""
+    """Return the token of a header, padded or not."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -136,7 +136,7 @@ def from_header(text: str) -> Token:
 
 
 def merge(*tokens: Token) -> Token:
-    """What one who holds all of them has seen: of each table the most."""
+    """Return the token of a reader that has seen all of `tokens`: the highest offset of each table."""
     most: dict[tuple[str, bool], Dep] = {}
     for dep in _each(tokens):
         known = most.get(dep.key)
@@ -150,12 +150,12 @@ def _each(tokens: Iterable[Token]) -> Iterable[Dep]:
 
 
 def _newer(dep: Dep, known: Dep) -> bool:
-    """Of two views seen equally far one that says it is stale is believed, so that no order of merging matters."""
+    """Return whether `dep` replaces `known`; at equal offsets a stale view wins, so that the order does not matter."""
     return (dep.seen, bool(dep.stale), dep.stale is None) > (known.seen, bool(known.stale), known.stale is None)
 
 
 def dominates(a: Token, b: Token) -> bool:
-    """Whether who holds `a` has seen all that `b` tells of."""
+    """Return whether the holder of `a` has seen every change that `b` names."""
     seen: dict[tuple[str, bool], int] = {}
     for dep in a.deps:
         seen[dep.key] = max(dep.seen, seen.get(dep.key, 0))
@@ -167,9 +167,9 @@ def _whole_of(dep: Dep) -> tuple[str, bool]:
 
 
 def floor_of(found: Token, db: str, tables: Collection[str]) -> dict[str, int]:
-    """How far an answer over `tables` of `db` must have seen each of them; those it does not name are left out.
+    """Return the offsets that an answer over `tables` of `db` must have reached, for the tables that the token names.
 
-    `WHOLE` is among them where the token speaks of the database as such.
+    The key `WHOLE` is included if the token names the whole database.
     """
     names = {(f"{real_name(db)}.{name}", False): name for name in (*tables, WHOLE)}
     floor: dict[str, int] = {}
@@ -181,26 +181,26 @@ def floor_of(found: Token, db: str, tables: Collection[str]) -> dict[str, int]:
 
 
 def lacking(floor: Mapping[str, int], reached: Mapping[str, int]) -> dict[str, int]:
-    """The part of `floor` that lies beyond what was `reached`; empty when it holds. More of it may hold in a moment."""
+    """Return the part of `floor` that is above `reached`; empty if the floor is met."""
     return {name: offset for name, offset in floor.items() if offset > reached.get(name, 0)}
 
 
 def demand(floor: Mapping[str, int], reached: Mapping[str, int], *, began: int = 1) -> None:
-    """PreconditionFailed unless `floor` holds. `began` is the first offset of the log's generation.
+    """Raise PreconditionFailed unless `floor` is met. `began` is the first offset of the log's generation.
 
-    A floor of an earlier generation never holds: whether what its holder saw is still there cannot be told. A floor
-    of 0 asks for nothing.
+    A floor of an earlier generation is never met: the changes that its holder saw may not exist in this one. A floor
+    of 0 demands nothing.
     """
     old = sorted(name for name, offset in floor.items() if 0 < offset < began - 1)
     if old:
         raise PreconditionFailed(
-            f"what was seen of {old[0]!r} is from before the log began anew",
-            hint="Forget the token and read again without min_causality.",
+            f"the causality token names offset {floor[old[0]]} of {old[0]!r}, from an earlier generation of the log",
+            hint="Drop the token and read again without min_causality.",
         )
     ahead = lacking(floor, reached)
     if ahead:
         name, offset = min(ahead.items())
         raise PreconditionFailed(
             f"{name!r} is at {reached.get(name, 0)} here, below the floor {offset}",
-            hint="Ask again in a moment; the change is not here yet, or the token is from another database.",
+            hint="Retry in a moment: the change has not arrived yet, or the token is from another database.",
         )

@@ -1,4 +1,4 @@
-"""If-Match and If-None-Match by RFC 9110 §13: what the two headers say, and what follows from them. Pure."""
+"""If-Match and If-None-Match by RFC 9110 §13: parsing, comparison, and the resulting status."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from headwater.errors import InvalidRequest
 
 SAFE = ("GET", "HEAD")
-ENCODED = ("-gzip", "-br")  # what Apache puts behind a tag when it compresses the answer
+ENCODED = ("-gzip", "-br")  # suffixes that Apache adds to a tag when it compresses the answer
 HINT = 'Tags are quoted, with commas between them: "a", W/"b". Or send * alone.'
 
 _TAG = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
@@ -26,7 +26,7 @@ class Tag(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> Tag:
-        """The tag written `text`, quotes and all."""
+        """Return the tag in `text`, which includes the quotes."""
         found = _TAG.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r} is not an entity tag")
@@ -37,14 +37,14 @@ class Tag(msgspec.Struct, frozen=True):
 
 
 class Tags(msgspec.Struct, frozen=True):
-    """What one of the two headers names: any state at all (`*`), or a list of tags, which may be empty."""
+    """The value of one of the two headers: `*`, or a list of tags, which may be empty."""
 
     any: bool = False
     tags: tuple[Tag, ...] = ()
 
     @classmethod
     def parse(cls, header: bytes | str) -> Tags | None:
-        """What `header` holds; None if that is not what the grammar allows."""
+        """Parse the value of a header; return None if it is malformed."""
         text = header.decode("latin-1") if isinstance(header, bytes) else header
         if text.strip(" \t") == "*":
             return cls(any=True)
@@ -60,27 +60,27 @@ class Tags(msgspec.Struct, frozen=True):
 
     @property
     def opaque(self) -> list[str]:
-        """What stands inside the quotes of each tag."""
+        """Return the tags without quotes."""
         return [tag.opaque for tag in self.tags]
 
     def matches_strong(self, tag: str) -> bool:
-        """Whether `tag` is in the list, and both are strong."""
+        """Return whether `tag` is in the list, and both are strong."""
         wanted = Tag.of(tag)
         return not wanted.weak and wanted in self.tags
 
     def matches_weak(self, tag: str) -> bool:
-        """Whether `tag` is in the list, weak or strong, or as a proxy that compresses has changed it."""
+        """Return whether `tag` is in the list, weak or strong, also with the suffix of a compressing proxy."""
         return self.weakly(tag) is not None
 
     def weakly(self, tag: str) -> Tag | None:
-        """The tag in the list that `tag` matches, as the client wrote it: a 304 has to repeat it."""
+        """Return the listed tag that `tag` matches weakly, as the client wrote it: a 304 has to repeat it."""
         wanted = Tag.of(tag).opaque
         known = {wanted, *(wanted + suffix for suffix in ENCODED)}
         return next((one for one in self.tags if one.opaque in known), None)
 
 
 class Verdict(Enum):
-    """What becomes of a request."""
+    """The result of evaluating the preconditions of a request."""
 
     GO_ON = "go on"
     NOT_MODIFIED = "304"
@@ -88,24 +88,24 @@ class Verdict(Enum):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The verdict; with NOT_MODIFIED the tag for the answer: the client's own."""
+    """The verdict; with NOT_MODIFIED also the tag for the answer, as the client sent it."""
 
     verdict: Verdict
     tag: str | None = None
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """The two headers of a request; None where one was not sent."""
+    """The two headers of a request; None for a header that was not sent."""
 
     if_match: Tags | None = None
     if_none_match: Tags | None = None
 
     @classmethod
     def of(cls, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Conditions:
-        """Those of a request; lines of one name are one list.
+        """Return the preconditions of a request; several lines of one header form one list.
 
-        What cannot be read is refused, because a write that was meant to be conditional must not go through
-        without its condition. Only If-None-Match of a read is left out then: the whole answer is always right.
+        A malformed header is rejected, because a conditional write must not run without its condition. Only a
+        malformed If-None-Match of a read is ignored: the full answer is always correct.
         """
         lines: dict[bytes, list[bytes]] = {b"if-match": [], b"if-none-match": []}
         for name, value in headers:
@@ -114,7 +114,7 @@ class Conditions(msgspec.Struct, frozen=True):
         found = {name: Tags.parse(b",".join(values)) for name, values in lines.items() if values}
         for name, tags in found.items():
             if tags is None and not (name == b"if-none-match" and method in SAFE):
-                raise InvalidRequest(f"the header {name.decode()} cannot be read", hint=HINT)
+                raise InvalidRequest(f"the header {name.decode()} is malformed", hint=HINT)
         return cls(found.get(b"if-match"), found.get(b"if-none-match"))
 
     def decide(self, method: str, etag: str | None, *, also: tuple[str, ...] = ()) -> Outcome:
@@ -130,10 +130,10 @@ def decide(
     *,
     also: tuple[str, ...] = (),
 ) -> Outcome:
-    """What the headers demand of `method`, in the order of RFC 9110 §13.2.2, where `etag` is current.
+    """Evaluate the headers of a request in the order of RFC 9110 §13.2.2, for the current `etag`.
 
-    None is a thing that is not there. `also` are tags of the same state in other forms, as good in If-Match.
-    Ask only where the answer would be a 2xx otherwise: the headers say nothing about a 404 (§13.2.1).
+    `etag` is None if the resource does not exist. `also` are tags of the same state in other formats, which If-Match
+    accepts too. Call it only if the answer would be a 2xx otherwise: the headers do not apply to a 404 (§13.2.1).
     """
     if if_match is not None and not _holds(if_match, etag, also):
         return Outcome(Verdict.FAILED)
@@ -155,6 +155,6 @@ def _holds(if_match: Tags, etag: str | None, also: tuple[str, ...]) -> bool:
 
 
 def _gap(text: str, place: int) -> int:
-    """Where the blanks and commas after `place` end."""
+    """Return the end of the blanks and commas after `place`."""
     found = _GAP.match(text, place)
     return place if found is None else found.end()

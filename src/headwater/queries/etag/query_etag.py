@@ -1,7 +1,7 @@
-"""The tag of a query's answer: a prefix that names the question, and an offset at which the answer was current.
+"""ETags of query answers: a prefix that identifies the question, and an offset at which the answer was current.
 
-Any offset will do at which the content was that: a tag is valid while nothing that matters to the query came
-after its offset. So it needs no memory, and holds across processes and restarts.
+Any offset at which the content was the same will do: a tag is current while no change after its offset is relevant
+to the query. So tags need no memory, and stay valid across processes and restarts.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ import msgspec
 from headwater.model.literal import Value
 from headwater.model.row_msgpack import encode_row
 
-FORMAT = "2"  # raise it whenever the same question could be answered in other bytes
-EXTRACTOR = "1"  # raise it whenever dependencies of the same query may come out smaller
-LONG = 1_024  # bytes of encoded arguments: more are kept as a digest
-_DIGEST = b"\xc1"  # before a digest: no encoded row begins with this byte
+FORMAT = "2"  # increase it whenever the answer to the same question may have other bytes
+EXTRACTOR = "1"  # increase it whenever the analysis of the same query may find fewer dependencies
+LONG = 1_024  # bytes of encoded arguments; longer ones are hashed
+_DIGEST = b"\xc1"  # prefix of a hash: no encoded row begins with this byte
 
-_TAG = re.compile(r"([A-Za-z0-9_-]{16})\.([0-9a-f]{1,15})(?:-gzip|-br)?\Z")  # the end is a proxy's
+_TAG = re.compile(r"([A-Za-z0-9_-]{16})\.([0-9a-f]{1,15})(?:-gzip|-br)?\Z")  # a compressing proxy adds the suffix
 
 
 class QueryTag(msgspec.Struct, frozen=True):
-    """What stands inside the quotes."""
+    """The parsed content of a tag, without quotes."""
 
     prefix: str
     offset: int
 
     def write(self, *, weak: bool = False) -> str:
-        """As a header has it."""
+        """Return the tag as the value of a header."""
         return f'{"W/" if weak else ""}"{self.prefix}.{self.offset:x}"'
 
 
 def read_tag(opaque: str) -> QueryTag | None:
-    """The tag in `opaque`; None if it is none of ours."""
+    """Parse a tag without quotes; return None if it is not a query tag."""
     found = _TAG.match(opaque)
     return None if found is None else QueryTag(found[1], int(found[2], 16))
 
 
 class Question(msgspec.Struct, frozen=True):
-    """All that decides what an answer means, but for the rows."""
+    """Everything that determines an answer except the rows."""
 
     db: str
     generation: str
@@ -50,12 +50,12 @@ class Question(msgspec.Struct, frozen=True):
     sql: str
     args: tuple[tuple[str, Value], ...]
     format: str
-    scope: str = ""  # whose rows are seen, where that is not everybody's
-    packed: bytes = b""  # `pack_args` of the arguments, where that was done already
+    scope: str = ""  # the caller's view of the rows, if callers see different rows
+    packed: bytes = b""  # the result of `pack_args`, if it was computed already
 
     @property
     def prefix(self) -> str:
-        """Another one for every other question."""
+        """Return the prefix of the question's tags, different for every question."""
         digest = hashlib.blake2b(digest_size=12)
         texts = (FORMAT, EXTRACTOR, self.db, self.generation, self.epoch, self.sql, self.format, self.scope)
         digest.update(encode_row((*texts, *(name for name, _ in self.args))))
@@ -64,11 +64,11 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def pack_args(args: Iterable[tuple[str, Value]]) -> bytes:
-    """Return bytes that are equal exactly for equal values of equal types; short ones however long the values are."""
+    """Return short bytes that are equal exactly for equal values of equal types."""
     encoded = encode_row(tuple(value for _, value in args))
     return encoded if len(encoded) <= LONG else _DIGEST + hashlib.blake2b(encoded).digest()
 
 
 def sorted_args(args: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
-    """Arguments in the one order that counts."""
+    """Return the arguments sorted by name."""
     return tuple(sorted(args.items()))

@@ -1,4 +1,4 @@
-"""The ETag of a row: a strong tag over what the row holds, stateless and the same after a restart."""
+"""ETags of rows: strong tags computed from the row's values alone, and therefore the same after a restart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAG = re.compile(r'(?:W/)?"([^"]*)"\Z')
 
 
 def row_etag(db: str, table: Table, row: Row) -> str:
-    """The quoted tag of `row`: equal exactly while its visible columns, by name, type and value, are."""
+    """Return the quoted tag of `row`; it changes exactly when a visible column changes its name, type or value."""
     names = tuple(column.name for column in table.visible)
     values = tuple(row[table.index[name]] for name in names)
     content = encode_row((db, table.name, *names)) + encode_row(values)
@@ -23,24 +23,27 @@ def row_etag(db: str, table: Table, row: Row) -> str:
 
 
 def opaque(tag: str) -> str:
-    """What stands inside a tag, given bare, quoted, or weak (the RPC fields accept all three)."""
+    """Return the content of a tag given bare, quoted, or weak (the RPC fields accept all three)."""
     match = _TAG.match(tag)
     return match.group(1) if match else tag
 
 
 def one_tag(if_match: str | None, expected_etag: str | None) -> str | None:
-    """The tag a caller expects, by whichever of the two names it came."""
+    """Return the expected tag of a request, which has two names for it."""
     if if_match is not None and expected_etag is not None and opaque(if_match) != opaque(expected_etag):
         raise InvalidRequest(
-            "`if_match` and `expected_etag` name different tags", hint="Send one of them: they mean the same."
+            "`if_match` and `expected_etag` have different tags", hint="Send one of them: they mean the same."
         )
     return if_match if if_match is not None else expected_etag
 
 
 def demand(expected: str, db: str, table: Table, rows: list[Row]) -> None:
-    """Conflict unless `rows` is the one row that `expected` tags."""
+    """Raise Conflict unless `rows` is exactly one row and `expected` is its tag."""
     if len(rows) != 1:
         found = "no row" if not rows else "more than one row"
-        raise Conflict(f"the etag tags one row of {table.name!r}, but `where` matches {found}")
+        raise Conflict(
+            f"the etag is that of one row of {table.name!r}, but `where` matches {found}",
+            hint="Select exactly one row, by its key.",
+        )
     if opaque(row_etag(db, table, rows[0])) != opaque(expected):
-        raise Conflict(f"the row of {table.name!r} has changed since its etag was read")
+        raise Conflict(f"the row of {table.name!r} has changed since its etag was read", hint="Read the row again.")

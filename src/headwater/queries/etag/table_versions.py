@@ -1,11 +1,11 @@
-"""Table versions: the offset of the last change of every table, kept past the horizon of the log.
+"""The offset of the last change of every table, also of changes before the horizon of the log.
 
-    log ──advance──> {table: offset}  ──save──> a note beside the log ──> after a restart, and the log from there on
+    log ──advance──> {table: offset}  ──save──> a note stored with the log ──> after a restart: note, then log
 
-What is not known exactly is told too high, never too low: a table that may have changed in a stretch of the log that
-was dropped unread counts as changed at its end (`horizon - 1`). That is still true of a token, for whoever reads now
-has seen every change up to there; a number too low would let an older answer pass for one that saw as much.
-Numbers never go back.
+An offset that is not known exactly is reported too high, never too low: a table that may have changed in a part of
+the log that was trimmed unread counts as changed at its end (`horizon - 1`). Such a token is still correct, because
+every reader has seen all changes up to there; an offset too low would let an older answer meet a floor that it does
+not reach. Offsets never decrease.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from headwater.model.try_lock import try_lock
 from headwater.queries.etag.causality import WHOLE
 
 NOTE = "table_versions"
-SAVE_EVERY = 10_000  # changes; what was not saved is read again after a restart, or told too high
-MAX_BEHIND = 100  # changes that the loop itself may take in
-MAX_TABLES = 10_000  # beyond this the tables that stood still the longest share one number
+SAVE_EVERY = 10_000  # changes; those not saved are read again after a restart, or reported too high
+MAX_BEHIND = 100  # changes that the event loop itself may apply
+MAX_TABLES = 10_000  # beyond this, the tables unchanged for longest share one offset
 
 
 class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is saved. `rest` holds for every table that is not named."""
+    """The saved versions. `rest` is the offset of every table that is not listed."""
 
     generation: str
     upto: int
@@ -38,14 +38,14 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableVersions:
-    """Of one database. From any thread; nothing runs by itself."""
+    """The table versions of one database. Thread-safe; nothing runs in the background."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._lock = threading.RLock()  # guards what follows
+        self._lock = threading.RLock()  # guards all fields below
         self._last: dict[str, int] = {}
-        self._told: dict[str, int] = {}  # ahead of the log
-        # Nothing is known of what lies before the horizon, unless that is where the generation begins.
+        self._reported: dict[str, int] = {}  # offsets reported for reads that were ahead of the log
+        # Changes before the horizon are not known, unless the generation begins there.
         self._upto = self._rest = log.horizon - 1
         self._saved = -1
         self._recall()
@@ -60,7 +60,7 @@ class TableVersions:
             self._upto = self._saved = kept.upto
 
     def advance(self) -> int:
-        """Look at all that is in the log by now; the offset that was reached. Costs nothing where nothing is new."""
+        """Apply the log up to its end and return that offset. Costs nothing if nothing is new."""
         if self._log.latest <= self._upto:
             return self._upto
         with self._lock:
@@ -68,14 +68,14 @@ class TableVersions:
                 try:
                     self._look()
                     break
-                except OffsetExpired:  # retention was faster, or a new generation began: offsets never go back
+                except OffsetExpired:  # the log was trimmed past our offset, or a new generation began
                     self._upto = max(self._upto, self._log.horizon - 1)
                     self._rest = max(self._rest, self._upto)
             return self._upto
 
     @property
     def is_near(self) -> bool:
-        """Return whether so little is new in the log that the loop itself may advance."""
+        """Return whether the backlog is so small that the event loop itself may advance."""
         return self._log.latest - self._upto <= MAX_BEHIND
 
     @contextmanager
@@ -97,40 +97,40 @@ class TableVersions:
         self._rest = max(self._rest, *(self._last.pop(name) for name in oldest))
 
     def at(self, tables: Collection[str], position: int | None = None) -> dict[str, int]:
-        """The offset of the last change of each of `tables`, as the log was last looked at.
+        """Return the offset of the last change of each of `tables`, as of the last `advance`.
 
-        With `position`: at that offset, which a read saw. Changes that came since do not count. Where the log is not
-        there yet, all of them count as changed at `position`, now and from now on.
+        With `position`, the offset of a read: without later changes. If the log has not reached `position` yet, all
+        `tables` count as changed there, now and in later calls.
         """
         with self._lock:
             if position is not None and position > self._upto:
-                self._told |= {name: max(position, self._told.get(name, 0)) for name in tables}
+                self._reported |= {name: max(position, self._reported.get(name, 0)) for name in tables}
             found = {name: self._of(name) for name in tables}
             return found if position is None else {name: min(offset, position) for name, offset in found.items()}
 
     def _of(self, name: str) -> int:
-        return max(self._last.get(name, 0), self._told.get(name, 0), self._rest)
+        return max(self._last.get(name, 0), self._reported.get(name, 0), self._rest)
 
     def reached(self, tables: Collection[str]) -> dict[str, int]:
-        """How far each of `tables` is seen by whoever reads now: what a floor is held against.
+        """Return the offset that a read now has reached for each of `tables`, for comparison with a floor.
 
-        Not below the horizon, which another process may have told for a table it did not know. `WHOLE` is how far the
-        log itself was seen.
+        It is not below the horizon, which another process may have reported for a table it did not know. The value of
+        `WHOLE` is the applied offset of the log.
         """
         least = self._log.horizon - 1
         return {name: max(offset, least) for name, offset in self.at(tables).items()} | {WHOLE: self._upto}
 
     def save(self, *, every: int = SAVE_EVERY) -> bool:
-        """Keep what is known beside the log, if `every` changes came since; whether it did. Waits for the disk.
+        """Save the versions to the log's notes if at least `every` changes are new; return whether it did.
 
-        Only what is durable in the log is told: what is staged comes again.
+        Blocks on the disk. Only durable changes count: staged ones are read again after a restart.
         """
         with self._lock:
             durable = self._log.durable if isinstance(self._log, LiveLog) else self._log.latest
             upto = min(self._upto, durable)
             if upto - self._saved < every:
                 return False
-            tables = {name: min(self._of(name), upto) for name in {*self._last, *self._told}}
+            tables = {name: min(self._of(name), upto) for name in {*self._last, *self._reported}}
             kept = _Kept(self._log.generation, upto, min(self._rest, upto), tables)
         self._log.set_notes(**{NOTE: msgspec.json.encode(kept).decode()})
         self._saved = upto

@@ -1,4 +1,4 @@
-"""Applying a patch: the rule that every client follows, written once in Python. The JavaScript client is its twin."""
+"""Reference implementation of applying a patch to rows; the JavaScript client implements the same rule."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ _patches = msgspec.json.Decoder(_Patch)
 
 
 def apply(patch: bytes, rows: Sequence[bytes], form: Form | None = None) -> list[bytes]:
-    """The rows after `patch`, each as its JSON text; Conflict if they are not what the server has."""
+    """Return the rows after `patch`, each as its JSON text; Conflict if their hash is not that of the server."""
     read = _patches.decode(patch)
     if read.reset:
         if read.full is None:
-            raise Conflict("the patch is a reset without rows", hint="Ask for the whole answer.")
+            raise Conflict("the patch is a reset without rows", hint="Request the whole answer.")
         result = list(map(bytes, read.full.rows))
     else:
         result = _stepped(read, rows, form or Form())
     if rows_hash(result, ordered=read.ordered) != read.result_hash:
-        raise Conflict("the patch does not fit these rows", hint="Ask for the whole answer.")
+        raise Conflict("the patch does not fit these rows", hint="Request the whole answer.")
     return result
 
 
 def rows_hash(rows: Sequence[bytes], *, ordered: bool = True) -> str:
-    """`result_hash`: SHA-256 over the array of row texts as sent, sorted by bytes where order means nothing."""
+    """Return `result_hash`: SHA-256 over the array of row texts as sent, sorted by bytes if they are unordered."""
     text = b"[%s]" % b",".join(rows if ordered else sorted(rows))
     return "sha256:" + hashlib.sha256(text).hexdigest()
 
@@ -94,4 +94,4 @@ def _known(held: dict[bytes, bytes], key: Raw) -> bytes:
 
 
 def _refused() -> Any:
-    raise Conflict("the patch does not fit these rows", hint="Ask for the whole answer.")
+    raise Conflict("the patch does not fit these rows", hint="Request the whole answer.")

@@ -1,4 +1,4 @@
-"""Patches for a client that says what it holds, where its base is no longer kept here."""
+"""Patches for a client that sends the keys of its rows, because the server no longer has its base answer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HeldRow(msgspec.Struct, forbid_unknown_fields=True):
-    """A row that the client holds: its key, and for the strict mode its fingerprint."""
+    """A row of the client: its key, and in strict mode its fingerprint."""
 
     pk: list[Any]
     fp: str | None = None
 
 
 class ClientState(msgspec.Struct, forbid_unknown_fields=True):
-    """`client_state` of query.patch: the rows in the order in which the client holds them."""
+    """`client_state` of query.patch: the rows of the client, in its order."""
 
     mode: str = "strict"
     rows: list[HeldRow] | None = None
@@ -34,7 +34,7 @@ class ClientState(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def fingerprint(text: bytes) -> str:
-    """`fp` of a row: the first 32 hex digits of SHA-256 over its JSON text as sent."""
+    """Return `fp` of a row: the first 32 hex digits of SHA-256 over its JSON text as sent."""
     return hashlib.sha256(text).hexdigest()[:32]
 
 
@@ -46,19 +46,20 @@ def diff_state(
     window: dict[str, int] | None = None,
     include_full: bool = True,
 ) -> dict[str, Any]:
-    """What leads from the rows that `state` names to `fresh`.
+    """Return the patch from the rows in `state` to `fresh`.
 
-    Strict: exact. membership_only: rows come, go and move; whether one that stayed has changed is not known here,
-    and `result_hash` tells the client.
+    In mode strict it is exact. In mode membership_only it adds, removes and moves rows; whether a remaining row has
+    changed is not known here: the client finds out by `result_hash`.
     """
     held = _checked(state)
     if fresh.key is None:
         raise NotSupported(
-            "a patch for `client_state` needs rows with a key", hint="Select the primary key, or ask for the answer."
+            "a patch for `client_state` needs rows with a key",
+            hint="Select the primary key, or request the whole answer.",
         )
     keys = [_key(row, fresh) for row in held]
     if len(set(keys)) != len(keys):
-        raise InvalidRequest("`client_state.rows` names a row twice")
+        raise InvalidRequest("`client_state.rows` contains a key twice", hint="Send each row once.")
     strict = state.mode == "strict"
     fresh_keys = [fresh.key_of(place) for place in range(len(fresh.texts))]
     new, old = fresh_keys, keys
@@ -76,19 +77,21 @@ def diff_state(
 def _checked(state: ClientState) -> list[HeldRow]:
     if state.mode == "add_only" or state.keys_bloom is not None:
         raise NotSupported(
-            "`client_state` by a Bloom filter (add_only, keys_bloom) is not supported: it names rows only probably",
+            "`client_state` with a Bloom filter (add_only, keys_bloom) is not supported: it identifies rows inexactly",
             hint='Send mode "strict" or "membership_only" with `rows`.',
         )
     if state.mode not in ("strict", "membership_only"):
         raise InvalidRequest(f"unknown mode {state.mode[:40]!r}", hint='Use "strict" or "membership_only".')
     if state.rows is None:
-        raise InvalidRequest("`client_state.rows` is missing", hint="Name the rows that you hold; [] for none.")
+        raise InvalidRequest("`client_state.rows` is missing", hint="Send the client's rows; [] for none.")
     if len(state.rows) > MOST_ROWS:
-        raise InvalidRequest(f"`client_state.rows` names more than {MOST_ROWS} rows", hint="Ask for the answer.")
+        raise InvalidRequest(
+            f"`client_state.rows` has {len(state.rows)} rows, more than {MOST_ROWS}", hint="Request the whole answer."
+        )
     if state.mode == "strict" and not all(row.fp and _FP.match(row.fp) for row in state.rows):
         raise InvalidRequest(
-            "in mode strict every row of `client_state` has an `fp`",
-            hint="The first 32 hex digits of SHA-256 over the row's JSON text as it was sent.",
+            "in mode strict every row of `client_state` needs an `fp`",
+            hint="Send the first 32 hex digits of SHA-256 over the row's JSON text as it was received.",
         )
     return state.rows
 
@@ -96,5 +99,5 @@ def _checked(state: ClientState) -> list[HeldRow]:
 def _key(row: HeldRow, fresh: Answer) -> bytes:
     assert fresh.key is not None
     if len(row.pk) != len(fresh.key):
-        raise InvalidRequest(f"`pk` has {len(row.pk)} values where the key has {len(fresh.key)}")
+        raise InvalidRequest(f"`pk` has {len(row.pk)} values, but the key has {len(fresh.key)}")
     return _encode([fresh.form.write(from_lit(value)) for value in row.pk])

@@ -1,7 +1,7 @@
-"""Patches: the difference between two answers of one query, small where the answers are nearly the same.
+"""Patches: the difference between two answers of one query, small if the answers are nearly the same.
 
-An answer is compared as it is sent: row by row, by the JSON text of each row. So 1, 1.0 and true differ, whatever the
-format keeps apart is kept apart, and a client checks by SHA-256 over the very texts it holds (`Answer.hash`).
+Answers are compared as sent: row by row, by the JSON text of each row. So values that differ in the format, such as
+1, 1.0 and true, differ in the patch, and a client checks the result by SHA-256 over its own texts (`Answer.hash`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from headwater.model.literal import Value, to_lit, to_plain
 from headwater.model.table import Row
 from headwater.queries.patch.steps import NoSteps, Steps, steps
 
-SLACK = 1024  # bytes: a patch may be larger than the whole answer by so much, as every patch of a tiny answer is
-ROW_COST = 120  # bytes of one row in memory besides its text and its mark
+SLACK = 1024  # bytes by which a patch may exceed the whole answer, as every patch of a tiny answer does
+ROW_COST = 120  # bytes of one row in memory in addition to its text and its mark
 
 _encode = msgspec.json.Encoder().encode
 _cells = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -31,18 +31,18 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 @dataclass(frozen=True)
 class Form:
-    """How rows are written: each value by `write`, each row as an array or as an object by column."""
+    """The format of rows: each value encoded by `write`, each row as an array or as an object by column name."""
 
     write: Callable[[Value], Any] = to_lit
     as_objects: bool = False
 
     def text(self, names: Sequence[str], row: Row) -> bytes:
-        """One row as it is sent."""
+        """Return the JSON text of a row."""
         cells = [self.write(value) for value in row]
         return _encode(dict(zip(names, cells, strict=True)) if self.as_objects else cells)
 
     def key(self, names: Sequence[str], places: tuple[int, ...], text: bytes) -> bytes:
-        """The key of a row, cut out of its text: an array, in objects too."""
+        """Return the key of a row, extracted from its text, as an array in both formats."""
         if self.as_objects:
             fields = _fields(text)
             return b"[%s]" % b",".join(bytes(fields[names[place]]) for place in places)
@@ -56,15 +56,15 @@ FORMS = {formats.ROWS: ROWS, formats.OBJECTS: OBJECTS, formats.PLAIN: PLAIN}  # 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer as it is sent, under its tag. `key` are the places that tell its rows apart, None if none do."""
+    """One answer as sent, with its tag. `key` are the columns that identify a row, None if no columns do."""
 
     tag: str
-    columns: tuple[Any, ...]  # as they are sent: objects with a name
+    columns: tuple[Any, ...]  # as sent: objects with a name
     key: tuple[int, ...] | None
-    ordered: bool  # whether the order of the rows is part of the answer (`Analysis.is_total`)
+    ordered: bool  # the order of the rows is part of the answer (`Analysis.is_total`)
     form: Form
     texts: tuple[bytes, ...]
-    marks: tuple[bytes | None, ...]  # the values of each row, to find its text again without writing it
+    marks: tuple[bytes | None, ...]  # the values of each row, to find its text in another answer without encoding it
 
     @classmethod
     def of(
@@ -78,7 +78,7 @@ class Answer:
         form: Form = ROWS,
         like: Answer | None = None,
     ) -> Answer:
-        """Write `rows`; those that stand in `like` too are not written again."""
+        """Return the answer with `rows`; the text of rows that are also in `like` is reused."""
         sent = tuple(columns)
         names = [column["name"] for column in sent]
         marks = tuple(map(_mark, rows))
@@ -91,50 +91,50 @@ class Answer:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The columns' names."""
+        """Return the names of the columns."""
         return tuple(column["name"] for column in self.columns)
 
     @cached_property
     def rows_text(self) -> bytes:
-        """The `rows` of the answer, byte for byte as they are sent."""
+        """Return the `rows` of the answer, byte for byte as sent."""
         return b"[%s]" % b",".join(self.texts)
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over `rows_text`; where the order means nothing, over the texts sorted by their bytes."""
+        """Return SHA-256 over `rows_text`; if the rows are unordered, over the texts sorted by bytes."""
         text = self.rows_text if self.ordered else b"[%s]" % b",".join(sorted(self.texts))
         return "sha256:" + hashlib.sha256(text).hexdigest()
 
     @cached_property
     def size(self) -> int:
-        """About how many bytes of memory it takes."""
+        """Return about how many bytes of memory the answer takes."""
         return sum(map(len, self.texts)) + sum(len(mark or b"") for mark in self.marks) + ROW_COST * len(self.texts)
 
     def key_of(self, place: int) -> bytes:
-        """The key of the row at `place`, as it is sent."""
+        """Return the key of the row at `place`, as sent."""
         assert self.key is not None
         return self.form.key(self.names, self.key, self.texts[place])
 
 
 def _tells_apart(key: tuple[int, ...] | None, rows: Sequence[Row]) -> bool:
-    """Whether `key` keeps its promise here: a primary key of SQLite may hold NULL twice."""
+    """Return whether `key` is unique in `rows`: a primary key of SQLite may contain NULL twice."""
     if not key:
         return key is not None and len(rows) <= 1
     return len(set(map(itemgetter(*key), rows))) == len(rows)
 
 
 def _mark(row: Any) -> bytes | None:
-    """The values of `row` with their types; None for kinds that have no such short form."""
+    """Return the values of `row` with their types as bytes; None if a value cannot be marshalled."""
     try:
-        return marshal.dumps(row, 2)  # of the versions that know floats exactly, the last without back references
+        return marshal.dumps(row, 2)  # the last version without back references, which make equal rows differ
     except ValueError:
         return None
 
 
 def diff(base: Answer, fresh: Answer, *, window: dict[str, int] | None = None, include_full: bool = True) -> Any:
-    """What leads from `base` to `fresh`, in the seed's shape; a reset with all of `fresh` where nothing smaller does.
+    """Return the patch from `base` to `fresh`, or a reset with all of `fresh` if no smaller patch exists.
 
-    Encode it with msgspec: rows and keys are held as the texts they are sent by.
+    Encode the patch with msgspec: rows and keys are raw JSON texts.
     """
     try:
         found = _steps(base, fresh)
@@ -155,7 +155,7 @@ def _steps(base: Answer, fresh: Answer) -> Steps:
 
 
 def _is_ambiguous(names: tuple[str, ...]) -> bool:
-    return len(set(names)) != len(names)  # an object keeps one of two columns of one name
+    return len(set(names)) != len(names)  # an object can hold only one of two columns with the same name
 
 
 def written(
@@ -167,7 +167,7 @@ def written(
     *,
     window: dict[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The steps as the patch that is sent."""
+    """Return the steps in the format of a patch."""
     raw, as_row = msgspec.Raw, "obj" if fresh.form.as_objects else "row"
 
     def row(at: int, place: int) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def written(
 def reset(
     fresh: Answer, base_tag: str | None, reason: str, *, window: dict[str, int] | None = None, include_full: bool = True
 ) -> dict[str, Any]:
-    """A patch that says: forget what you have. With the whole answer, unless it is not wanted."""
+    """Return a patch that replaces the client's rows; it contains the whole answer if `include_full`."""
     full = {"full": {"columns": fresh.columns, "rows": msgspec.Raw(fresh.rows_text)}} if include_full else {}
     return {
         "reset": True,

@@ -1,4 +1,4 @@
-"""Results: the last answers of the queries in use, kept by tag so that the next ones can be sent as patches."""
+"""Cache of recent answers by tag, from which later answers are sent as patches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MAX_BYTES = 64 * 2**20
 
 
 class Results:
-    """Answers by instance and tag, within a bound of bytes; whatever was not used for longest goes first.
+    """Answers by instance and tag, within a limit of bytes; the least recently used are evicted first.
 
-    From any thread. A tag that was seen over two different contents names neither: no patch is made from it.
+    Thread-safe. If two answers with different contents have the same tag, no patch is made from either.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, per_instance: int = PER_INSTANCE) -> None:
@@ -27,14 +27,14 @@ class Results:
 
     @property
     def bytes(self) -> int:
-        """How much is kept."""
+        """Return the size of the cached answers."""
         return self._bytes
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def keep(self, instance: str, answer: Answer) -> None:
-        """Remember `answer` under its tag."""
+        """Cache `answer` under its tag."""
         tag = opaque(answer.tag)
         with self._lock:
             if (instance, tag) in self._kept:
@@ -46,7 +46,7 @@ class Results:
                 self._shrink(instance)
 
     def find(self, instance: str, tag: str, content_hash: str | None = None) -> Answer | None:
-        """The answer that `tag` names, for sure; with `content_hash` only if it has that one too."""
+        """Return the cached answer with `tag`, and with `content_hash` if that is given; None if there is none."""
         place = (instance, opaque(tag))
         with self._lock:
             answer = self._kept.get(place)
@@ -56,13 +56,13 @@ class Results:
             return answer
 
     def latest(self, instance: str) -> Answer | None:
-        """The newest answer of `instance`: what most rows of the next one are likely to be like."""
+        """Return the newest answer of `instance`, most of whose rows the next answer is likely to contain."""
         with self._lock:
             tags = self._tags.get(instance)
             return self._kept[instance, tags[-1]] if tags else None
 
     def forget(self, instance: str) -> None:
-        """Nobody asks for `instance` any more, or it is another query now."""
+        """Drop the answers of `instance`."""
         with self._lock:
             for tag in list(self._tags.get(instance, ())):
                 self._drop(instance, tag)

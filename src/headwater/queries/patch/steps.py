@@ -1,6 +1,7 @@
-"""Steps from one list of rows to another: which to remove, replace, insert and move. Pure; rows are known by marks.
+"""Steps from one list of rows to another: which rows to remove, replace, insert and move.
 
-Two rows with one mark are the same row, unchanged. Rows whose mark stands on one side only are matched by their key.
+Rows are identified by marks. Two rows with equal marks are the same row, unchanged. Rows whose mark is in one list
+only are matched by their key.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-MOST_MOVE_WORK = 1_000_000  # moved rows times rows: beyond it the whole answer is cheaper than the search for places
+MOST_MOVE_WORK = 1_000_000  # moved rows times rows: beyond it the whole answer is cheaper than computing the moves
 
 Mark = bytes
 KeyOf = Callable[[int], bytes]
@@ -17,35 +18,35 @@ KeyOf = Callable[[int], bytes]
 
 @dataclass
 class Steps:
-    """What to do, in this order: remove, replace in place, insert, move. Each step sees the work of those before."""
+    """Steps to apply in this order: remove, replace in place, insert, move. Each refers to the list as of then."""
 
     removed: list[int] = field(default_factory=list)  # places in the old list
     updated: list[int] = field(default_factory=list)  # places in the new list
     added: list[tuple[int, int]] = field(default_factory=list)  # where to insert, and the place in the new list
-    moved: list[tuple[int, int, int]] = field(default_factory=list)  # place in the new list; out of, into
+    moved: list[tuple[int, int, int]] = field(default_factory=list)  # place in the new list, then from where to where
 
 
 class NoSteps(Exception):
-    """The lists cannot be told apart row by row, or not cheaply; the message is a reason for the wire."""
+    """The lists cannot be compared row by row, or not cheaply; the message is the `reset_reason` of the patch."""
 
 
 def steps(old: Sequence[Mark], new: Sequence[Mark], old_key: KeyOf, new_key: KeyOf, *, ordered: bool = True) -> Steps:
-    """The steps from `old` to `new`; in an unordered list new rows go to the end, and nothing moves."""
+    """Return the steps from `old` to `new`; in an unordered list new rows go to the end and no row moves."""
     start, tail = _same_ends(old, new)
     old_end, new_end = len(old) - tail, len(new) - tail
     found = Steps()
-    came_from = _matched(found, range(start, old_end), range(start, new_end), old, new, old_key, new_key)
+    old_places = _matched(found, range(start, old_end), range(start, new_end), old, new, old_key, new_key)
     if not ordered:
         rest = len(old) - len(found.removed)
-        strangers = [place for place in range(start, new_end) if came_from[place - start] is None]
-        found.added = [(rest + count, place) for count, place in enumerate(strangers)]
+        unmatched = [place for place in range(start, new_end) if old_places[place - start] is None]
+        found.added = [(rest + count, place) for count, place in enumerate(unmatched)]
         return found
-    _arrange(found, came_from, start)
+    _arrange(found, old_places, start)
     return found
 
 
 def _same_ends(old: Sequence[Mark], new: Sequence[Mark]) -> tuple[int, int]:
-    """How many rows at the start, and how many at the end, are the same."""
+    """Return how many rows at the start, and how many at the end, are the same."""
     shorter = min(len(old), len(new))
     start = next((place for place in range(shorter) if old[place] != new[place]), shorter)
     most = shorter - start
@@ -56,48 +57,48 @@ def _same_ends(old: Sequence[Mark], new: Sequence[Mark]) -> tuple[int, int]:
 def _matched(
     found: Steps, olds: range, news: range, old: Sequence[Mark], new: Sequence[Mark], old_key: KeyOf, new_key: KeyOf
 ) -> list[int | None]:
-    """Per row of `news` its old place, None for a new one; fills in what is removed and updated."""
+    """Return the old place of each row of `news`, None for a new row; fill in `removed` and `updated`."""
     olds_here, news_here = old[olds.start : olds.stop], new[news.start : news.stop]
     by_mark, here = dict(zip(olds_here, olds, strict=True)), set(news_here)
     if len(by_mark) != len(olds) or len(here) != len(news):
         raise NoSteps("duplicate_keys")
-    came_from = list(map(by_mark.get, news_here))
+    old_places = list(map(by_mark.get, news_here))
     gone = sorted(by_mark[mark] for mark in by_mark.keys() - here)
-    strangers = [place for place, known in zip(news, came_from, strict=True) if known is None]
+    unmatched = [place for place, known in zip(news, old_places, strict=True) if known is None]
     by_key = {old_key(place): place for place in gone}
-    keys = [new_key(place) for place in strangers]
+    keys = [new_key(place) for place in unmatched]
     if len(by_key) != len(gone) or len(set(keys)) != len(keys):
         raise NoSteps("duplicate_keys")
-    for place, key in zip(strangers, keys, strict=True):
+    for place, key in zip(unmatched, keys, strict=True):
         if key in by_key:
-            came_from[place - news.start] = by_key.pop(key)
+            old_places[place - news.start] = by_key.pop(key)
             found.updated.append(place)
     found.removed = sorted(by_key.values())
-    return came_from
+    return old_places
 
 
-def _arrange(found: Steps, came_from: list[int | None], start: int) -> None:
-    """Fill in `added` and `moved`. Rows that keep their order stay; the others go behind their new neighbour."""
-    survivors = [place for place in came_from if place is not None]
+def _arrange(found: Steps, old_places: list[int | None], start: int) -> None:
+    """Fill in `added` and `moved`. Rows that keep their order stay; each other row moves after its new neighbour."""
+    survivors = [place for place in old_places if place is not None]
     staying = set(longest_rise(survivors))
-    stands: int | None = None  # the old place of the last row that stays
-    for new_place, old_place in enumerate(came_from, start):
+    last_staying: int | None = None  # the old place of the last row that stays
+    for new_place, old_place in enumerate(old_places, start):
         if old_place is None:
-            left = start if stands is None else stands + 1 - bisect_left(found.removed, stands)
+            left = start if last_staying is None else last_staying + 1 - bisect_left(found.removed, last_staying)
             found.added.append((left + len(found.added), new_place))
         elif old_place in staying:
-            stands = old_place
+            last_staying = old_place
     if len(staying) < len(survivors):
-        _move(found, came_from, staying, start)
+        _move(found, old_places, staying, start)
 
 
-def _move(found: Steps, came_from: list[int | None], staying: set[int], start: int) -> None:
-    """In the order of the new list, so that whatever stands before a row is in its place already."""
-    movers = [at for at, old_place in enumerate(came_from) if old_place is not None and old_place not in staying]
-    if len(movers) * len(came_from) > MOST_MOVE_WORK:
+def _move(found: Steps, old_places: list[int | None], staying: set[int], start: int) -> None:
+    """Fill in `moved`, in the order of the new list, so that all rows before a moved row are in place already."""
+    movers = [at for at, old_place in enumerate(old_places) if old_place is not None and old_place not in staying]
+    if len(movers) * len(old_places) > MOST_MOVE_WORK:
         raise NoSteps("reordered")
-    # The list as a client holds it now, by places in the new one.
-    held = sorted((place, at) for at, place in enumerate(came_from) if place is not None)
+    # The client's list after removals and insertions, as places in the new list.
+    held = sorted((place, at) for at, place in enumerate(old_places) if place is not None)
     now = [at for _, at in held]
     for into, new_place in found.added:
         now.insert(into - start, new_place - start)
@@ -111,10 +112,10 @@ def _move(found: Steps, came_from: list[int | None], staying: set[int], start: i
 
 
 def longest_rise(numbers: Sequence[int]) -> list[int]:
-    """A longest increasing subsequence of distinct `numbers`."""
+    """Return a longest increasing subsequence of distinct `numbers`."""
     if all(left < right for left, right in zip(numbers, numbers[1:], strict=False)):
         return list(numbers)
-    tails: list[int] = []  # the smallest last number of a rise of each length
+    tails: list[int] = []  # the smallest last number of an increasing subsequence of each length
     before: dict[int, int | None] = {}
     for number in numbers:
         length = bisect_left(tails, number)

@@ -1,4 +1,4 @@
-"""Whether a value fits a column, and what it becomes there: the typing rule of every write by column."""
+"""Checks and conversions of values for the columns they are written to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headwater.model.literal import (
 from headwater.model.suggestion import nearest
 from headwater.model.table import Column, Key, Table
 
-Fit = Callable[[Value], Value]  # the value as the column takes it, or UNAVAILABLE if it does not fit
+Fit = Callable[[Value], Value]  # returns the value as the column stores it, or UNAVAILABLE if it does not fit
 
 
 def _exactly(*types: type) -> Fit:
@@ -75,7 +75,7 @@ _FITS: dict[str, Fit] = {
 
 
 def fit(column: Column, value: Value) -> Value:
-    """`value` as `column` takes it. Null is left to the database, which alone knows its defaults."""
+    """Return `value` as `column` stores it; InvalidRequest if it does not fit. NULL is left to the database."""
     if value is None:
         return None
     found = _FITS[column.kind](value)
@@ -89,7 +89,7 @@ def fit(column: Column, value: Value) -> Value:
 
 
 def column_of(table: Table, name: str) -> Column:
-    """The column called `name` that a caller may see."""
+    """Return the visible column called `name`; InvalidRequest if there is none."""
     place = table.index.get(name)
     if place is None or table.columns[place].hidden:
         raise InvalidRequest(
@@ -100,20 +100,20 @@ def column_of(table: Table, name: str) -> Column:
 
 
 def check_columns(table: Table, names: Sequence[str]) -> tuple[str, ...]:
-    """`names` if every one is a visible column."""
+    """Return `names` if each is a visible column; else raise InvalidRequest."""
     return tuple(column_of(table, name).name for name in names)
 
 
 def check_values(table: Table, values: Mapping[str, Value]) -> dict[str, Value]:
-    """`values` by column, each as its column takes it."""
+    """Return `values` by column name, each as its column stores it."""
     return {name: fit(_writable(table, name), value) for name, value in values.items()}
 
 
 def check_key(table: Table, key: Sequence[Value]) -> Key:
-    """`key` as the primary key of `table`."""
+    """Return `key` as the primary key of `table`; InvalidRequest if it does not fit."""
     if not table.primary_key:
         raise InvalidRequest(
-            f"table {table.name!r} has no primary key", hint="Select its rows by `where` or by sql.exec."
+            f"table {table.name!r} has no primary key", hint="Select its rows with `where` or with sql.exec."
         )
     if len(key) != len(table.primary_key):
         raise InvalidRequest(

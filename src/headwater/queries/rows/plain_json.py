@@ -1,4 +1,4 @@
-"""Plain JSON, and the parts of a key in a URL, as values of the columns they are meant for."""
+"""Parsing of plain JSON and of keys in URLs into values, by the kind of their column."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater.model.literal import Json, Value, from_json, from_lit
 from headwater.model.table import KINDS, Column, Key, Table
 from headwater.queries.rows.column_values import check_key, column_of
 
-MARK = "~"  # begins a part that says its own kind: ~str:~x, ~bytes:, ~i64:5
+MARK = "~"  # prefix of a key part with an explicit kind: ~str:~x, ~bytes:, ~i64:5
 
 _FIELD = {"bytes": "b64", "date": "iso", "time": "iso", "datetime": "iso"}
 _INTEGER = re.compile(r"-?\d{1,20}\Z", re.ASCII)
@@ -22,15 +22,15 @@ _NUMBER = re.compile(r"-?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,4})?\Z", re.ASCII
 
 
 def read_row(table: Table, body: Mapping[str, Any], *, lits: bool) -> dict[str, Value]:
-    """The columns named in `body`, written as `Lit`s or in plain JSON, which leans on the kind of the column."""
+    """Return the values of the columns in `body`, parsed as `Lit`s or as plain JSON by the kind of each column."""
     return {name: _of_column(column_of(table, name), value, lits) for name, value in body.items()}
 
 
 def read_key(table: Table, parts: Sequence[str]) -> Key:
-    """The primary key whose values are written in `parts`."""
+    """Return the primary key whose values are written in `parts`."""
     columns = [column_of(table, name) for name in table.primary_key]
     if not columns or len(columns) != len(parts):
-        return check_key(table, parts)  # it says what is wrong
+        return check_key(table, parts)  # raises the error
     return check_key(table, [_of_part(column, part) for column, part in zip(columns, parts, strict=True)])
 
 
@@ -38,7 +38,7 @@ def _of_column(column: Column, body: Any, lits: bool) -> Value:
     try:
         return from_json(body) if lits else _plain(column.kind, body)
     except InvalidRequest as error:
-        hint = error.hint if lits else f"It is of kind {column.kind}; see Values for its plain form."
+        hint = error.hint if lits else f"The column is of kind {column.kind}; see Values for its plain form."
         raise InvalidRequest(f"column {column.name!r}: {error.message}", hint=hint) from None
 
 
@@ -47,12 +47,12 @@ def _plain(kind: str, body: Any) -> Value:
         return None
     if kind == "any":
         if isinstance(body, dict):
-            raise InvalidRequest("an object is no value of a column without a kind")
+            raise InvalidRequest("a column without a kind cannot hold an object")
         return from_json(body)
     if kind in ("i64", "u64") and isinstance(body, str) and _INTEGER.match(body):
-        body = int(body)  # beyond 2^53 plain JSON writes them as texts
+        body = int(body)  # plain JSON has integers beyond 2^53 as strings
     if kind in ("f64", "dec") and type(body) is int:
-        return from_json(body)  # the column decides whether it holds this number exactly
+        return from_json(body)  # whether the column holds this number exactly is checked later
     if kind == "f64" and isinstance(body, str):
         raise InvalidRequest("a number was expected")
     return from_lit({"t": kind, _FIELD.get(kind, "v"): body})
@@ -63,16 +63,16 @@ def _of_part(column: Column, part: str) -> Value:
     if part.startswith(MARK):
         kind, colon, text = part[1:].partition(":")
         if kind == "null":
-            raise InvalidRequest("a key with NULL in it does not name one row", hint="Use sql.exec for such rows.")
+            raise InvalidRequest("a key with NULL does not identify one row", hint="Use sql.exec for such rows.")
         if not colon or kind not in KINDS:
-            hint = f"A text that begins with {MARK} is written {MARK}str:{MARK}…; the others are {MARK}kind:value."
+            hint = f"Write a text that begins with {MARK} as {MARK}str:{MARK}…, other values as {MARK}kind:value."
             raise InvalidRequest(f"the key part {part[:40]!r} cannot be read", hint=hint)
     try:
         return _PARTS.get(kind, _text)(kind, text)
     except (HeadwaterError, ValueError):
         raise InvalidRequest(
-            f"the key part {part[:40]!r} is no {kind} value, as column {column.name!r} needs",
-            hint=_PART_HINTS.get(kind, "Write it as plain JSON does, without quotes."),
+            f"the key part {part[:40]!r} is not a {kind} value, which column {column.name!r} needs",
+            hint=_PART_HINTS.get(kind, "Write the value as in plain JSON, without quotes."),
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""One row as a thing with an address: read, replaced, changed and deleted under the conditions of its readers."""
+"""Rows as HTTP resources: GET, PUT, PATCH and DELETE of one row, with preconditions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from headwater.queries.statements.pending_answer import Pending
 from headwater.queries.statements.transactions import Transactions
 from headwater.sources.write import Session
 
-LITS = ".lits"  # behind the tag of a row that is written in `Lit`s: other bytes, another tag
+LITS = ".lits"  # suffix of the tag of a row in `Lit` format, because its bytes differ from plain JSON
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a row is: its table, and the parts of its key as a URL has them."""
+    """The table of a row and the parts of its key, as in a URL."""
 
     db: str
     table: str
@@ -37,14 +37,14 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """Columns as a request writes them."""
+    """The columns in the body of a request, in plain JSON or as `Lit`s."""
 
     columns: dict[str, Any]
     lits: bool = False
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A row as it is at `offset`, or after a write."""
+    """A row as read at `offset`, or after a write."""
 
     table: Table
     row: Row
@@ -55,13 +55,13 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """The row is gone."""
+    """The result of deleting a row."""
 
     causality: Token | None = None
 
 
 class Spot(msgspec.Struct, frozen=True):
-    """An address inside a transaction: what is there now."""
+    """An address and its current row, None if there is none, inside a transaction."""
 
     session: Session
     db: str
@@ -71,54 +71,56 @@ class Spot(msgspec.Struct, frozen=True):
 
     @classmethod
     def look(cls, session: Session, db: str, address: Address) -> Spot:
-        """The row at `address`, if there is one."""
+        """Read the row at `address`."""
         table = session.describe(address.table)
         key = read_key(table, address.parts)
         rows = session.select(table.name, key_is(table, key), 1)
         return cls(session, db, table, key, rows[0] if rows else None)
 
     def there(self) -> Row:
-        """The row; NotFound."""
+        """Return the row; NotFound if there is none."""
         if self.row is None:
             raise no_row(self.table)
         return self.row
 
     def demand(self, method: str, conditions: Conditions) -> None:
-        """PreconditionFailed unless `conditions` let `method` go on."""
+        """Raise PreconditionFailed unless `conditions` allow `method`."""
         etag = None if self.row is None else row_etag(self.db, self.table, self.row)
         also = () if etag is None else (lits_etag(etag),)
         if conditions.decide(method, etag, also=also).verdict is Verdict.GO_ON:
             return
         if etag is None:
-            raise PreconditionFailed("there is no row with this key", hint="Leave If-Match out to create it.")
-        raise PreconditionFailed("the row is not as the request demands", hint="Read it again, then decide.")
+            raise PreconditionFailed("there is no row with this key", hint="Omit If-Match to create it.")
+        raise PreconditionFailed(
+            "the row does not meet the request's If-Match or If-None-Match", hint="Read the row again, then retry."
+        )
 
     def after(self, *, created: bool = False) -> Shown:
-        """The row as it is now, after triggers too."""
+        """Read the row again after the write and its triggers; Conflict if it is not there."""
         rows = self.session.select(self.table.name, key_is(self.table, self.key), 1)
         if not rows:
-            raise self.thwarted()
+            raise self.prevented()
         return Shown(self.table, rows[0], row_etag(self.db, self.table, rows[0]), created=created)
 
-    def thwarted(self) -> Conflict:
-        """For a write that did not come out as the one row it was meant to be."""
-        return Conflict(f"a trigger of {self.table.name!r} prevents this", hint="Nothing was written.")
+    def prevented(self) -> Conflict:
+        """Return the error for a write that did not result in the one intended row."""
+        return Conflict(f"a trigger of {self.table.name!r} prevents this write", hint="Nothing was written.")
 
 
 def lits_etag(etag: str) -> str:
-    """The tag of the same row written in `Lit`s."""
+    """Return the tag of the same row in `Lit` format."""
     return f'{etag[:-1]}{LITS}"'
 
 
 class Resources:
-    """Rows by address. Conditions are judged inside the transaction that writes, so nothing can come between."""
+    """Rows by address. Preconditions are checked in the transaction that writes, so no other write can intervene."""
 
     def __init__(self, databases: ManagedDatabases, transactions: Transactions) -> None:
         self._databases = databases
         self._transactions = transactions
 
     def get(self, principal: Principal, address: Address) -> Shown:
-        """The row; NotFound."""
+        """Return the row; NotFound if there is none."""
         db = real_name(address.db)
         principal.check(db, [address.table])
         source = self._databases.get(db)
@@ -133,7 +135,7 @@ class Resources:
         return Shown(table, row, row_etag(db, table, row), offset)
 
     def put(self, principal: Principal, address: Address, body: Body, conditions: Conditions) -> Pending[Shown]:
-        """Make the row exactly what `body` says: a column that it leaves out is NULL."""
+        """Replace or create the row with exactly the columns in `body`; a missing column becomes NULL."""
 
         def work(spot: Spot) -> Shown:
             spot.demand("PUT", conditions)
@@ -147,9 +149,9 @@ class Resources:
         return self._shown(principal, address, work)
 
     def patch(self, principal: Principal, address: Address, body: Body, conditions: Conditions) -> Pending[Shown]:
-        """Set the columns that `body` names; NotFound."""
+        """Set the columns in `body`; NotFound if there is no row."""
         if not body.columns:
-            raise InvalidRequest("the body names no column", hint="Name at least one column to set.")
+            raise InvalidRequest("the body has no columns", hint="Send at least one column to set.")
 
         def work(spot: Spot) -> Shown:
             spot.there()
@@ -161,14 +163,14 @@ class Resources:
         return self._shown(principal, address, work)
 
     def delete(self, principal: Principal, address: Address, conditions: Conditions) -> Pending[Deleted]:
-        """Delete the row; NotFound."""
+        """Delete the row; NotFound if there is none."""
 
         def work(db: str, session: Session) -> None:
             spot = Spot.look(session, db, address)
             spot.there()
             spot.demand("DELETE", conditions)
             if not session.delete(spot.table.name, key_is(spot.table, spot.key), None).affected:
-                raise spot.thwarted()
+                raise spot.prevented()
 
         principal.check(real_name(address.db), [address.table])
         return self._transactions.write(principal, address.db, None, work, lambda _, seen: Deleted(seen))
@@ -184,10 +186,10 @@ class Resources:
         return self._transactions.write(principal, address.db, None, run, finish)
 
     def _whole(self, spot: Spot, body: Body) -> dict[str, Value]:
-        """Every column that can be written: as `body` has it, else NULL. The key only where it is named."""
+        """Return every writable column, with NULL for those not in `body`, and the key only if `body` has it."""
         table = spot.table
         computed = {column.name for column in table.visible if column.generated}
-        # What a GET gave can be sent back: computed columns are among it, and are computed anew.
+        # The body of a GET can be sent back: its generated columns are ignored, and computed again.
         named = {name: value for name, value in body.columns.items() if name not in computed}
         values = check_values(table, read_row(table, named, lits=body.lits))
         self._check_key(spot, values)
@@ -197,17 +199,17 @@ class Resources:
             if not column.nullable:
                 raise InvalidRequest(
                     f"column {column.name!r} of {table.name!r} cannot be NULL and is not in the body",
-                    hint="A PUT holds the whole row: what it leaves out becomes NULL. PATCH sets what it names.",
+                    hint="A PUT sets missing columns to NULL: send the whole row, or use PATCH to set some columns.",
                 )
             values[column.name] = None
         return values
 
     def _check_key(self, spot: Spot, values: Mapping[str, Value]) -> None:
-        """A key in the body has to be that of the address, as the database compares them."""
+        """Raise InvalidRequest if the key in `values` differs from that in the URL, as the database compares them."""
         for name, wanted in zip(spot.table.primary_key, spot.key, strict=True):
             if name in values and not self._equal(spot, name, values[name], wanted):
                 raise InvalidRequest(
-                    f"{name!r} in the body is not the key in the URL", hint="Leave it out, or send the same."
+                    f"{name!r} in the body differs from the key in the URL", hint="Omit it, or send the same value."
                 )
 
     def _equal(self, spot: Spot, name: str, one: Value, other: Value) -> bool:
@@ -217,16 +219,16 @@ class Resources:
         held = [source.stored(spot.table, [name], (value,)) for value in (one, other)]
         try:
             order = source.order(spot.table, [name])
-        except NotSupported:  # compared as only its application knows
+        except NotSupported:  # the application defines the collation of this column
             return held[0] == held[1]
         return order(held[0]) == order(held[1])
 
 
 def _set(spot: Spot, values: Mapping[str, Value]) -> Shown:
-    """The row with `values`; a key that stays as it is is not written."""
+    """Update the row with `values` and return it; unchanged key columns are not written."""
     row, table = spot.there(), spot.table
-    kept = {name for name in table.primary_key if name in values and values[name] == row[table.index[name]]}
-    changed = {name: value for name, value in values.items() if name not in kept}
+    same_key = {name for name in table.primary_key if name in values and values[name] == row[table.index[name]]}
+    changed = {name: value for name, value in values.items() if name not in same_key}
     if changed and not spot.session.update(table.name, key_is(table, spot.key), changed, None).affected:
-        raise spot.thwarted()
+        raise spot.prevented()
     return spot.after()

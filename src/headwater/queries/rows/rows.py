@@ -1,4 +1,4 @@
-"""Rows by key or condition: get, insert, update, delete. A statement does all it says, or nothing."""
+"""The data API: get, insert, update and delete rows by key or condition, each atomically."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from headwater.sources.write import Session
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A table of a database; no database is `main`, or that of the transaction."""
+    """A table of a database; without `db` the database of the transaction, else `main`."""
 
     table: str
     db: str | None = None
 
 
 class Found(msgspec.Struct, frozen=True):
-    """One row, and its tag unless it was read inside a transaction."""
+    """One row; its tag is None if it was read inside a transaction."""
 
     table: Table
     row: Row
@@ -39,7 +39,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What a write did. `etag` is the new tag of the one row that an expected tag named."""
+    """The result of a write. `etag` is the new tag of the row, if the caller sent an expected tag."""
 
     affected: int
     last_insert_id: int = 0
@@ -59,7 +59,7 @@ class Rows:
     def get(
         self, principal: Principal, place: Place, key: Sequence[Value], *, tx: str | None = None
     ) -> Found | Pending[Found]:
-        """The row whose primary key is `key`; NotFound if there is none."""
+        """Return the row whose primary key is `key`; NotFound if there is none."""
         if tx is not None:
             return self._transactions.inside(
                 principal, tx, place.db, lambda db, session: _select(principal, db, session, place, key)
@@ -82,7 +82,7 @@ class Rows:
         returning: Sequence[str] | None = None,
         tx: str | None = None,
     ) -> Pending[Stored]:
-        """Insert every row or none."""
+        """Insert all rows, or none on an error."""
         if not rows:
             raise InvalidRequest("`rows` is empty", hint="Send at least one row.")
 
@@ -107,9 +107,9 @@ class Rows:
         if_match: str | None = None,
         tx: str | None = None,
     ) -> Pending[Stored]:
-        """Set `values` on the rows that match; with a tag, on the one row it names."""
+        """Set `values` on the rows that match; with `if_match`, on the one row with this tag."""
         if not values:
-            raise InvalidRequest("`set` is empty", hint="Name at least one column to set.")
+            raise InvalidRequest("`set` is empty", hint="Send at least one column to set.")
 
         def work(db: str, session: Session) -> Stored:
             table = session.describe(place.table)
@@ -132,7 +132,7 @@ class Rows:
         if_match: str | None = None,
         tx: str | None = None,
     ) -> Pending[Stored]:
-        """Delete the rows that match; with a tag, the one row it names."""
+        """Delete the rows that match; with `if_match`, the one row with this tag."""
 
         def work(db: str, session: Session) -> Stored:
             table = session.describe(place.table)
@@ -151,7 +151,7 @@ class Rows:
             return work(db, session)
 
         def finish(stored: Stored, seen: Token | None) -> Stored:
-            # A tag is a promise about committed rows: inside a transaction there is none.
+            # Tags identify committed rows only: a write inside an open transaction has none.
             tag = stored.etag if seen is not None else None
             return msgspec.structs.replace(stored, etag=tag, causality=seen)
 
@@ -178,7 +178,7 @@ def _pick(table: Table, row: Row, columns: Sequence[str]) -> Row:
 def _check_where(table: Table, where: Expr) -> None:
     if isinstance(where, Col):
         if where.table not in (None, table.name):
-            raise InvalidRequest(f"`where` names table {where.table!r}; here it can only be {table.name!r}")
+            raise InvalidRequest(f"`where` refers to table {where.table!r}; only {table.name!r} is possible here")
         column_of(table, where.name)
     for inner in children(where):
         _check_where(table, inner)
@@ -191,7 +191,7 @@ def _tagged(session: Session, db: str, table: Table, where: Expr, expected: str)
 
 
 def _new_tag(session: Session, db: str, table: Table, key: Key, values: Mapping[str, Value]) -> str | None:
-    """The tag after the update, which may have changed the key itself; None if a trigger moved the row."""
+    """Return the tag after the update, which may have changed the key; None if a trigger changed the key again."""
     now = tuple(values.get(name, part) for name, part in zip(table.key, key, strict=True))
     rows = session.select(table.name, key_is(table, now), 1)
     return row_etag(db, table, rows[0]) if rows else None

@@ -1,4 +1,4 @@
-"""Pending: an answer that is on its way, so that nobody waits in a thread for a commit."""
+"""An answer that is not ready yet, so that no thread has to wait for a commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ A = TypeVar("A")
 
 
 class Pending(Generic[T]):
-    """A future of the source and the step that makes an answer of its value.
+    """A future of the source, and the function that turns its value into the answer.
 
     `finish` runs where the answer is awaited, not in the thread that commits.
     """
@@ -23,9 +23,9 @@ class Pending(Generic[T]):
         self.finish = finish
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the answer."""
+        """Wait for the answer and return it."""
         return self.finish(self.future.result(timeout))
 
     def then(self, step: Callable[[T], A]) -> Pending[A]:
-        """The same answer, one step further."""
+        """Return a pending answer that applies `step` to this one."""
         return Pending(self.future, lambda value: step(self.finish(value)))

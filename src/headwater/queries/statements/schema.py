@@ -1,4 +1,4 @@
-"""ManagedDatabases and tables: create, drop, list, describe."""
+"""Create, drop, list and describe databases and tables."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headwater.sources.write import Session
 
 
 class Done(msgspec.Struct, frozen=True):
-    """A change of the schema. `changed` is False when it was so already."""
+    """The result of a schema change. `changed` is False if nothing had to be done."""
 
     changed: bool
     causality: Token | None = None
 
 
 class Schema:
-    """The shape of the databases of this server."""
+    """The schema API of every database of this server."""
 
     def __init__(self, databases: ManagedDatabases, transactions: Transactions) -> None:
         self._databases = databases
@@ -35,7 +35,7 @@ class Schema:
         name = check_new_name(db)
         principal.check(name)
         if not self._databases.create(name):
-            raise Conflict(f"database {name!r} exists", hint="Use it, or choose another name.")
+            raise Conflict(f"database {name!r} exists already", hint="Use it, or choose another name.")
         return Done(True)
 
     def drop_database(self, principal: Principal, db: str) -> Done:
@@ -50,18 +50,18 @@ class Schema:
         return Done(True)
 
     def list_databases(self, principal: Principal) -> list[str]:
-        """The names of all databases, as far as they are its business."""
+        """Return the names of the databases in the caller's scopes."""
         return [name for name in self._databases.names() if principal.sees(name)]
 
     def list_tables(self, principal: Principal, db: str | None = None) -> list[str]:
-        """The names of the tables of one database."""
+        """Return the names of the tables of one database in the caller's scopes."""
         name = real_name(db)
         principal.glimpse(name)
         mine = principal.tables(name)
         return sorted(table for table in self._databases.get(name).describe() if mine is None or table in mine)
 
     def describe_table(self, principal: Principal, db: str | None, table: str) -> Table:
-        """The shape of one table."""
+        """Return the definition of one table; NotFound if there is none of that name."""
         name = real_name(db)
         principal.check(name, [table])
         tables = self._databases.get(name).describe()
@@ -72,7 +72,7 @@ class Schema:
     def create_table(
         self, principal: Principal, db: str | None, table: Table, *, if_not_exists: bool = False
     ) -> Pending[Done]:
-        """Create `table`; the database too, if it is new."""
+        """Create `table`, and its database if it does not exist."""
         name = real_name(db)
         principal.check(name)
         made = name not in self._databases.names() and self._databases.create(check_new_name(name))
@@ -95,6 +95,6 @@ class Schema:
         return self._transactions.write(principal, db, None, work, Done)
 
     def _settle(self, pending: Pending[Done], name: str) -> None:
-        """A database made for a table that was then refused goes again: a failed request changes nothing."""
+        """Drop a database created for a table whose creation failed: a failed request must change nothing."""
         if pending.future.exception() is not None and not self._databases.get(name).describe():
             self._databases.drop(name)

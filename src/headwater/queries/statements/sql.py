@@ -1,4 +1,4 @@
-"""One SQL statement as the caller wrote it: read or written, in its own transaction or in an open one."""
+"""Execution of a caller's SQL statement, in a transaction of its own or in an open one."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ TRIES = 3  # to run a statement while the schema changes
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The rows of a statement, and what it wrote."""
+    """The rows of a statement and the counts of its writes."""
 
     columns: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
     affected: int = 0
     last_insert_id: int = 0
-    truncated: bool = False  # there were more rows than one answer holds
+    truncated: bool = False  # the statement had more rows than one answer may contain
     causality: Token | None = None
 
 
 class Statement:
-    """Runs statements; whether one writes is asked of the source, never read from its text."""
+    """Runs statements; the source decides whether a statement writes, not its text."""
 
     def __init__(self, databases: ManagedDatabases, transactions: Transactions) -> None:
         self._databases = databases
@@ -53,8 +53,10 @@ class Statement:
         named: bool = False,
         reads: bool = False,
     ) -> Outcome | Pending[Outcome]:
-        """Run one statement. `named` demands that no two columns of its rows share a name, `reads` that it only
-        reads."""
+        """Run one statement.
+
+        `named` rejects rows in which two columns share a name, `reads` rejects a statement that writes.
+        """
         _check_text(sql)
         _check_args(args)
         if tx is None:
@@ -80,9 +82,9 @@ class Statement:
             self._databases.get(held).check_sql(principal.role, sql, args)
 
         def work(name: str, session: Session) -> Result:
-            principal.check(name)  # what a statement writes is not known beforehand
+            principal.check(name)  # the tables that a statement writes are not known before it runs
             if reads and not session.is_read_only(sql):
-                raise InvalidRequest("a query only reads; this statement writes", hint="Use sql.exec to write.")
+                raise InvalidRequest("the statement writes, and a query may only read", hint="Use sql.exec to write.")
             result = session.execute(sql, args)
             _check(result, named)
             return result
@@ -91,9 +93,9 @@ class Statement:
 
 
 def _read_in_scope(principal: Principal, db: str, source: Queryable, sql: str, args: Args) -> Result:
-    """Run a SELECT of a caller held to tables: exactly the text that was analysed, with the login that analysed it.
+    """Run a SELECT of a caller restricted to tables: exactly the text that was analysed, with the same login.
 
-    Forbidden, in the same words, for a statement that writes, that is no SELECT, or that reads other tables.
+    Raise Forbidden, with the same message, for a statement that writes, is not a SELECT, or reads other tables.
     """
     for _ in range(TRIES):
         with principal.understanding(db):
@@ -103,13 +105,15 @@ def _read_in_scope(principal: Principal, db: str, source: Queryable, sql: str, a
         read = source.answer(analysis, named_args(analysis.parameters, args))
         if read is not None:
             return Result(read.columns, read.rows, truncated=read.truncated)
-    raise Busy("the schema is being changed", hint="Try again in a moment.")
+    raise Busy("the schema keeps changing", hint="Retry in a moment.")
 
 
 def check_format(name: str | None) -> bool:
     """Whether the rows of an answer are objects; NotSupported or InvalidRequest for other formats."""
     if name in UNSERVED_FORMATS:
-        raise NotSupported(f"result_format {name!r} is not served", hint=f"Use one of {', '.join(STATEMENT_FORMATS)}.")
+        raise NotSupported(
+            f"result_format {name!r} is not supported", hint=f"Use one of {', '.join(STATEMENT_FORMATS)}."
+        )
     if name is not None and name not in STATEMENT_FORMATS:
         raise InvalidRequest(f"unknown result_format {name!r}", hint=f"Use one of {', '.join(STATEMENT_FORMATS)}.")
     return name == OBJECTS
@@ -121,12 +125,12 @@ def _outcome(result: Result, seen: Token | None, named: bool) -> Outcome:
 
 
 def _check(result: Result, named: bool) -> None:
-    """Inside the transaction, so that a refused answer is also a statement that never happened."""
+    """Reject duplicate names; called inside the transaction, so that a rejected statement is rolled back."""
     twice = [name for name, count in Counter(result.columns).items() if count > 1] if named else []
     if twice:
         raise InvalidRequest(
             f"two columns are called {twice[0]!r}; an object can hold only one",
-            hint='Give them different names with AS, or ask for "rows_json".',
+            hint='Give them different names with AS, or use the format "rows_json".',
         )
 
 
@@ -136,7 +140,7 @@ def _check_text(sql: str) -> None:
     except UnicodeEncodeError:
         raise InvalidRequest("the statement is not valid Unicode") from None
     if "\0" in sql:
-        raise InvalidRequest("the statement holds a NUL character", hint="Bind it as an argument.")
+        raise InvalidRequest("the statement contains a NUL character", hint="Bind it as an argument.")
 
 
 def _check_args(args: Args) -> None:

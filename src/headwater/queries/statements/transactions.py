@@ -1,4 +1,4 @@
-"""Open transactions and who holds them; also the one door by which a write reaches its database."""
+"""The open transactions of each caller, and the execution of every write."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from headwater.sources.write import Session, Tx, Work, Written
 T = TypeVar("T")
 A = TypeVar("A")
 
-MAX_OPEN = 64  # over all principals: each may hold a connection or the writer
-SHARE_OF_CALLER = 4  # who is no owner holds at most a fourth of them,
-SHARE_OF_DATABASE = 2  # and all of those on one database together a half
-MAX_IDLE_SECONDS = 60.0  # a transaction nobody used for so long is rolled back when room is needed
-MAX_EXPIRED = 1_000  # how many that ended by themselves are remembered, to say so rather than `not_found`
+MAX_OPEN = 64  # of all principals: each transaction may hold a connection or the writer
+SHARE_OF_CALLER = 4  # a caller that is not an owner may open at most a fourth of them
+SHARE_OF_DATABASE = 2  # all such callers of one database together may open at most half of them
+MAX_IDLE_SECONDS = 60.0  # a transaction idle for longer is rolled back when the limit is reached
+MAX_EXPIRED = 1_000  # remembered expired transactions, reported as `tx_expired` rather than `not_found`
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """A transaction was opened."""
+    """The result of opening a transaction."""
 
     tx: str
     db: str
@@ -37,7 +37,7 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """A transaction is over."""
+    """The result of ending a transaction."""
 
     tx: str
     status: str
@@ -54,7 +54,7 @@ class _Open:
 
 
 class _Expired(msgspec.Struct, frozen=True):
-    """One that ended, and not because its owner said so."""
+    """A transaction that ended without a request of its owner."""
 
     db: str
     owner: Principal
@@ -69,11 +69,11 @@ class Transactions:
         self._databases = databases
         self._most = most
         self._clock = clock
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards all fields below
         self._open: dict[str, _Open] = {}
-        self._beginning: list[tuple[Principal, str]] = []  # for whom, and on which database, one is being opened
+        self._beginning: list[tuple[Principal, str]] = []  # owner and database of the transactions being opened
         self._expired: dict[str, _Expired] = {}  # the oldest first
-        # Raises Unauthorized once the credential of a caller has ended: work may wait for its turn for a minute.
+        # Raises Unauthorized if the caller's credential has expired: work may be queued for a minute.
         self.check_credential: Callable[[Principal], object] = lambda principal: None
 
     def begin(self, principal: Principal, *, db: str | None = None, read_only: bool = False) -> Begun:
@@ -93,7 +93,7 @@ class Transactions:
         return Begun(tx.id, name, read_only)
 
     def commit(self, principal: Principal, tx: str) -> Pending[Finished]:
-        """Make it durable."""
+        """Commit an open transaction."""
         held = self._take(principal, tx)
 
         def finish(written: Written[None]) -> Finished:
@@ -102,7 +102,7 @@ class Transactions:
         return Pending(held.tx.commit(), finish)
 
     def rollback(self, principal: Principal, tx: str) -> Pending[Finished]:
-        """Forget it."""
+        """Roll back an open transaction."""
         held = self._take(principal, tx)
         return Pending(held.tx.rollback(), lambda _: Finished(tx, "rolled_back"))
 
@@ -116,9 +116,9 @@ class Transactions:
         *,
         as_owner: bool = False,
     ) -> Pending[A]:
-        """Run `work` (given the database's name) in the open transaction `tx`, or in one of its own.
+        """Run `work`, which receives the database's name, in the open transaction `tx`, or in one of its own.
 
-        `finish` gets the causality token, which only a write that is committed has. `as_owner` runs `work` with the
+        `finish` receives the causality token, None if the write is not committed. `as_owner` runs `work` with the
         rights of owners, for work that contains no SQL from the caller.
         """
 
@@ -147,18 +147,18 @@ class Transactions:
         return self._use(principal, tx, db).db
 
     def database_of(self, tx: str) -> str | None:
-        """The database of an open transaction; None if there is none of that name."""
+        """Return the database of an open transaction; None if there is no such transaction."""
         found = self._open.get(tx)
         return None if found is None else found.db
 
     def abandon(self, db: str) -> None:
-        """Roll back whatever is open on `db`: it is about to go away."""
+        """Roll back all transactions on `db`, which is about to be dropped."""
         self._roll_back(lambda held: held.db == db)
-        with self._lock:  # nobody should try again there
+        with self._lock:  # a caller must not retry on a dropped database, so these become `not_found`
             self._expired = {tx: found for tx, found in self._expired.items() if found.db != db}
 
     def close(self) -> None:
-        """Roll back whatever is still open."""
+        """Roll back all open transactions."""
         self._roll_back(lambda _: True)
 
     def __len__(self) -> int:
@@ -176,8 +176,8 @@ class Transactions:
                 self._expire(held)
 
     def _expire(self, held: _Open) -> None:
-        """It ended, and not because its owner said so. The lock is held."""
-        if self._open.pop(held.tx.id, None) is None:  # its owner ended it meanwhile
+        """Record that a transaction ended without a request of its owner. The caller holds the lock."""
+        if self._open.pop(held.tx.id, None) is None:  # the owner ended it concurrently
             return
         self._expired[held.tx.id] = _Expired(held.db, held.owner)
         if len(self._expired) > MAX_EXPIRED:
@@ -187,7 +187,7 @@ class Transactions:
         held = self._open.get(tx)
         expired = self._expired.get(tx)
         if expired is not None and expired.owner == principal:
-            raise TxExpired("the transaction is over: expired")
+            raise TxExpired("the transaction has expired")
         if held is None or held.owner != principal:
             raise NotFound(
                 f"there is no open transaction {tx!r}",
@@ -221,7 +221,7 @@ class Transactions:
             held.tx.rollback()
 
     def _is_forgotten(self, held: _Open) -> bool:
-        """Ended by itself, or, when room is needed, not used for long."""
+        """Return whether a transaction ended by itself, or is idle for too long while the limit is reached."""
         full = len(self._open) + len(self._beginning) >= self._most
         return held.tx.is_over or (full and held.used < self._clock() - MAX_IDLE_SECONDS)
 
@@ -229,15 +229,15 @@ class Transactions:
         with self._lock:
             taken = [*self._beginning, *((held.owner, held.db) for held in self._open.values())]
             if len(taken) >= self._most:
-                raise Busy(f"{self._most} transactions are open already")
+                raise Busy(f"{self._most} transactions are open already", hint="Retry in a moment.")
             if principal.role != OWNER:
                 callers = [(each.account, on) for each, on in taken if each.role != OWNER]
                 mine = sum(account == principal.account for account, _ in callers)
                 here = sum(on == db for _, on in callers)
                 if mine >= max(self._most // SHARE_OF_CALLER, 1):
-                    raise Busy(f"{mine} of your transactions are open already", hint="End them first.")
+                    raise Busy(f"{mine} of your transactions are open already", hint="Commit or roll back some first.")
                 if here >= max(self._most // SHARE_OF_DATABASE, 1):
-                    raise Busy(f"{here} transactions are open on this database already")
+                    raise Busy(f"{here} transactions are open on database {db!r} already", hint="Retry in a moment.")
             self._beginning.append((principal, db))
 
 
@@ -250,9 +250,9 @@ def _visible_token(principal: Principal, db: str, tables: Mapping[str, int]) -> 
 
 
 def one_tx(tx: str | None, tx_id: str | None) -> str:
-    """The transaction a request names, by either name."""
+    """Return the transaction of a request, which has two names for it."""
     if tx is not None and tx_id is not None and tx != tx_id:
-        raise InvalidRequest("`tx` and `tx_id` name different transactions", hint="Send one of them.")
+        raise InvalidRequest("`tx` and `tx_id` are different transactions", hint="Send one of them.")
     found = tx if tx is not None else tx_id
     if found is None:
         raise InvalidRequest("`tx_id` is missing", hint="Send the `tx_id` that tx.begin returned.")
