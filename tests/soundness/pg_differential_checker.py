@@ -95,7 +95,7 @@ class Kit:
     def __init__(self, rig: PgRig) -> None:
         self.rig = rig
         self.product = Product(rig.source)  # type: ignore[arg-type]
-        self.slow: Any = _Slow(rig.source._positions)
+        self.slow: Any = _Slow(rig.source.snapshot_positions)
         rig.source._analyses._visibility = self.slow
         self.numbers = itertools.count()
         self.trials = itertools.count()
