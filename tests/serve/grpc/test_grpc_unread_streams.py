@@ -17,8 +17,9 @@ from tests.suite.deadlines import wait_until
 
 from headwater.config import FeedsConfig, LogConfig, Secret
 from headwater.serve.grpc import calls, changefeed_messages, kv
-from headwater.serve.grpc.calls import SMALL, UNREAD
+from headwater.serve.grpc.calls import SMALL
 from headwater.serve.grpc.messages import LARGE
+from headwater.serve.limits.unread_answers import UNREAD
 
 FEED = "headwater.v1.ChangeFeedService/ChangeFeed"
 PULL = "headwater.v1.PullService"

@@ -1,10 +1,14 @@
 """How much memory the unread answers of one caller may hold."""
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
+import httpx
 import pytest
 from tests.queries.open_databases import Whole
 from tests.serve.grpc_calls import KV, Caller, calling
@@ -14,8 +18,10 @@ from tests.suite.deadlines import PATIENCE, wait_until
 from headwater.config import Secret
 from headwater.errors import Busy
 from headwater.model.answer_limits import MEMORY, AnswerMemory
-from headwater.serve.grpc.calls import UNREAD
 from headwater.serve.grpc.messages import message
+from headwater.serve.http.handlers import rows
+from headwater.serve.limits.unread_answers import UNREAD
+from headwater.serve.rpc.results import row_body
 
 MIB = 1 << 20
 SQL = "SELECT k, hex(zeroblob(10485760)) AS v FROM t"
@@ -107,3 +113,55 @@ def test_caller_of_grpc_with_unread_answers_is_refused_and_others_are_not(
         for call in calls:
             call.cancel()
         wait_until(lambda: UNREAD.used == 0, "the memory was released")
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
+def test_stream_with_large_rows_is_cut_once_too_many_are_unread(
+    client: Client, accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.rows("CREATE TABLE large(k INTEGER PRIMARY KEY, v TEXT)")
+    for key in range(3):
+        client.rows("INSERT INTO large VALUES (?, hex(zeroblob(5242880)))", key)
+    wait_until(lambda: UNREAD.used == 0, "answers of other tests were released")
+    monkeypatch.setattr(UNREAD, "max_memory", 60 * MIB)  # 30 for one caller: two rows
+    ada, bob = (client.ok("security.token.create", name=name, role="viewer")["token"] for name in ("ada", "bob"))
+    path = "/api/v1/changes/main/large?start=earliest&include=after"
+    request = f"GET {path} HTTP/1.1\r\naccept: {accept}\r\n\r\n"
+
+    def received(token: str, rows: int) -> int:
+        """Return how many rows arrive before the end, at most `rows`."""
+        headers = {"authorization": f"Bearer {token}", "accept": accept}
+        count = 0
+        cut = contextlib.suppress(httpx.RemoteProtocolError)
+        with client.http.stream("GET", path, headers=headers) as response, cut:
+            for line in response.iter_lines():
+                count += '"v":' in line and '"insert"' in line
+                if count == rows:
+                    break
+        return count
+
+    with unread(client, request, ada), unread(client, request, ada):
+        wait_until(lambda: UNREAD.used > 20 * MIB, "both streams hold a row")
+        assert received(ada, 3) == 0, "the third stream is cut before its first row"
+        assert received(bob, 3) == 3
+    wait_until(lambda: UNREAD.used == 0, "the memory was released")
+    assert received(ada, 3) == 3
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PATCH"])
+def test_large_row_is_encoded_outside_the_event_loop(
+    client: Client, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.rows("CREATE TABLE large(k INTEGER PRIMARY KEY, v TEXT, n INTEGER)")
+    client.rows("INSERT INTO large VALUES (1, 'short', 1), (2, hex(zeroblob(262144)), 2)")
+    is_in_loop: list[bool] = []
+
+    def noting(*args: Any, **kwargs: Any) -> bytes:
+        is_in_loop.append(asyncio._get_running_loop() is not None)
+        return row_body(*args, **kwargs)
+
+    monkeypatch.setattr(rows, "row_body", noting)
+    for key in (1, 2):
+        body = {"json": {"n": 3}} if method == "PATCH" else {}
+        assert client.http.request(method, f"/api/v1/t/main/large/{key}", **body).status_code == 200
+    assert is_in_loop == [True, False]

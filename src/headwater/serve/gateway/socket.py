@@ -15,15 +15,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unauthorized
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unauthorized
 from headwater.feeds.deliver.end_reason import CLOSED, STOPPING, Ending
 from headwater.feeds.deliver.stream import Stream
 from headwater.serve.call import Call
 from headwater.serve.gateway.messages import error_payload, event_frames, fragments, frame
 from headwater.serve.http import websocket_protocol
-from headwater.serve.http.handlers.streams import closing
+from headwater.serve.http.handlers.streams import LARGE_PIECE, closing
 from headwater.serve.limits.slow_reader_limits import drop, writable_of
 from headwater.serve.limits.stream_limits import client_of
+from headwater.serve.limits.unread_answers import Unread
 from headwater.serve.rpc.body_pieces import Pieces
 from headwater.serve.rpc.envelope import unexpected
 
@@ -173,8 +174,22 @@ class GatewaySocket:
         return task is not None and task.cancel()
 
     async def _pour(self, id: str | int, stream: Stream) -> None:
-        while (piece := await stream.next()) is not None:
-            await self._send(event_frames, id, piece)
+        unread = Unread(self.who, self.client)
+        try:
+            while (piece := await stream.next()) is not None:
+                if len(piece) > LARGE_PIECE:
+                    unread.hold(len(piece))
+                    await self._send(event_frames, id, piece)
+                    await writable_of(self._call.scope).wait()
+                    unread.release()
+                else:
+                    await self._send(event_frames, id, piece)
+        except Busy as error:  # the piece was not sent, but the stream is past it
+            drop(self._call.scope)
+            self.end(Ending(error.code, error.message))
+            return
+        finally:
+            unread.release()
         if stream.ending is not None and stream.ending.code == CLOSED:
             gone = NotFound("the database was dropped", hint="List the databases with schema.list_databases.")
             await self.say(id, "error", error_payload(gone))

@@ -13,7 +13,6 @@ from grpc import aio
 
 from headwater.database import ManagedDatabases
 from headwater.errors import (
-    Busy,
     HeadwaterError,
     InvalidRequest,
     LimitExceeded,
@@ -22,8 +21,8 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.model.answer_limits import UNCOUNTED, AnswerMemory
-from headwater.model.principal import ANONYMOUS, OWNER, Principal
+from headwater.model.answer_limits import UNCOUNTED
+from headwater.model.principal import ANONYMOUS, Principal
 from headwater.model.work.work_context import CALLER
 from headwater.serve.auth.gate import Gate
 from headwater.serve.grpc import errors
@@ -33,6 +32,7 @@ from headwater.serve.grpc.stalled_calls import Stalls
 from headwater.serve.limits.limits import Limits, identity
 from headwater.serve.limits.rates import place_of
 from headwater.serve.limits.request_body import BodyReservation
+from headwater.serve.limits.unread_answers import Unread
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.envelope import unexpected
 from headwater.serve.rpc.hidden_names import without_hidden_names
@@ -44,11 +44,6 @@ REQUEST_SECONDS = 60.0  # limit for receiving any other request
 GRACE_SECONDS = 5.0  # time to deliver the current message and the status to a caller that is cut off
 
 SMALL = 16 << 10  # bytes: smaller messages of a stream are not counted, because the stream itself takes more
-
-# The memory of answers that gRPC has not sent yet, half of it for one caller. It is separate from the memory of other
-# answers, because only its caller can end a call whose single answer is not sent yet.
-UNREAD = AnswerMemory()
-UNREAD.configure(max_memory=256 << 20)
 
 _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
 
@@ -68,32 +63,6 @@ class Caller(NamedTuple):
 
 Answer = Callable[[Caller, Any], Awaitable[Any]]  # one request, one answer: a message, or its bytes
 Pour = Callable[[Caller, Any], AsyncIterator[Any]]  # one request, many answers
-
-
-class Unread:
-    """The memory of the answer of one call that is not sent yet, counted in `UNREAD`."""
-
-    def __init__(self, who: Principal, address: str) -> None:
-        self._key = None if who.role == OWNER else identity(who, address)
-        self._size = 0
-
-    def hold(self, size: int) -> None:
-        """Count `size` bytes until `release`. Raises Busy if too many are unread."""
-        size = min(size, UNREAD.max_bytes)
-        UNREAD.reserve(size)
-        if self._key is not None:
-            try:
-                UNREAD.charge(self._key, size)
-            except Busy:
-                UNREAD.release(size)
-                raise
-        self._size = size
-
-    def release(self) -> None:
-        """Stop counting."""
-        size, self._size = self._size, 0
-        if size:
-            UNREAD.release(size, self._key)
 
 
 class AuthInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unauthorized
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, LimitExceeded, Unauthorized
 from headwater.feeds.arrow_batches import Batches
 from headwater.feeds.deliver.end_reason import CLOSED, COMPLETE, RESNAPSHOT_REQUIRED, STOPPING, Ending
 from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.feeds import Feeds
+from headwater.feeds.groups.group import PIECE
 from headwater.feeds.query_feeds.query_instances import Args
 from headwater.feeds.snapshot import Position
 from headwater.model.literal import to_lit
+from headwater.model.log_throttle import Repeats, counted
 from headwater.model.principal import VIEWER
 from headwater.serve.auth.open_sessions import Sessions
 from headwater.serve.call import (
     ARROW_KIND,
     EVENT_STREAM,
     NDJSON_KIND,
+    Aborted,
     Call,
     Handler,
     Handlers,
@@ -39,16 +44,20 @@ from headwater.serve.http.query_string import changes_asked, number
 from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.slow_reader_limits import drop, writable_of
 from headwater.serve.limits.stream_limits import client_of
+from headwater.serve.limits.unread_answers import Unread
 
 SSE = Opening("sse", transport_frames.sse, ping=transport_frames.SSE_PING, farewell=transport_frames.SSE_FAREWELL)
 WS = Opening("websocket", transport_frames.websocket)
 NDJSON = Opening("ndjson", transport_frames.ndjson, ping=b"\n")
 UNBUFFERED: Headers = [(b"cache-control", b"no-store, no-transform"), (b"x-accel-buffering", b"no")]
 
+LARGE_PIECE = 2 * PIECE  # bytes: only a piece with large rows has more
 _LAST_ID = re.compile(r"\d{1,18}|s:[A-Za-z0-9_-]{1,4096}", re.ASCII)
 BAD_FRAME = "bad_frame"  # the stream ended because its client sent an invalid frame
 CLOSE = {CLOSED: 1000, COMPLETE: 1000, STOPPING: 1012, RESNAPSHOT_REQUIRED: 4410, BAD_FRAME: 1008}
 CLOSE |= {Unauthorized.code: 4401, LimitExceeded.code: 4429}
+_cut = Repeats()
+logger = logging.getLogger("headwater.serve")
 ENDED = "the credential was revoked, or has expired"
 OTHER_CLOSE = 4400  # ended by an error, which was sent before
 
@@ -246,28 +255,44 @@ def _while_credential_holds(sessions: Sessions, call: Call) -> Iterator[None]:
 
 async def _carry(call: Call, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:
     """Send every piece of `stream`, in a task of its own: each wake-up costs the depth of the coroutine."""
-    carrying = asyncio.ensure_future(_pieces(call.raw, stream, frame, field, writable_of(call.scope)))
+    unread = Unread(call.who, client_of(call.scope))
+    carrying = asyncio.ensure_future(_pieces(call.raw, stream, frame, field, writable_of(call.scope), unread))
     try:
         await carrying
+    except Busy as error:
+        # The piece was not sent, but the stream is past it: a clean end would hide that from the reader.
+        if (left_out := _cut.again("cut", time.monotonic())) is not None:
+            logger.warning(counted(f"a stream of {call.who.name!r} was cut: {error.message}", left_out))
+        raise Aborted from None
     finally:
         carrying.cancel()
+        unread.release()
 
 
 async def _pieces(
-    send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str, writable: asyncio.Event
+    send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str, writable: asyncio.Event, unread: Unread
 ) -> None:
-    """Send pieces, taking each only when it can be written: a stalled reader then holds no further piece."""
-    ready = stream.ready
+    """Send pieces, taking each only when it can be written: a stalled reader then holds no further piece.
+
+    Pieces with large rows are counted until the reader has taken them. Raises Busy if too many are unread.
+    """
+    ready, is_counted = stream.ready, False
     while True:
         if not writable.is_set():
             piece = None  # HTTP has written a copy
             await writable.wait()
+        if is_counted:
+            unread.release()
+            is_counted = False
         piece = ready()
         if piece is None:
             piece = await stream.next()
             if piece is None:
                 return
         if piece:
+            if len(piece) > LARGE_PIECE:
+                unread.hold(len(piece))
+                is_counted = True
             await send({**frame, field: piece})
         else:
             await stream.news()
