@@ -1,1 +1,1 @@
-"""Formats: a change, or a row of a snapshot, as the bytes of one JSON object, in the envelope its reader likes."""
+"""Wire formats: encoders of changes and snapshot rows in several envelopes."""

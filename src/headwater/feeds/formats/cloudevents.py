@@ -17,7 +17,7 @@ from headwater.model.table import Row, Table
 
 
 class _Plan:
-    """What is the same in all changes of one shape of a table."""
+    """The parts that all changes of one version of a table have in common."""
 
     def __init__(self, table: Table, shape: Shape) -> None:
         source = f"/headwater/{_quoted(shape.db)}/{_quoted(table.name)}"
@@ -27,13 +27,13 @@ class _Plan:
 
 
 class CloudEvents:
-    """Writes the context attributes; those of ours are texts, because CloudEvents' integers have 32 bits."""
+    """Writes the context attributes. Headwater's own are strings, because integers in CloudEvents have 32 bits."""
 
     def __init__(self, shape: Shape) -> None:
         self._id = b'{"specversion":"1.0","id":"' + _quoted(shape.db).encode() + b"/"
         self._data = plain(shape)
         self._plans = PerTable(lambda table: _Plan(table, shape))
-        self._second = (-1, "")  # the last one written, because many changes share it
+        self._second = (-1, "")  # the last formatted second, because many changes share it
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """See Encoder."""
@@ -55,7 +55,7 @@ class CloudEvents:
         return b"".join(parts)
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """See Encoder. The rows of a chunk share its offset, so the key joins the id."""
+        """See Encoder. The rows of a chunk share its offset, so the id also contains a hash of the key."""
         plan = self._plans(table)
         parts = (
             self._id,
@@ -86,7 +86,7 @@ def _quoted(text: str) -> str:
 
 
 def _subject(plan: _Plan, row: Row) -> bytes:
-    """The key as in the path of a row: parts percent-encoded, commas between. None when that is empty."""
+    """Return the subject field: the key as in a row's path, percent-encoded, with commas; b"" if that is empty."""
     key = plan.key_of(row)
     subject = "" if UNAVAILABLE in key else ",".join(map(_part, key))
     return b',"subject":"' + subject.encode() + b'"' if subject else b""

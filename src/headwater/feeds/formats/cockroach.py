@@ -1,4 +1,4 @@
-"""cockroach_wrapped_json: CockroachDB's wrapped envelope, with key, topic and the time of the commit in it."""
+"""cockroach_wrapped_json: CockroachDB's wrapped envelope with key, topic and commit time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.model.table import Row, Table
 
 
 class _Plan:
-    """What is the same in all changes of one shape of a table."""
+    """The parts that all changes of one version of a table have in common."""
 
     def __init__(self, table: Table, shape: Shape) -> None:
         self.image = Image(table, shown(table, shape), PLAIN)
@@ -21,7 +21,7 @@ class _Plan:
 
 
 class Cockroach:
-    """Writes the wrapped envelope. `after` is null for a delete only: where it is not asked for, it is left out."""
+    """Writes the wrapped envelope. `after` is null for deletes only: without after images the field is left out."""
 
     def __init__(self, shape: Shape) -> None:
         self._before, self._after = shape.before, shape.after
@@ -70,7 +70,7 @@ class Cockroach:
 
 
 def _other(change: Change, op: Op) -> bytes:
-    """What CockroachDB has no words for."""
+    """Return the fields of a truncate or a schema change, which CockroachDB's envelope does not define."""
     if op is Op.TRUNCATE:
         return b'"truncate":true,'
     found = {"ddl": clean(change.ddl or ""), "resnapshot": change.resnapshot, "schema": change.table.version}
@@ -78,5 +78,5 @@ def _other(change: Change, op: Op) -> bytes:
 
 
 def _updated(ts: Timestamp) -> bytes:
-    """The hybrid time in CockroachDB's writing: nanoseconds, a dot, ten digits of counter."""
+    """Return the timestamp in CockroachDB's notation: nanoseconds, a dot, ten digits of counter."""
     return b',"updated":"%d000000.%010d"}' % (ts >> COUNTER_BITS, ts & MAX_COUNTER)

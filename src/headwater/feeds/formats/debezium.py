@@ -1,6 +1,6 @@
 """debezium_json: the value of a Debezium change event, as its JSON converter writes it with schemas disabled.
 
-`debezium_quickly` writes the same with a compiled twin, where it was built.
+`debezium_encoder` writes the same bytes with a compiled module where it was built.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Images(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Shared(NamedTuple):
-    """What the changes of one part to one table have in common."""
+    """The bytes that all changes of one part to one table have in common."""
 
     part: Transaction
     plan: Plan
@@ -38,13 +38,13 @@ class _Shared(NamedTuple):
 
 
 class Debezium:
-    """Writes Debezium's envelope, with the key in it, because there is no other place for it on our streams."""
+    """Writes Debezium's envelope with the key inside, because streams have no separate message key."""
 
     def __init__(self, shape: Shape) -> None:
         self._db = shape.db
         self._before, self._after = shape.before, shape.after
         self.plan = PerTable(lambda table: Plan(table, shape))
-        self._shared: _Shared | None = None  # the newest; replaced whole, from any thread
+        self._shared: _Shared | None = None  # the newest; any thread may replace it, as one object
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """See Encoder."""
@@ -55,7 +55,7 @@ class Debezium:
         if plan.made is not None:
             try:
                 return self._quick(plan, plan.made, part, offset, op, before, after)
-            except (Odd, UnicodeEncodeError):  # text that is not UTF-8 is found by the encoder
+            except (Odd, UnicodeEncodeError):  # the encoder rejects text that is not UTF-8
                 pass
         row = before if after is None else after
         first, second, third = plan.around(part)
@@ -71,7 +71,7 @@ class Debezium:
     def _quick(
         self, plan: Plan, made: Made, part: Transaction, offset: int, op: Op, before: Row | None, after: Row | None
     ) -> bytes:
-        """The same bytes, with little work per value; or Odd."""
+        """Return the same bytes with less work per value; raise Odd where that is not possible."""
         row, place = before if after is None else after, plan.key_place
         if row is None or place is None:
             raise Odd
@@ -79,7 +79,7 @@ class Debezium:
         if (key.__class__ is not int and key.__class__ is not str) or (
             before is not None and (before[place].__class__ is not key.__class__ or before[place] != key)
         ):
-            raise Odd  # it may be another one by now
+            raise Odd  # the update may have changed the key
         images = encode(
             _Images(
                 made(before) if self._before and before is not None else None,
@@ -129,7 +129,7 @@ class Debezium:
 
 
 def _form(plan: Plan, part: Transaction) -> bytes:
-    """What follows the images; left open are the offset, twice, the op, the place in the transaction and the key."""
+    """Return a format for the bytes after the images: offset, offset, op, position in the transaction, key."""
     first, second, third = (piece.replace(b"%", b"%%") for piece in plan.around(part))
     return first + b"%d" + second + b'%d},"op":"%b' + third + b"%d}%b%b}}"
 

@@ -1,5 +1,5 @@
-"""debezium_json: who writes it. The compiled twin where it was built, else `debezium` alone: they write the same bytes,
-tests run both."""
+"""The encoder of debezium_json: the compiled module where it was built, else `debezium`. Both write the same bytes,
+and tests run both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError:
 
 
 class Compiled(Debezium):
-    """Changes of rows, by far the most, are written by the compiled twin, and many at once where that is asked for."""
+    """Writes row changes with the compiled module, one by one or many at once; other changes in Python."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -38,5 +38,5 @@ class Compiled(Debezium):
 
 
 def debezium(shape: Shape) -> Encoder:
-    """The quickest there is."""
+    """Return the fastest available encoder."""
     return Compiled(shape) if IS_BUILT else Debezium(shape)

@@ -1,4 +1,4 @@
-"""What every format offers: changes and snapshot rows to bytes, made once per shape."""
+"""The protocol of every format: an encoder of changes and snapshot rows, created once per shape."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from headwater.model.table import Row, Table
 
 
 class Encoder(Protocol):
-    """Writes the changes of one database in one shape. Holds plans per table shape; use from any thread."""
+    """Writes the changes of one database in one shape, with a cached plan per table version. Thread-safe."""
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """`change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks.
+        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks.
 
-        `op` tells the images: an insert has only its after image, a delete only its before image.
+        `op` determines the images: an insert has only its after image, a delete only its before image.
         """
         ...
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """A row of a snapshot that was read at `offset` and at the wall-clock time `read_ms`."""
+        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         ...
 
 
 class Frames(Protocol):
-    """Changes one after another, each in its frame. For one page, in one thread."""
+    """The framed changes of one page. Not thread-safe."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of frames."""
         ...
 
     @property
     def last(self) -> int:
-        """The offset of the last."""
+        """The offset of the last frame."""
         ...
 
     @property
     def size(self) -> int:
-        """Their bytes."""
+        """The size of all frames in bytes."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """Whether no more will be taken."""
+        """Whether the page is full."""
         ...
 
     def take(self, part: Transaction, ops: list[Op | None]) -> int:
-        """Add the changes of `part` as what `ops` say, until it is full, but one at least.
+        """Add the changes of `part`, delivered as `ops`, until the page is full, but at least one change.
 
-        Returns how many were looked at, those that have no op included.
+        Return the number of changes processed, those without an op included.
         """
         ...
 
     def data(self) -> bytes:
-        """Everything that was written."""
+        """Return all frames."""
         ...
 
 
@@ -66,7 +66,7 @@ class WritesFrames(Protocol):
     """An encoder that writes many changes at once."""
 
     def frames(self, enclosing: Enclosing, limit: int, most: int) -> Frames:
-        """Nothing yet, to be written in frames of this kind; full when there are `limit`, or `most` bytes."""
+        """Return an empty page for frames of this kind, which is full at `limit` frames or `most` bytes."""
         ...
 
 

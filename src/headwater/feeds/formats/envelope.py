@@ -1,4 +1,4 @@
-"""What the changes of one shape of a table have in common in Debezium's envelope: a plan, read by both twins."""
+"""The plan of Debezium's envelope for one version of a table, used by the Python and the compiled encoder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from headwater.model.clock import ts_ms
 from headwater.model.literal import Unavailable
 from headwater.model.table import Table
 
-FORM = 2  # of Plan and Frames: a compiled twin that was built for another one is not used
+FORM = 2  # the version of Plan and Frames: a module that was compiled for another version is not used
 _FORM: Form = {**PLAIN, Unavailable: lambda value: b'"__debezium_unavailable_value"'}  # Debezium's own placeholder
 
 
 class Plan:
-    """What is the same in all changes of one shape of a table."""
+    """The parts that all changes of one version of a table have in common."""
 
     def __init__(self, table: Table, shape: Shape) -> None:
         db = name(shape.db)
@@ -38,8 +38,9 @@ class Plan:
         self.table = b'","table":' + name(table.name) + b',"txId":'
 
     def around(self, part: Transaction) -> tuple[bytes, bytes, bytes]:
-        """What stands, in all changes of `part`, before the offset, between its two places, and from the op up to the
-        place in the transaction; `sequence` is the last offset before its transaction, and its own."""
+        """Return the bytes of all changes of `part` before the first offset, between the two offsets, and from the op
+        to the position in the transaction. `sequence` holds the last offset before the transaction and the change's
+        own offset."""
         first = b'%d,"snapshot":"false%b[\\"%d\\",\\"' % (part.commit_ts_ms, self.db, part.first - part.start - 1)
         id = name(part.id)
         end = b'","ts_ms":%d,"transaction":{"id":%b,"total_order":' % (ts_ms(part.ts), id)
@@ -47,7 +48,7 @@ class Plan:
 
 
 def fields(table: Table, names: Sequence[str]) -> tuple[tuple[bytes, int], ...]:
-    """What stands before each value of an object, and the place of the value in a row."""
+    """Return for each field of an object the bytes before its value, and the index of the value in a row."""
     starts = [b"{", *[b","] * (len(names) - 1)] if names else []
     pairs = zip(starts, names, strict=True)
     return tuple((start + name(column) + b":", table.index[column]) for start, column in pairs)

@@ -1,7 +1,8 @@
-"""Images written at once: rows of plain values as structs, which the JSON encoder writes without Python work per value.
+"""A fast path for row images: plain values as msgspec structs, which the JSON encoder writes without Python code.
 
-Only where the bytes are those that `Image` writes in plain JSON: names that need no escaping, and values that are None,
-booleans, floats, texts, or integers that every JSON reader holds exactly. Anything else is Odd, and `Image` writes it.
+It applies only where the bytes equal those that `Image` writes in plain JSON: column names without escapes, and values
+that are None, booleans, floats, texts, or integers that every JSON reader represents exactly. Any other value raises
+Odd, and `Image` writes the row.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from headwater.feeds.formats.values import clean
 from headwater.model.literal import EXACT_JSON_INT
 from headwater.model.table import Row, Table
 
-_CLASSES = {"bool": "bool", "f64": "float", "str": "str", "any": "str"}  # what a column of that kind mostly holds
+_CLASSES = {"bool": "bool", "f64": "float", "str": "str", "any": "str"}  # the usual class of values by column kind
 _LOW, _HIGH = -EXACT_JSON_INT, EXACT_JSON_INT
-MOST = 64  # columns: the code is written out for each
+MOST = 64  # columns: the generated code has a line for each
 
 
 class Odd(Exception):
-    """Not for here."""
+    """The fast path cannot write this row."""
 
 
 _odd = Odd()
@@ -30,8 +31,10 @@ Made = Callable[[Row], Any]
 
 
 def quick(table: Table, names: Sequence[str]) -> Made | None:
-    """From a row to what the encoder writes as the object of its columns `names`; None where it would not be right.
-    A function of its own for each shape, because it runs for every row."""
+    """Return a function from a row to a struct of its columns `names`; None where the bytes would differ.
+
+    The function is generated for each table version, because it runs for every row.
+    """
     places = [table.index[name] for name in names]
     if not 0 < len(names) <= MOST:
         return None
@@ -40,7 +43,7 @@ def quick(table: Table, names: Sequence[str]) -> Made | None:
     try:
         kind = msgspec.defstruct("Columns", [(field, Any) for field in fields], rename=shown, frozen=True, gc=False)
     except ValueError:
-        return None  # a name that would have to be escaped
+        return None  # a column name needs escaping
     lines = [f"def made(row):\n  {', '.join(f'v{place}' for place in range(len(table.columns)))}, = row"]
     lines += [_check(place, table.columns[place].kind) for place in places]
     lines.append(f"  return kind({', '.join(fields)})")
@@ -57,7 +60,7 @@ def quick(table: Table, names: Sequence[str]) -> Made | None:
 
 
 def _check(place: int, kind: str) -> str:
-    """Only numbers and our own words are written into the code, never a name of the user's."""
+    """Return the line that checks one value. It contains only numbers and fixed words, never a column name."""
     value = f"v{place}"
     if kind in _CLASSES:
         return f"  if {value}.__class__ is not {_CLASSES[kind]} and is_odd({value}): raise odd"

@@ -1,16 +1,16 @@
-"""How a transport frames what it sends: by a function, or, where its frames are always alike, by what stands around."""
+"""Frames of transports: a function, or, where all frames look alike, the bytes around id, word and data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
-Frame = Callable[[int | str, str, bytes], bytes]  # id, what it is, JSON: one frame of a transport
+Frame = Callable[[int | str, str, bytes], bytes]  # from id, event word and JSON to one frame of a transport
 
 
 class Enclosing(NamedTuple):
-    """The same bytes in every frame of a change: before its id and before its word, where those are sent, before its
-    JSON, and after it."""
+    """The constant bytes of a change's frame: before its id and its word (None if not sent), before and after its
+    JSON."""
 
     id: bytes | None
     word: bytes | None
@@ -20,7 +20,7 @@ class Enclosing(NamedTuple):
 
 @runtime_checkable
 class Enclosed(Protocol):
-    """A frame that is its parts one after another, whatever they are."""
+    """A frame function whose frames are the constant bytes of `enclosing` around id, word and data."""
 
     enclosing: Enclosing
 

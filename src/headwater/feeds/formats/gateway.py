@@ -1,6 +1,6 @@
-"""The event of the JSON gateway, SochDB's: sequence, time and transaction as numbers, key and rows as plain JSON.
+"""The events of the JSON gateway, as SochDB defines them: numeric sequence, time and transaction, plain JSON rows.
 
-Of the table of keys and values the key and the values stand there as the texts that were put, not as a row.
+For the key-value table, key and values are the texts that were put, not a row.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from headwater.model.kv_table import KEY, VALUE, holds_pairs
 from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
 
-GATEWAY = "gateway"  # nobody can ask for it by name
+GATEWAY = "gateway"  # subscribers cannot select this format
 
 
 class _Plan:
-    """What is the same in all changes of one shape of a table."""
+    """The parts that all changes of one version of a table have in common."""
 
     def __init__(self, table: Table, shape: Shape) -> None:
         self.heads = {op: b',"table":%b,"operation":"%b"' % (name(table.name), op.word.encode()) for op in Op}
@@ -84,9 +84,9 @@ def _pair(places: tuple[int, int], before: Row | None, after: Row | None, old: R
 
 
 def text_field(field: str, value: object) -> bytes:
-    """One more field of an object: bytes as the text that they are, else as base64 under another name."""
+    """Return one field of an object: UTF-8 bytes as text, other bytes as base64 in `<field>_base64`."""
     if not isinstance(value, bytes):
-        return b""  # what the source did not send
+        return b""  # the source did not send the value
     try:
         return b',"%b":%b' % (field.encode(), encode(value.decode()))
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""What formats write of a row, compiled per shape of the table: its columns as an object, its key as a list."""
+"""Writers of row images and keys, compiled per version of a table: columns as an object, the key as a list."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from headwater.model.change import Change, Op
 from headwater.model.literal import UNAVAILABLE, Unavailable, Value
 from headwater.model.table import Row, Table
 
-INSERT, DELETE = Op.INSERT, Op.DELETE  # a member looked up on its enum costs as much as writing a value
-Unknown = set[str]  # names of columns left out of an image, because the source did not send them
+INSERT, DELETE = Op.INSERT, Op.DELETE  # a lookup of an enum member costs as much as writing a value
+Unknown = set[str]  # names of columns that an image lacks, because the source did not send them (unchanged TOAST)
 
 
 def delivered(change: Change, op: Op) -> tuple[Row | None, Row | None]:
-    """The before and the after image that go with `op`."""
+    """Return the before and after images that are delivered with `op`."""
     return (None if op is INSERT else change.before, None if op is DELETE else change.after)
 
 
 def shown(table: Table, shape: Shape) -> list[str]:
-    """The columns that images hold, in the order they are written."""
+    """Return the columns of images, in the order in which they are written."""
     names = [column.name for column in table.visible if not shape.columns or column.name in shape.columns]
     return sorted(names, key=clean)
 
 
 def unavailable(unknown: Unknown) -> bytes:
-    """The field that names what was left out; nothing when nothing was."""
+    """Return the field that lists the columns in `unknown`; b"" if there are none."""
     return b',"unavailable":' + encode(sorted(unknown)) if unknown else b""
 
 
@@ -42,7 +42,7 @@ class Image:
         self._whole = b"{" + b",".join(field.replace(b"%", b"%%") + b"%b" for field in self._fields) + b"}"
 
     def __call__(self, row: Row, unknown: Unknown) -> bytes:
-        """The object. Columns whose value is not known, and has no form for that, join `unknown`."""
+        """Return the object. Unavailable columns are left out and added to `unknown` if `form` cannot write them."""
         form = self._form
         try:
             return self._whole % tuple([form[type(value)](value) for value in self._values(row)])
@@ -70,31 +70,31 @@ class Key:
         self._place = table.key_places[0] if len(table.key) == 1 else None
 
     def __call__(self, row: Row) -> bytes:
-        """The key of `row`."""
+        """Return the key of `row`."""
         form = self._form
-        if self._place is not None:  # most keys: half the time of what follows
+        if self._place is not None:  # most keys have one column, and this takes half the time
             value = row[self._place]
             return self._whole % form[type(value)](value)
         return self.write(self._key_of(row))
 
     def write(self, key: Sequence[Value]) -> bytes:
-        """A key that stands alone."""
+        """Return a key that is not part of a row."""
         return self._whole % tuple([self._form[type(value)](value) for value in key])
 
     def moved(self, before: Row | None, now: bytes) -> bytes:
-        """The key that an update took away, if it is known and not what is written `now`; else nothing."""
+        """Return the old key of an update if it is available and differs from `now`; else b""."""
         if before is None or (old := self(before)) == now or UNAVAILABLE in self._key_of(before):
             return b""
         return old
 
 
 def identity_of(table: Table, form: Form) -> Key | None:
-    """Writes what stands in place of a key where none is declared."""
+    """Return the writer of the row identity for a table without a primary key; None if it has one."""
     return Key(table, form, named=True) if table.key and not table.primary_key else None
 
 
 def identity(key: Key, before: Row | None, row: Row) -> bytes:
-    """The fields that tell which row it is, and was."""
+    """Return the fields with the current and the previous identity of a row."""
     now = key(row)
     moved = key.moved(before, now)
     return b',"identity":' + now + (b',"identity_before":' + moved if moved else b"")

@@ -1,4 +1,4 @@
-"""The formats of our own: objects_json, where every value carries its tag, and plain_json."""
+"""Headwater's own formats: objects_json, in which every value has a type tag, and plain_json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA_CHANGE = Op.SCHEMA_CHANGE
 
 
 class _Plan:
-    """What is the same in all changes of one shape of a table."""
+    """The parts that all changes of one version of a table have in common."""
 
     def __init__(self, table: Table, shape: Shape, form: Form) -> None:
         named = b',"db":' + name(shape.db) + b',"table":' + name(table.name)
@@ -26,14 +26,14 @@ class _Plan:
 
 
 class Native:
-    """Writes the fields of the wire in their order, then those we added."""
+    """Writes the base fields of a change in their fixed order, then Headwater's additional fields."""
 
     def __init__(self, shape: Shape, form: Form) -> None:
         self._before, self._after = shape.before, shape.after
         self._plans = PerTable(lambda table: _Plan(table, shape, form))
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """See Encoder. Written for speed: one join, and what is rare is asked for in one place."""
+        """See Encoder. Written for speed: one join, and one condition for each rare field."""
         plan = self._plans(change.table)
         before, after = delivered(change, op)
         row = before if after is None else after
@@ -102,10 +102,10 @@ def _ddl(change: Change) -> bytes:
 
 
 def objects(shape: Shape) -> Native:
-    """The encoder of objects_json."""
+    """Return the encoder of objects_json."""
     return Native(shape, LIT)
 
 
 def plain(shape: Shape) -> Native:
-    """The encoder of plain_json."""
+    """Return the encoder of plain_json."""
     return Native(shape, PLAIN)

@@ -1,4 +1,4 @@
-"""The encoder of a shape, by the name of its format."""
+"""The encoders by the name of their format."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MAKERS: dict[str, Maker] = {
 }
 
 
-OWN: dict[str, Maker] = {GATEWAY: Gateway}  # of a transport whose changes look one way only
-# These write keys as bytes, in the order of the source.
+OWN: dict[str, Maker] = {GATEWAY: Gateway}  # the format of a transport that has only one
+# These encoders write keys as bytes, in the order of the source.
 WITH_KEYS: dict[str, Callable[[Shape, Readable | None], Encoder]] = {EVENT: Events, WATCH: Watched}
 
 
 def encoder(shape: Shape, source: Readable | None = None) -> Encoder:
-    """Writes changes in `shape`, whose format was checked when it was asked for; `source` tells the order of keys."""
+    """Return the encoder of `shape`, whose format must be known; `source` provides the order of keys."""
     made = WITH_KEYS.get(shape.format)
     return (MAKERS | OWN)[shape.format](shape) if made is None else made(shape, source)

@@ -1,7 +1,7 @@
-"""SochDB's events as bytes of protobuf, written by hand: one message each, in the order of the numbers.
+"""SochDB's events as protobuf messages, encoded by hand with the fields in numeric order.
 
-Formats of gRPC; nobody can ask for them by name. Images are plain JSON; of the table `kv` keys and values are what
-was put. Numbers from 100 on are ours. A TRUNCATE is a delete without a key: of all rows.
+The formats of gRPC; subscribers cannot select them. Images are plain JSON; for the table `kv`, keys and values are the
+bytes that were put. Field numbers from 100 on are Headwater's own. A TRUNCATE is a delete without a key: of all rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Write = Callable[[Row, Unknown], bytes]
 
 
 def varint(number: int) -> bytes:
-    """`number`, which is not negative, seven bits to a byte, the lowest first."""
+    """Return the non-negative `number` as a protobuf varint."""
     if number < 128:
         return _SMALL[number]
     found = bytearray()
@@ -41,7 +41,7 @@ def varint(number: int) -> bytes:
 
 
 def _field(tag: bytes, data: bytes) -> bytes:
-    """A field of bytes; what is empty is left out."""
+    """Return a field of bytes; b"" if `data` is empty."""
     return tag + varint(len(data)) + data if data else b""
 
 
@@ -58,7 +58,7 @@ def _left_out(unknown: Unknown) -> bytes:
 
 
 class _Plan:
-    """What is the same in all changes of one shape of a table."""
+    """The parts that all changes of one version of a table have in common."""
 
     def __init__(self, table: Table, shape: Shape, source: Readable | None) -> None:
         self.named = _text(b"\x22", table.name)
@@ -83,11 +83,13 @@ def _raw(table: Table, column: str) -> Callable[[Row], bytes]:
 
 
 def _keys(table: Table, source: Readable | None) -> Callable[[Row], bytes]:
-    """The key of a row as bytes; none where it has no key, or one that has no bytes here."""
+    """Return the writer of a row's key as bytes; b"" for a row without a key or a key without a byte encoding."""
     key_of = table.key_of
     order: Callable[[Key], bytes] = encode_key
     if source is not None:
-        with contextlib.suppress(HeadwaterError):  # an order that only it knows: the bytes still tell keys apart
+        with contextlib.suppress(
+            HeadwaterError
+        ):  # the order is known to the database only; `encode_key` is unique, too
             order = source.order(table, table.key)
 
     def write(row: Row) -> bytes:
@@ -100,7 +102,7 @@ def _keys(table: Table, source: Readable | None) -> Callable[[Row], bytes]:
 
 
 def txn_id(part: Transaction) -> int:
-    """The number that the database has for it; else the offset of its first change, which no other one has."""
+    """Return the database's number of the transaction, else the offset of its first change, which is unique."""
     if part.id.isdecimal() and part.id.isascii() and len(part.id) < 20:
         return int(part.id)
     return part.first - part.start
@@ -111,7 +113,7 @@ class Events:
 
     def __init__(self, shape: Shape, source: Readable | None) -> None:
         self._plans = PerTable(lambda table: _Plan(table, shape, source))
-        self._last: tuple[Transaction | None, bytes] = None, b""  # a part, and what its changes have in common
+        self._last: tuple[Transaction | None, bytes] = None, b""  # a part, and the fields that its changes share
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """See Encoder."""

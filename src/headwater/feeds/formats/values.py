@@ -1,4 +1,4 @@
-"""Values and names as the bytes of their JSON: what `to_lit` and `to_plain` say, most of it without making objects."""
+"""Values and names as JSON bytes: the same JSON as `to_lit` and `to_plain`, mostly without intermediate objects."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import msgspec
 from headwater.model.literal import EXACT_JSON_INT, Json, Unavailable, Value, to_lit, to_plain
 
 Write = Callable[[Any], bytes]
-Form = Mapping[type, Write]  # how values of each type are written
+Form = Mapping[type, Write]  # the writer for values of each type
 
 encode: Write = msgspec.json.Encoder().encode
 _LOW, _HIGH = -EXACT_JSON_INT, EXACT_JSON_INT
 
 
 def clean(text: str) -> str:
-    """`text` fit for JSON: a name in the database need not be valid Unicode."""
+    """Return `text` as valid Unicode for JSON: a name in the database need not be valid."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def name(text: str) -> bytes:
-    """A name, or other text that is no value of a row, as JSON."""
+    """Return a name, or other text that is not a value of a row, as JSON."""
     return encode(clean(text))
 
 
@@ -33,7 +33,7 @@ def _by(form: Callable[[Value], Any]) -> Write:
 def _json(value: Json) -> bytes:
     try:
         return encode(value.value())
-    except RecursionError:  # read with more stack left than there is here: its own text, on one line
+    except RecursionError:  # the value was parsed with more stack than is left here: write its own text, on one line
         return value.text.replace("\n", " ").replace("\r", " ").encode()
 
 
@@ -72,7 +72,7 @@ LIT: Form = dict.fromkeys(get_args(Value), _by(to_lit)) | {
     str: _lit_str,
     Json: lambda value: b'{"t":"json","v":' + _json(value) + b"}",
 }
-# A value that is not known has no plain form: images leave it out.
+# An unavailable value has no plain form: images leave it out.
 PLAIN: Form = {kind: _by(to_plain) for kind in get_args(Value) if kind is not Unavailable} | {
     type(None): lambda value: b"null",
     bool: encode,
