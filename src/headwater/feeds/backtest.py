@@ -1,4 +1,4 @@
-"""Backtest: what a subscription would have delivered, from the log that is still there, without making it."""
+"""Backtests: what a subscription would have delivered from the retained log, without creating it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from headwater.log.live.live_log import LiveLog
 SAMPLES = 5
 PAGE = 2048
 LONGEST_SECONDS = 10.0
-BREATH_SECONDS = 0.0005  # between pages: whoever serves others goes first
+BREATH_SECONDS = 0.0005  # a pause between pages, so that threads that serve clients run first
 
 
 def backtest(
     log: LiveLog, view: View, *, after: int, end: int | None = None, clock: Callable[[], float] = time.monotonic
 ) -> dict[str, Any]:
-    """Matches and bytes of everything after `after` up to `end` or now, by op, with the newest samples.
+    """Return the matches and bytes after `after` up to `end` or the head, by op, with the newest samples.
 
-    When it takes too long it is not `complete`, and tells of what lies up to `upto_offset`.
+    After LONGEST_SECONDS the result covers the changes up to `upto_offset` only and is not `complete`.
     """
     end = log.latest if end is None else end
     began = clock()

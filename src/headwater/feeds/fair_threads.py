@@ -1,4 +1,4 @@
-"""A few threads for calls that block, shared fairly by all databases and by the callers of each."""
+"""A small thread pool for blocking calls, shared fairly by all databases and by the callers of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Turns(FairShares["asyncio.Future[None]"]):
-    """Threads shared fairly among databases and their callers. In one loop, which alone touches it."""
+    """Threads shared fairly among databases and their callers. Use it in one loop only."""
 
     async def wait(self, whose: Holder) -> None:
         """Wait for a thread; raise Busy when too many calls of the database wait already."""
@@ -26,13 +26,13 @@ class Turns(FairShares["asyncio.Future[None]"]):
         try:
             await mine
         except asyncio.CancelledError:
-            if not mine.cancelled():  # it was given a thread in the same moment
+            if not mine.cancelled():  # the call was cancelled at the moment in which it got a thread
                 self.give_back(whose)
             raise
 
 
 def submitted(pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> Future[T]:
-    """Submit `call` to `pool` in the context of its caller. Unavailable once the pool is shut down."""
+    """Submit `call` to `pool` in the context of its caller; raise Unavailable once the pool is shut down."""
     try:
         return pool.submit(copy_context().run, call, *args)
     except RuntimeError:
@@ -45,9 +45,9 @@ def stopping() -> Unavailable:
 
 
 class Threads:
-    """A pool of threads, of which each database and each caller gets its turn. Make and use it in one loop.
+    """A thread pool that serves databases and callers in turn. Create and use it in one loop.
 
-    However many may wait: those who ask are streams, of which there are only so many.
+    The number of waiting calls has no limit of its own: the callers are streams, whose number is limited.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -55,7 +55,7 @@ class Threads:
         self._turns = Turns(threads)
 
     async def run(self, call: Callable[..., Any], *args: Any) -> Any:
-        """The value of `call(*args)`, which may block. Unavailable after `close`."""
+        """Return `call(*args)`, which may block, from a thread; raise Unavailable after `close`."""
         whose = holder()
         if not self._turns.take(whose):
             await self._turns.wait(whose)
@@ -68,17 +68,17 @@ class Threads:
             raise
 
         def over(done: Future[Any]) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits for a thread any more
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits for a thread any more
                 loop.call_soon_threadsafe(self._over, whose, waiter, done)
 
-        running.add_done_callback(over)  # of the thread: a caller who leaves does not end what it does
+        running.add_done_callback(over)  # on the thread's future: a cancelled caller does not end the call
         return await waiter
 
     def _over(self, whose: Holder, waiter: asyncio.Future[Any], done: Future[Any]) -> None:
         self._turns.give_back(whose)
         if waiter.done():
-            return  # its caller left
-        if done.cancelled():  # it had its turn, and the pool was closed before it began
+            return  # the caller was cancelled
+        if done.cancelled():  # the pool was closed before the call began
             waiter.set_exception(stopping())
         elif (error := done.exception()) is not None:
             waiter.set_exception(error)
@@ -86,5 +86,5 @@ class Threads:
             waiter.set_result(done.result())
 
     def close(self) -> None:
-        """Wait for what runs; what has not begun never will."""
+        """Wait for running calls and cancel those that have not begun."""
         self._pool.shutdown(wait=True, cancel_futures=True)

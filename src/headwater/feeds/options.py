@@ -1,4 +1,4 @@
-"""Options: what a subscriber asked for, after it was checked; stored with the subscription as it is."""
+"""The validated options of a subscription, as they are stored with it."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ ATOMIC, ATOMIC_STRICT = "atomic", "atomic_strict"
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How a change looks on the wire. Changes are encoded once per shape, whoever reads them."""
+    """The wire form of changes. Each change is encoded once per shape for all readers."""
 
     db: str
     format: str = OBJECTS
     before: bool = False
     after: bool = False
-    columns: tuple[str, ...] = ()  # images hold these only; none means all
+    columns: tuple[str, ...] = ()  # the columns in images; empty: all
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """One share of `of`, by the hash of the key: work sharing."""
+    """One of `of` shards by the hash of the key, for readers that share the work."""
 
     index: int
     of: int
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A filter and a shape. Values of keys are kept as Lits, so that any shape of the table can read them."""
+    """A filter and a shape. Key values are stored as Lits, which every version of the table can read."""
 
     db: str
-    tables: tuple[str, ...] = ()  # none means every table, also those to come
-    ops: tuple[str, ...] = ()  # none means all; tests the op as it is delivered
+    tables: tuple[str, ...] = ()  # empty: every table, also future ones
+    ops: tuple[str, ...] = ()  # empty: all; compared with the op that is delivered
     pk: list[Any] | None = None
-    key: bytes | None = None  # the same as bytes, in the order of the source: of a transport, nobody can ask for it
+    key: bytes | None = None  # like `pk`, as key bytes in the order of the source; set by transports only
     pk_range: dict[str, Any] | None = None
     spans: list[dict[str, Any]] | None = None
     shard: Shard | None = None
     where: str | None = None
-    columns: tuple[str, ...] = ()  # passes when one of these changed
+    columns: tuple[str, ...] = ()  # an update passes if one of these changed
     before: bool = False
     after: bool = False
     format: str = OBJECTS
     txn: str = ""  # "", "atomic" or "atomic_strict"
-    query_id: str = ""  # not "": invalidations of this query are wanted, and the filter is for what triggers them
-    args: list[Any] | dict[str, Any] | None = None  # of the query, as Lits
-    confirm: bool = False  # an invalidation is held back where the answer is found to be the same
+    query_id: str = ""  # not "": deliver invalidations of this query; the filter applies to the triggering changes
+    args: list[Any] | dict[str, Any] | None = None  # the arguments of the query, as Lits
+    confirm: bool = False  # suppress an invalidation if the result is found to be unchanged
 
     @property
     def shape(self) -> Shape:
-        """How its changes look."""
+        """The wire form of the changes."""
         return Shape(self.db, self.format, self.before, self.after, self.columns)
 
     @property
     def looks_at_rows(self) -> bool:
-        """Whether images decide: then one change may be delivered as another op."""
+        """Whether the filter reads row images; then an update may be delivered as an insert or a delete."""
         return any(part is not None for part in (self.pk, self.key, self.pk_range, self.spans, self.shard, self.where))

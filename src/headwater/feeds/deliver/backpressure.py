@@ -1,4 +1,4 @@
-"""Backpressure: how far behind a subscriber is, what that means for it, and when the log will outrun it. All pure."""
+"""Backpressure: the lag of a subscriber, its state, and the forecast when the log evicts unread changes. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 from headwater.log.disk.retention import Spent
 from headwater.model.clock import MAX_MS
 
-NO_LIMIT = 2**63 - 1  # retention without a count
-WARN_SHARE, THROTTLE_SHARE = 0.5, 0.75  # of a limit by bytes or age
+NO_LIMIT = 2**63 - 1  # retention without a limit by count
+WARN_SHARE, THROTTLE_SHARE = 0.5, 0.75  # shares of a limit by bytes or age
 NOTHING_SPENT = Spent()
-SMOOTH_MS = 10_000  # what happened this long ago counts for a third of what happens now
+SMOOTH_MS = 10_000  # a rate this long ago has about a third of the weight of the current rate
 
 HEALTHY, PRESSURE, THROTTLE = "healthy", "pressure", "throttle"
 PAUSED, RESNAPSHOT_REQUIRED = "paused", "resnapshot_required"
@@ -21,7 +21,7 @@ WAL_HORIZON_EXCEEDED, LOG_GENERATION_CHANGED = "wal_horizon_exceeded", "log_gene
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """From which lag on a subscriber is warned, asked to slow its writers down, and lost."""
+    """The lags from which on a subscriber is warned, should throttle its writers, and must resnapshot."""
 
     retention: int
     warn_lag: int
@@ -29,13 +29,13 @@ class Limits(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, retention: int | None) -> Limits:
-        """Those of a log that retains that many changes; None is no limit by count."""
+        """Return the limits of a log that retains `retention` changes; None: no limit by count."""
         kept = NO_LIMIT if retention is None else retention
         return cls(kept, max(kept // 2, 1), -(-3 * kept // 4))
 
 
 class Pressure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a subscriber stands, as it goes out in `backpressure`."""
+    """The backpressure of a subscriber, as clients receive it in `backpressure`."""
 
     state: str
     lag: int
@@ -54,7 +54,7 @@ def pressure(
     will_expire_at_ms: int | None = None,
     spent: Spent = NOTHING_SPENT,
 ) -> Pressure:
-    """The pressure on a subscriber at `cursor`, by the strictest limit. `lost` is whether `why_lost` gave a reason."""
+    """Return the pressure on a subscriber at `cursor` by the strictest limit; `lost`: `why_lost` gave a reason."""
     lag = max(latest - cursor, 0)
     state = _state(lag, limits, paused, lost, spent.share)
     if lost:
@@ -83,7 +83,7 @@ def _state(lag: int, limits: Limits, paused: bool, lost: bool, share: float) -> 
 
 
 def states_between(known: str | None, found: Pressure, limits: Limits) -> list[Pressure]:
-    """Return the states that a growing lag went through since `known`, before it came to `found`."""
+    """Return the states that a growing lag passed between `known` and `found`."""
     order = (HEALTHY, PRESSURE, THROTTLE, RESNAPSHOT_REQUIRED)
     if known not in order or found.state not in order:
         return []
@@ -97,9 +97,9 @@ def states_between(known: str | None, found: Pressure, limits: Limits) -> list[P
 
 
 def why_lost(cursor: int, *, horizon: int, generation_first: int) -> str:
-    """Why the changes after `cursor` are gone; "" if they are not.
+    """Return why the changes after `cursor` are no longer in the log; "" if they are.
 
-    A log that retains nothing has its horizon one beyond its newest change: who has seen that one is not lost.
+    A log that retains nothing has its horizon one after its newest change: a reader of that change is not lost.
     """
     if cursor + 1 < generation_first:
         return LOG_GENERATION_CHANGED
@@ -107,7 +107,7 @@ def why_lost(cursor: int, *, horizon: int, generation_first: int) -> str:
 
 
 class Forecast:
-    """When the log will outrun one cursor, from how fast both have moved lately. Not for two threads."""
+    """Forecasts when the log evicts unread changes of one cursor, from the recent rates of both. Not thread-safe."""
 
     def __init__(self) -> None:
         self._at_ms: int | None = None
@@ -123,13 +123,13 @@ class Forecast:
         passed = now_ms - self._at_ms
         if not passed:
             return
-        # A step back is a seek, or staged changes withdrawn: it says nothing about speed.
+        # A step back is a seek, or a withdrawal of staged changes, and no measure of a rate.
         self._grows = _smoothed(self._grows, max(latest - self._latest, 0), passed)
         self._moves = _smoothed(self._moves, max(cursor - self._cursor, 0), passed)
         self._at_ms, self._latest, self._cursor = now_ms, latest, cursor
 
     def expires_at(self, now_ms: int, *, remaining: int) -> int | None:
-        """When `remaining` will be used up; None when it is not shrinking, or lasts beyond all clocks."""
+        """Return when `remaining` will be used up; None if it does not shrink or lasts beyond the largest timestamp."""
         closing = (self._grows or 0.0) - (self._moves or 0.0)
         if closing <= 0.0:
             return None
@@ -148,7 +148,7 @@ def forecasted(
     lost: bool,
     spent: Spent = NOTHING_SPENT,
 ) -> Pressure:
-    """The pressure at this moment, which is also a sample for the forecast that goes with it."""
+    """Return the current pressure with its forecast, and add it to the forecast as a sample."""
     forecast.observe(now_ms, latest, cursor)
     expires = forecast.expires_at(now_ms, remaining=_remaining(max(latest - cursor, 0), limits, spent))
     return pressure(
@@ -157,7 +157,7 @@ def forecasted(
 
 
 def _smoothed(rate: float | None, moved: int, passed: int) -> float:
-    """The rate after it was `moved / passed` for `passed` milliseconds."""
+    """Return the smoothed rate after a rate of `moved / passed` during `passed` milliseconds."""
     now = moved / passed
     return now if rate is None else now + (rate - now) * math.exp(-passed / SMOOTH_MS)
 
@@ -165,7 +165,7 @@ def _smoothed(rate: float | None, moved: int, passed: int) -> float:
 def counters(
     pressures: Sequence[Pressure], *, horizon: int, latest: int, limits: Limits, queries: int = 0
 ) -> dict[str, int]:
-    """The 17 numbers of `stats.snapshot.cdc`. `queries` of the subscriptions are on queries, the others on tables."""
+    """Return the 17 counters of `stats.snapshot.cdc`; `queries` is the number of subscriptions to queries."""
     states = [one.state for one in pressures]
     retained = latest - horizon + 1
     return {

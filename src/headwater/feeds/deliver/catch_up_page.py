@@ -1,4 +1,4 @@
-"""Piece: a page of the log as the frames of one transport, for streams that catch up."""
+"""Pages of the log as frames of one transport, for streams that catch up."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from headwater.feeds.formats.frame import Enclosed, Frame
 from headwater.feeds.groups.log_reader import SCAN, View, blocks_of
 from headwater.log.live.live_log import LiveLog
 
-SLACK = 2  # times the bytes asked for may be written where a block ends with them: it need not be read again
+SLACK = 2  # a piece may have this many times the requested bytes to reach the end of a block, which is then read once
 
 
 class Piece(NamedTuple):
-    """Everything in (after, upto] that passes the filter of a view, framed."""
+    """The framed changes in (after, upto] that pass the filter of a view."""
 
     data: bytes
-    changes: int  # how many
-    last: int  # the offset of the last of them
+    changes: int  # the number of changes
+    last: int  # the offset of the last change
     upto: int
-    ts: int  # of the transaction that ends at `upto`; 0 when one does not end there
+    ts: int  # the timestamp of the transaction that ends at `upto`; 0 when none ends there
 
 
 def read_piece(
     log: LiveLog, view: View, frame: Frame, *, after: int, upto: int, limit: int, most: int, cut: Cut | None = None
 ) -> Piece:
-    """Like `read_page`; written at once where the encoder can, and then a piece ends where a block does, if it can."""
+    """Return a page like `read_page`, framed; where the encoder writes frames itself, end at a block if possible."""
     encoder = view.encoder
     if isinstance(encoder, WritesFrames) and isinstance(frame, Enclosed) and not view.is_whole:
         frames = encoder.frames(frame.enclosing, limit, SLACK * most)
@@ -42,7 +42,7 @@ def read_piece(
 def _written(
     log: LiveLog, view: View, frames: Frames, after: int, upto: int, most: int, cut: Cut | None
 ) -> tuple[int, int]:
-    """How far it came, and the time of the transaction that ends there."""
+    """Write frames; return the offset reached, and the timestamp of the transaction that ends there."""
     at, ts = after, 0
     for block in blocks_of(log, after, upto):
         for part in block:
@@ -51,7 +51,7 @@ def _written(
             except HeadwaterError:
                 if at == after:
                     raise
-                return at, ts  # what comes before goes out first, the next piece raises
+                return at, ts  # the changes before the error are sent first; the next piece raises
             at = part.first + frames.take(part, ops) - 1
             ts = part.ts if part.last and at == part.upto else 0
             if frames.is_full:

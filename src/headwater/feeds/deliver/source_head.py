@@ -1,4 +1,4 @@
-"""Heads: one look at how far a database has come, for all who ask at the same time."""
+"""Checks whether the log has caught up with its database, shared by concurrent callers."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from headwater.model.work.work_context import shared_context
 
 
 class Heads:
-    """In the loop. A thousand readers that come together cost one thread one look, not a thousand."""
+    """Shares one check among all readers that wait for it: a thousand readers cost one call. Use it in the loop."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._next: dict[str, asyncio.Task[bool]] = {}  # looks that have not begun
+        self._next: dict[str, asyncio.Task[bool]] = {}  # checks that have not begun
         self._running: dict[str, asyncio.Task[bool]] = {}
 
     async def caught_up(self, name: str, database: Database) -> bool:
-        """Wait, for a moment, until the log holds everything committed before this call; whether it does."""
-        look = self._next.get(name)
-        if look is None:
-            look = self._next[name] = asyncio.create_task(self._look(name, database), context=shared_context())
-        return await asyncio.shield(look)
+        """Wait briefly until the log holds every commit before this call; return whether it does."""
+        check = self._next.get(name)
+        if check is None:
+            check = self._next[name] = asyncio.create_task(self._check(name, database), context=shared_context())
+        return await asyncio.shield(check)
 
-    async def _look(self, name: str, database: Database) -> bool:
+    async def _check(self, name: str, database: Database) -> bool:
         running = self._running.get(name)
         if running is not None:
             await asyncio.wait({running})
-        look = self._running[name] = self._next.pop(name)  # who comes from now on needs another
+        check = self._running[name] = self._next.pop(name)  # a caller from now on needs a new check
         try:
             return bool(await self._run(database.catch_up, CATCH_UP_SECONDS))
         finally:
-            if self._running.get(name) is look:
+            if self._running.get(name) is check:
                 del self._running[name]

@@ -1,7 +1,8 @@
-"""Filter: which changes a subscriber sees, and as what.
+"""The filter of a subscription: which changes it delivers, and as which op.
 
-A row filter looks at both images: in → in is an update, out → in an insert, in → out a delete, out → out
-nothing. The op that is delivered tells which images go with it: none that lies outside.
+A row filter tests both images of an update: inside → inside is delivered as an update, outside → inside as an insert,
+inside → outside as a delete, outside → outside not at all. The delivered op determines the images that are sent: none
+that is outside.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from headwater.model.per_table import PerTable
 from headwater.model.table import Key, Row, Table
 from headwater.sources.read import Readable
 
-Cut = Callable[[int, Table, Row | None], bool]  # whether the change at an offset is news for the key of an image
+# Returns whether the change at an offset is newer than the snapshot row with the key of an image.
+Cut = Callable[[int, Table, Row | None], bool]
 
 
 class Filter:
-    """The filter of `options`. Rules are compiled once per shape of a table. May be asked from any thread."""
+    """The filter of `options`. Rules are compiled once per version of a table. Thread-safe."""
 
     def __init__(self, options: Options, source: Readable) -> None:
         self.options = options
@@ -31,38 +33,38 @@ class Filter:
         self._rule = PerTable(self._compiled)
 
     def wants(self, table: str) -> bool:
-        """Whether changes of `table` may pass."""
+        """Return whether changes of `table` may pass."""
         return not self._tables or table in self._tables
 
     @property
     def tables(self) -> frozenset[str]:
-        """The tables named; none means all."""
+        """The tables that the options name; empty: all tables."""
         return self._tables
 
     def raw_ops(self) -> frozenset[Op] | None:
-        """The ops of the log that may pass where nothing is cut, in whatever guise; None is all."""
+        """Return the ops of logged changes that may be delivered as any op without a `cut`; None: all."""
         if not self._ops:
             return None
         moved = {Op.INSERT, Op.DELETE} & self._ops if self.options.looks_at_rows else set()
         return self._ops | ({Op.UPDATE} if moved else set())
 
     def interest(self, table: Table) -> Interest:
-        """What a row of `table` must have; raises like `decide`."""
+        """Return the conditions that a row of `table` must meet, for the router; raises as `decide` does."""
         return Interest() if self._all else self._rule(table).interest
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-        """How the bytes of an interest are made from values of `columns`."""
+        """Return the function that encodes values of `columns` as the bytes that an Interest holds."""
         return self._source.order(table, columns)
 
     def is_cheap(self, table: Table) -> bool:
-        """Whether `decide` on changes of `table` may be asked by whoever serves others; raises like it."""
+        """Return whether `decide` on changes of `table` is fast enough for the event loop; raises as `decide` does."""
         return self._all or self._rule(table).is_cheap
 
     def decide(self, changes: Sequence[Change], *, first: int = 0, cut: Cut | None = None) -> list[Op | None]:
-        """The op each change is delivered as, None where it is not.
+        """Return the op that each change is delivered as, None for a change that is not delivered.
 
-        With `cut`, an image also counts as outside where the change is no news for its key; offsets are
-        `first`, `first + 1`, …
+        With `cut`, an image also counts as outside if the snapshot row with its key is newer than the change. The
+        offsets of the changes are `first`, `first + 1`, …
         """
         if self._all and cut is None:
             tables = {id(change.table): change.table for change in changes}.values()
@@ -83,7 +85,7 @@ class Filter:
         return found
 
     def rows(self, table: Table, rows: Sequence[Row]) -> list[Row]:
-        """The rows of a snapshot that pass, delivered as inserts."""
+        """Return the snapshot rows that pass the filter as inserts."""
         if not self.wants(table.name) or (self._ops and Op.INSERT not in self._ops):
             return []
         if self._all:
@@ -98,15 +100,15 @@ class Filter:
         return change.op if passes else None
 
     def _inside(self, changes: Sequence[Change]) -> list[tuple[bool, bool]]:
-        """For each change whether its before and its after image lie inside; each rule is asked once."""
+        """Return for each change whether its before and after images are inside; evaluate each rule once."""
         found = [[False, False] for _ in changes]
-        asked: dict[Rule, list[tuple[int, int, Row]]] = {}
+        images_by_rule: dict[Rule, list[tuple[int, int, Row]]] = {}
         for place, change in enumerate(changes):
             if change.op in ROW_OPS and self.wants(change.table.name):
                 for image, row in ((0, change.before), (1, change.after)):
                     if row is not None:
-                        asked.setdefault(self._rule(change.table), []).append((place, image, row))
-        for rule, images in asked.items():
+                        images_by_rule.setdefault(self._rule(change.table), []).append((place, image, row))
+        for rule, images in images_by_rule.items():
             answers = rule.inside([row for _, _, row in images])
             for (place, image, _), inside in zip(images, answers, strict=True):
                 found[place][image] = inside
@@ -133,10 +135,10 @@ class Filter:
             return Rule(self.options, table, self._source)
         except HeadwaterError as error:
             if error.retryable:
-                raise  # the database is away: it says nothing about the filter
+                raise  # the database is unavailable, which says nothing about the filter
             raise InvalidRequest(
                 f"the filter does not fit table {table.name!r} at version {table.version}: {error.message}",
-                hint=error.hint or "Close the subscription and subscribe anew with a filter that fits.",
+                hint=error.hint or "Close the subscription and subscribe again with a filter that fits the table.",
             ) from None
 
 

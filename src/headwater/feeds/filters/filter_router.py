@@ -1,7 +1,7 @@
-"""Router: which of many filters a change may concern, at a cost that does not grow with their number.
+"""A router that finds the filters a change may pass, at a cost independent of the number of filters.
 
-Filters are indexed per table shape, by what a row must have to pass. No change is missed; whether one that is
-found does pass is decided by the filter itself.
+Filters are indexed per table version, by a condition that a row must meet to pass. The router never misses a filter;
+whether a change passes a filter that it found is decided by the filter itself.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Columns = tuple[str, ...]
 
 
 class Router(Generic[T]):
-    """Filters of one database, each under a token. For one thread."""
+    """The filters of one database, each under a token. Not thread-safe."""
 
     def __init__(self) -> None:
         self._filters: dict[T, Filter] = {}
-        self._named: dict[str, dict[T, Filter]] = {}  # by the tables they name
-        self._everywhere: dict[T, Filter] = {}  # those that name none
+        self._named: dict[str, dict[T, Filter]] = {}  # by the tables that the filters name
+        self._everywhere: dict[T, Filter] = {}  # filters that name no table
         self._indexes: dict[str, _TableIndex[T]] = {}
 
     def __len__(self) -> int:
         return len(self._filters)
 
     def add(self, token: T, filter: Filter) -> None:
-        """Route to `token` what `filter` may let through, instead of what it had."""
+        """Route to `token` the changes that may pass `filter`; replaces an earlier filter of `token`."""
         self.remove(token)
         self._filters[token] = filter
         for group in self._groups(filter):
@@ -46,7 +46,7 @@ class Router(Generic[T]):
             index.add(token, filter)
 
     def remove(self, token: T) -> None:
-        """Route nothing to `token` any more, if there was anything."""
+        """Route nothing to `token` any more; an unknown token is ignored."""
         filter = self._filters.pop(token, None)
         if filter is None:
             return
@@ -61,7 +61,7 @@ class Router(Generic[T]):
                 del self._named[name]
 
     def route(self, changes: Sequence[Change]) -> dict[T, list[int]]:
-        """For each token the places in `changes` that may concern it, ascending."""
+        """Return for each token the positions in `changes` of the changes that may pass its filter, in order."""
         found: dict[T, list[int]] = {}
         for place, change in enumerate(changes):
             index = self._index(change.table)
@@ -92,7 +92,7 @@ class Router(Generic[T]):
 
 
 class _TableIndex(Generic[T]):
-    """The filters that want one table, for one shape of it."""
+    """The filters on one table, for one version of it."""
 
     def __init__(self, table: Table, filters: dict[T, Filter]) -> None:
         self.table = table
@@ -104,26 +104,26 @@ class _TableIndex(Generic[T]):
         self._writers: dict[Columns, Writer] = {}
 
     def fits(self, table: Table) -> bool:
-        """Whether `table` is the shape this was made for."""
+        """Return whether the index was built for this version of the table."""
         if table is not self.table:
             if table != self.table:
                 return False
-            self.table = table  # the next change most likely brings the same object
+            self.table = table  # the next change most likely has the same object
         return True
 
     def add(self, token: T, filter: Filter) -> None:
-        """Indexed when the next change asks."""
+        """Add a filter, which is indexed at the next change."""
         self.filters[token] = self._fresh[token] = filter
 
     def remove(self, token: T) -> None:
-        """`token` is here."""
+        """Remove `token`, which must be in the index."""
         del self.filters[token]
         if self._fresh.pop(token, None) is None:
             lookup, trait = self._homes.pop(token)
             lookup.remove(token, trait)
 
     def concerned(self, change: Change) -> Iterable[Iterable[T]]:
-        """The tokens that `change` may concern; some perhaps more than once."""
+        """Return the tokens whose filter `change` may pass; a token may occur more than once."""
         if change.before is None and change.after is None:
             return [self.filters]
         if self._fresh:
@@ -134,7 +134,7 @@ class _TableIndex(Generic[T]):
             for lookup in self._by_op[change.op]:
                 lookup.find(images, found)
             return found
-        except HeadwaterError:  # a value without bytes cannot be looked up: every filter sees for itself
+        except HeadwaterError:  # a value without a byte encoding cannot be looked up: every filter must decide
             return [self.filters]
 
     def _place(self) -> None:
@@ -144,7 +144,7 @@ class _TableIndex(Generic[T]):
                 ops, trait = filter.raw_ops(), _trait(filter.interest(self.table), self.table)
                 if trait.columns and trait.columns not in self._writers:
                     self._writers[trait.columns] = _writer(self.table, trait.columns, filter)
-            except HeadwaterError:  # the filter does not fit this shape: whoever lets it decide is told so
+            except HeadwaterError:  # the filter does not fit this version: `decide` raises the error
                 ops, trait = None, _Trait()
             lookup = self._lookup(ops)
             lookup.add(token, trait)
@@ -159,16 +159,16 @@ class _TableIndex(Generic[T]):
 
 
 class _Trait(msgspec.Struct, frozen=True):
-    """The one thing by which a filter is found: bytes of some columns, a share of them, or spans of keys."""
+    """The condition by which a filter is indexed: bytes of some columns, a shard of them, or spans of keys."""
 
-    columns: Columns = ()  # none: it is found always
-    of: int = 0  # not 0: what is wanted are shares of so many
+    columns: Columns = ()  # empty: the filter matches every row
+    of: int = 0  # not 0: `wanted` holds shard numbers out of `of`
     wanted: Iterable[bytes | int] = ()
     spans: tuple[Span, ...] | None = None
 
 
 def _trait(interest: Interest, table: Table) -> _Trait:
-    """The most selective thing of `interest`."""
+    """Return the most selective condition of `interest`."""
     if interest.points is not None:
         return _Trait(table.key, wanted=interest.points)
     if interest.pin is not None and interest.pin.column in table.index:
@@ -181,16 +181,16 @@ def _trait(interest: Interest, table: Table) -> _Trait:
 
 
 class _Lookup(Generic[T]):
-    """Tokens by the trait that a row must have."""
+    """Tokens by the trait that a row must match."""
 
     def __init__(self, key: Columns) -> None:
         self._key = key
         self._always: Tokens[T] = {}
-        self._exact: dict[tuple[Columns, int], dict[bytes | int, Tokens[T]]] = {}  # by columns, shares, value
+        self._exact: dict[tuple[Columns, int], dict[bytes | int, Tokens[T]]] = {}  # by columns, shard count, value
         self._spans: SpanIndex[T] = SpanIndex()
 
     def add(self, token: T, trait: _Trait) -> None:
-        """`token` was not here."""
+        """Add `token`, which must not be in the lookup."""
         if not trait.columns:
             self._always[token] = None
         elif trait.spans is not None:
@@ -199,7 +199,7 @@ class _Lookup(Generic[T]):
             self._exact.setdefault((trait.columns, trait.of), {}).setdefault(value, {})[token] = None
 
     def remove(self, token: T, trait: _Trait) -> None:
-        """`token` was added with `trait`."""
+        """Remove `token`, which was added with `trait`."""
         if not trait.columns:
             del self._always[token]
         elif trait.spans is not None:
@@ -216,7 +216,7 @@ class _Lookup(Generic[T]):
             del self._exact[by]
 
     def find(self, images: _Images, found: list[Iterable[T]]) -> None:
-        """Add to `found` those whose trait one of the images has."""
+        """Add to `found` the tokens whose trait one of the images matches."""
         if self._always:
             found.append(self._always)
         for (columns, of), tokens in self._exact.items():
@@ -233,7 +233,7 @@ Writer = Callable[[Change], list[bytes]]
 
 
 class _Images:
-    """The images of one change as bytes, written when they are asked for, and once."""
+    """The images of one change as bytes, encoded lazily and once per set of columns."""
 
     __slots__ = ("_change", "_writers", "_written")
 
@@ -243,7 +243,7 @@ class _Images:
         self._written: dict[Columns, list[bytes]] = {}
 
     def of(self, columns: Columns) -> list[bytes]:
-        """What `columns` hold, in each image; once if that is the same."""
+        """Return the bytes of `columns` in each image; one entry if both images are the same."""
         written = self._written.get(columns)
         if written is None:
             written = self._written[columns] = self._writers[columns](self._change)
@@ -259,7 +259,7 @@ def _writer(table: Table, columns: Columns, filter: Filter) -> Writer:
         if before is None or after is None:
             return [order(pick(row)) for row in (before, after) if row is not None]
         old, new = pick(before), pick(after)
-        if old == new and [*map(type, old)] == [*map(type, new)]:  # Decimal(1) is 1, and has other bytes
+        if old == new and [*map(type, old)] == [*map(type, new)]:  # Decimal(1) equals 1 but has other bytes
             return [order(new)]
         return [order(old), order(new)]
 

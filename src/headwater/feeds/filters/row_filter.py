@@ -1,4 +1,4 @@
-"""Rule: the row filters of one subscription, compiled for one shape of one table."""
+"""The row filters of one subscription, compiled for one version of one table."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from headwater.sources.read import Condition, Pin, Readable
 
 
 class Interest(msgspec.Struct, frozen=True):
-    """What a row must have to pass, in a form that can be indexed: necessary, not sufficient. None: anything."""
+    """Necessary, not sufficient conditions for a row to pass, in a form that can be indexed. None: no condition."""
 
     points: frozenset[bytes] | None = None  # whole keys
-    spans: tuple[Span, ...] | None = None  # in order, apart from each other
+    spans: tuple[Span, ...] | None = None  # sorted and disjoint
     pin: Pin | None = None
     shard: Shard | None = None
 
 
 class Rule:
-    """Which rows of `table` are inside the filter. May be asked from any thread."""
+    """Decides which rows of `table` are inside the filter. Thread-safe."""
 
     def __init__(self, options: Options, table: Table, source: Readable) -> None:
         self.table = table
         self._points, self._spans = _keys(options, table, source)
         self._starts = [span.start for span in self._spans or ()]
         self._shard = options.shard
-        self._place: Place | None = None  # asked for only if needed: not every key has an order here
+        self._place: Place | None = None  # created only if needed: not every key has a known order
         if self._points is not None or self._spans is not None or self._shard is not None:
             self._place = source.order(table, table.key)
         self._condition: Condition | None = None
@@ -46,22 +46,22 @@ class Rule:
 
     @property
     def interest(self) -> Interest:
-        """For the router."""
+        """The conditions by which the router indexes the filter."""
         pin = None if self._condition is None else self._condition.pin
         return Interest(self._points, self._spans, pin, self._shard)
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Functions in `where` that may read more than the row."""
+        """The functions in `where` that may read more than the row."""
         return () if self._condition is None else self._condition.calls
 
     @property
     def is_cheap(self) -> bool:
-        """Whether it may be asked by whoever serves others."""
+        """Whether the rule is fast enough to be evaluated in the event loop."""
         return self._condition is None or self._condition.is_cheap
 
     def inside(self, rows: Sequence[Row]) -> list[bool]:
-        """Whether each of `rows` is inside."""
+        """Return for each of `rows` whether it is inside."""
         if self._place is None:
             found = [True] * len(rows)
         else:
@@ -69,8 +69,8 @@ class Rule:
             found = [self._holds_key(place(key_of(row))) for row in rows]
         if self._condition is None:
             return found
-        asked = [index for index, inside in enumerate(found) if inside]
-        for index, holds in zip(asked, self._condition.holds([rows[index] for index in asked]), strict=True):
+        candidates = [index for index, inside in enumerate(found) if inside]
+        for index, holds in zip(candidates, self._condition.holds([rows[index] for index in candidates]), strict=True):
             found[index] = holds
         return found
 
@@ -84,22 +84,22 @@ class Rule:
         return self._shard is None or share(place, self._shard.of) == self._shard.index
 
     def differs(self, before: Row, after: Row) -> bool:
-        """Whether a selected column, or the key, holds something else than it did."""
+        """Return whether a selected column or the key changed."""
         return any(not same(before[place], after[place]) for place in self._watched)
 
     @property
     def has_selected(self) -> bool:
-        """Whether the table has a selected column at all."""
+        """Whether the table has any of the selected columns."""
         return bool(self._selected)
 
 
 def share(place: bytes, of: int) -> int:
-    """Which of `of` shares a key belongs to: the CRC-32 of its bytes."""
+    """Return the shard of a key, out of `of`: the CRC-32 of its bytes modulo `of`."""
     return zlib.crc32(place) % of
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are the very same: 1 is not 1.0, 0.0 is not -0.0, 1.0 not 1.00, and NaN is NaN."""
+    """Return whether two values are identical: 1 is not 1.0, 0.0 is not -0.0, 1.0 is not 1.00, and NaN is NaN."""
     if type(a) is not type(b):
         return False
     return repr(a) == repr(b) if isinstance(a, (float, Decimal, Embedding)) else bool(a == b)
@@ -126,7 +126,7 @@ def _keys(options: Options, table: Table, source: Readable) -> tuple[frozenset[b
             )
         if None in values:
             raise InvalidRequest(
-                "a key filter compares with values, and nothing compares with null",
+                f"a key filter on {table.name!r} contains null, and nothing compares with null",
                 hint="Filter by `where` with IS NULL.",
             )
         return source.order(table, columns)(source.stored(table, columns, values))
@@ -141,13 +141,16 @@ def _keys(options: Options, table: Table, source: Readable) -> tuple[frozenset[b
         points = frozenset([bytes_of(options.pk)])
     if options.key is not None:
         if len(decode_key(options.key)) != len(table.key):
-            hint = "Send back key bytes as they were received."
+            hint = "Send the key bytes unchanged, as you received them."
             raise InvalidRequest(f"these bytes are not a key of {table.name!r}", hint=hint)
         points = frozenset([options.key])
     spans: tuple[Span, ...] | None = None
     if options.pk_range is not None:
         if len(table.key) != 1:
-            raise InvalidRequest("pk_range needs a key of one column", hint="Use `spans` for composite keys.")
+            raise InvalidRequest(
+                f"pk_range needs a key of one column, the key of {table.name!r} has {len(table.key)}",
+                hint="Use `spans` for composite keys.",
+            )
         bounds = [options.pk_range.get(name) for name in ("lower_bound", "upper_bound")]
         if bounds == [None, None]:
             raise InvalidRequest("pk_range needs a lower_bound or an upper_bound", hint="Give one of them, or both.")
@@ -169,13 +172,14 @@ def _between(low: bytes | None, high: bytes | None) -> Span:
     end = None if high is None else prefix_end(high)
     if low is not None and end is not None and low >= end:
         raise InvalidRequest(
-            "the lower bound lies above the upper bound", hint="Swap them: they count as the database orders keys."
+            "the lower bound is above the upper bound",
+            hint="Swap the bounds; they compare in the key order of the database.",
         )
     return Span(low or b"", end)
 
 
 def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The same keys as spans in order, none of which touches another."""
+    """Return the same keys as sorted spans that do not touch."""
     found: list[Span] = []
     for span in sorted(spans, key=lambda span: span.start):
         last = found[-1] if found else None
