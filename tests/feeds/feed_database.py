@@ -1,4 +1,4 @@
-"""A database for feeds without threads: captured when a test says so, and what blocks runs in the loop."""
+"""A database for feeds without threads: tests trigger the capture, and blocking calls run in the loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sources.memory_source import MemorySource
 from tests.suite.deadlines import PATIENCE
 
 from headwater.feeds.deliver.hub import Hub
-from headwater.feeds.filters.filter import Cut
+from headwater.feeds.filters.filter import NewerThanSnapshot
 from headwater.feeds.formats.frame import Enclosing
 from headwater.feeds.groups.log_reader import Delivery, View
 from headwater.feeds.options import Options
@@ -32,7 +32,7 @@ WITHOUT_SIZE = Table("items", (Column("id", "i64", nullable=False), Column("note
 
 
 class Fed:
-    """Fulfils `Database`. The log follows the source by `capture`, in the caller's thread."""
+    """Implements `Database`. `capture` brings the log up to the source, in the caller's thread."""
 
     def __init__(self, *tables: Table, retention: int | None = None, part: int = 512, **log: Any) -> None:
         self.source = MemorySource("main", *(tables or (ITEMS, NAMES)), part=part)
@@ -50,7 +50,7 @@ class Fed:
         return made
 
     def capture(self) -> None:
-        """Take in what was committed, large transactions past memory, as the capture thread does."""
+        """Capture the commits as the capture thread does, large transactions directly to disk."""
         parts = map(_stamped, self.source.follow(after=self.log.latest))
         for part in parts:
             if part.last:
@@ -60,14 +60,14 @@ class Fed:
         self.log.close_at(self.log.latest << 16 | 1)
 
     def new_generation(self) -> None:
-        """The history broke off."""
+        """Start a new generation of the log."""
         self.log.unstage()
         first = max(self.log.highest, self.source.head()) + 2
         self.log.restart(first=first, reason="a test says so")
         self._begin(first=first)
 
     def trim(self, changes: int) -> None:
-        """Keep that many changes."""
+        """Retain that many changes."""
         self.log.retain(Retention(changes=changes), now_ms=0)
 
     def catch_up(self, timeout: float) -> bool:
@@ -78,13 +78,13 @@ class Fed:
         return View(Options(db="main", **{"after": True, **options}), self.source)
 
     def expected(
-        self, view: View, *, after: int = 0, upto: int | None = None, cut: Cut | None = None
+        self, view: View, *, after: int = 0, upto: int | None = None, newer: NewerThanSnapshot | None = None
     ) -> list[Delivery]:
-        """What `view` sees of the log, change by change."""
+        """Return the deliveries of `view`, computed change by change."""
         found = []
         for part in self.log.scan(after=after, upto=upto):
             for offset, change in enumerate(part.changes, part.first):
-                (op,) = view.filter.decide([change], first=offset, cut=cut)
+                (op,) = view.filter.decide([change], first=offset, newer=newer)
                 if op is not None:
                     found.append(Delivery(offset, op, view.encoder.change(part, offset, change, op)))
         return found
@@ -114,14 +114,14 @@ def name(text: str, size: int = 0) -> Change:
 
 
 class Writer:
-    """Random transactions that fit the tables as they are."""
+    """Writes random transactions that fit the current tables."""
 
     def __init__(self, fed: Fed, seed: int, *, keys: int = 20, largest: int = 5, noted: int = 3) -> None:
         self.fed, self.random = fed, random.Random(seed)
         self._keys, self._largest, self._noted = keys, largest, noted
 
     def write(self, count: int = 1, *, capture: bool = True) -> None:
-        """That many transactions."""
+        """Write that many transactions."""
         for _ in range(count):
             changes = self._changes()
             if changes:
@@ -183,13 +183,13 @@ FILTERS: tuple[dict[str, Any], ...] = (
 
 
 async def run(call: Callable[..., Any], *args: Any) -> Any:
-    """What blocks runs in the loop, a moment later: others come first."""
+    """Run a blocking call in the loop, after other tasks had a turn."""
     await asyncio.sleep(0)
     return call(*args)
 
 
 def hesitant(seed: int, most: int = 4) -> Callable[..., Awaitable[Any]]:
-    """Like `run`, with a random number of moments before the call and after it."""
+    """Run a call like `run`, with a random number of turns of other tasks before and after it."""
     chance = random.Random(seed)
 
     async def later(call: Callable[..., Any], *args: Any) -> Any:
@@ -202,23 +202,23 @@ def hesitant(seed: int, most: int = 4) -> Callable[..., Awaitable[Any]]:
 
 
 async def moments(count: int) -> None:
-    """Let the others go on, that many times."""
+    """Let other tasks run, that many times."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def settled(hub: Hub, fed: Fed) -> None:
-    """Until the hub has published everything, and those it woke have looked."""
+    """Wait until the hub has published everything and the readers it woke have run."""
     for _ in range(10_000):
         if hub.upto >= fed.log.latest:
             break
         await asyncio.sleep(0)
-    assert hub.upto >= fed.log.latest, "the hub stands still"
+    assert hub.upto >= fed.log.latest, "the hub does not publish"
     await moments(6)
 
 
 def in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """The value of `work()`, in a loop of its own, and not for ever."""
+    """Return `work()`, run in its own loop with a timeout."""
 
     async def bounded() -> T:
         return await asyncio.wait_for(work(), PATIENCE)
@@ -241,24 +241,24 @@ class _Line:
 line = _Line()
 
 
-class Told(NamedTuple):
-    """One frame."""
+class ReceivedFrame(NamedTuple):
+    """One received frame."""
 
     id: str
     word: str
     body: bytes
 
     @property
-    def said(self) -> Any:
+    def json(self) -> Any:
         return json.loads(self.body)
 
 
 CHANGES = ("insert", "update", "delete", "schema_change", "truncate")
 
 
-def told(piece: bytes) -> list[Told]:
-    """The frames of `piece`."""
-    return [Told(*_split(found)) for found in piece.splitlines()]
+def frames_of(piece: bytes) -> list[ReceivedFrame]:
+    """Return the frames of `piece`."""
+    return [ReceivedFrame(*_split(found)) for found in piece.splitlines()]
 
 
 def _split(found: bytes) -> tuple[str, str, bytes]:
@@ -266,8 +266,8 @@ def _split(found: bytes) -> tuple[str, str, bytes]:
     return id.decode(), word.decode(), body
 
 
-def changes(frames: Sequence[Told]) -> list[Delivery]:
-    """The changes among them."""
+def changes(frames: Sequence[ReceivedFrame]) -> list[Delivery]:
+    """Return the changes among `frames`."""
     return [
         Delivery(int(found.id), Op[found.word.upper()], found.body)
         for found in frames
@@ -275,5 +275,5 @@ def changes(frames: Sequence[Told]) -> list[Delivery]:
     ]
 
 
-def words(frames: Sequence[Told]) -> list[str]:
+def words(frames: Sequence[ReceivedFrame]) -> list[str]:
     return [found.word for found in frames]

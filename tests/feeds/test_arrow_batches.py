@@ -1,4 +1,4 @@
-"""Arrow batches of changes: every piece together is one whole IPC stream of what passes, of one shape."""
+"""Arrow batches of changes: the pieces form one complete IPC stream of the passing changes of one table version."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def place(fed: Fed) -> AsyncIterator[Place]:
     hub = Hub(fed.log, fed.source, run)
     try:
         yield Place(fed, hub)
-        assert not hub._groups, "nobody waits any more"
+        assert not hub._groups, "the hub has no groups left"
     finally:
         await hub.close()
 
@@ -59,7 +59,9 @@ def offsets(data: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("given", [{}, {"where": "size > 2"}, {"ops": ("insert", "delete")}, {"where": "size = 99"}])
-def test_a_stretch_holds_what_passes_and_is_whole(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounded_stream_has_all_passing_changes_and_a_proper_end(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batches_module, "ROWS", 10)
     monkeypatch.setattr(batches_module, "SCAN", 40)
 
@@ -76,7 +78,7 @@ def test_a_stretch_holds_what_passes_and_is_whole(given: dict[str, Any], monkeyp
     in_loop(work)
 
 
-def test_changes_come_as_they_are_made() -> None:
+def test_new_changes_are_sent_as_they_commit() -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed) as here:
@@ -101,7 +103,7 @@ def test_changes_come_as_they_are_made() -> None:
     in_loop(work)
 
 
-def test_another_shape_ends_the_stream_whole_and_the_next_begins_with_it() -> None:
+def test_changed_columns_end_the_stream_and_the_next_stream_has_them() -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(insert(1))
@@ -119,7 +121,7 @@ def test_another_shape_ends_the_stream_whole_and_the_next_begins_with_it() -> No
     in_loop(work)
 
 
-def test_a_stream_of_nothing_is_whole_too() -> None:
+def test_stream_without_changes_ends_properly() -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(name("a"))
@@ -132,7 +134,7 @@ def test_a_stream_of_nothing_is_whole_too() -> None:
 
 @pytest.mark.parametrize("how", ["stop", "leave", "dropped"])
 @pytest.mark.parametrize("count", range(6))
-def test_it_ends_whole_whenever_it_is_told_to(how: str, count: int) -> None:
+def test_stopped_stream_ends_properly_at_any_time(how: str, count: int) -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(insert(1))
@@ -151,7 +153,7 @@ def test_it_ends_whole_whenever_it_is_told_to(how: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("asleep", [False, True])
-def test_past_the_horizon_it_is_lost(asleep: bool) -> None:
+def test_evicted_cursor_raises_offset_expired(asleep: bool) -> None:
     async def work() -> None:
         fed = Fed(retention=5)
         async with place(fed) as here:
@@ -173,7 +175,7 @@ def test_past_the_horizon_it_is_lost(asleep: bool) -> None:
     in_loop(work)
 
 
-def test_a_quiet_filter_does_not_fall_off_a_busy_log() -> None:
+def test_selective_filter_on_a_busy_log_is_not_evicted() -> None:
     async def work() -> None:
         fed = Fed(retention=20)
         async with place(fed) as here:
@@ -191,7 +193,7 @@ def test_a_quiet_filter_does_not_fall_off_a_busy_log() -> None:
     in_loop(work)
 
 
-def test_a_silent_stream_gives_a_sign_of_life_also_when_nothing_at_all_is_written(
+def test_idle_stream_sends_an_empty_batch_without_any_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batches_module, "PATIENCE_SECONDS", 0.01)
@@ -208,7 +210,7 @@ def test_a_silent_stream_gives_a_sign_of_life_also_when_nothing_at_all_is_writte
     in_loop(work)
 
 
-def test_images_are_those_of_the_op_that_is_delivered() -> None:
+def test_images_match_the_delivered_op() -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(insert(1, 1))
@@ -221,7 +223,7 @@ def test_images_are_those_of_the_op_that_is_delivered() -> None:
     in_loop(work)
 
 
-def test_large_rows_end_a_batch_before_its_count_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_rows_end_a_batch_before_the_row_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches_module, "BATCH_BYTES", 3_000)
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""Turns: a database that asks for everything leaves the others their turn, and nothing is lost by who leaves."""
+"""Fair threads: a busy database leaves threads to the others, and a cancelled caller loses no thread."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from headwater.model.work.work_context import CALLER, WHOSE, shared_context
 
 
 def asking(turns: Turns, database: str, order: list[str]) -> "asyncio.Task[None]":
-    """A call that has its thread until the loop is handed on."""
+    """A call that holds its thread until the loop yields."""
 
     whose = database, "caller of " + database
 
@@ -30,7 +30,7 @@ def asking(turns: Turns, database: str, order: list[str]) -> "asyncio.Task[None]
     return asyncio.ensure_future(one())
 
 
-def test_who_comes_last_does_not_wait_for_all_calls_of_another() -> None:
+def test_last_caller_does_not_wait_for_all_calls_of_another() -> None:
     async def main() -> list[str]:
         turns, order = Turns(1), []
         await asyncio.gather(*[asking(turns, whose, order) for whose in ["a"] * 50 + ["b", "c"]])
@@ -40,7 +40,7 @@ def test_who_comes_last_does_not_wait_for_all_calls_of_another() -> None:
     assert len(order) == 52 and order.index("b") <= 3 and order.index("c") <= 4
 
 
-def test_a_database_never_has_every_thread() -> None:
+def test_database_never_has_every_thread() -> None:
     turns = Turns(8)
     assert [turns.take(("a", str(caller))) for caller in range(8)] == [True] * 6 + [False] * 2
     assert turns.take(("b", "x")) and turns.take(("b", "x")) and not turns.take(("c", "x"))
@@ -60,7 +60,7 @@ def test_caller_never_has_every_thread_of_its_database() -> None:
 def test_caller_leaves_one_of_few_threads_to_others(threads: int, share: int) -> None:
     turns = Turns(threads)
     assert [turns.take(("a", "x")) for _ in range(threads)] == [True] * share + [False] * (threads - share)
-    assert turns.take(("a", "")) == (threads > 1), "the hub of the database works for nobody"
+    assert turns.take(("a", "")) == (threads > 1), "the hub of the database works without a caller"
 
 
 def test_caller_does_not_wait_for_all_calls_of_another() -> None:
@@ -81,7 +81,7 @@ def test_caller_does_not_wait_for_all_calls_of_another() -> None:
     assert len(order) == 51 and order.index("y") <= 4
 
 
-def test_too_many_of_one_are_told_to_come_back_and_others_are_not() -> None:
+def test_too_many_calls_of_one_database_are_busy_and_others_are_not() -> None:
     async def main() -> None:
         turns, order = Turns(1, most=3), []
         held = [asking(turns, "a", order) for _ in range(3)]
@@ -95,7 +95,7 @@ def test_too_many_of_one_are_told_to_come_back_and_others_are_not() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whoever_leaves_no_thread_is_lost(seed: int) -> None:
+def test_cancelled_call_returns_its_thread(seed: int) -> None:
     print("seed", seed)
     chance = random.Random(seed)
 
@@ -134,7 +134,7 @@ def test_task_that_many_wait_for_has_a_turn_of_its_own() -> None:
         await asyncio.sleep(0)
         found = asyncio.ensure_future(shared())
         held[0].get_loop().call_later(0, release.set)
-        assert await found == 7 and not held[-1].done(), "it came before most calls of x"
+        assert await found == 7 and not held[-1].done(), "it finished before most calls of x"
         await asyncio.gather(*held)
         threads.close()
 
@@ -163,8 +163,8 @@ def test_threads_run_for_the_database_of_the_task() -> None:
     assert asyncio.run(main()) == 7
 
 
-def test_who_leaves_does_not_free_a_thread_that_still_runs() -> None:
-    """Calls of one database that come and go never have more threads than it may."""
+def test_cancelled_caller_does_not_free_a_running_thread() -> None:
+    """Calls of one database that start and end never hold more threads than its share."""
 
     async def main() -> int:
         threads, release = Threads(4, "test"), threading.Event()
@@ -211,7 +211,7 @@ def test_work_in_threads_of_feeds_knows_its_caller() -> None:
     assert asyncio.run(main()) == "ada"
 
 
-def test_threads_that_were_closed_are_unavailable_and_hold_no_place() -> None:
+def test_closed_threads_are_unavailable_and_hold_no_thread() -> None:
     async def main() -> None:
         threads = Threads(1, "test")
         threads.close()

@@ -1,4 +1,4 @@
-"""Rows first, then changes: together they are the table, whatever is written and whoever is cut off meanwhile."""
+"""Snapshots: rows and later changes equal the table under concurrent writes, disconnects and restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.capture.captured_database import Running, running
-from tests.feeds.feed_database import ITEMS, NAMES, WIDER, Fed, Told, Writer, in_loop, insert, line, name, told, words
+from tests.feeds.feed_database import (
+    ITEMS,
+    NAMES,
+    WIDER,
+    Fed,
+    ReceivedFrame,
+    Writer,
+    frames_of,
+    in_loop,
+    insert,
+    line,
+    name,
+    words,
+)
 
 from headwater.config import FeedsConfig
 from headwater.database import Database
@@ -22,7 +35,7 @@ from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.feeds import Feeds
 from headwater.feeds.groups.log_reader import View, read_page
 from headwater.feeds.options import Options
-from headwater.feeds.snapshot import Lease, Position, SnapshotPage, SnapshotReader, cut_of, highest, lowest
+from headwater.feeds.snapshot import Lease, Position, SnapshotPage, SnapshotReader, highest, lowest, newer_than_snapshot
 from headwater.feeds.subscription import SnapshotState
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
@@ -36,7 +49,7 @@ BIG = 1 << 40
 
 
 class Seen(NamedTuple):
-    """What an encoder was given."""
+    """The arguments of an encoder call."""
 
     table: Table
     op: Op
@@ -46,7 +59,7 @@ class Seen(NamedTuple):
 
 
 class Remembering:
-    """An encoder whose bytes are as long as wished, and lead back to what they stand for."""
+    """An encoder whose bytes have a chosen length and identify the encoded change."""
 
     def __init__(self) -> None:
         self._seen: list[Seen] = []
@@ -67,7 +80,7 @@ class Remembering:
 
 
 class Client:
-    """Keeps the rows it was told of, and where it is. `strict`: nothing may be told twice."""
+    """A client with its received rows and its position. `strict`: no row or change may be received twice."""
 
     def __init__(self, database: Database, tables: tuple[str, ...], *, strict: bool = False, **options: Any) -> None:
         self.database, self.strict = database, strict
@@ -82,7 +95,7 @@ class Client:
         self.reader = self.connect()
 
     def connect(self) -> SnapshotReader:
-        """A new connection, at the place of the last row that came."""
+        """Connect again at the cursor of the last received row."""
 
         def save(new: SnapshotState) -> None:
             self.stored = new
@@ -91,7 +104,7 @@ class Client:
         return self.reader
 
     def take(self, page: SnapshotPage, count: int | None = None) -> None:
-        """Of a page the first `count` rows; the others get lost on the way."""
+        """Receive the first `count` rows of a page; the others are lost on the way."""
         if page.restarted:
             self.restarts.append(page.reason)
             self.held = {}
@@ -105,12 +118,12 @@ class Client:
             self.done = page if page.done else None
 
     def follow(self, limit: int = 10) -> None:
-        """All changes up to now, as a stream reads them."""
+        """Receive all changes up to the head, as a stream reads them."""
         assert self.done is not None
         log, at = self.database.log, self.done.offset
-        cut, edge = cut_of(self.stored, self.database.source), highest(self.stored)
+        newer, edge = newer_than_snapshot(self.stored, self.database.source), highest(self.stored)
         while at < log.latest:
-            page = read_page(log, self.view, after=at, limit=limit, most=BIG, cut=cut if at < edge else None)
+            page = read_page(log, self.view, after=at, limit=limit, most=BIG, newer=newer if at < edge else None)
             for delivery in page.deliveries:
                 self._put(self.encoder.meant(delivery.data), row=False)
             at = page.upto
@@ -129,7 +142,7 @@ class Client:
         if seen.after is not None:
             rows = self.held.setdefault(self._key(seen.table, seen.after), [])
             if not self._may_repeat_key(seen):
-                assert not (self.strict and rows), f"{seen} was told of already"
+                assert not (self.strict and rows), f"{seen} was received already"
                 rows.clear()
             rows.append(seen.after)
 
@@ -143,7 +156,7 @@ class Client:
         return sorted(((table, row) for (table, _), rows in self.held.items() for row in rows), key=repr)
 
     def oracle(self) -> list[tuple[str, Row]]:
-        """What it should have: the tables as they are."""
+        """Return the rows that the client must have: the current tables."""
         source = self.database.source
         found = []
         for table in self.stored.tables:
@@ -154,7 +167,7 @@ class Client:
 
 
 def finish(client: Client, between: Callable[[], object] = lambda: None, limit: int = 5) -> None:
-    """All rows, then all changes."""
+    """Receive all rows, then all changes."""
     for _ in range(10_000):
         if client.done is not None:
             break
@@ -172,8 +185,8 @@ SOME: tuple[dict[str, Any], ...] = ({}, {"where": "size > 2"}, {"columns": ("siz
 
 
 @pytest.mark.parametrize("group", range(10))
-def test_rows_and_changes_together_are_the_table_and_nothing_comes_twice(group: int) -> None:
-    """Without a reconnect: every change fits what the client holds at that moment, exactly."""
+def test_rows_and_changes_equal_the_table_without_repeats(group: int) -> None:
+    """Without a reconnect, every change fits the rows that the client holds at that moment."""
     for seed in range(group * 20, group * 20 + 20):
         chance = random.Random(seed)
         fed = Fed(keep_changes=16)
@@ -195,7 +208,7 @@ def test_rows_and_changes_together_are_the_table_and_nothing_comes_twice(group: 
 
 
 @pytest.mark.parametrize("group", range(10))
-def test_rows_and_changes_together_are_the_table_through_any_reconnects_and_restarts(group: int) -> None:
+def test_rows_and_changes_equal_the_table_after_reconnects_and_restarts(group: int) -> None:
     for seed in range(group * 25, group * 25 + 25):
         chance = random.Random(seed)
         fed = Fed(keep_changes=16)
@@ -222,8 +235,8 @@ def test_rows_and_changes_together_are_the_table_through_any_reconnects_and_rest
         assert client.rows() == client.oracle(), seed
 
 
-def test_a_table_that_is_emptied_between_two_reads_is_read_anew() -> None:
-    """The rows read before are gone, those read after are not, and nothing in the changes tells them apart."""
+def test_truncate_between_two_reads_restarts_the_snapshot() -> None:
+    """Rows read before the truncate are deleted, rows read after it are not, and no change distinguishes them."""
     for pages in range(4):
         fed = Fed()
         fed.commit(*(insert(id) for id in range(0, 20, 2)))
@@ -236,7 +249,7 @@ def test_a_table_that_is_emptied_between_two_reads_is_read_anew() -> None:
         assert client.restarts == (["truncated"] if pages == 1 else []), pages
 
 
-def test_a_place_of_long_ago_repeats_rows_and_tells_of_every_row_that_went_since() -> None:
+def test_old_cursor_repeats_rows_and_delivers_every_later_delete() -> None:
     fed = Fed()
     fed.commit(*(insert(id) for id in range(20)))
     client = Client(fed, ("items",))
@@ -314,9 +327,7 @@ class Captured:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_rows_that_share_a_key_with_a_null_all_come_also_when_the_reader_is_cut_off_among_them(
-    limit: int, tmp_path: Path
-) -> None:
+def test_rows_with_a_shared_null_key_are_all_sent_after_a_disconnect_among_them(limit: int, tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run(SQLITE["nulls in the key"])
         one.run("INSERT INTO t VALUES (NULL, 1, 1), (NULL, 1, 2), (NULL, 1, 3), ('x', NULL, 4), ('x', NULL, 5)")
@@ -350,7 +361,7 @@ def begun(fed: Fed, rows: int = 20, **options: Any) -> Client:
 
 
 @pytest.mark.parametrize("reconnect", [False, True])
-def test_a_lost_lease_begins_the_snapshot_anew_and_says_so(reconnect: bool) -> None:
+def test_lost_lease_restarts_the_snapshot_with_a_reason(reconnect: bool) -> None:
     fed = Fed()
     client = begun(fed)
     fed.log.release(LEASE.name)
@@ -360,12 +371,12 @@ def test_a_lost_lease_begins_the_snapshot_anew_and_says_so(reconnect: bool) -> N
     assert (page.restarted, page.reason) == (True, "snapshot_expired")
     assert [client.encoder.meant(data).after for _, data in page.rows] == [(id, 0, "") for id in range(4)]
     client.take(page)
-    assert not client.reader.page(4, BIG).restarted, "it is told once"
+    assert not client.reader.page(4, BIG).restarted, "the restart is reported once"
     assert fed.log.held(LEASE.name)
 
 
 @pytest.mark.parametrize("reconnect", [False, True])
-def test_a_new_generation_begins_the_snapshot_anew_and_says_so(reconnect: bool) -> None:
+def test_new_generation_restarts_the_snapshot_with_a_reason(reconnect: bool) -> None:
     fed = Fed()
     client = begun(fed)
     fed.new_generation()
@@ -381,8 +392,8 @@ KEYED = Table("items", (ITEMS.columns[0], Column("size", "i64"), Column("note", 
 
 
 @pytest.mark.parametrize("reconnect", [False, True])
-def test_a_table_with_another_key_begins_the_snapshot_anew_and_says_so(reconnect: bool) -> None:
-    """Also for a reader that is made anew for every page, as polls do."""
+def test_changed_key_restarts_the_snapshot_with_a_reason(reconnect: bool) -> None:
+    """Polls create a new reader for every page."""
     fed = Fed()
     client = begun(fed)
     fed.commit(*(Change(Op.DELETE, ITEMS, (id, 0, ""), None) for id in range(20)))
@@ -396,7 +407,7 @@ def test_a_table_with_another_key_begins_the_snapshot_anew_and_says_so(reconnect
 
 
 @pytest.mark.parametrize("key", ["k INTEGER, v, PRIMARY KEY (v, k)", "k INTEGER, v TEXT PRIMARY KEY"])
-def test_a_table_of_sqlite_that_was_made_anew_with_another_key_is_read_anew(key: str, tmp_path: Path) -> None:
+def test_sqlite_table_recreated_with_another_key_restarts_the_snapshot(key: str, tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(k INTEGER PRIMARY KEY, v TEXT)")
         one.run("INSERT INTO t VALUES (1, 'd'), (2, 'c'), (3, 'b'), (4, 'a')")
@@ -413,7 +424,7 @@ def test_a_table_of_sqlite_that_was_made_anew_with_another_key_is_read_anew(key:
         finish(client)
 
 
-def test_a_column_more_does_not_disturb_a_snapshot() -> None:
+def test_added_column_does_not_restart_the_snapshot() -> None:
     fed = Fed()
     client = begun(fed)
     fed.commit(Change(Op.SCHEMA_CHANGE, WIDER))
@@ -422,8 +433,8 @@ def test_a_column_more_does_not_disturb_a_snapshot() -> None:
     assert not client.restarts
 
 
-def test_a_reader_may_be_told_why_it_begins_anew_by_whoever_made_it() -> None:
-    """A stream without a subscription remembers nothing: who comes back to it in mid-snapshot is told."""
+def test_restart_reason_can_be_given_by_the_caller() -> None:
+    """A stream without a subscription has no stored state, so a reconnect inside the snapshot restarts it."""
     fed = Fed()
     fed.commit(insert(1))
     view = View(Options(db="main", after=True), fed.source)
@@ -434,7 +445,7 @@ def test_a_reader_may_be_told_why_it_begins_anew_by_whoever_made_it() -> None:
     assert not reader.page(10, BIG).restarted
 
 
-def test_a_cursor_of_an_earlier_run_makes_the_reader_say_that_it_begins_anew() -> None:
+def test_cursor_of_an_earlier_run_restarts_with_a_reason() -> None:
     fed = Fed()
     client = begun(fed)
     old = client.place
@@ -449,7 +460,7 @@ def test_a_cursor_of_an_earlier_run_makes_the_reader_say_that_it_begins_anew() -
     finish(client)
 
 
-def test_a_table_that_was_dropped_meanwhile_has_no_rows_and_the_others_come() -> None:
+def test_table_dropped_during_the_snapshot_has_no_rows() -> None:
     fed = Fed()
     client = begun(fed)
     del fed.source._tables["items"]
@@ -464,21 +475,21 @@ def test_a_table_that_was_dropped_meanwhile_has_no_rows_and_the_others_come() ->
 
 
 @pytest.mark.parametrize("text", ["", "x", "!!", "AAAA", "kwEA", "k" * 5000, "é", "kwECxAA", "s:kwEAwA"])
-def test_what_is_no_cursor_is_refused(text: str) -> None:
+def test_malformed_cursor_is_rejected(text: str) -> None:
     with pytest.raises(InvalidRequest):
         Position.parse(text)
 
 
 @pytest.mark.parametrize("key", [None, (1,), ("a", None), (b"\0", 1.5), ("\udcff",)])
-def test_a_cursor_reads_back_as_it_was(key: Any) -> None:
+def test_cursor_survives_a_round_trip(key: Any) -> None:
     assert Position.parse(Position(3, 2, key).text()) == Position(3, 2, key)
 
 
 @pytest.mark.parametrize(
     "ahead", [Position(1, 0, (15,)), Position(1, 1, None), Position(1, 1, ("n3",)), Position(1, 2, None)]
 )
-def test_a_cursor_that_nobody_was_given_skips_nothing(ahead: Position) -> None:
-    """Rows before it were never read: they have no offset, and must not be left out."""
+def test_cursor_that_was_never_sent_skips_no_row(ahead: Position) -> None:
+    """Rows before that cursor were never read: they have no offset and must not be skipped."""
     fed = Fed()
     client = begun(fed)
     client.place = ahead.text()
@@ -487,7 +498,7 @@ def test_a_cursor_that_nobody_was_given_skips_nothing(ahead: Position) -> None:
 
 
 @pytest.mark.parametrize("key", [(), (1, 2), ("x",), (b"",), (None,), (1.5,), ("\udcff",)])
-def test_a_cursor_with_an_odd_key_is_refused_or_only_repeats_rows(key: Any, tmp_path: Path) -> None:
+def test_cursor_with_an_invalid_key_is_rejected_or_only_repeats_rows(key: Any, tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")
         one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3), (4, 4)")
@@ -504,7 +515,7 @@ def test_a_cursor_with_an_odd_key_is_refused_or_only_repeats_rows(key: Any, tmp_
         finish(client)
 
 
-def test_a_finished_snapshot_can_be_read_again_from_any_of_its_cursors() -> None:
+def test_complete_snapshot_can_be_read_again_from_any_cursor() -> None:
     fed = Fed()
     client = begun(fed)
     cursors = [client.place]
@@ -527,14 +538,14 @@ def test_a_finished_snapshot_can_be_read_again_from_any_of_its_cursors() -> None
 # --- pages -------------------------------------------------------------------------------------------------------
 
 
-def test_a_page_holds_no_more_rows_than_asked_for() -> None:
+def test_page_has_at_most_limit_rows() -> None:
     fed = Fed()
     client = begun(fed, rows=50)
     for limit in (1, 3, 10):
         assert len(client.reader.page(limit, BIG).rows) == limit
 
 
-def test_a_page_that_is_asked_for_again_is_as_long_as_asked_for_now() -> None:
+def test_repeated_page_uses_the_new_limit() -> None:
     fed = Fed()
     fed.commit(*(insert(id) for id in range(7)))
     client = Client(fed, ("items",))
@@ -555,7 +566,7 @@ def test_pages_of_large_rows_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(client.reader.page(1000, 45).rows) for _ in range(4)] == [2, 5, 5, 5]
 
 
-def test_a_filter_that_lets_no_row_through_reads_on_and_ends() -> None:
+def test_filter_that_passes_no_row_reaches_the_end() -> None:
     fed = Fed()
     fed.commit(*(insert(id) for id in range(1000)))
     client = Client(fed, ("items",), where="size = 9")
@@ -563,7 +574,7 @@ def test_a_filter_that_lets_no_row_through_reads_on_and_ends() -> None:
     assert page.done and page.rows == [] and page.offset == 1000
 
 
-def test_a_page_that_finds_nothing_for_long_shows_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_without_rows_returns_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_module, "PAGE_SECONDS", 0.0)
     fed = Fed()
     fed.commit(*(insert(id) for id in range(20)))
@@ -572,7 +583,7 @@ def test_a_page_that_finds_nothing_for_long_shows_that_it_goes_on(monkeypatch: p
     assert all(not page.done and not page.rows for page in pages)
 
 
-def test_every_stretch_is_kept_before_a_row_of_it_leaves_and_its_offset_held() -> None:
+def test_stretch_is_saved_and_leased_before_its_rows_are_sent() -> None:
     fed = Fed(retention=10)
     writer = Writer(fed, 1, keys=30)
     writer.write(30)
@@ -592,7 +603,7 @@ def test_every_stretch_is_kept_before_a_row_of_it_leaves_and_its_offset_held() -
     assert client.rows() == client.oracle() and not client.restarts
 
 
-def test_neighbours_of_one_offset_are_kept_as_one() -> None:
+def test_adjacent_stretches_of_one_offset_are_merged() -> None:
     fed = Fed()
     fed.commit(*(insert(id) for id in range(100)), *(name(f"n{id:03d}") for id in range(100)))
     client = Client(fed, ("items", "names"))
@@ -603,7 +614,7 @@ def test_neighbours_of_one_offset_are_kept_as_one() -> None:
     ]
 
 
-def test_names_without_case_are_one_key() -> None:
+def test_case_insensitive_keys_are_one_key() -> None:
     fed = Fed()
     fed.commit(name("Ann"), name("bob"), name("Cid"))
     client = Client(fed, ("names",), strict=True)
@@ -633,7 +644,7 @@ WHO = Principal("ann", "owner")
 
 @asynccontextmanager
 async def feeds_of(fed: Fed, folder: Path) -> AsyncIterator[tuple[Feeds, str]]:
-    """Feeds with one subscription that begins with the rows of `items`."""
+    """Feeds with one subscription that starts with a snapshot of `items`."""
     registry = Registry.open(folder / "subscriptions.db")
     feeds = Feeds(Databases(fed), registry, FeedsConfig(), max_streams=100)
     try:
@@ -643,10 +654,10 @@ async def feeds_of(fed: Fed, folder: Path) -> AsyncIterator[tuple[Feeds, str]]:
         registry.close()
 
 
-async def rows_until(stream: Stream, word: str, most: int = 1000) -> list[Told]:
-    found: list[Told] = []
+async def rows_until(stream: Stream, word: str, most: int = 1000) -> list[ReceivedFrame]:
+    found: list[ReceivedFrame] = []
     while word not in words(found) and len(found) < most:
-        found += told(await stream.next() or b"")
+        found += frames_of(await stream.next() or b"")
     return found
 
 
@@ -656,8 +667,8 @@ def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_pages")
-def test_a_connection_that_hangs_cannot_take_back_what_another_one_has_read(tmp_path: Path) -> None:
-    """What it read later and never delivered would count as known: a delete in between would be told to nobody."""
+def test_stalled_connection_cannot_undo_the_progress_of_another(tmp_path: Path) -> None:
+    """Rows that it read later and never delivered would count as received, and a delete in between would be lost."""
 
     async def work() -> None:
         fed = Fed()
@@ -680,7 +691,7 @@ def test_a_connection_that_hangs_cannot_take_back_what_another_one_has_read(tmp_
                 if frame.word == "snapshot_restart":
                     held.clear()
                 elif frame.word in ("insert", "delete"):
-                    key = frame.said["pk"][0]["v"]
+                    key = frame.json["pk"][0]["v"]
                     held.add(key) if frame.word == "insert" else held.discard(key)
             assert held == {0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11}
 
@@ -688,7 +699,7 @@ def test_a_connection_that_hangs_cannot_take_back_what_another_one_has_read(tmp_
 
 
 @pytest.mark.usefixtures("short_pages")
-def test_what_was_confirmed_stays_confirmed_while_the_rows_go_on(tmp_path: Path) -> None:
+def test_acknowledged_cursor_is_kept_while_rows_continue(tmp_path: Path) -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(*(insert(id) for id in range(12)))
@@ -701,13 +712,13 @@ def test_what_was_confirmed_stays_confirmed_while_the_rows_go_on(tmp_path: Path)
             again = await feeds.open(WHO, id, Opening("sse", line), From())
             found = await rows_until(again, "snapshot_end")
             feeds.close_stream(again)
-            assert [frame.said["pk"][0]["v"] for frame in found[:-1]] == list(range(2, 12))
+            assert [frame.json["pk"][0]["v"] for frame in found[:-1]] == list(range(2, 12))
 
     in_loop(work)
 
 
 @pytest.mark.usefixtures("short_pages")
-def test_a_seek_is_not_undone_by_a_snapshot_that_was_being_read(tmp_path: Path) -> None:
+def test_seek_is_not_undone_by_a_running_snapshot(tmp_path: Path) -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(*(insert(id) for id in range(12)))
@@ -725,7 +736,7 @@ def test_a_seek_is_not_undone_by_a_snapshot_that_was_being_read(tmp_path: Path) 
     in_loop(work)
 
 
-def test_rows_that_are_read_again_say_how_new_they_are() -> None:
+def test_rows_read_again_raise_the_caught_up_offset() -> None:
     fed = Fed()
     fed.commit(*(insert(id) for id in range(4)))
     client = Client(fed, ("items",))
@@ -734,6 +745,8 @@ def test_rows_that_are_read_again_say_how_new_they_are() -> None:
     fed.commit(insert(30))
     client.connect()
     page = client.reader.page(200, BIG)
-    assert len(page.rows) == 5 and highest(client.stored) == fed.log.latest > before, "nobody is up to date before this"
+    assert len(page.rows) == 5 and highest(client.stored) == fed.log.latest > before, (
+        "the client has caught up only after this offset"
+    )
     client.take(page)
     finish(client)

@@ -1,4 +1,4 @@
-"""Changes of one table as Arrow record batches, as they come: for readers that load them into frames."""
+"""Streams of one table's changes as Arrow record batches, for readers that load them into data frames."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headwater.model.change import Op, text_bytes
 from headwater.model.table import Table
 
 ROWS = 16_384  # changes in one batch
-BATCH_BYTES = 4 << 20  # of texts and blobs in one batch, about: rows may be of any size
+BATCH_BYTES = 4 << 20  # approximate bytes of texts and blobs in one batch: rows may be of any size
 SCAN = 65_536
-PATIENCE_SECONDS = 15.0  # a sleep without news: then an empty batch shows that the stream lives
+PATIENCE_SECONDS = 15.0  # after this time without a change an empty batch keeps the connection alive
 
 
 class Batches:
-    """Hands out the pieces of one IPC stream. It ends, whole, where the shape of the table changes."""
+    """Yields the pieces of one Arrow IPC stream, which ends properly where the columns of the table change."""
 
     def __init__(self, consumer: Consumer, *, cursor: int, upto: int | None) -> None:
         self.consumer, self.cursor, self._upto = consumer, cursor, upto
@@ -34,7 +34,7 @@ class Batches:
         self._waiting = Waiting(consumer.hub, consumer.view)
 
     async def next(self) -> bytes | None:
-        """The next piece; None at the end. OffsetExpired past the horizon: Arrow has no words for that."""
+        """Return the next piece; None at the end. Raises OffsetExpired, because Arrow IPC has no control events."""
         while self.ending is None:
             if reason := self.consumer.why_lost(self.cursor):
                 log = self.consumer.log
@@ -57,7 +57,7 @@ class Batches:
         return made
 
     def _read(self) -> bytes:
-        """In a thread: one batch of what passes after the cursor."""
+        """Return one batch of the changes after the cursor that pass. Blocks: call it in a thread."""
         upto = min(self.consumer.log.latest, self.cursor + SCAN, self._upto or 2**63)
         found: list[arrow.Delivered] = []
         size = 0
@@ -82,7 +82,7 @@ class Batches:
         return self._batch(found) if found else b""
 
     def _fits(self, table: Table, op: Op, *, begun: bool) -> bool:
-        """Whether the stream can go on; before it has begun it takes any shape."""
+        """Return whether the stream can carry a change of `table`; before it has begun, any columns fit."""
         if self._table is None or not begun:
             self._table = table
             return True
@@ -93,7 +93,7 @@ class Batches:
             (name,) = self.consumer.view.options.tables
             self._table = self.consumer.database.source.describe().get(name)
             if self._table is None:
-                raise NotFound(f"there is no table {name!r} any more")
+                raise NotFound(f"table {name!r} was dropped", hint="Close the stream, or create the table again.")
         start = b""
         if self._stream is None:
             self._stream = arrow.ArrowStream(arrow.changes_schema(self._table))
@@ -102,7 +102,7 @@ class Batches:
         return start + self._stream.batch(arrow.changes_batch(self._table, found))
 
     def _last(self) -> bytes | None:
-        """The end of the stream, once; a stream that never began begins first."""
+        """Return the end of the stream, once; a stream without a batch gets an empty batch first."""
         if self.ending is None or self.ending.code == "over":
             return None
         start = self._batch([]) if self._stream is None else b""
@@ -113,39 +113,39 @@ class Batches:
     # --- from outside, in the loop -----------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """The server goes away: end whole."""
+        """End the stream because the server stops."""
         self._end(STOPPING, "the server is stopping")
 
     def leave(self) -> None:
-        """The reader went away."""
+        """End the stream because its reader left."""
         self._end(CLOSED, "the reader left")
 
     def changed(self) -> None:
-        """The database was dropped."""
+        """End the stream if its database was dropped."""
         if self.consumer.closed:
-            self._end(CLOSED, "the database is gone")
+            self._end(CLOSED, "the database was dropped")
 
     def wake(self) -> None:
-        """Look again."""
+        """End the stream's sleep."""
         self._waiting.wake()
 
     def ready(self) -> bytes | None:
-        """There is no short cut."""
+        """Return None: `next` must always be called."""
         return None
 
     def news(self) -> asyncio.Future[None]:
-        """Never asked for."""
+        """Not called, because `ready` never has frames."""
         raise NotImplementedError
 
     def is_due(self, now: float) -> bool:
-        """Nothing is due by the clock."""
+        """Return False: nothing is due by the clock."""
         return False
 
     def tick(self, now: float) -> None:
-        """Nothing is due by the clock."""
+        """Do nothing: nothing is due by the clock."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the stream holds no resources."""
 
     def _end(self, code: str, message: str) -> None:
         if self.ending is None:

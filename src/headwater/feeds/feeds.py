@@ -24,7 +24,7 @@ from headwater.feeds.groups.log_reader import View
 from headwater.feeds.open_readers import OpenReaders
 from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.invalidation import BRIEF
-from headwater.feeds.query_feeds.query_instances import Args, Questions
+from headwater.feeds.query_feeds.query_instances import Args, QueryInstances
 from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, Lease, Position, SnapshotReader
 from headwater.feeds.subscription import SnapshotState, Subscription, check_has_rows, owes_rows
@@ -32,7 +32,7 @@ from headwater.feeds.subscription_requests import Subscriptions, tables_of
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.subscribe_query import SubscribeQuery, lits_of
 from headwater.feeds.subscriptions.subscribe_table import SNAPSHOT, Request, SubscribeTable, check, named_tables
-from headwater.feeds.watched_instances import Watching, allowed
+from headwater.feeds.watched_instances import WatchedInstances, allowed
 from headwater.model.database_name import real_name
 from headwater.model.principal import Principal
 
@@ -52,17 +52,17 @@ class Feeds:
         self.readers = OpenReaders(max_streams)
         self._unsubscribed = 0  # streams without a subscription, for the names of their leases
         self._heads = Heads(self.run)
-        self._watching: Watching | None = None
+        self._watching: WatchedInstances | None = None
         self.subscriptions = Subscriptions(databases, registry, self._report_change)
         self._ticking = self._loop.create_task(self._tick())
 
     # --- life --------------------------------------------------------------------------------------------------------
 
-    def serve_queries(self, questions: Questions) -> None:
+    def serve_queries(self, instances: QueryInstances) -> None:
         """Serve feeds of queries too. Call it before the first reader."""
-        self._watching = Watching(questions, self._registry, self.run)
+        self._watching = WatchedInstances(instances, self._registry, self.run)
 
-    def _queries(self) -> Watching:
+    def _queries(self) -> WatchedInstances:
         if self._watching is None:
             raise Unavailable("no queries are served here")
         return self._watching
@@ -124,31 +124,31 @@ class Feeds:
     async def subscribe_query(self, who: Principal, params: SubscribeQuery) -> dict[str, Any]:
         """cdc.subscribe_query."""
         watching, args = self._queries(), lits_of(params.args)
-        question = await watching.ask(who, params.query_id, args)
-        held, answer = await self.run(self.subscriptions.subscribe_query, who, params, args, question)
-        await watching.add(held.id, held.options, question)
-        hub = self._hub(question.db, self.databases.database(question.db))
-        view = hub.view(held.options, question, who.tables(question.db))
+        instance = await watching.ask(who, params.query_id, args)
+        subscription, answer = await self.run(self.subscriptions.subscribe_query, who, params, args, instance)
+        await watching.add(subscription.id, subscription.options, instance)
+        hub = self._hub(instance.db, self.databases.database(instance.db))
+        view = hub.view(subscription.options, instance, who.tables(instance.db))
         if isinstance(view, QueryView) and view.confirming is not None:
-            await self.run(view.confirming.prime, question)
+            await self.run(view.confirming.prime, instance)
         return {**answer}
 
     async def open_query(self, who: Principal, query_id: str, args: Args, opening: Opening, begin: From) -> Stream:
         """Open a stream of the invalidations of a query, without a stored subscription."""
         self.readers.check_room()
-        question = await self._queries().ask(who, query_id, args)
-        options = Options(db=question.db, query_id=query_id, args=args or None, format=BRIEF)
-        database = self.databases.database(question.db)
-        caught_up = await self._heads.caught_up(question.db, database)
-        hub = self._hub(question.db, database)
-        view = hub.view(options, question, who.tables(question.db))
+        instance = await self._queries().ask(who, query_id, args)
+        options = Options(db=instance.db, query_id=query_id, args=args or None, format=BRIEF)
+        database = self.databases.database(instance.db)
+        caught_up = await self._heads.caught_up(instance.db, database)
+        hub = self._hub(instance.db, database)
+        view = hub.view(options, instance, who.tables(instance.db))
         consumer = Consumer(database, hub, view, self.run, self._registry, refresh=self._refresh)
-        asked = begin.cursor
-        if asked is not None:
-            check_reached(database.log, asked, "from_offset", caught_up)
-        stream = self._opened(consumer, opening, database.log.latest if asked is None else asked, None)
+        offset = begin.cursor
+        if offset is not None:
+            check_reached(database.log, offset, "from_offset", caught_up)
+        stream = self._opened(consumer, opening, database.log.latest if offset is None else offset, None)
         try:
-            await self._queries().add(stream, options, question)
+            await self._queries().add(stream, options, instance)
         except BaseException:
             self.close_stream(stream)
             raise
@@ -164,36 +164,36 @@ class Feeds:
         """Analyse the query of `view` again after a schema change."""
         name = view.options.db
         if isinstance(view, QueryView):
-            question = await self._queries().find(view.options)
-            self._hub(name, self.databases.database(name)).view(view.options, question, view.held)
-            view.understood(question)
+            instance = await self._queries().find(view.options)
+            self._hub(name, self.databases.database(name)).view(view.options, instance, view.allowed_tables)
+            view.set_instance(instance)
             view.check_scope()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def poll(self, who: Principal, id: str, asked: Asked) -> dict[str, Any]:
+    async def poll(self, who: Principal, id: str, request: Asked) -> dict[str, Any]:
         """cdc.poll."""
-        held = await allowed(self._registry.get(who, id), who, self._queries)
-        database = self.databases.database(held.db)
-        caught_up = await self._heads.caught_up(held.db, database)
-        poll = Poll(await self._consumer(who, database, held, caught_up), asked, caught_up=caught_up)
+        subscription = await allowed(self._registry.get(who, id), who, self._queries)
+        database = self.databases.database(subscription.db)
+        caught_up = await self._heads.caught_up(subscription.db, database)
+        poll = Poll(await self._consumer(who, database, subscription, caught_up), request, caught_up=caught_up)
         self._add_reader(who, id, poll)
         try:
-            if asked.wait_ms:
+            if request.wait_ms:
                 await self.run(poll.consumer.view.warm, database.source)
-            state = held.snapshot
-            if asked.cursor is not None:
-                Position.parse(asked.cursor)
+            state = subscription.snapshot
+            if request.cursor is not None:
+                Position.parse(request.cursor)
                 if state is None:
                     raise InvalidRequest("this subscription reads no snapshot", hint="Leave out `cursor`.")
-            if state is not None and asked.cursor is None and asked.from_offset is not None:
-                check_has_rows(state, asked.from_offset)
-            await self._note_rows_received(held, asked.from_offset)
-            if state is not None and owes_rows(state, asked.cursor, asked.from_offset):
-                place = asked.cursor or state.confirmed
-                page = await poll.rows(self._rows(poll.consumer, held, state, place, rows=asked.limit))
+            if state is not None and request.cursor is None and request.from_offset is not None:
+                check_has_rows(state, request.from_offset)
+            await self._note_rows_received(subscription, request.from_offset)
+            if state is not None and owes_rows(state, request.cursor, request.from_offset):
+                place = request.cursor or state.confirmed
+                page = await poll.rows(self._rows(poll.consumer, subscription, state, place, rows=request.limit))
                 if "snapshot" in page:
-                    await self.run(lambda: self.subscriptions.note_page(held, done=page["snapshot"]["done"]))
+                    await self.run(lambda: self.subscriptions.note_page(subscription, done=page["snapshot"]["done"]))
                 return page
             return await poll.answer()
         finally:
@@ -202,19 +202,19 @@ class Feeds:
     async def open(self, who: Principal, id: str, opening: Opening, begin: From) -> Stream:
         """Open the stream of a subscription."""
         self.readers.check_room()
-        held = await allowed(self._registry.get(who, id), who, self._queries)
-        database = self.databases.database(held.db)
-        caught_up = await self._heads.caught_up(held.db, database)
-        asked = begin.cursor
-        if asked is not None:
-            check_reached(database.log, asked, "offset", caught_up)
-        consumer = await self._consumer(who, database, held, caught_up)
+        subscription = await allowed(self._registry.get(who, id), who, self._queries)
+        database = self.databases.database(subscription.db)
+        caught_up = await self._heads.caught_up(subscription.db, database)
+        offset = begin.cursor
+        if offset is not None:
+            check_reached(database.log, offset, "offset", caught_up)
+        consumer = await self._consumer(who, database, subscription, caught_up)
         await self.run(consumer.view.warm, database.source)
-        cursor = held.cursor if asked is None else held.resume(asked)
-        state, reader = held.snapshot, None
-        await self._note_rows_received(held, asked)
-        if state is not None and owes_rows(state, begin.place, asked):
-            reader = self._rows(consumer, held, state, begin.place or state.confirmed)
+        cursor = subscription.cursor if offset is None else subscription.resume(offset)
+        state, reader = subscription.snapshot, None
+        await self._note_rows_received(subscription, offset)
+        if state is not None and owes_rows(state, begin.place, offset):
+            reader = self._rows(consumer, subscription, state, begin.place or state.confirmed)
         stream = self._opened(consumer, opening, cursor, reader)
         self._add_reader(who, id, stream)
         return stream
@@ -228,10 +228,10 @@ class Feeds:
             reader.consumer.closed = True
             reader.changed()
 
-    async def _note_rows_received(self, held: Subscription, offset: int | None) -> None:
+    async def _note_rows_received(self, subscription: Subscription, offset: int | None) -> None:
         """A reader that names an offset after the rows of its snapshot has received them: do not send them again."""
-        if held.snapshot is not None and offset is not None:
-            await self.run(self.subscriptions.note_told, held, offset)
+        if subscription.snapshot is not None and offset is not None:
+            await self.run(self.subscriptions.note_rows_received, subscription, offset)
 
     async def _asked(self, who: Principal, params: SubscribeTable) -> tuple[str, Database, Request]:
         self.readers.check_room()
@@ -249,13 +249,13 @@ class Feeds:
         hub = self._hub(name, database)
         consumer = Consumer(database, hub, hub.view(opening.shaped(request.options)), self.run, self._registry)
         await self.run(consumer.view.warm, database.source)
-        asked, reader = begin.cursor, None
-        if request.start.kind == SNAPSHOT and asked is None:
+        offset, reader = begin.cursor, None
+        if request.start.kind == SNAPSHOT and offset is None:
             tables = await self.run(tables_of, request.options, database)
             reader = self._loose_rows(consumer, SnapshotState(tables=tables), restarted=bool(begin.place))
-        if asked is not None:
-            check_reached(database.log, asked, "from_offset", caught_up)
-        cursor = await self.run(self._start, database, request) if asked is None else asked
+        if offset is not None:
+            check_reached(database.log, offset, "from_offset", caught_up)
+        cursor = await self.run(self._start, database, request) if offset is None else offset
         stream = self._opened(consumer, opening, cursor, reader, upto=upto)
         if name not in self.databases.names():  # dropped while the stream was opened
             consumer.closed = True
@@ -272,8 +272,8 @@ class Feeds:
             )
         name, database, request = await self._asked(who, params)
         await self._heads.caught_up(name, database)
-        asked = begin.cursor
-        cursor = await self.run(self._start, database, request) if asked is None else asked
+        offset = begin.cursor
+        cursor = await self.run(self._start, database, request) if offset is None else offset
         check_cursor(database.log, cursor, "from_offset")
         hub = self._hub(name, database)
         consumer = Consumer(database, hub, hub.view(request.options), self.run, self._registry)
@@ -297,29 +297,37 @@ class Feeds:
     def _hub(self, name: str, database: Database) -> Hub:
         hub = self._hubs.get(name)
         if hub is None:
-            asked = None if self._watching is None else self._watching.groups(name)
-            hub = self._hubs[name] = Hub(database.log, database.source, self.run, asked)
+            groups = None if self._watching is None else self._watching.groups(name)
+            hub = self._hubs[name] = Hub(database.log, database.source, self.run, groups)
         return hub
 
-    async def _consumer(self, who: Principal, database: Database, held: Subscription, caught_up: bool) -> Consumer:
-        view = await self._view(who, held.db, database, held.options)
-        hub, forecast = self._hub(held.db, database), self.subscriptions.forecast(held.id)
-        consumer = Consumer(database, hub, view, self.run, self._registry, held, forecast, self._refresh)
+    async def _consumer(
+        self, who: Principal, database: Database, subscription: Subscription, caught_up: bool
+    ) -> Consumer:
+        view = await self._view(who, subscription.db, database, subscription.options)
+        hub, forecast = self._hub(subscription.db, database), self.subscriptions.forecast(subscription.id)
+        consumer = Consumer(database, hub, view, self.run, self._registry, subscription, forecast, self._refresh)
         consumer.is_current = caught_up
         return consumer
 
     def _rows(
-        self, consumer: Consumer, held: Subscription, state: SnapshotState, place: str, *, rows: int | None = None
+        self,
+        consumer: Consumer,
+        subscription: Subscription,
+        state: SnapshotState,
+        place: str,
+        *,
+        rows: int | None = None,
     ) -> SnapshotReader:
         known = state
 
         def save(new: SnapshotState) -> None:
             nonlocal known
-            known = self.subscriptions.read_on(held, known, new)
+            known = self.subscriptions.read_on(subscription, known, new)
             if new.done:
                 consumer.finished(new)
 
-        lease = Lease(held.id, self.config.lease_seconds, self.config.lease_bytes)
+        lease = Lease(subscription.id, self.config.lease_seconds, self.config.lease_bytes)
         return SnapshotReader(consumer.database, consumer.view, state, lease, save=save, place=place, rows=rows)
 
     def _loose_rows(self, consumer: Consumer, state: SnapshotState, *, restarted: bool) -> SnapshotReader:

@@ -1,9 +1,9 @@
-"""Rows first, then changes, without gap or repeat.
+"""Initial snapshots: the rows of a subscription's tables, followed by changes without gap or repeat.
 
-Each stretch of keys is read in a short read of its own and remembers the offset of that read, durably, before
-its rows leave; afterwards a change is news for a key only if it came after that offset. A reader that lost its
-place reads rows again from the key it names; the offsets of what was read before stay, so that a row that was
-deleted meanwhile is still told of.
+Each stretch of keys is read in a short read of its own. The offset of that read is stored before the rows are sent;
+afterwards a change to a key is delivered only if it is newer than that offset. A reader that reconnects reads rows
+again from the key it names. The offsets of stretches that were read before stay, so that the delete of a row is
+delivered even if it happened between the two reads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from headwater.database import Database
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, Unavailable
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED
-from headwater.feeds.filters.filter import Cut
+from headwater.feeds.filters.filter import NewerThanSnapshot
 from headwater.feeds.groups.log_reader import View
 from headwater.feeds.subscription import END, SnapshotState
 from headwater.model.change import Change, Op
@@ -31,9 +31,9 @@ from headwater.model.row_msgpack import decode_row, encode_row
 from headwater.model.table import Key, Row, Table
 from headwater.sources.read import Chunk, Readable
 
-FIRST_ROWS = 256  # in the first chunk, before the size of rows is known
-PAGE_SECONDS = 0.25  # a filter that lets few rows through must not hide that the snapshot goes on
-LOG_SECONDS = 5.0  # how long a look at the log waits for it
+FIRST_ROWS = 256  # rows in the first chunk, before the size of rows is known
+PAGE_SECONDS = 0.25  # with a selective filter a page ends after this time, so that the reader sees progress
+LOG_SECONDS = 5.0  # how long a check of the log waits until the log has caught up
 SNAPSHOT_EXPIRED = "snapshot_expired"
 SCHEMA_CHANGED = "schema_changed"
 TRUNCATED = "truncated"
@@ -43,7 +43,7 @@ _ALTER = re.compile(r"\s*ALTER\s+TABLE\b(?!.*\bRENAME\s+TO\b)|--[^\n]*\Z", re.IG
 
 
 class Lease(NamedTuple):
-    """How long, and for how many bytes, a snapshot may hold the horizon."""
+    """The limits in time and bytes up to which a snapshot may keep the log from evicting changes."""
 
     name: str
     seconds: float
@@ -51,47 +51,47 @@ class Lease(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A place in a snapshot: after this key of that table, in one run."""
+    """A cursor in one run of a snapshot: after the key `after` of the table number `table`."""
 
     run: int
     table: int
     after: Key | None
 
     def text(self) -> str:
-        """As it goes out."""
+        """Return the cursor as text for clients."""
         key = None if self.after is None else encode_row(self.after)
         packed = msgspec.msgpack.encode((self.run, self.table, key))
         return base64.urlsafe_b64encode(packed).rstrip(b"=").decode()
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """What `text` wrote."""
+        """Return the cursor that `text` encodes; raise InvalidRequest if it is malformed."""
         try:
             packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             run, table, key = msgspec.msgpack.decode(packed, type=tuple[int, int, bytes | None])
             return cls(run, table, None if key is None else decode_row(key))
         except (ValueError, ArithmeticError, binascii.Error, msgspec.MsgspecError, HeadwaterError):
             raise InvalidRequest(
-                f"{text[:40]!r} is not the cursor of a snapshot",
-                hint="Send the cursor of the last page back as it came.",
+                f"{text[:40]!r} is not a snapshot cursor",
+                hint="Send the cursor of the last page unchanged.",
             ) from None
 
 
 class SnapshotPage(NamedTuple):
-    """Some rows, each with the cursor behind it."""
+    """A page of encoded rows, each with the cursor after it."""
 
     rows: list[tuple[str, bytes]]
-    cursor: str  # behind the page
-    began: str  # before it
+    cursor: str  # after the page
+    began: str  # before the page
     done: bool
     restarted: bool
     reason: str
-    offset: int  # changes follow after it; meaningful once done
-    sent: int  # rows handed out by this reader so far
+    offset: int  # changes after this offset follow the snapshot; meaningful once done
+    sent: int  # rows returned by this reader so far
 
 
-def cut_of(state: SnapshotState, source: Readable) -> Cut:
-    """Which changes are news after the snapshot `state`."""
+def newer_than_snapshot(state: SnapshotState, source: Readable) -> NewerThanSnapshot:
+    """Return a predicate that selects the changes to deliver after the snapshot `state`."""
     ends: dict[str, list[bytes]] = {}
     offsets: dict[str, list[int]] = {}
     for stretch in state.chunks:
@@ -100,41 +100,41 @@ def cut_of(state: SnapshotState, source: Readable) -> Cut:
             ends.setdefault(stretch.table, []).append(stretch.end)
     place_of = PerTable(lambda table: source.order(table, table.key))
 
-    def is_news(offset: int, table: Table, row: Row | None) -> bool:
+    def is_newer(offset: int, table: Table, row: Row | None) -> bool:
         read_at = offsets.get(table.name)
         if read_at is None:
-            return True  # a table that came later
-        if row is None:  # a change of the table itself is news to its oldest rows
+            return True  # the table was created after the snapshot
+        if row is None:  # a change of the table itself is delivered if it is newer than the oldest rows
             return offset > min(read_at)
         place = bisect_left(ends.get(table.name, []), place_of(table)(table.key_of(row)))
         return offset > read_at[min(place, len(read_at) - 1)]
 
-    return is_news
+    return is_newer
 
 
 def lowest(state: SnapshotState) -> int:
-    """Changes are read from here on."""
+    """Return the offset after which changes must be read."""
     return state.lowest
 
 
 def highest(state: SnapshotState) -> int:
-    """Past this every change is news, and no row that was sent is newer."""
+    """Return the offset after which every change is delivered, because no row that was sent is newer."""
     return max(state.again, max((stretch.offset for stretch in state.chunks), default=state.held))
 
 
 def _form(table: Table) -> tuple[str, ...]:
-    """What must not change while a table is read: its shape, and what its rows are ordered by."""
+    """Return what must not change while a table is read: its version, and the order of its keys."""
     order = [f"{name} {table.columns[table.index[name]].collation}" for name in table.key]
     return (f"version {table.version}", *order)
 
 
 def _keeps_rows(change: Change) -> bool:
-    """Whether the rows of a table are still there after a change of its shape. On any doubt not."""
+    """Return whether a schema change certainly keeps the rows of its table."""
     return not change.resnapshot and (not change.ddl or _ALTER.match(change.ddl) is not None)
 
 
 class SnapshotReader:
-    """Reads one snapshot page by page. Blocks: call it in a thread, one call at a time."""
+    """Reads one snapshot page by page. Blocks: call it in a thread, one call at a time. Saves its state by `save`."""
 
     def __init__(
         self,
@@ -154,16 +154,16 @@ class SnapshotReader:
         self._place_of = PerTable(lambda table: database.source.order(table, table.key))
         self._rows = FIRST_ROWS if rows is None else rows
         self._count = 0
-        self._restarted = reason  # why the reader is told that the snapshot begins anew
+        self._restarted = reason  # why the snapshot was restarted, to be reported with the next page
         self._is_closed = False
         self._position = Position(state.run, 0, None)
         if place:
             self._seek(place)
 
     def _seek(self, cursor: str) -> None:
-        """Go on behind `cursor`; one of an earlier run makes the reader say that the snapshot began anew.
+        """Continue after `cursor`; restart the snapshot for a cursor of an earlier run.
 
-        So does one that was never given out: what lies between it and what was read has no offset yet.
+        A cursor that was never sent restarts it, too: the keys before that cursor have no offset yet.
         """
         found, state = Position.parse(cursor), self.state
         ahead = found.table > state.table or (found.table == state.table and state.after is None and found.after)
@@ -174,7 +174,7 @@ class SnapshotReader:
             self._position = found
 
     def page(self, limit: int, most: int) -> SnapshotPage:
-        """At most `limit` rows and about `most` bytes; fewer, or none, when the filter keeps most of them back."""
+        """Return at most `limit` rows and about `most` bytes; fewer or none if the filter drops most rows."""
         try:
             return self._page(limit, most)
         finally:
@@ -183,11 +183,11 @@ class SnapshotReader:
 
     @property
     def place(self) -> str:
-        """The cursor behind everything handed out."""
+        """The cursor after the last row that was returned."""
         return self._position.text()
 
     def close(self) -> None:
-        """Give the lease back, also the one that a page in another thread takes at this moment."""
+        """Release the lease, also one that `page` acquires concurrently in another thread."""
         self._is_closed = True
         self._database.log.release(self._lease.name)
 
@@ -217,7 +217,7 @@ class SnapshotReader:
     # --- the lease ---------------------------------------------------------------------------------------------------
 
     def _hold(self) -> None:
-        """Hold the horizon, or begin anew when it moved past what was read."""
+        """Check the lease; acquire it, and restart the snapshot if the log evicted changes that it needs."""
         log, state = self._database.log, self.state
         if state.generation != log.generation:
             self._begin(LOG_GENERATION_CHANGED if state.generation else "")
@@ -245,7 +245,7 @@ class SnapshotReader:
             return []
         try:
             chunk = source.chunk(name, after=after, span=None, limit=limit)
-        except NotFound:  # dropped since: it has no rows, and its end is told by a change
+        except NotFound:  # the table was dropped: it has no rows, and a schema change reports the drop
             self._advance(None, None, self._database.log.latest)
             return []
         if self._has_other_form(chunk.table):
@@ -262,7 +262,7 @@ class SnapshotReader:
         return encoded
 
     def _has_other_form(self, table: Table | None) -> bool:
-        """Whether `table` is not what it was when its first rows were read: in another order, or made anew."""
+        """Return whether `table` was re-created, or has another key order, since its first rows were read."""
         if table is None:
             return False
         after = self._position.after
@@ -274,7 +274,7 @@ class SnapshotReader:
         return known[1:] != now[1:] or self._was_made_anew(table)
 
     def _was_made_anew(self, table: Table) -> bool:
-        """Whether it was dropped or rebuilt since the snapshot began; a column more is none of that."""
+        """Return whether `table` was dropped or rebuilt since the snapshot began; an added column does not count."""
         log = self._database.log
         log.wait_beyond(self._database.source.head() - 1, LOG_SECONDS)
         return any(
@@ -284,13 +284,18 @@ class SnapshotReader:
         )
 
     def _was_emptied(self, chunk: Chunk) -> bool:
-        """Whether the table was emptied between the reads of two stretches: no change tells which rows are left."""
+        """Return whether a TRUNCATE happened between the reads of two stretches.
+
+        The truncate does not tell which of the rows sent are left, so the snapshot must restart.
+        """
         name, log = chunk.table.name, self._database.log
         read = [stretch.offset for stretch in self.state.chunks if stretch.table == name]
         if not read or max(read) >= chunk.offset:
             return False
         if log.latest < chunk.offset and not self._database.catch_up(LOG_SECONDS):
-            raise Unavailable("the log is behind the rows", hint="Try again in a moment.")
+            raise Unavailable(
+                f"the log is at offset {log.latest}, behind the rows read at {chunk.offset}", hint="Retry in a moment."
+            )
         return any(
             change.op is Op.TRUNCATE and change.table.name == name
             for part in log.scan(after=max(read), upto=chunk.offset)
@@ -298,44 +303,44 @@ class SnapshotReader:
         )
 
     def _known_part(self, chunk: Chunk) -> Sequence[Row]:
-        """The rows to send, after the place and, if they are new, the state have moved behind them."""
+        """Return the rows to send, after moving the position and, for new rows, the state past them."""
         state, table = self.state, chunk.table
         frontier = (state.table, state.after_key)
         if self._position[1:] == frontier:
             self._read_on(chunk)
             return chunk.rows
-        if self._position.table < state.table or state.after is None:  # this table was read to its end before
+        if self._position.table < state.table or state.after is None:  # this table was read completely before
             self._read_again(chunk)
             moved = self._position.table + (chunk.next_key is None)
             self._position = Position(state.run, moved, chunk.next_key)
             return chunk.rows
         edge = self._place_of(table)(frontier[1] or ())
         known = sum(self._place_of(table)(table.key_of(row)) <= edge for row in chunk.rows)
-        if not known:  # nothing says that what lies between was read
+        if not known:  # the keys between the frontier and this chunk may not have been read
             self._position = Position(state.run, *frontier)
             return ()
         if known < len(chunk.rows) or chunk.next_key is None:
-            self._read_on(chunk)  # from the frontier on it is a new stretch
+            self._read_on(chunk)  # the keys after the frontier are a new stretch
         else:
             self._read_again(chunk)
             self._position = Position(state.run, self._position.table, chunk.next_key)
         return chunk.rows
 
     def _read_again(self, chunk: Chunk) -> None:
-        """Its rows may be newer than what was read before: nobody is up to date before that is told, too."""
+        """Save the offset of rows that were read again: the reader has caught up only after that offset."""
         if chunk.offset > highest(self.state):
             self.state = replace(self.state, again=chunk.offset)
             self._save(self.state)
 
     def _read_on(self, chunk: Chunk) -> None:
-        """`chunk` holds every row from the frontier to its end: a stretch more."""
+        """Add `chunk`, which holds every row from the frontier to its end, as a new stretch."""
         table = chunk.table
         self.state = replace(self.state, forms={**self.state.forms, table.name: _form(table)})
         end = table.key_of(chunk.rows[-1]) if chunk.next_key is not None else None
         self._advance(None if end is None else self._place_of(table)(end), chunk.next_key, chunk.offset)
 
     def _advance(self, end: bytes | None, next_key: Key | None, offset: int) -> None:
-        """A stretch that nobody read before: remember it durably, before any of its rows leaves."""
+        """Save a new stretch durably, before any of its rows is sent."""
         self.state = self.state.read(offset=offset, end=END if end is None else end, next_key=next_key)
         self._save(self.state)
         self._position = Position(self.state.run, self.state.table, self.state.after_key)
@@ -347,7 +352,7 @@ class SnapshotReader:
         found: list[tuple[str, bytes]] = []
         for row in passing:
             key = table.key_of(row)
-            # Rows that share a key with a NULL in it cannot be told apart: the chunk begins again then.
+            # Rows with a NULL in their key may share the key: a reader that resumes there reads the chunk again.
             cursor = before if None in key else Position(run, number, key).text()
             found.append((cursor, self._view.encoder.row(table, row, chunk.offset, read_ms)))
         if found:

@@ -1,4 +1,4 @@
-"""Subscription: what is known of one subscriber, and how far its first snapshot has come."""
+"""The state of one subscription and the progress of its initial snapshot."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headwater.feeds.options import Options
 from headwater.model.row_msgpack import decode_row, encode_row
 from headwater.model.table import Key
 
-END = b""  # the end of a table: behind every key
+END = b""  # the end of a table, after every key
 
 
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
-    """Keys of `table` from the end of the stretch before it up to and with `end`, as they were at `offset`."""
+    """The keys of `table` after the previous stretch up to `end` (inclusive), whose rows were read at `offset`."""
 
     table: str
     end: bytes  # a key as `Source.order` writes it, or END
@@ -22,38 +22,39 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A snapshot being read: where it goes on, and at which offset every stretch so far was read.
+    """The progress of a snapshot: the next key to read, and the offset at which each stretch was read.
 
-    Within a run it only grows. A run that cannot go on is begun anew, under the next number.
+    Within a run the progress only grows. A run that cannot continue is restarted under the next run number.
     """
 
     tables: tuple[str, ...]
-    table: int = 0  # place in `tables` of the one being read
-    after: bytes | None = None  # its last key read, packed: a Lit would not tell broken text from bytes
-    chunks: tuple[Stretch, ...] = ()  # neighbours with one offset are joined
-    forms: dict[str, tuple[str, ...]] = {}  # by table: its version and order when its rows were read
+    table: int = 0  # index in `tables` of the table being read
+    after: bytes | None = None  # the last key read, packed: a Lit cannot distinguish invalid text from bytes
+    chunks: tuple[Stretch, ...] = ()  # adjacent stretches with the same offset are merged
+    forms: dict[str, tuple[str, ...]] = {}  # by table: its version and key order when its rows were read
     done: bool = False
     run: int = 1
-    generation: str = ""  # of the log whose offsets these are; "" before the first chunk
-    held: int = 0  # changes after this offset are held by the lease
+    generation: str = ""  # the generation of the log that the offsets belong to; "" before the first chunk
+    held: int = 0  # the lease keeps the changes after this offset
     lease_started_ms: int = 0
-    confirmed: str = ""  # the place that its client has acked
-    partial: bool = False  # the last page of rows that a poll got was not the last of the snapshot
-    told: bool = False  # its client has shown that it has every row: by an ack or an offset
-    again: int = 0  # the newest offset at which rows were read that had been read before
+    confirmed: str = ""  # the snapshot cursor that the client has acknowledged
+    partial: bool = False  # the last page of rows that a poll received was not the last page of the snapshot
+    # The client has every row, as an ack or an offset that it sent proves. Stored under its older name.
+    rows_received: bool = msgspec.field(default=False, name="told")
+    again: int = 0  # the newest offset at which rows were read a second time
 
     @property
     def lowest(self) -> int:
-        """Changes are read from here on."""
+        """The offset after which changes follow the snapshot."""
         return min((stretch.offset for stretch in self.chunks), default=self.held)
 
     @property
     def after_key(self) -> Key | None:
-        """The key that the next chunk follows."""
+        """The key after which the next chunk begins."""
         return None if self.after is None else decode_row(self.after)
 
     def read(self, *, offset: int, end: bytes, next_key: Key | None) -> SnapshotState:
-        """The state after one more chunk of the current table, up to `end`; without `next_key` its last."""
+        """Return the state after one more chunk of the current table, up to `end`; its last chunk has no `next_key`."""
         name = self.tables[self.table]
         ends_table = next_key is None
         return replace(
@@ -65,7 +66,7 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         )
 
     def restarted(self, now_ms: int) -> SnapshotState:
-        """The same snapshot from its beginning: cursors of the run before are recognised as such."""
+        """Return the same snapshot from its beginning, with a new run number that makes older cursors recognisable."""
         return SnapshotState(tables=self.tables, run=self.run + 1, lease_started_ms=now_ms)
 
 
@@ -76,45 +77,45 @@ def _joined(chunks: tuple[Stretch, ...], new: Stretch) -> tuple[Stretch, ...]:
 
 
 class Subscription(msgspec.Struct, kw_only=True, eq=False):
-    """One subscription as it is now. Only its registry changes it; anybody may read it, from any thread."""
+    """The current state of one subscription. Only the registry changes it; any thread may read it."""
 
     id: str
-    owner: str  # name of the principal that made it
+    owner: str  # the name of the principal that created the subscription
     options: Options
     created_ms: int
-    acked: int  # what its client has dealt with
-    quiet: int = 0  # nothing after `acked` up to here concerns it
+    acked: int  # the newest offset that the client has acknowledged
+    quiet: int = 0  # no change after `acked` up to this offset passes the filter
     name: str | None = None
     paused: bool = False
-    snapshot: SnapshotState | None = None  # None: it began without one, or that is over
+    snapshot: SnapshotState | None = None  # None: no snapshot was requested, or it is complete
 
     @property
     def db(self) -> str:
-        """The database it listens to."""
+        """The database of the subscription."""
         return self.options.db
 
     @property
     def cursor(self) -> int:
-        """Where it goes on."""
+        """The offset after which delivery continues."""
         return max(self.acked, self.quiet)
 
-    def resume(self, asked: int) -> int:
-        """Where a reader that asks for `asked` goes on: what was acked is not repeated, the quiet not read again."""
-        at = max(asked, self.acked)
+    def resume(self, offset: int) -> int:
+        """Return the cursor of a reader that requests `offset`: skip acknowledged changes and the quiet stretch."""
+        at = max(offset, self.acked)
         return max(at, self.quiet) if at <= self.quiet else at
 
 
 def check_has_rows(state: SnapshotState, offset: int) -> None:
-    """InvalidRequest for a poll from `offset` by a client that has a part of the rows: it would miss the others."""
+    """Raise InvalidRequest for a poll from `offset` if the client has only some rows: it would miss the others."""
     is_within = bool(state.chunks) and (not state.done or state.partial)
-    if is_within and not state.told and offset >= state.lowest:
+    if is_within and not state.rows_received and offset >= state.lowest:
         raise InvalidRequest(
-            "the snapshot is not at its end, so `from_offset` would skip rows",
+            f"the snapshot is not complete, so `from_offset` {offset} would skip rows",
             hint="Send `snapshot.cursor` of the last page as `cursor`, until `snapshot.done` is true.",
         )
 
 
 def owes_rows(state: SnapshotState, place: str | None, offset: int | None) -> bool:
-    """Whether a reader gets rows first: until it names an offset, or has acked, nobody knows that it has them."""
-    behind = offset is None or offset < state.lowest  # a place before the rows says nothing about them
-    return not state.done or bool(place) or (behind and not state.told)
+    """Return whether a reader gets rows first: they are sent until the reader names an offset or acknowledges them."""
+    behind = offset is None or offset < state.lowest  # such an offset does not prove that the rows were received
+    return not state.done or bool(place) or (behind and not state.rows_received)

@@ -145,7 +145,7 @@ def test_a_backtest_says_what_would_have_been_seen(shop: Served) -> None:
         (("create", "orders", "--start", "offset:99"), "beyond the latest offset"),
         (("pause", "sub_0000000000000099"), "hint: "),
         (("seek", "sub_0000000000000099", "--offset", "1"), "not_found"),
-        (("backtest", "orders", "--since", "snapshot"), "a backtest looks at changes"),
+        (("backtest", "orders", "--since", "snapshot"), "a backtest reads changes"),
     ],
 )
 def test_what_the_server_refuses_is_said_with_its_remedy(shop: Served, args: tuple[str, ...], said: str) -> None:

@@ -1,4 +1,4 @@
-"""Pieces: framed pages, the same whether changes are written one by one or at once."""
+"""Framed pages of the log: the same frames whether changes are written one by one or many at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.feeds.feed_database import FILTERS, WITHOUT_SIZE, Fed, Writer, changes, insert, line, told
+from tests.feeds.feed_database import FILTERS, WITHOUT_SIZE, Fed, Writer, changes, frames_of, insert, line
 
 from headwater.errors import InvalidRequest
 from headwater.feeds.deliver.catch_up_page import SLACK, Piece, read_piece
@@ -37,7 +37,7 @@ def read(fed: Fed, view: View, after: int, limit: int = 10**6, most: int = BIG) 
 
 @pytest.mark.parametrize("by", ["python", pytest.param("compiled", marks=built)])
 @pytest.mark.parametrize("seed", range(12))
-def test_put_together_they_are_everything_that_passes(seed: int, by: str) -> None:
+def test_pieces_contain_every_passing_change(seed: int, by: str) -> None:
     print(f"seed {seed}")
     chance = random.Random(seed)
     fed = Fed(part=30, keep_changes=64)
@@ -51,17 +51,17 @@ def test_put_together_they_are_everything_that_passes(seed: int, by: str) -> Non
         while at < fed.log.latest:
             limit, most = chance.choice([1, 7, 500]), chance.choice([1, 3000, BIG])
             piece = read(fed, view, at, limit, most)
-            frames = told(piece.data)
+            frames = frames_of(piece.data)
             assert piece.changes == len(frames) <= limit and piece.upto > at
             assert not frames or piece.last == int(frames[-1].id) <= piece.upto
             assert piece.ts == ends.get(piece.upto, 0)
             assert sum(len(frame.body) for frame in frames[:-1]) < SLACK * most
             at, found = piece.upto, found + piece.data
-        assert changes(told(found)) == fed.expected(view)
+        assert changes(frames_of(found)) == fed.expected(view)
 
 
 @pytest.mark.parametrize("by", ["python", pytest.param("compiled", marks=built)])
-def test_a_quiet_filter_comes_back_for_more(by: str) -> None:
+def test_selective_filter_advances_by_the_scan_limit(by: str) -> None:
     fed = Fed()
     for start in range(0, 2 * SCAN, 1024):
         fed.commit(*(insert(id) for id in range(start, start + 1024)))
@@ -70,7 +70,7 @@ def test_a_quiet_filter_comes_back_for_more(by: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["python", pytest.param("compiled", marks=built)])
-def test_what_comes_before_a_shape_that_the_filter_does_not_fit_is_delivered_first(by: str) -> None:
+def test_changes_before_a_version_that_the_filter_does_not_fit_are_delivered_first(by: str) -> None:
     fed = Fed()
     for id in range(5):
         fed.commit(insert(id, size=9))
@@ -84,7 +84,7 @@ def test_what_comes_before_a_shape_that_the_filter_does_not_fit_is_delivered_fir
 
 
 @built
-def test_a_piece_ends_where_a_block_does_if_it_can(tmp_path: Path) -> None:
+def test_piece_ends_at_a_block_boundary_if_possible(tmp_path: Path) -> None:
     fed = Fed()
     disk = DiskLog.open(tmp_path / "main.log.db")
     for start in range(0, 4 * BLOCK_CHANGES, BLOCK_CHANGES):

@@ -1,4 +1,4 @@
-"""The hub: whoever takes from it sees what passes, once and in order; nobody pays for another."""
+"""The hub: every member receives passing changes once and in order, and no group slows another."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from tests.feeds.feed_database import (
     FILTERS,
     WITHOUT_SIZE,
     Fed,
-    Told,
+    ReceivedFrame,
     Writer,
     changes,
+    frames_of,
     hesitant,
     in_loop,
     insert,
@@ -26,7 +27,6 @@ from tests.feeds.feed_database import (
     name,
     run,
     settled,
-    told,
 )
 
 from headwater.feeds.deliver import hub as hub_module
@@ -70,18 +70,18 @@ class Taker:
         self.began = self.cursor = hub.upto
         self.epoch = hub.epoch
         self.seen = self.group.seek(self.cursor)
-        self.found: list[Told] = []
+        self.found: list[ReceivedFrame] = []
         self.fell_back = 0
 
     def take(self) -> None:
-        """One piece."""
-        if self.group.is_dismissed:
+        """Take one piece."""
+        if self.group.is_suspended:
             self._come_back()
         taken = None if self.epoch != self.hub.epoch or self.seen is None else self.group.take(self.seen)
         if taken is None:
             self._read_the_log()
         elif taken.piece:
-            self.found += told(taken.piece)
+            self.found += frames_of(taken.piece)
             self.seen = taken.seen
             self.cursor = self.hub.upto if taken.seen == self.group.published else taken.offset
         else:
@@ -94,7 +94,7 @@ class Taker:
     def _read_the_log(self) -> None:
         self.fell_back += 1
         for offset, op, data in self.fed.expected(self.view, after=self.cursor, upto=self.hub.upto):
-            self.found.append(Told(str(offset), op.word, data))
+            self.found.append(ReceivedFrame(str(offset), op.word, data))
         self.cursor, self.epoch = self.hub.upto, self.hub.epoch
         self.seen = self.group.seek(self.cursor)
         # A group that was made while a batch was published begins behind that batch.
@@ -102,8 +102,8 @@ class Taker:
 
     async def finish(self) -> None:
         while self.hub.upto < self.fed.log.latest:
-            if self.group.is_dismissed:
-                self._come_back()  # nothing is published while nobody wants it
+            if self.group.is_suspended:
+                self._come_back()  # nothing is published without groups
             await asyncio.sleep(0)
         while self.cursor < self.hub.upto:
             self.take()
@@ -113,12 +113,12 @@ class Taker:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_every_taker_sees_what_passes_once_and_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_member_receives_passing_changes_once_and_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "BATCH", 16)
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 60)
     monkeypatch.setattr(group_module, "PIECE", 600)
     if seed % 2:
-        monkeypatch.setattr(hub_module, "TURN_SECONDS", -1.0)  # others come between any two groups
+        monkeypatch.setattr(hub_module, "TURN_SECONDS", -1.0)  # other tasks run between any two groups
     if seed % 5 == 0:
         monkeypatch.setattr(batch_module, "MOST_WORK", 30)
 
@@ -148,7 +148,7 @@ def test_every_taker_sees_what_passes_once_and_in_order(seed: int, monkeypatch: 
     in_loop(work)
 
 
-def test_a_change_is_encoded_and_framed_once_whoever_reads_it() -> None:
+def test_change_is_encoded_and_framed_once_for_all_readers() -> None:
     async def work() -> None:
         fed = Fed()
         encoded: Counter[tuple[int, Op]] = Counter()
@@ -181,7 +181,7 @@ def test_a_change_is_encoded_and_framed_once_whoever_reads_it() -> None:
     in_loop(work)
 
 
-def test_views_that_ask_for_the_same_share_a_group_and_others_do_not() -> None:
+def test_equal_views_share_a_group_and_others_do_not() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:
@@ -199,7 +199,7 @@ def test_views_that_ask_for_the_same_share_a_group_and_others_do_not() -> None:
 
 
 @pytest.mark.parametrize("bound", ["KEPT_FRAMES", "KEPT_BYTES"])
-def test_what_is_kept_is_bounded_for_all_groups_together(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_in_memory_are_bounded_for_all_groups_together(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, bound, {"KEPT_FRAMES": 50, "KEPT_BYTES": 20_000}[bound])
 
     async def work() -> None:
@@ -212,13 +212,13 @@ def test_what_is_kept_is_bounded_for_all_groups_together(bound: str, monkeypatch
                 await settled(hub, fed)
                 held = [frame for group in groups for frame in group._frames]
                 assert len(held) <= hub_module.KEPT_FRAMES
-                assert sum(len(frame) for _, frame in held) == hub._kept_bytes <= hub_module.KEPT_BYTES
+                assert sum(len(frame) for _, frame in held) == hub._frame_bytes <= hub_module.KEPT_BYTES
             assert groups[0].take(0) is None, "the oldest are gone"
 
     in_loop(work)
 
 
-def test_groups_that_nobody_reads_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_without_members_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 10)
 
     async def work() -> None:
@@ -233,12 +233,12 @@ def test_groups_that_nobody_reads_are_not_kept_for_ever(monkeypatch: pytest.Monk
                 hub.leave(group)
             assert set(hub._groups.values()) == {stays.group} and len(hub._router) == 1
             assert not stays.fell_back
-            assert len(hub._kept) <= 10
+            assert len(hub._frame_groups) <= 10
 
     in_loop(work)
 
 
-def test_what_was_passed_over_when_continuity_broke_is_never_skipped_by_who_comes_back(
+def test_changes_missed_at_a_reset_are_read_from_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 10)
@@ -270,7 +270,7 @@ async def _breaks(parts: object) -> None:
     raise RuntimeError("publishing broke")
 
 
-def test_slow_streams_at_many_places_do_not_multiply_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_streams_at_many_positions_do_not_multiply_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_module, "PIECE", 10_000)
 
     async def work() -> None:
@@ -286,7 +286,7 @@ def test_slow_streams_at_many_places_do_not_multiply_what_is_held(monkeypatch: p
     in_loop(work)
 
 
-def test_a_piece_is_about_as_large_as_it_may_be_and_pieces_together_are_everything(
+def test_pieces_are_near_the_size_limit_and_contain_all_frames(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(group_module, "PIECE", 1000)
@@ -300,14 +300,14 @@ def test_a_piece_is_about_as_large_as_it_may_be_and_pieces_together_are_everythi
             seen, frames = 0, []
             while piece := group.take(seen).piece:  # type: ignore[union-attr]
                 assert len(piece) < 1000 + 400
-                frames += told(piece)
+                frames += frames_of(piece)
                 seen = group.take(seen).seen  # type: ignore[union-attr]
             assert changes(frames) == fed.expected(group.view) and seen == 50
 
     in_loop(work)
 
 
-def test_only_those_who_are_concerned_are_woken() -> None:
+def test_only_members_of_matching_groups_are_woken() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:
@@ -338,12 +338,12 @@ def test_only_those_who_are_concerned_are_woken() -> None:
             fed.commit(insert(2, 3))
             assert await woken() == {"items", "large", "batch"}
             fed.commit(name("a"))
-            assert await woken() == {"names"}, "who did not wait again is left alone"
+            assert await woken() == {"names"}, "a member that did not wait again is not woken"
 
     in_loop(work)
 
 
-def test_a_filter_that_fits_no_more_ends_its_own_group_and_no_other() -> None:
+def test_filter_that_no_longer_fits_ends_only_its_own_group() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:
@@ -364,8 +364,8 @@ def test_a_filter_that_fits_no_more_ends_its_own_group_and_no_other() -> None:
     in_loop(work)
 
 
-def test_who_comes_after_a_filter_failed_gets_a_group_of_its_own() -> None:
-    """One that hangs in the failed group must not keep others from a place where the filter fits."""
+def test_member_after_a_failed_filter_gets_a_new_group() -> None:
+    """A member left in the failed group must not keep new members from a group whose filter fits."""
 
     async def work() -> None:
         fed = Fed()
@@ -390,7 +390,7 @@ def test_who_comes_after_a_filter_failed_gets_a_group_of_its_own() -> None:
     in_loop(work)
 
 
-def test_an_error_in_the_router_does_not_stop_the_pump(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_in_the_router_does_not_stop_publishing(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:
@@ -407,7 +407,7 @@ def test_an_error_in_the_router_does_not_stop_the_pump(caplog: pytest.LogCapture
             fed.commit(insert(1))
             await settled(hub, fed)
             assert hub.epoch == 1 and sleeper.woken == 1, "they look into the log themselves"
-            assert waits.woken == 1, "so do those who waited for any change at all"
+            assert waits.woken == 1, "so do the sleepers that waited for any change"
             fed.commit(insert(2))
             await taker.finish()
             assert taker.fell_back == 1
@@ -416,7 +416,7 @@ def test_an_error_in_the_router_does_not_stop_the_pump(caplog: pytest.LogCapture
         in_loop(work)
 
 
-def test_after_a_new_generation_everybody_reads_the_log_again() -> None:
+def test_new_generation_sends_every_stream_to_the_log() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:
@@ -430,17 +430,17 @@ def test_after_a_new_generation_everybody_reads_the_log_again() -> None:
             fed.commit(insert(2))
             await settled(hub, fed)
             assert hub.epoch == 1 and sleeper.woken
-            assert seen == 0 and group.seek(1) is None, "nobody finds frames of before by an old cursor"
+            assert seen == 0 and group.seek(1) is None, "an old cursor finds no frames from before the reset"
             began = hub.upto
             fed.commit(insert(3))
             await settled(hub, fed)
             taken = group.take(group.seek(began) or 0)
-            assert taken is not None and changes(told(taken.piece)) == fed.expected(group.view, after=began)
+            assert taken is not None and changes(frames_of(taken.piece)) == fed.expected(group.view, after=began)
 
     in_loop(work)
 
 
-def test_a_huge_transaction_that_went_past_memory_is_published_by_way_of_a_thread() -> None:
+def test_transaction_that_is_not_in_memory_is_read_in_a_thread() -> None:
     async def work() -> None:
         fed = Fed(part=50, keep_changes=40)
         calls: list[str] = []
@@ -459,7 +459,7 @@ def test_a_huge_transaction_that_went_past_memory_is_published_by_way_of_a_threa
     in_loop(work)
 
 
-def test_in_the_midst_of_a_transaction_there_is_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_inside_a_transaction_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "BATCH", 10)
 
     async def work() -> None:
@@ -486,7 +486,7 @@ def test_in_the_midst_of_a_transaction_there_is_no_checkpoint(monkeypatch: pytes
     in_loop(work)
 
 
-def test_while_nobody_listens_nothing_is_published_and_who_comes_begins_at_the_head() -> None:
+def test_hub_without_groups_publishes_nothing_and_joins_at_the_head() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:
@@ -502,7 +502,7 @@ def test_while_nobody_listens_nothing_is_published_and_who_comes_begins_at_the_h
     in_loop(work)
 
 
-def test_all_may_leave_and_others_come_while_a_thread_reads() -> None:
+def test_groups_may_be_replaced_while_a_thread_reads() -> None:
     async def work() -> None:
         fed = Fed(part=4, keep_changes=4)
         held = asyncio.Event()
@@ -529,7 +529,7 @@ def test_all_may_leave_and_others_come_while_a_thread_reads() -> None:
     in_loop(work)
 
 
-def test_a_closed_hub_is_told_no_more() -> None:
+def test_closed_hub_is_not_woken() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed):
@@ -540,7 +540,7 @@ def test_a_closed_hub_is_told_no_more() -> None:
     in_loop(work)
 
 
-def test_seeking_finds_the_place_of_any_cursor_that_is_held() -> None:
+def test_seek_finds_the_position_of_any_cursor_in_memory() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:
@@ -558,7 +558,7 @@ def test_seeking_finds_the_place_of_any_cursor_that_is_held() -> None:
 
 
 class Ticking:
-    """A clock on which every look takes `step` seconds."""
+    """A clock that advances by `step` seconds at every reading."""
 
     def __init__(self, step: float) -> None:
         self.step, self.now = step, 0.0
@@ -599,7 +599,7 @@ def test_filter_that_took_long_in_the_loop_is_decided_in_a_thread_from_then_on(m
 
 
 def balanced(terms: list[str]) -> str:
-    """All terms, nested as little as can be."""
+    """Join all terms with the least nesting."""
     half = len(terms) // 2
     return f"({balanced(terms[:half])}AND{balanced(terms[half:])})" if half else f"({terms[0]})"
 
@@ -626,7 +626,7 @@ def test_long_filter_over_many_or_large_rows_is_decided_in_a_thread_at_once(
     in_loop(work)
 
 
-def test_publishing_to_many_groups_lets_others_have_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishing_to_many_groups_yields_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "perf_counter", Ticking(hub_module.TURN_SECONDS * 2))
 
     async def work() -> None:
@@ -645,7 +645,7 @@ def test_publishing_to_many_groups_lets_others_have_the_loop(monkeypatch: pytest
     in_loop(work)
 
 
-def test_batch_of_many_shapes_is_encoded_only_as_far_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_of_many_shapes_is_encoded_up_to_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEPT_BYTES", 20_000)
 
     async def work() -> None:
@@ -667,7 +667,7 @@ def test_batch_of_many_shapes_is_encoded_only_as_far_as_it_is_kept(monkeypatch: 
                 assert 10_000 < made["bytes"] < 30_000
                 made.clear()
                 held = [frame for group in [*groups, taker.group] for frame in group._frames]
-                assert sum(len(frame) for _, frame in held) == hub._kept_bytes <= hub_module.KEPT_BYTES
+                assert sum(len(frame) for _, frame in held) == hub._frame_bytes <= hub_module.KEPT_BYTES
                 assert groups[-1].take(0) is None, "the last read the log"
                 for group in groups:
                     assert group.seek(hub.upto) == group.published
@@ -681,7 +681,7 @@ def test_batch_of_many_shapes_is_encoded_only_as_far_as_it_is_kept(monkeypatch: 
     in_loop(work)
 
 
-def test_group_whose_members_read_nothing_is_dismissed_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_whose_members_read_nothing_is_suspended_and_rejoins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 20)
 
     async def work() -> None:
@@ -692,7 +692,7 @@ def test_group_whose_members_read_nothing_is_dismissed_and_comes_back(monkeypatc
                 fed.commit(insert(id, 3))
                 await settled(hub, fed)
                 reads.take()
-            assert stalled.group.is_dismissed and not stalled.group._frames
+            assert stalled.group.is_suspended and not stalled.group._frames
             assert set(hub._groups.values()) == {reads.group}
             stalled.take()
             assert stalled.fell_back == 1 and stalled.group in hub._groups.values()
@@ -704,7 +704,7 @@ def test_group_whose_members_read_nothing_is_dismissed_and_comes_back(monkeypatc
     in_loop(work)
 
 
-def test_frames_that_are_made_and_those_that_are_kept_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_and_stored_frames_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEPT_BYTES", 20_000)
 
     async def work() -> None:
@@ -714,7 +714,7 @@ def test_frames_that_are_made_and_those_that_are_kept_are_bounded_together(monke
             def frame(id: int | str, word: str, data: bytes) -> bytes:
                 nonlocal most
                 found = line(id, word, data)
-                most = max(most, made["bytes"] + hub._kept_bytes)
+                most = max(most, made["bytes"] + hub._frame_bytes)
                 made["bytes"] += len(found)
                 return found
 
@@ -732,7 +732,7 @@ def test_frames_that_are_made_and_those_that_are_kept_are_bounded_together(monke
     in_loop(work)
 
 
-def test_joined_frames_are_kept_only_for_several_members() -> None:
+def test_joined_frames_are_cached_only_for_several_members() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:

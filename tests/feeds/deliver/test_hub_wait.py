@@ -1,4 +1,4 @@
-"""Waiting for a feed: time that runs out must not hide what came in the same moment."""
+"""Waits for the hub: a timeout must not hide a change published at the same moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.feeds.deliver.hub_wait import Waiting
 
 
 class Group:
-    """The group of a hub, as far as somebody who waits sees it. `published` counts frames, `offset` is theirs."""
+    """The parts of a hub's group that a wait uses. `published` counts frames, `offset` is their offset."""
 
     def __init__(self) -> None:
         self.published, self.offset = 0, 0
@@ -26,7 +26,7 @@ class Group:
 
 
 class Hub:
-    """One group, and how far it was published."""
+    """A hub with one group, and its published offset."""
 
     def __init__(self) -> None:
         self.upto, self.group = 3, Group()
@@ -42,7 +42,7 @@ class Hub:
 
 
 @pytest.mark.parametrize(("passing", "reached"), [(True, 3), (False, 5)])
-def test_what_comes_as_the_time_runs_out_is_not_skipped(passing: bool, reached: int) -> None:
+def test_change_published_at_the_timeout_is_not_skipped(passing: bool, reached: int) -> None:
     async def wait() -> int:
         hub = Hub()
 

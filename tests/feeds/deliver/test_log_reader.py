@@ -1,4 +1,4 @@
-"""Pages: put together they are everything that passes, in order, whatever the bounds of each."""
+"""Pages of the log: together they contain every passing change, in order, with any limits."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def history(seed: int, *, largest: int = 40, count: int = 60, part: int = 512) -
 
 
 def ends(fed: Fed) -> dict[int, int]:
-    """The last offset of every transaction, and its time."""
+    """Return the last offset of every transaction and its timestamp."""
     return {part.upto: part.ts for part in fed.log.scan(after=0) if part.last}
 
 
 def begins(fed: Fed) -> dict[int, int]:
-    """For every offset the first one of its transaction."""
+    """Return for every offset the first offset of its transaction."""
     found = {}
     for part in fed.log.scan(after=0):
         found.update(dict.fromkeys(range(part.first, part.upto + 1), part.first - part.start))
@@ -42,7 +42,7 @@ def begins(fed: Fed) -> dict[int, int]:
 
 
 def pages(fed: Fed, read: Any, view: View, chance: random.Random, **bounds: Any) -> Iterator[Page]:
-    """All pages from the beginning, each with bounds of its own."""
+    """Read all pages from the beginning, each with its own limits."""
     after = 0
     while after < fed.log.latest:
         drawn = {name: chance.choice(choices) for name, choices in bounds.items()}
@@ -59,23 +59,30 @@ def news(offset: int, table: object, row: Any) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("cut", [None, news])
-def test_pages_together_are_what_passes(seed: int, cut: Any) -> None:
+@pytest.mark.parametrize("newer", [None, news])
+def test_pages_contain_every_passing_change(seed: int, newer: Any) -> None:
     fed = history(seed, part=7 if seed % 3 == 0 else 512)
     known, chance = ends(fed), random.Random(seed)
     for options in FILTERS:
         view = fed.view(**options)
         found: list[Delivery] = []
         for page in pages(
-            fed, read_page, view, chance, limit=[1, 3, 20, 1000], most=[1, 300, BIG], scan=[1, 20, 512, BIG], cut=[cut]
+            fed,
+            read_page,
+            view,
+            chance,
+            limit=[1, 3, 20, 1000],
+            most=[1, 300, BIG],
+            scan=[1, 20, 512, BIG],
+            newer=[newer],
         ):
             found += page.deliveries
             assert page.ts == known.get(page.upto, 0), "a time is given where a transaction ends, and only there"
-        assert found == fed.expected(view, cut=cut), options
+        assert found == fed.expected(view, newer=newer), options
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 100])
-def test_a_page_has_no_more_than_it_may(limit: int) -> None:
+def test_page_respects_its_limits(limit: int) -> None:
     fed = history(1)
     view = fed.view()
     page = read_page(fed.log, view, after=3, limit=limit, most=BIG)
@@ -83,7 +90,7 @@ def test_a_page_has_no_more_than_it_may(limit: int) -> None:
     assert page.upto == 3 + limit
 
 
-def test_a_page_ends_with_the_change_that_fills_its_bytes() -> None:
+def test_page_ends_at_the_change_that_reaches_the_byte_limit() -> None:
     fed = history(1)
     view = fed.view()
     first, second, *_ = fed.expected(view)
@@ -92,7 +99,7 @@ def test_a_page_ends_with_the_change_that_fills_its_bytes() -> None:
     assert (one.deliveries, two.deliveries) == ([first], [first, second])
 
 
-def test_a_page_goes_no_further_than_asked() -> None:
+def test_page_ends_at_upto() -> None:
     fed = history(2)
     for upto in (1, 7, 100, fed.log.latest, fed.log.latest + 5):
         page = read_page(fed.log, fed.view(), after=0, upto=upto, limit=10**6, most=BIG, scan=10**6)
@@ -100,14 +107,14 @@ def test_a_page_goes_no_further_than_asked() -> None:
         assert page.deliveries == fed.expected(fed.view(), upto=upto)
 
 
-def test_at_the_head_a_page_is_empty_and_stays() -> None:
+def test_page_at_the_head_is_empty_and_does_not_advance() -> None:
     fed = history(2)
     latest = fed.log.latest
     for read in (read_page, read_whole):
         assert read(fed.log, fed.view(), after=latest, limit=5, most=BIG) == Page([], latest, 0)
 
 
-def test_a_filter_that_passes_nothing_gets_on_by_the_work_granted() -> None:
+def test_filter_that_passes_nothing_advances_by_the_scan_limit() -> None:
     fed = Fed()
     for first in range(0, 4000, 400):
         fed.commit(*(insert(id) for id in range(first, first + 400)))
@@ -116,7 +123,7 @@ def test_a_filter_that_passes_nothing_gets_on_by_the_work_granted() -> None:
     assert page.deliveries == [] and 1000 <= page.upto < 2000
 
 
-def test_past_the_horizon_nothing_is_read() -> None:
+def test_evicted_offset_raises_offset_expired() -> None:
     fed = history(2)
     fed.log.flush()
     fed.trim(20)
@@ -130,8 +137,8 @@ def test_past_the_horizon_nothing_is_read() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("cut", [None, news])
-def test_whole_pages_together_are_what_passes_and_split_no_transaction(seed: int, cut: Any) -> None:
+@pytest.mark.parametrize("newer", [None, news])
+def test_whole_pages_contain_every_passing_change_and_split_no_transaction(seed: int, newer: Any) -> None:
     fed = history(seed, part=7 if seed % 3 == 0 else 512)
     known, began, chance = ends(fed), begins(fed), random.Random(seed)
     for options in FILTERS:
@@ -139,17 +146,17 @@ def test_whole_pages_together_are_what_passes_and_split_no_transaction(seed: int
         found: list[Delivery] = []
         last = -1
         for page in pages(
-            fed, read_whole, view, chance, limit=[1, 3, 20, 1000], most=[1, 300, BIG], scan=[1, 20, BIG], cut=[cut]
+            fed, read_whole, view, chance, limit=[1, 3, 20, 1000], most=[1, 300, BIG], scan=[1, 20, BIG], newer=[newer]
         ):
             found += page.deliveries
             if page.deliveries:
                 assert began[page.deliveries[0].offset] != last, "a transaction was split between two pages"
                 last = began[page.deliveries[-1].offset]
             assert page.ts == known.get(page.upto, 0)
-        assert found == fed.expected(view, cut=cut), options
+        assert found == fed.expected(view, newer=newer), options
 
 
-def test_a_whole_page_holds_as_many_transactions_as_fit_and_at_least_one() -> None:
+def test_whole_page_has_as_many_transactions_as_fit_and_at_least_one() -> None:
     fed = Fed()
     for first, size in ((0, 4), (10, 3), (20, 5)):
         fed.commit(*(insert(id) for id in range(first, first + size)))
@@ -164,7 +171,7 @@ def test_a_whole_page_holds_as_many_transactions_as_fit_and_at_least_one() -> No
 
 
 @pytest.mark.parametrize("parts", [512, 3])
-def test_a_transaction_larger_than_what_is_kept_together_comes_in_parts(parts: int) -> None:
+def test_transaction_above_the_size_limit_is_split(parts: int) -> None:
     fed = Fed(part=parts)
     fed.commit(*(insert(id) for id in range(20)))
     fed.commit(insert(50))
@@ -185,7 +192,7 @@ def test_a_transaction_larger_than_what_is_kept_together_comes_in_parts(parts: i
 
 
 @pytest.mark.parametrize("parts", [512, 3])
-def test_a_transaction_as_large_as_what_is_kept_together_stays_whole(parts: int) -> None:
+def test_transaction_at_the_size_limit_stays_whole(parts: int) -> None:
     fed = Fed(part=parts)
     fed.commit(*(insert(id) for id in range(10, 30)))
     for txn in ("atomic", "atomic_strict"):
@@ -196,14 +203,14 @@ def test_a_transaction_as_large_as_what_is_kept_together_stays_whole(parts: int)
 
 
 @pytest.mark.parametrize("parts", [512, 7])
-def test_who_wants_all_or_nothing_is_told_where_to_read_it(parts: int) -> None:
+def test_atomic_strict_reports_the_pull_url_of_a_large_transaction(parts: int) -> None:
     fed = Fed(part=parts)
     fed.commit(insert(1))
     fed.commit(*(insert(id) for id in range(10, 40)))
     fed.commit(insert(2))
     view = fed.view(tables=("items",), txn="atomic_strict")
     first = read_whole(fed.log, view, after=0, limit=50, most=2000, largest=2000)
-    assert first.upto == 1, "what comes before it is delivered"
+    assert first.upto == 1, "the changes before it are delivered"
     with pytest.raises(TransactionTooLarge) as refused:
         read_whole(fed.log, view, after=1, limit=50, most=2000, largest=2000)
     details = refused.value.details
@@ -214,7 +221,7 @@ def test_who_wants_all_or_nothing_is_told_where_to_read_it(parts: int) -> None:
     assert [delivery.offset for delivery in after.deliveries] == [32]
 
 
-def test_the_address_of_a_large_transaction_is_an_address() -> None:
+def test_pull_url_of_a_large_transaction_is_quoted() -> None:
     odd = ITEMS.__class__("a table/é", ITEMS.columns, ITEMS.key)
     fed = Fed(odd)
     fed.commit(*(Change(Op.INSERT, odd, None, (id, 0, "")) for id in range(30)))
@@ -242,7 +249,7 @@ ASKED: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("given", ASKED)
-def test_the_address_of_a_large_transaction_asks_for_what_the_subscriber_asked_for(given: dict[str, Any]) -> None:
+def test_pull_url_of_a_large_transaction_has_the_subscribers_options(given: dict[str, Any]) -> None:
     fed = Fed()
     options = check(SubscribeTable(**{"table": "items", **given}), fed.source).options
     path, _, text = pull_url(options, after=4, upto=9).partition("?")
@@ -252,7 +259,7 @@ def test_the_address_of_a_large_transaction_asks_for_what_the_subscriber_asked_f
     assert check(params, fed.source).options == msgspec.structs.replace(options, txn="")
 
 
-def test_only_what_passes_counts_for_the_size_of_a_transaction() -> None:
+def test_transaction_size_counts_passing_changes_only() -> None:
     fed = Fed(part=7)
     fed.commit(*(insert(id, size=id % 50) for id in range(100)))
     view = fed.view(tables=("items",), where="size = 4", txn="atomic_strict")
@@ -261,8 +268,8 @@ def test_only_what_passes_counts_for_the_size_of_a_transaction() -> None:
 
 
 @pytest.mark.parametrize("parts", [512, 100])
-def test_a_quiet_reader_of_whole_transactions_gets_on_by_the_work_granted(parts: int) -> None:
-    """One transaction of any size must not hold a thread: nothing of it was delivered, so nothing is split."""
+def test_whole_page_without_matches_advances_by_the_scan_limit(parts: int) -> None:
+    """A huge transaction must not block a thread: no change of it was delivered, so a page may end inside it."""
     fed = Fed(part=parts)
     fed.commit(insert(1))
     fed.commit(*(insert(id, size=id // 2900) for id in range(10, 3010)))
@@ -282,7 +289,7 @@ def test_a_quiet_reader_of_whole_transactions_gets_on_by_the_work_granted(parts:
 
 
 @pytest.mark.parametrize("read", [read_page, read_whole])
-def test_what_comes_before_a_shape_that_the_filter_does_not_fit_is_delivered(read: Any) -> None:
+def test_changes_before_a_version_that_the_filter_does_not_fit_are_delivered(read: Any) -> None:
     fed = Fed()
     for id in range(5):
         fed.commit(insert(id, size=9))

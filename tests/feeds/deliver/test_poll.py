@@ -1,4 +1,4 @@
-"""A poll: a page at once, or as soon as there is something in it; and it ends whatever happens meanwhile."""
+"""Polls: a page at once or as soon as a change passes; every event during the wait ends the poll."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Here:
         return await self.poll(held, **asked).answer()
 
     async def waiting(self, held: Subscription, **asked: Any) -> tuple[Poll, asyncio.Task[dict[str, Any]]]:
-        """A poll that has gone to sleep."""
+        """Return a poll that sleeps."""
         poll = self.poll(held, wait_ms=LONG, **asked)
         task = asyncio.create_task(poll.answer())
         while poll._waiting._sleeping is None:
@@ -66,7 +66,7 @@ async def here(fed: Fed, registry: Registry) -> AsyncIterator[Here]:
     hub = Hub(fed.log, fed.source, run)
     try:
         yield Here(fed, hub, registry)
-        assert not hub._groups, "nobody waits any more"
+        assert not hub._groups, "the hub has no groups left"
     finally:
         await hub.close()
 
@@ -75,7 +75,7 @@ def offsets(page: dict[str, Any]) -> list[int]:
     return [json.loads(bytes(event))["offset"] for event in page["events"]]
 
 
-def test_pages_follow_each_other_and_are_everything(registry: Registry) -> None:
+def test_consecutive_polls_return_every_change(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:
@@ -95,7 +95,7 @@ def test_pages_follow_each_other_and_are_everything(registry: Registry) -> None:
     in_loop(work)
 
 
-def test_the_body_says_where_everything_stands(registry: Registry) -> None:
+def test_poll_body_has_offsets_and_backpressure(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed(retention=100)
         async with here(fed, registry) as place:
@@ -127,7 +127,7 @@ def test_the_body_says_where_everything_stands(registry: Registry) -> None:
 # --- where it begins -----------------------------------------------------------------------------------------
 
 
-def test_what_was_acked_is_not_repeated_and_what_lies_beyond_is_refused(registry: Registry) -> None:
+def test_acked_changes_are_not_repeated_and_future_offsets_are_rejected(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:
@@ -150,7 +150,7 @@ def test_what_was_acked_is_not_repeated_and_what_lies_beyond_is_refused(registry
 # --- waiting -------------------------------------------------------------------------------------------------
 
 
-def test_a_poll_that_waits_is_woken_by_what_passes_and_by_nothing_else(registry: Registry) -> None:
+def test_waiting_poll_is_woken_only_by_passing_changes(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:
@@ -166,7 +166,7 @@ def test_a_poll_that_waits_is_woken_by_what_passes_and_by_nothing_else(registry:
     in_loop(work)
 
 
-def test_a_poll_that_waits_in_vain_answers_in_time_and_has_moved_on(registry: Registry) -> None:
+def test_waiting_poll_without_changes_answers_in_time_and_advances(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:
@@ -182,7 +182,7 @@ def test_a_poll_that_waits_in_vain_answers_in_time_and_has_moved_on(registry: Re
     in_loop(work)
 
 
-def test_a_poll_without_patience_answers_at_once(registry: Registry) -> None:
+def test_poll_without_wait_answers_at_once(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:
@@ -192,7 +192,7 @@ def test_a_poll_without_patience_answers_at_once(registry: Registry) -> None:
     in_loop(work)
 
 
-def test_a_poll_that_waits_ends_when_it_is_paused_closed_or_the_server_stops(registry: Registry) -> None:
+def test_waiting_poll_ends_at_pause_close_or_stop(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:
@@ -215,7 +215,7 @@ def test_a_poll_that_waits_ends_when_it_is_paused_closed_or_the_server_stops(reg
     in_loop(work)
 
 
-def test_a_poll_that_waits_goes_on_waiting_when_nothing_changed(registry: Registry) -> None:
+def test_waiting_poll_keeps_waiting_if_nothing_changed(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:
@@ -229,7 +229,7 @@ def test_a_poll_that_waits_goes_on_waiting_when_nothing_changed(registry: Regist
     in_loop(work)
 
 
-def test_a_poll_whose_caller_left_gives_its_place_back(registry: Registry) -> None:
+def test_cancelled_poll_leaves_its_group(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:
@@ -245,7 +245,7 @@ def test_a_poll_whose_caller_left_gives_its_place_back(registry: Registry) -> No
 # --- being quiet, being lost -----------------------------------------------------------------------------------
 
 
-def test_a_quiet_filter_moves_over_what_does_not_concern_it(registry: Registry) -> None:
+def test_poll_advances_over_changes_that_do_not_pass(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed(retention=50)
         async with here(fed, registry) as place:
@@ -262,7 +262,7 @@ def test_a_quiet_filter_moves_over_what_does_not_concern_it(registry: Registry) 
     in_loop(work)
 
 
-def test_a_quiet_poll_that_waits_does_not_fall_off_a_busy_log(registry: Registry) -> None:
+def test_waiting_poll_with_a_selective_filter_is_not_evicted(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed(retention=20)
         async with here(fed, registry) as place:
@@ -278,7 +278,7 @@ def test_a_quiet_poll_that_waits_does_not_fall_off_a_busy_log(registry: Registry
     in_loop(work)
 
 
-def test_a_delivered_change_is_not_passed_over_by_being_quiet(registry: Registry) -> None:
+def test_delivered_change_is_not_skipped_as_quiet(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:
@@ -293,7 +293,7 @@ def test_a_delivered_change_is_not_passed_over_by_being_quiet(registry: Registry
     in_loop(work)
 
 
-def test_a_long_stretch_without_a_match_is_looked_through_in_one_answer(
+def test_long_stretch_without_matches_is_scanned_in_one_poll(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_reader, "SCAN", 16)
@@ -317,7 +317,7 @@ def test_a_long_stretch_without_a_match_is_looked_through_in_one_answer(
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_past_the_horizon_a_poll_says_where_the_rows_are(paused: bool, registry: Registry) -> None:
+def test_evicted_poll_returns_resnapshot(paused: bool, registry: Registry) -> None:
     async def work() -> None:
         fed = Fed(retention=5)
         async with here(fed, registry) as place:
@@ -335,7 +335,7 @@ def test_past_the_horizon_a_poll_says_where_the_rows_are(paused: bool, registry:
     in_loop(work)
 
 
-def test_a_new_generation_is_told_also_to_who_waits(registry: Registry) -> None:
+def test_new_generation_is_reported_to_a_waiting_poll(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:
@@ -353,7 +353,7 @@ def test_a_new_generation_is_told_also_to_who_waits(registry: Registry) -> None:
 # --- what cannot be delivered ------------------------------------------------------------------------------------
 
 
-def test_a_filter_that_fits_no_more_is_told_also_to_who_waits_and_after_what_came_before(registry: Registry) -> None:
+def test_filter_that_no_longer_fits_is_reported_to_a_waiting_poll_after_earlier_changes(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:
@@ -370,7 +370,7 @@ def test_a_filter_that_fits_no_more_is_told_also_to_who_waits_and_after_what_cam
     in_loop(work)
 
 
-def test_a_transaction_too_large_for_who_wants_it_whole_is_an_error_of_the_poll(
+def test_too_large_transaction_raises_in_an_atomic_strict_poll(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -394,7 +394,7 @@ def test_a_transaction_too_large_for_who_wants_it_whole_is_an_error_of_the_poll(
     in_loop(work)
 
 
-def test_a_transaction_stays_in_one_page_for_who_wants_it_whole(registry: Registry) -> None:
+def test_transaction_stays_in_one_page_of_an_atomic_poll(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:

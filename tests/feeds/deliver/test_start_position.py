@@ -1,4 +1,4 @@
-"""Where a feed begins: every word, offset and time leads to a cursor after which nothing is missing, or is refused."""
+"""Start positions: every keyword, offset and time gives a cursor after which no change is missing, or an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def filled(sizes: tuple[int, ...] = (3, 1, 4, 2), *, part: int = 512) -> Fed:
     return fed
 
 
-def test_the_words() -> None:
+def test_start_keywords_give_their_cursors() -> None:
     fed = filled()
     for whole in (False, True):
         assert cursor_of(fed.log, Start(), whole=whole) == 10
@@ -31,7 +31,7 @@ def test_the_words() -> None:
         assert cursor_of(fed.log, Start(EARLIEST), whole=whole) == 0
 
 
-def test_an_empty_log_begins_at_its_beginning() -> None:
+def test_empty_log_starts_at_its_beginning() -> None:
     fed = Fed()
     for kind in (LATEST, EARLIEST, SNAPSHOT):
         assert cursor_of(fed.log, Start(kind), whole=True) == 0
@@ -43,7 +43,7 @@ def test_an_empty_log_begins_at_its_beginning() -> None:
 @pytest.mark.parametrize(
     ("kept", "first", "whole"), [(10, 1, 1), (9, 2, 4), (7, 4, 4), (6, 5, 5), (4, 7, 9), (1, 10, 11)]
 )
-def test_the_earliest_is_the_horizon_or_the_first_whole_transaction_behind_it(
+def test_earliest_is_the_horizon_or_the_first_whole_transaction_after_it(
     kept: int, first: int, whole: int, part: int
 ) -> None:
     fed = filled(part=part)
@@ -52,7 +52,7 @@ def test_the_earliest_is_the_horizon_or_the_first_whole_transaction_behind_it(
     assert cursor_of(fed.log, Start(EARLIEST), whole=True) == whole - 1
 
 
-def test_an_offset_must_be_there() -> None:
+def test_offset_outside_the_log_is_rejected() -> None:
     fed = filled()
     fed.trim(6)
     for offset in (4, 7, 10):
@@ -65,7 +65,7 @@ def test_an_offset_must_be_there() -> None:
     assert check_cursor(fed.log, 4, "x") == 4
 
 
-def test_a_cursor_ahead_of_the_log_is_wrong_or_only_too_early() -> None:
+def test_cursor_ahead_of_the_log_is_invalid_or_unavailable() -> None:
     fed = filled()
     check_reached(fed.log, 10, "offset", True)
     with pytest.raises(InvalidRequest, match="offset 11"):
@@ -92,11 +92,11 @@ def time_of(first: int) -> int:
     ],
 )
 @pytest.mark.parametrize("part", [2, 512])
-def test_a_time_is_the_end_of_the_last_transaction_until_then(ts: int, cursor: int, part: int) -> None:
+def test_time_starts_after_the_last_transaction_at_or_before_it(ts: int, cursor: int, part: int) -> None:
     assert at_time(filled(part=part).log, ts) == cursor
 
 
-def test_a_time_before_the_horizon_is_refused_where_changes_after_it_are_gone() -> None:
+def test_time_before_the_horizon_is_rejected_if_changes_were_evicted() -> None:
     fed = filled()
     fed.trim(6)  # begins with the transaction at 5
     with pytest.raises(OffsetExpired):
@@ -106,7 +106,7 @@ def test_a_time_before_the_horizon_is_refused_where_changes_after_it_are_gone() 
     assert at_time(fed.log, time_of(5)) == 8
 
 
-def test_a_time_inside_a_transaction_of_which_a_part_is_gone_is_refused() -> None:
+def test_time_inside_a_partly_evicted_transaction_is_rejected() -> None:
     fed = filled()
     fed.trim(4)  # begins in the midst of the transaction at 5
     with pytest.raises(OffsetExpired):
@@ -114,8 +114,8 @@ def test_a_time_inside_a_transaction_of_which_a_part_is_gone_is_refused() -> Non
     assert at_time(fed.log, time_of(5)) == 8
 
 
-def test_a_time_long_ago_is_refused_where_everything_is_gone() -> None:
-    """A log that has dropped all by age cannot tell what came after a time."""
+def test_old_time_is_rejected_if_all_changes_were_evicted() -> None:
+    """A log that evicted everything by age does not know which changes followed a time."""
     fed = filled()
     fed.log.retain(Retention(changes=None, age_ms=1), now_ms=10**9)
     assert fed.log.horizon == 11
@@ -124,7 +124,7 @@ def test_a_time_long_ago_is_refused_where_everything_is_gone() -> None:
     assert at_time(fed.log, fed.log.clock_ceiling) == 10
 
 
-def test_a_time_before_a_generation_leads_to_its_beginning() -> None:
+def test_time_before_a_generation_starts_at_its_beginning() -> None:
     fed = filled()
     fed.new_generation()
     first = fed.log.generation_first
@@ -135,10 +135,10 @@ def test_a_time_before_a_generation_leads_to_its_beginning() -> None:
         cursor_of(fed.log, Start(OFFSET, 10), whole=False)
 
 
-def test_a_time_that_nobody_has_reached_is_refused_unless_clocks_may_differ() -> None:
+def test_future_time_is_rejected_beyond_the_clock_skew() -> None:
     fed, now_ms = filled(), 5_000_000
     assert at_time(fed.log, now_ms + 60_000 << 16, now_ms=lambda: now_ms) == 10
-    with pytest.raises(InvalidRequest, match=r"start\.ts 5060001\.0 lies in the future") as refused:
+    with pytest.raises(InvalidRequest, match=r"start\.ts 5060001\.0 is in the future") as refused:
         at_time(fed.log, now_ms + 60_001 << 16, "start.ts", now_ms=lambda: now_ms)
     assert refused.value.hint
     assert at_time(fed.log, time_of(9), now_ms=lambda: -100_000) == 10, "the log itself has come that far"

@@ -1,4 +1,4 @@
-"""A stream: what passes comes once and in order on one connection, through every change of the way it comes."""
+"""Streams: passing changes arrive once and in order on one connection, through every state of the stream."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from tests.feeds.feed_database import (
     FILTERS,
     WITHOUT_SIZE,
     Fed,
-    Told,
+    ReceivedFrame,
     Writer,
     changes,
+    frames_of,
     hesitant,
     in_loop,
     insert,
@@ -26,7 +27,6 @@ from tests.feeds.feed_database import (
     name,
     run,
     settled,
-    told,
     words,
 )
 from tests.suite.deadlines import PATIENCE
@@ -49,7 +49,7 @@ WHO = Principal("ann", "owner")
 
 
 class Clock:
-    """The time that streams go by."""
+    """The clock of the streams."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -73,11 +73,11 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 
 class Reading:
-    """One connection: a task that takes what a stream hands out."""
+    """One connection: a task that takes the frames of a stream."""
 
     def __init__(self, stream: Stream, pace: Callable[[], int] = lambda: 1) -> None:
         self.stream, self._pace = stream, pace
-        self.frames: list[Told] = []
+        self.frames: list[ReceivedFrame] = []
         self.pieces: list[bytes] = []
         self.began = stream.cursor
         self.stalled = asyncio.Event()
@@ -87,12 +87,12 @@ class Reading:
     async def _read(self) -> None:
         while (piece := await self.stream.next()) is not None:
             self.pieces.append(piece)
-            self.frames += told(piece)
+            self.frames += frames_of(piece)
             await moments(self._pace())
             await self.stalled.wait()
 
     async def idle(self) -> None:
-        """Until it has everything and sleeps."""
+        """Wait until the reader has everything and sleeps."""
         for _ in range(100_000):
             if self.task.done():
                 break
@@ -104,7 +104,7 @@ class Reading:
         self.task.result()
 
     async def end(self) -> None:
-        """Until it ends by itself."""
+        """Wait until the stream ends."""
         await self.task
         self.stream.close()
 
@@ -112,14 +112,14 @@ class Reading:
         self.stream.leave()
         await self.end()
 
-    def take(self) -> list[Told]:
-        """What came since the last time."""
+    def take(self) -> list[ReceivedFrame]:
+        """Return the frames received since the last call."""
         found, self.frames = self.frames, []
         return found
 
 
 class Place:
-    """A hub and those who read from it."""
+    """A hub and its readers."""
 
     def __init__(self, fed: Fed, hub: Hub, run: Any, registry: Any) -> None:
         self.fed, self.hub, self.run, self.registry = fed, hub, run, registry
@@ -173,7 +173,7 @@ async def place(fed: Fed, run: Any = run, registry: Any = None) -> AsyncIterator
 
 
 def check_checkpoints(fed: Fed, reading: Reading) -> int:
-    """Each tells the truth about what came before it and what comes after; how many there were."""
+    """Check that each checkpoint is correct for the changes before and after it; return the number of checkpoints."""
     ends = {part.upto: part.ts for part in fed.log.scan(after=0) if part.last}
     times = {offset: part.ts for part in fed.log.scan(after=0) for offset in range(part.first, part.upto + 1)}
     expected = [found.offset for found in fed.expected(reading.stream.consumer.view, after=reading.began)]
@@ -182,7 +182,7 @@ def check_checkpoints(fed: Fed, reading: Reading) -> int:
     for frame in reading.frames:
         if frame.word == "checkpoint":
             count += 1
-            ts, offset = parse_ts(frame.said["ts"]), frame.said["offset"]
+            ts, offset = parse_ts(frame.json["ts"]), frame.json["offset"]
             assert int(frame.id) == offset and (offset in ends or offset == 0), "it splits no transaction"
             assert offset >= last
             last = offset
@@ -198,7 +198,7 @@ def check_checkpoints(fed: Fed, reading: Reading) -> int:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_gap_and_no_repeat_at_any_speed(seed: int, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_stream_has_no_gap_and_no_repeat_at_any_speed(seed: int, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(hub_module, "BATCH", 16)
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 40 + seed * 10)
     monkeypatch.setattr(hub_module, "FEW", (4, 0, 8)[seed % 3])
@@ -251,7 +251,7 @@ def test_no_gap_and_no_repeat_at_any_speed(seed: int, monkeypatch: pytest.Monkey
     in_loop(work)
 
 
-def test_who_begins_at_the_head_is_not_told_that_it_caught_up() -> None:
+def test_stream_from_the_head_sends_no_caught_up() -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(insert(1))
@@ -265,7 +265,7 @@ def test_who_begins_at_the_head_is_not_told_that_it_caught_up() -> None:
     in_loop(work)
 
 
-def test_who_begins_behind_is_told_once_that_it_caught_up() -> None:
+def test_stream_from_behind_sends_caught_up_once() -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(insert(1))
@@ -277,12 +277,12 @@ def test_who_begins_behind_is_told_once_that_it_caught_up() -> None:
             await reading.idle()
             assert words(reading.frames) == ["insert", "insert", "caught_up", "insert"]
             assert reading.frames[2].id == "2"
-            assert reading.frames[2].said == {"offset": 2, "latest_offset": 2}
+            assert reading.frames[2].json == {"offset": 2, "latest_offset": 2}
 
     in_loop(work)
 
 
-def test_who_began_behind_a_quiet_stretch_is_told_too() -> None:
+def test_stream_from_behind_a_quiet_stretch_sends_caught_up() -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(name("a"), name("b"))
@@ -294,7 +294,7 @@ def test_who_began_behind_a_quiet_stretch_is_told_too() -> None:
     in_loop(work)
 
 
-def test_who_has_rows_newer_than_the_log_is_not_told_before_the_log_has_come_so_far() -> None:
+def test_caught_up_waits_until_the_log_reaches_the_snapshot_rows() -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(insert(1))
@@ -314,8 +314,8 @@ def test_who_has_rows_newer_than_the_log_is_not_told_before_the_log_has_come_so_
     in_loop(work)
 
 
-def test_having_caught_up_is_told_also_when_changes_come_in_at_that_very_moment() -> None:
-    """The last that was behind comes as a published frame: the word must follow it at once, not with the clock."""
+def test_caught_up_is_sent_despite_concurrent_changes() -> None:
+    """The last missing change arrives as a published frame: caught_up must follow at once, not at the next tick."""
 
     async def work() -> None:
         fed = Fed()
@@ -336,7 +336,7 @@ def test_having_caught_up_is_told_also_when_changes_come_in_at_that_very_moment(
     in_loop(work)
 
 
-def test_who_was_too_slow_reads_the_log_and_is_told_when_it_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_stream_reads_the_log_and_sends_caught_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 10)
 
     async def work() -> None:
@@ -358,7 +358,7 @@ def test_who_was_too_slow_reads_the_log_and_is_told_when_it_caught_up(monkeypatc
     in_loop(work)
 
 
-def test_for_who_is_far_behind_nothing_is_published_until_it_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_publishes_nothing_for_a_stream_that_is_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 10)
     monkeypatch.setattr(stream_module, "PAGE", 5)
 
@@ -385,7 +385,7 @@ def test_for_who_is_far_behind_nothing_is_published_until_it_is_near(monkeypatch
     in_loop(work)
 
 
-def test_where_few_read_what_comes_in_masses_is_read_and_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_streams_read_bulk_changes_from_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     published: list[int] = []
     publish = Hub._publish
 
@@ -410,14 +410,14 @@ def test_where_few_read_what_comes_in_masses_is_read_and_not_published(monkeypat
                 assert len(published) == (0 if few and size > hub_module.APART else size)
             for reading in here.open:
                 assert changes(reading.frames) == fed.expected(reading.stream.consumer.view)
-                assert set(words(reading.frames)) == {"insert"}, "it was not slow, and is not told that it caught up"
+                assert set(words(reading.frames)) == {"insert"}, "it was not slow, so caught_up is not sent"
 
     for few in (True, False):
         in_loop(lambda few=few: work(few))  # type: ignore[misc]
 
 
-def test_who_waits_beside_a_stream_is_not_counted_as_few() -> None:
-    """Polls gain by what is published, and those with a narrow filter most."""
+def test_waiting_poll_next_to_a_stream_keeps_the_hub_publishing() -> None:
+    """Polls profit from published frames, most of all those with a selective filter."""
 
     async def work() -> None:
         fed = Fed()
@@ -434,7 +434,7 @@ def test_who_waits_beside_a_stream_is_not_counted_as_few() -> None:
     in_loop(work)
 
 
-def test_a_stalled_reader_holds_one_piece_however_much_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_reader_holds_one_piece_however_much_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (group_module, stream_module):
         monkeypatch.setattr(module, "PIECE", 4000)
 
@@ -455,7 +455,7 @@ def test_a_stalled_reader_holds_one_piece_however_much_is_written(monkeypatch: p
 # --- pausing and ending --------------------------------------------------------------------------------------------
 
 
-def test_a_paused_stream_is_silent_and_goes_on_where_it_was(registry: Registry) -> None:
+def test_paused_stream_is_silent_and_resumes_where_it_was(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed(retention=1000)
         async with place(fed, registry=registry) as here:
@@ -470,8 +470,8 @@ def test_a_paused_stream_is_silent_and_goes_on_where_it_was(registry: Registry) 
             await settled(here.hub, fed)
             found = reading.take()
             assert [frame.word for frame in found] == ["backpressure"]
-            assert found[0].said["state"] == "paused" and found[0].said["paused"] is True
-            assert found[0].said["sub_id"] == held.id
+            assert found[0].json["state"] == "paused" and found[0].json["paused"] is True
+            assert found[0].json["sub_id"] == held.id
             registry.resume(held.id)
             reading.stream.changed()
             await reading.idle()
@@ -480,7 +480,7 @@ def test_a_paused_stream_is_silent_and_goes_on_where_it_was(registry: Registry) 
     in_loop(work)
 
 
-def test_a_closed_subscription_ends_its_stream_without_a_word(registry: Registry) -> None:
+def test_closed_subscription_ends_its_stream_silently(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed, registry=registry) as here:
@@ -495,7 +495,7 @@ def test_a_closed_subscription_ends_its_stream_without_a_word(registry: Registry
     in_loop(work)
 
 
-def test_a_server_that_stops_says_a_last_checkpoint_and_good_bye() -> None:
+def test_stopping_server_sends_a_last_checkpoint_and_farewell() -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed) as here:
@@ -505,13 +505,13 @@ def test_a_server_that_stops_says_a_last_checkpoint_and_good_bye() -> None:
             reading.stream.stop()
             await reading.end()
             assert words(reading.frames) == ["insert", "insert", "checkpoint", "bye"]
-            assert reading.frames[2].said["offset"] == 2
+            assert reading.frames[2].json["offset"] == 2
             assert reading.stream.ending is not None and reading.stream.ending.code == "stopping"
 
     in_loop(work)
 
 
-def test_the_last_checkpoint_is_left_out_where_something_was_not_delivered() -> None:
+def test_last_checkpoint_is_omitted_if_a_change_was_not_delivered() -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed) as here:
@@ -532,7 +532,7 @@ def test_the_last_checkpoint_is_left_out_where_something_was_not_delivered() -> 
     in_loop(work)
 
 
-def test_the_last_checkpoint_is_left_out_where_the_hub_went_on_without_the_group() -> None:
+def test_last_checkpoint_is_omitted_if_the_hub_continued_without_the_group() -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed) as here:
@@ -542,7 +542,7 @@ def test_the_last_checkpoint_is_left_out_where_the_hub_went_on_without_the_group
             reading.stalled.clear()
             fed.commit(insert(2))
             await settled(here.hub, fed)
-            here.hub._dismiss_all()
+            here.hub._suspend_all()
             other = here.read()
             await other.idle()
             fed.commit(insert(3))
@@ -556,7 +556,7 @@ def test_the_last_checkpoint_is_left_out_where_the_hub_went_on_without_the_group
     in_loop(work)
 
 
-def test_a_stream_of_a_stretch_ends_with_it() -> None:
+def test_bounded_stream_ends_at_upto() -> None:
     async def work() -> None:
         fed = Fed()
         Writer(fed, 3).write(30)
@@ -579,7 +579,7 @@ def test_a_stream_of_a_stretch_ends_with_it() -> None:
     in_loop(work)
 
 
-def test_a_stretch_that_is_waited_for_comes_also_when_publishing_failed(caplog: pytest.LogCaptureFixture) -> None:
+def test_bounded_stream_is_complete_after_a_publishing_failure(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed) as here:
@@ -598,7 +598,7 @@ def test_a_stretch_that_is_waited_for_comes_also_when_publishing_failed(caplog: 
         in_loop(work)
 
 
-def test_who_leaves_ends_the_stream_wherever_it_is() -> None:
+def test_leaving_reader_ends_the_stream_in_any_state() -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(insert(1))
@@ -612,7 +612,7 @@ def test_who_leaves_ends_the_stream_wherever_it_is() -> None:
     in_loop(work)
 
 
-def test_a_refused_reader_is_told_by_the_ending() -> None:
+def test_refused_reader_receives_the_reason() -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed) as here:
@@ -630,7 +630,7 @@ def test_a_refused_reader_is_told_by_the_ending() -> None:
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_past_the_horizon_the_stream_says_so_and_ends(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_stream_sends_resnapshot_and_ends(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 5)
 
     async def work() -> None:
@@ -651,7 +651,7 @@ def test_past_the_horizon_the_stream_says_so_and_ends(live: bool, monkeypatch: p
             last = reading.frames[-1]
             horizon, latest = fed.log.horizon, fed.log.latest
             assert last.word == "resnapshot" and int(last.id) == horizon - 1
-            assert last.said == {
+            assert last.json == {
                 "earliest_offset": horizon,
                 "latest_offset": latest,
                 "resnapshot_from_offset": horizon - 1,
@@ -663,7 +663,7 @@ def test_past_the_horizon_the_stream_says_so_and_ends(live: bool, monkeypatch: p
     in_loop(work)
 
 
-def test_a_new_generation_ends_every_stream_with_its_reason() -> None:
+def test_new_generation_ends_every_stream_with_its_reason() -> None:
     async def work() -> None:
         fed = Fed()
         fed.commit(insert(1))
@@ -675,13 +675,13 @@ def test_a_new_generation_ends_every_stream_with_its_reason() -> None:
             for reading in readings:
                 await asyncio.wait_for(reading.end(), PATIENCE)
                 assert reading.frames[-1].word == "resnapshot"
-                assert reading.frames[-1].said["reason"] == "log_generation_changed"
+                assert reading.frames[-1].json["reason"] == "log_generation_changed"
 
     in_loop(work)
 
 
-def test_a_quiet_filter_does_not_fall_off_a_busy_log(registry: Registry) -> None:
-    """Nothing woke it, and the log has moved past the place where it fell asleep."""
+def test_selective_filter_on_a_busy_log_is_not_evicted(registry: Registry) -> None:
+    """Nothing woke the stream, and the log evicted the changes after its cursor."""
 
     async def work() -> None:
         fed = Fed(retention=20)
@@ -711,7 +711,7 @@ def test_a_quiet_filter_does_not_fall_off_a_busy_log(registry: Registry) -> None
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_a_filter_that_fits_no_more_ends_the_stream_after_everything_before_it(slow: bool) -> None:
+def test_filter_that_no_longer_fits_ends_the_stream_after_earlier_changes(slow: bool) -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed) as here:
@@ -726,7 +726,7 @@ def test_a_filter_that_fits_no_more_ends_the_stream_after_everything_before_it(s
             await reading.end()
             assert words(reading.frames) == ["insert", "insert", "failed"]
             error = reading.frames[-1]
-            assert error.said["code"] == "invalid_request" and "does not fit" in error.said["message"]
+            assert error.json["code"] == "invalid_request" and "does not fit" in error.json["message"]
             assert 2 <= int(error.id) < 4
             assert reading.stream.ending is not None and reading.stream.ending.code == "invalid_request"
 
@@ -734,7 +734,7 @@ def test_a_filter_that_fits_no_more_ends_the_stream_after_everything_before_it(s
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_a_defect_of_ours_ends_the_stream_with_a_word_and_no_other(
+def test_internal_error_ends_only_its_own_stream(
     slow: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -749,7 +749,7 @@ def test_a_defect_of_ours_ends_the_stream_with_a_word_and_no_other(
             fed.commit(insert(2))
             await reading.end()
             assert words(reading.frames)[-1] == "failed"
-            assert reading.frames[-1].said["code"] == "internal" and reading.frames[-1].said["details"]["hint"]
+            assert reading.frames[-1].json["code"] == "internal" and reading.frames[-1].json["details"]["hint"]
             assert reading.stream.ending is not None and reading.stream.ending.code == "internal"
             await other.idle()
             assert [frame.id for frame in other.frames if frame.word == "insert"] == ["1", "2"]
@@ -764,7 +764,7 @@ def test_a_defect_of_ours_ends_the_stream_with_a_word_and_no_other(
 # --- what is due by the clock --------------------------------------------------------------------------------------
 
 
-def test_checkpoints_come_by_the_interval_also_when_idle(clock: Clock) -> None:
+def test_checkpoints_are_sent_at_the_interval_when_idle(clock: Clock) -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed) as here:
@@ -781,7 +781,7 @@ def test_checkpoints_come_by_the_interval_also_when_idle(clock: Clock) -> None:
     in_loop(work)
 
 
-def test_checkpoints_come_also_under_load_that_never_pauses(clock: Clock) -> None:
+def test_checkpoints_are_sent_under_constant_load(clock: Clock) -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed) as here:
@@ -798,7 +798,7 @@ def test_checkpoints_come_also_under_load_that_never_pauses(clock: Clock) -> Non
     in_loop(work)
 
 
-def test_checkpoints_come_while_catching_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_sent_while_catching_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "PAGE", 10)
 
     async def work() -> None:
@@ -813,7 +813,7 @@ def test_checkpoints_come_while_catching_up(clock: Clock, monkeypatch: pytest.Mo
     in_loop(work)
 
 
-def test_a_silent_stream_gives_a_sign_of_life(clock: Clock) -> None:
+def test_idle_stream_sends_a_ping(clock: Clock) -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed) as here:
@@ -840,7 +840,7 @@ def test_a_silent_stream_gives_a_sign_of_life(clock: Clock) -> None:
 # --- pressure ------------------------------------------------------------------------------------------------------
 
 
-def test_pressure_is_told_once_for_each_change_of_state(registry: Registry, clock: Clock) -> None:
+def test_backpressure_is_sent_once_per_change_of_state(registry: Registry, clock: Clock) -> None:
     async def work() -> None:
         fed = Fed(retention=100)
         async with place(fed, registry=registry) as here:
@@ -854,7 +854,7 @@ def test_pressure_is_told_once_for_each_change_of_state(registry: Registry, cloc
                 reading.stream.tick(clock.now)
                 await reading.idle()
                 states.extend(
-                    (found.said["state"], found.said["lag"]) for found in reading.take() if found.word == "backpressure"
+                    (found.json["state"], found.json["lag"]) for found in reading.take() if found.word == "backpressure"
                 )
 
             for id in range(90):
@@ -867,12 +867,12 @@ def test_pressure_is_told_once_for_each_change_of_state(registry: Registry, cloc
             for id in range(100, 160):
                 fed.commit(insert(id))
                 await look()
-            assert states[2:] == [("pressure", 50)], "healthy again is not told, under pressure again is"
+            assert states[2:] == [("pressure", 50)], "a return to healthy is not sent, a return to pressure is"
 
     in_loop(work)
 
 
-def test_a_reader_without_a_subscription_is_under_no_pressure(clock: Clock) -> None:
+def test_stream_without_subscription_has_no_backpressure(clock: Clock) -> None:
     async def work() -> None:
         fed = Fed(retention=50)
         async with place(fed) as here:
@@ -887,7 +887,7 @@ def test_a_reader_without_a_subscription_is_under_no_pressure(clock: Clock) -> N
     in_loop(work)
 
 
-def test_what_was_acked_by_another_way_is_not_delivered_any_more(registry: Registry) -> None:
+def test_changes_acked_by_another_request_are_not_delivered(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed, registry=registry) as here:
@@ -917,7 +917,7 @@ async def reading_has(reading: Reading, count: int) -> None:
     raise AssertionError(f"{reading.frames}")
 
 
-def test_the_cursor_of_a_quiet_subscription_moves_only_over_what_was_acked_or_does_not_concern_it(
+def test_quiet_cursor_moves_only_over_acked_or_filtered_changes(
     registry: Registry,
 ) -> None:
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""The router finds every change that a filter lets through, and little else, however many filters there are."""
+"""The router finds every change that passes a filter, and few others, at a cost independent of the filter count."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def routed(filters: dict[Any, Filter], *changes: Change) -> dict[Any, list[int]]
 
 
 def missed(held: dict[int, Filter], found: dict[int, list[int]], changes: list[Change]) -> list[Any]:
-    """What a filter lets through and the router did not find."""
+    """Return the changes that pass a filter and that the router did not find."""
     return [
         (token, held[token].options, changes[place])
         for token in held
@@ -72,7 +72,7 @@ def mixed_changes(draw: st.DrawFn) -> list[Change]:
 
 @pytest.mark.slow
 @given(st.data())
-def test_nothing_is_missed_while_filters_come_and_go(data: st.DataObject) -> None:
+def test_no_change_is_missed_while_filters_are_added_and_removed(data: st.DataObject) -> None:
     router: Router[int] = Router()
     held: dict[int, Filter] = {}
     for _ in range(data.draw(st.integers(1, 4))):
@@ -95,7 +95,7 @@ def test_nothing_is_missed_while_filters_come_and_go(data: st.DataObject) -> Non
     assert router.route(data.draw(mixed_changes())) == {}
 
 
-def test_nothing_is_missed_of_a_real_database(rig: Callable[..., Rig]) -> None:
+def test_no_change_of_a_real_database_is_missed(rig: Callable[..., Rig]) -> None:
     live = rig("CREATE TABLE people (id INTEGER PRIMARY KEY, email TEXT COLLATE NOCASE, age REAL, note)")
     live.foreign.script(
         "INSERT INTO people VALUES (1, 'Ada', 1, 1), (2, 'bob', 2.5, '1'), (3, NULL, NULL, 1.0), (4, '5', 4, x'31')",
@@ -142,7 +142,7 @@ SPANS_OF_A_TOKEN = st.lists(st.one_of(SPANS, st.builds(Span, st.binary(max_size=
 
 @pytest.mark.slow
 @given(st.data())
-def test_a_span_index_gives_exactly_the_spans_that_hold_a_key(data: st.DataObject) -> None:
+def test_span_index_returns_exactly_the_spans_with_the_key(data: st.DataObject) -> None:
     index: SpanIndex[int] = SpanIndex()
     held: dict[int, tuple[Span, ...]] = {}
     for step in range(data.draw(st.integers(1, 30))):
@@ -161,40 +161,40 @@ def test_a_span_index_gives_exactly_the_spans_that_hold_a_key(data: st.DataObjec
 # --- little else is found --------------------------------------------------------------------------------
 
 
-def test_a_key_reaches_those_that_ask_for_it_by_both_images() -> None:
+def test_key_filter_matches_both_images() -> None:
     by_key = {key: on(NUMBERED, pk=at((key,))) for key in range(5)}
     changes = (update(("x", 1, 0), ("x", 2, 0)), update(("x", 3.0, 0), ("y", 3, 0)), insert(("x", 9, 0)))
     assert routed(by_key, *changes) == {1: [0], 2: [0], 3: [1]}
 
 
-def test_an_equality_reaches_those_that_ask_for_it_by_both_images() -> None:
+def test_equality_filter_matches_both_images() -> None:
     by_note = {note: on(PAIRED, where=f"note = {note!r}") for note in ("ada", "bob", "cyd")}
     by_note["either"] = on(PAIRED, where="note IN ('ada', 'bob')")
     changes = (update((1, 1, "ADA", "k"), (1, 1, "cyd", "k"), PAIRED), insert((1, 2, None, "k"), PAIRED))
     assert routed(by_note, *changes) == {"ada": [0], "cyd": [0], "either": [0]}
 
 
-def test_values_that_are_equal_here_and_not_in_the_database_are_two() -> None:
+def test_values_equal_in_python_but_not_in_the_database_are_distinct() -> None:
     held = {1: on(NUMBERED, where="size = 1")}
     assert held[1].decide([update(("x", 1, 1), ("x", 1, Decimal(1)))]) == [Op.DELETE]
     assert routed(held, update(("x", 1, 1), ("x", 1, Decimal(1)))) == {1: [0]}
 
 
-def test_a_range_reaches_those_that_hold_the_key_by_both_images() -> None:
+def test_range_filter_matches_both_images() -> None:
     tens = {low: on(NUMBERED, pk_range=within(low, low + 9)) for low in range(0, 100, 10)}
     tens[-1] = on(NUMBERED, pk_range=within(high=15))
     changes = (update(("x", 12, 0), ("x", 57, 0)), insert(("x", 100, 0)))
     assert routed(tens, *changes) == {10: [0], 50: [0], -1: [0]}
 
 
-def test_a_shard_gets_its_share() -> None:
+def test_shard_receives_its_share_of_changes() -> None:
     shards = {(index, of): on(NUMBERED, shard=Shard(index, of)) for of in (3, 5) for index in range(of)}
     found = routed(shards, *(insert(("x", key, 0)) for key in range(100)))
     for of in (3, 5):
         assert sorted(place for index in range(of) for place in found[index, of]) == list(range(100))
 
 
-def test_shards_of_a_table_without_a_key_are_asked_themselves() -> None:
+def test_shard_filter_on_a_table_without_key_is_always_evaluated() -> None:
     keyless = Table("keyless", (Column("size"),))
     assert routed({index: on(keyless, shard=Shard(index, 2)) for index in range(2)}, insert((1,), keyless)) == {
         0: [0],
@@ -214,13 +214,13 @@ def test_ops_that_cannot_pass_are_not_routed() -> None:
     assert found == {"insert": [0], "moved in": [0, 1], "all": [0, 1]}
 
 
-def test_a_table_reaches_those_that_name_it_and_those_that_name_none() -> None:
+def test_change_is_routed_to_filters_on_its_table_and_on_all_tables() -> None:
     by_table = {"both": on(NUMBERED, NAMED), "named": on(NAMED), "all": on(), "all inserts": on(ops=("insert",))}
     found = routed(by_table, insert(("x", 1, 0)), insert(("x", 1, 0), NAMED), insert((1, 1, 1, 1), PAIRED))
     assert found == {"both": [0, 1], "named": [1], "all": [0, 1, 2], "all inserts": [0, 1, 2]}
 
 
-def test_the_most_selective_part_of_a_filter_is_looked_up() -> None:
+def test_filter_is_indexed_by_its_most_selective_condition() -> None:
     parts: dict[str, Any] = {
         "pk": at((1,)),
         "where": "size = 5",
@@ -233,7 +233,7 @@ def test_the_most_selective_part_of_a_filter_is_looked_up() -> None:
     assert routed(nested, *changes) == {"pk": [0], "where": [1], "spans": [0, 2], "shard": [0, 1, 2]}
 
 
-def test_changes_without_images_go_to_everyone_who_wants_the_table() -> None:
+def test_change_without_images_is_routed_to_every_filter_on_the_table() -> None:
     held = {"key": on(NUMBERED, pk=at((1,))), "other": on(NAMED), "all": on(), "ops": on(ops=("insert",))}
     found = routed(held, Change(Op.SCHEMA_CHANGE, NUMBERED, ddl="ALTER …"), Change(Op.TRUNCATE, NUMBERED))
     assert found == {"key": [0, 1], "all": [0, 1], "ops": [0, 1]}
@@ -242,7 +242,7 @@ def test_changes_without_images_go_to_everyone_who_wants_the_table() -> None:
 # --- shapes ----------------------------------------------------------------------------------------------
 
 
-def test_a_new_shape_is_indexed_anew() -> None:
+def test_new_table_version_is_indexed_again() -> None:
     router: Router[str] = Router()
     router.add("key", on(NUMBERED, pk=at((1,))))
     router.add("size", on(NUMBERED, where="size = 1"))
@@ -251,7 +251,7 @@ def test_a_new_shape_is_indexed_anew() -> None:
     assert router.route(changes) == {"key": [0, 1], "size": [2, 3]}
 
 
-def test_an_equal_shape_from_elsewhere_is_the_same_shape() -> None:
+def test_equal_table_object_uses_the_same_index() -> None:
     made: list[Table] = []
 
     class Counting(FilterSource):
@@ -268,7 +268,7 @@ def test_an_equal_shape_from_elsewhere_is_the_same_shape() -> None:
     assert len(made) == before
 
 
-def test_a_filter_that_no_longer_fits_is_shown_the_change_and_disturbs_nobody() -> None:
+def test_filter_that_no_longer_fits_receives_the_change_without_affecting_others() -> None:
     shorter = Table("numbered", (Column("id"),), ("id",), version=2)
     held = {"size": on(NUMBERED, where="size = 1", ops=("insert",)), "key": on(NUMBERED, pk=at((1,)))}
     gone = Change(Op.DELETE, shorter, (5,), None)
@@ -278,14 +278,14 @@ def test_a_filter_that_no_longer_fits_is_shown_the_change_and_disturbs_nobody() 
         held["size"].decide([gone])
 
 
-def test_a_value_that_cannot_be_looked_up_is_shown_to_everyone() -> None:
+def test_value_without_byte_encoding_is_routed_to_every_filter() -> None:
     held = {size: on(NUMBERED, where=f"size = {size}") for size in range(3)}
     with pytest.raises(HeadwaterError):
         held[0].decide([insert(("x", 1, UNAVAILABLE))])
     assert routed(held, insert(("x", 1, 1)), insert(("x", 1, UNAVAILABLE))) == {0: [1], 1: [0, 1], 2: [1]}
 
 
-def test_a_token_that_is_added_again_has_its_new_filter_only() -> None:
+def test_token_added_again_has_only_its_new_filter() -> None:
     router: Router[str] = Router()
     changes = [insert(("x", 1, 0)), insert(("x", 2, 0)), insert(("x", 3, 0), NAMED)]
     for filter, places in ((on(NUMBERED, pk=at((1,))), [0]), (on(NUMBERED, pk=at((2,))), [1]), (on(NAMED), [2])):
@@ -306,7 +306,7 @@ def test_a_token_that_is_added_again_has_its_new_filter_only() -> None:
     ],
     ids=lambda parts: "".join(parts) or "all",
 )
-def test_a_token_that_is_removed_gets_nothing_while_others_stay(parts: dict[str, Any]) -> None:
+def test_removed_token_receives_nothing_and_others_stay(parts: dict[str, Any]) -> None:
     router: Router[int] = Router()
     for token in range(5):
         router.add(token, on(NUMBERED, **parts))
@@ -317,7 +317,7 @@ def test_a_token_that_is_removed_gets_nothing_while_others_stay(parts: dict[str,
     assert router.route(changes) == {}
 
 
-def test_a_filter_that_nothing_passes_comes_and_goes() -> None:
+def test_filter_that_nothing_passes_is_added_and_removed() -> None:
     router: Router[int] = Router()
     for token, parts in enumerate(({"where": "size IN ()"}, {"where": "size IN ()"}, {"spans": []})):
         router.add(token, on(NUMBERED, **parts))
@@ -331,7 +331,7 @@ def test_a_filter_that_nothing_passes_comes_and_goes() -> None:
 
 
 class Watched:
-    """A token that counts how often tokens are looked at."""
+    """A token that counts how often tokens are hashed."""
 
     looked_at: Counter[str] = Counter()
 
@@ -351,7 +351,7 @@ class Watched:
         pytest.param(lambda n: {"spans": [{"prefix": at((n,))}, {"prefix": at((-n,))}]}, id="spans"),
     ],
 )
-def test_a_change_looks_at_few_of_many_filters(parts: Any) -> None:
+def test_change_evaluates_few_of_many_filters(parts: Any) -> None:
     router: Router[Watched] = Router()
     held = [Watched() for _ in range(3000)]
     for n, token in enumerate(held):
@@ -363,7 +363,7 @@ def test_a_change_looks_at_few_of_many_filters(parts: Any) -> None:
     assert Watched.looked_at["hash"] <= 3 * len(changes)
 
 
-def test_thousands_of_overlapping_ranges_do_not_fill_the_memory() -> None:
+def test_thousands_of_overlapping_ranges_use_little_memory() -> None:
     tracemalloc.start()
     index: SpanIndex[int] = SpanIndex()
     for n in range(2000):

@@ -1,4 +1,4 @@
-"""Filters against a model spelled out from the contract, and feeds folded back into the rows they are of."""
+"""Filters against a model of the specification, and feeds folded back into the rows of their table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.feeds.filter_source import (
 )
 
 from headwater.errors import InvalidRequest, SourceError
-from headwater.feeds.filters.filter import Cut, Filter
+from headwater.feeds.filters.filter import Filter, NewerThanSnapshot
 from headwater.feeds.filters.row_filter import same, share
 from headwater.feeds.options import Options, Shard
 from headwater.model.change import Change, Op
@@ -136,7 +136,7 @@ def columns_pass(options: Options, change: Change, op: Op) -> bool:
 
 @pytest.mark.slow
 @given(st.data())
-def test_decides_as_the_contract_says(data: st.DataObject) -> None:
+def test_filter_decides_as_specified(data: st.DataObject) -> None:
     table, other = data.draw(st.sampled_from(TABLES)), data.draw(st.sampled_from(TABLES))
     options = data.draw(filters(table))
     changes = [*data.draw(histories(table))[0], *data.draw(histories(other, 3))[0]]
@@ -147,27 +147,27 @@ def test_decides_as_the_contract_says(data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @given(st.data())
-def test_decides_as_the_contract_says_where_a_snapshot_cuts(data: st.DataObject) -> None:
+def test_filter_decides_as_specified_after_a_snapshot(data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(TABLES))
     options, (changes, _) = data.draw(filters(table)), data.draw(histories(table))
     limits = data.draw(st.lists(st.integers(99, 112), min_size=3, max_size=3))
 
-    def cut(offset: int, shape: Table, row: Row) -> bool:
+    def newer(offset: int, shape: Table, row: Row) -> bool:
         assert shape is table
         return offset > limits[share(place_of(shape, row), 3)]
 
     wanted = [
-        expected(options, one, lambda row, offset=offset: cut(offset, table, row))
+        expected(options, one, lambda row, offset=offset: newer(offset, table, row))
         for offset, one in enumerate(changes, 100)
     ]
-    assert Filter(options, SOURCE).decide(changes, first=100, cut=cut) == wanted
+    assert Filter(options, SOURCE).decide(changes, first=100, newer=newer) == wanted
 
 
 # --- folding ---------------------------------------------------------------------------------------------
 
 
 def fold(held: dict[bytes, Row], changes: list[Change], ops: list[Op | None]) -> dict[bytes, Row]:
-    """Apply what is delivered, as a reader would who trusts every word of it."""
+    """Apply the delivered changes, as a reader does."""
     for one, op in zip(changes, ops, strict=True):
         if op in (UPDATE, DELETE):
             assert one.before is not None
@@ -190,7 +190,7 @@ def written(held: dict[bytes, Row]) -> dict[bytes, str]:
 
 @pytest.mark.slow
 @given(st.data())
-def test_a_feed_folds_into_the_table_under_the_filter(data: st.DataObject) -> None:
+def test_folded_feed_equals_the_filtered_table(data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(TABLES))
     options = Options(db="main", tables=(table.name,), **data.draw(row_filters(table)))
     changes, held = data.draw(histories(table, 20))
@@ -200,7 +200,7 @@ def test_a_feed_folds_into_the_table_under_the_filter(data: st.DataObject) -> No
 
 @pytest.mark.slow
 @given(st.data())
-def test_a_feed_of_some_columns_folds_into_those(data: st.DataObject) -> None:
+def test_folded_feed_of_some_columns_equals_those_columns(data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(TABLES))
     columns = tuple(data.draw(st.lists(st.sampled_from(table.names), min_size=1, unique=True)))
     options = Options(db="main", tables=(table.name,), columns=columns, **data.draw(row_filters(table)))
@@ -221,7 +221,7 @@ def test_a_feed_of_some_columns_folds_into_those(data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @given(st.data())
-def test_a_snapshot_in_chunks_and_the_changes_after_each_fold_into_the_table(data: st.DataObject) -> None:
+def test_folded_snapshot_chunks_and_changes_equal_the_table(data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(TABLES))
     options = Options(db="main", tables=(table.name,), **data.draw(row_filters(table)))
     changes, held = data.draw(histories(table, 20))
@@ -237,14 +237,14 @@ def test_a_snapshot_in_chunks_and_the_changes_after_each_fold_into_the_table(dat
         then = fold({}, changes[:offset], [one.op for one in changes[:offset]])
         snapshot |= {place: row for place, row in then.items() if offset_of(place) == offset}
     rows_first = {place_of(table, row): row for row in Filter(options, SOURCE).rows(table, list(snapshot.values()))}
-    cut: Cut = lambda offset, shape, row: offset > offset_of(place_of(shape, row))  # noqa: E731
-    found = fold(rows_first, changes, Filter(options, SOURCE).decide(changes, first=1, cut=cut))
+    newer: NewerThanSnapshot = lambda offset, shape, row: offset > offset_of(place_of(shape, row))  # noqa: E731
+    found = fold(rows_first, changes, Filter(options, SOURCE).decide(changes, first=1, newer=newer))
     assert written(found) == written(under(options, table, held))
 
 
 @pytest.mark.slow
 @given(st.data())
-def test_the_rows_of_a_snapshot_are_those_that_would_be_inserted(data: st.DataObject) -> None:
+def test_snapshot_rows_are_those_that_pass_as_inserts(data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(TABLES))
     options, held = data.draw(filters(table)), data.draw(st.lists(rows(table)))
     wanted = [row for row in held if expected(options, change(None, row, table)) is INSERT]
@@ -254,14 +254,14 @@ def test_the_rows_of_a_snapshot_are_those_that_would_be_inserted(data: st.DataOb
 # --- single points ---------------------------------------------------------------------------------------
 
 
-def test_a_range_delivers_four_cases_by_both_images() -> None:
+def test_range_delivers_four_cases_by_both_images() -> None:
     in_range = made(pk_range={"lower_bound": {"t": "i64", "v": 1}, "upper_bound": {"t": "i64", "v": 3}})
     moves = [(1, 3), (0, 1), (3, 4), (0, 4)]
     changes = [change(("x", before, 1), ("x", after, 1)) for before, after in moves]
     assert in_range.decide(changes) == [UPDATE, INSERT, DELETE, None]
 
 
-def test_ops_test_the_op_that_is_delivered() -> None:
+def test_ops_filter_compares_the_delivered_op() -> None:
     only_inserts = made(pk=at((1,)), ops=("insert",))
     changes = [change(("x", 2, 1), ("x", 1, 1)), change(("x", 1, 1), ("y", 1, 1)), change(("x", 1, 1), None)]
     assert only_inserts.decide(changes) == [INSERT, None, None]
@@ -270,13 +270,13 @@ def test_ops_test_the_op_that_is_delivered() -> None:
     assert made(pk=at((1,)), ops=("update",)).raw_ops() == {UPDATE}
 
 
-def test_a_key_is_found_as_the_database_compares_it() -> None:
+def test_key_filter_compares_as_the_database_does() -> None:
     assert made(pk=at((1,))).decide([change(None, ("x", 1.0, 1))]) == [INSERT]
     assert made(NAMED, pk=at(("Ada",))).decide([change(None, ("aDA", 1, 1), NAMED)]) == [INSERT]
     assert made(PAIRED, spans=[{"prefix": at(("A",))}]).decide([change(None, (1, 5, "", "a"), PAIRED)]) == [INSERT]
 
 
-def test_spans_are_laid_in_order_and_joined_where_they_touch() -> None:
+def test_spans_are_sorted_and_merged_where_they_touch() -> None:
     def span(**bounds: int) -> dict[str, Any]:
         return {f"{name}_bound": at((value,)) for name, value in bounds.items()}
 
@@ -291,7 +291,7 @@ def test_spans_are_laid_in_order_and_joined_where_they_touch() -> None:
     assert nothing.decide([change(None, ("", number, 0)) for number in range(20)]) == [None] * 20
 
 
-def test_columns_let_an_update_through_when_one_of_them_or_the_key_changes() -> None:
+def test_update_passes_if_a_selected_column_or_the_key_changed() -> None:
     sizes = made(columns=("size",))
     changes = [
         change(("x", 1, 1), ("y", 1, 1)),
@@ -305,7 +305,7 @@ def test_columns_let_an_update_through_when_one_of_them_or_the_key_changes() -> 
     assert sizes.decide(changes) == [None, UPDATE, UPDATE, UPDATE, None, INSERT, DELETE]
 
 
-def test_a_table_without_the_columns_is_silent() -> None:
+def test_table_without_the_selected_columns_delivers_nothing() -> None:
     absent = Filter(Options(db="main", columns=("nowhere",)), SOURCE)
     assert absent.decide([change(None, ("x", 1, 1)), change(("x", 1, 1), ("y", 1, 2))]) == [None, None]
     assert absent.rows(NUMBERED, [("x", 1, 1)]) == []
@@ -327,12 +327,12 @@ def test_a_table_without_the_columns_is_silent() -> None:
         (None, None, True),
     ],
 )
-def test_values_are_the_same_when_nothing_about_them_changed(one: Any, other: Any, alike: bool) -> None:
+def test_same_requires_identical_type_and_value(one: Any, other: Any, alike: bool) -> None:
     assert same(one, other) is alike
 
 
 @pytest.mark.parametrize("parts", [{}, {"columns": ("size",)}, {"where": "size = 1"}, {"pk": at((1,))}])
-def test_schema_changes_and_truncations_pass_unless_ops_are_given_without_them(parts: dict[str, Any]) -> None:
+def test_schema_changes_and_truncates_pass_unless_ops_exclude_them(parts: dict[str, Any]) -> None:
     both = [Change(Op.SCHEMA_CHANGE, NUMBERED, ddl="ALTER …"), Change(Op.TRUNCATE, NUMBERED)]
     assert made(**parts).decide(both) == [Op.SCHEMA_CHANGE, Op.TRUNCATE]
     assert made(**parts, ops=("insert", "schema_change")).decide(both) == [Op.SCHEMA_CHANGE, None]
@@ -340,7 +340,7 @@ def test_schema_changes_and_truncations_pass_unless_ops_are_given_without_them(p
     assert made(NAMED).decide(both) == [None, None]
 
 
-def test_a_schema_change_passes_although_the_filter_does_not_fit_the_new_shape() -> None:
+def test_schema_change_passes_if_the_filter_does_not_fit_the_new_version() -> None:
     shorter = Table("numbered", (Column("id"),), ("id",), version=2)
     by_size = made(where="size = 1")
     assert by_size.decide([Change(Op.SCHEMA_CHANGE, shorter)]) == [Op.SCHEMA_CHANGE]
@@ -355,7 +355,7 @@ def test_every_row_is_in_exactly_one_shard(of_table: tuple[Table, Row], of: int)
     assert [op for shard in shards for op in shard.decide([change(None, row, table)])].count(INSERT) == 1
 
 
-def test_keys_that_are_equal_share_a_shard() -> None:
+def test_equal_keys_are_in_the_same_shard() -> None:
     for index in range(7):
         words, numbers = made(NAMED, shard=Shard(index, 7)), made(shard=Shard(index, 7))
         a, b = words.decide([change(None, ("ADA", 1, 1), NAMED), change(None, ("ada", 2, 2), NAMED)])
@@ -381,26 +381,26 @@ def test_shards_are_of_similar_size() -> None:
         (NUMBERED, {"where": "nowhere = 1"}, "cannot be read"),
     ],
 )
-def test_a_filter_that_does_not_fit_its_table_says_why(table: Table, parts: dict[str, Any], why: str) -> None:
+def test_filter_that_does_not_fit_its_table_reports_the_reason(table: Table, parts: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidRequest, match=why) as caught:
         made(table, **parts).interest(table)
     assert caught.value.hint
 
 
 class Away(FilterSource):
-    """Its database does not answer now."""
+    """A source whose database is unavailable."""
 
     def condition(self, table: Table, where: str) -> Comparison:
         raise SourceError("cannot connect")
 
 
-def test_a_database_that_is_away_says_nothing_about_the_filter() -> None:
+def test_unavailable_database_is_not_reported_as_a_misfit() -> None:
     found = Filter(Options(db="main", tables=(NUMBERED.name,), where="size = 1"), Away("main", NUMBERED))
     with pytest.raises(SourceError, match="cannot connect"):
         found.interest(NUMBERED)
 
 
-def test_a_key_without_an_order_matters_only_to_filters_by_key() -> None:
+def test_key_without_known_order_affects_only_key_filters() -> None:
     odd = Table("odd", (Column("id", collation="GERMAN"), Column("size")), ("id",))
     assert made(odd, where="size = 1").decide([change(None, ("ä", 1), odd)]) == [INSERT]
     assert made(odd, columns=("size",)).rows(odd, [("ä", 1)]) == [("ä", 1)]

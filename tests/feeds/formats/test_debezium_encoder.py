@@ -1,4 +1,4 @@
-"""Debezium's envelope: the compiled twin writes what the Python one writes, byte for byte, alone and many at once."""
+"""The compiled Debezium encoder writes the same bytes as the Python encoder, for one change and for many."""
 
 import math
 from typing import Any
@@ -51,7 +51,7 @@ def changes_of(table: Table, old: Row, new: Row) -> tuple[Change, ...]:
     st.sampled_from([transport_frames.sse, transport_frames.ndjson]),
     st.lists(st.sampled_from([None, Op.INSERT, Op.UPDATE, Op.DELETE]), min_size=7, max_size=7),
 )
-def test_the_twins_write_the_same_bytes(
+def test_compiled_and_python_encoders_write_the_same_bytes(
     old: Row,
     new: Row,
     is_kept: bool,
@@ -81,7 +81,7 @@ def test_the_twins_write_the_same_bytes(
 
 
 def one(value: Any, kind: str = "any") -> tuple[bytes, bytes]:
-    """A row with that value alone, as both write it."""
+    """Return a row with only that value, as both encoders write it."""
     table = Table("t", (Column("v", kind),), ("v",))
     change = Change(Op.UPDATE, table, (value,), (value,))
     part = Transaction("1", (change,), 1, 1 << 16)
@@ -101,21 +101,21 @@ def test_floats(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", EDGES)
-def test_floats_at_the_edges(value: float) -> None:
+def test_extreme_floats_are_written_alike(value: float) -> None:
     for sign in (1, -1):
         python, compiled = one(sign * value)
         assert compiled == python
 
 
 @pytest.mark.slow
-def test_every_character_at_every_place() -> None:
+def test_every_character_at_every_position_is_written_alike() -> None:
     for char in [*map(chr, range(0x100)), "\u2028", "\U0001f600", "\udc80"]:
         for place in range(17):
             python, compiled = one("a" * place + char + "ä" * (17 - place), "str")
             assert compiled == python, (char, place)
 
 
-def test_it_ends_where_it_is_full() -> None:
+def test_full_page_takes_no_more_changes() -> None:
     row: Row = (1, "a", 0.5, True, "b", None)
     changes = tuple(Change(Op.INSERT, WIDE, None, row) for _ in range(5))
     part = Transaction("1", changes, 11, 1 << 16)
@@ -128,11 +128,11 @@ def test_it_ends_where_it_is_full() -> None:
     assert small.take(part, [None] * 5) == 5
 
 
-def test_a_short_row_is_refused() -> None:
+def test_row_with_too_few_values_is_rejected() -> None:
     part = Transaction("1", (Change(Op.INSERT, WIDE, None, (1,)),), 1)
     with pytest.raises(IndexError):
         Compiled(ALIKE).change(part, 1, part.changes[0], Op.INSERT)
 
 
-def test_it_is_used() -> None:
+def test_compiled_encoder_is_used_where_built() -> None:
     assert isinstance(debezium(ALIKE), Compiled)

@@ -1,4 +1,4 @@
-"""Images that are written at once are, byte for byte, those that are written value by value."""
+"""The fast path for images writes the same bytes as the writer of single values."""
 
 from typing import Any
 from unittest import mock
@@ -45,7 +45,7 @@ VALUE = [st.one_of(plain, plain, plain, st.none(), VALUES) for plain in PLAIN]
     st.tuples(st.booleans(), st.booleans()),
     st.sampled_from([(), ("id",), ("b", "ü", "gone")]),
 )
-def test_debezium_writes_the_same_bytes(
+def test_fast_path_writes_the_same_debezium_bytes(
     old: Row, new: Row, is_kept: bool, table: Table, op: Op, images: tuple[bool, bool], columns: tuple[str, ...]
 ) -> None:
     new = tuple(old[at] if is_kept and at in table.key_places else value for at, value in enumerate(new))
@@ -63,14 +63,14 @@ def test_debezium_writes_the_same_bytes(
 
 @pytest.mark.parametrize("value", [b"x", UNAVAILABLE, 2**53 + 1, -(2**53) - 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_odd_is_left_to_others(kind: str, value: Any) -> None:
+def test_unsupported_values_raise_odd(kind: str, value: Any) -> None:
     made = quick(Table("t", (Column("a", kind), Column("b"))), ["a"])
     assert made is not None
     with pytest.raises(Odd):
         made((value, None))
 
 
-def test_it_is_not_for_every_shape() -> None:
+def test_unsupported_columns_have_no_fast_path() -> None:
     many = tuple(Column(f"c{place}") for place in range(MOST + 1))
     assert quick(Table("t", many), [column.name for column in many]) is None
     assert quick(Table("t", many), []) is None

@@ -1,4 +1,4 @@
-"""The five formats: what they write is what is defined, whatever a row holds, and the docs show it as it is."""
+"""The five formats against reference implementations with random rows, and against the examples in the docs."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def of(format: str, **how: Any) -> Encoder:
 
 
 def example(format: str, case: str) -> bytes:
-    """What `format` writes in the example called `case`."""
+    """Return the bytes that `format` writes for the example `case`."""
     writer = of(format)
     if case == SNAPSHOT:
         return writer.row(ORDERS, OPEN, 16, MS)
@@ -79,7 +79,7 @@ def test_every_format_has_a_maker() -> None:
 
 @pytest.mark.parametrize("case", [*CHANGES, SNAPSHOT])
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_docs_show_what_is_written(format: str, case: str) -> None:
+def test_docs_show_the_written_bytes(format: str, case: str) -> None:
     page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text()
     shown = dict(re.findall(r"^```json (\w+ [^\n]+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     written = example(format, case).replace(__version__.encode(), b"0.1.0")
@@ -171,7 +171,7 @@ def written(draw: st.DrawFn) -> tuple[Shape, Transaction, int, Change, Op]:
 @pytest.mark.slow
 @examples(600)
 @given(written())
-def test_native_formats_write_exactly_what_the_definition_says(
+def test_native_formats_equal_their_reference_implementation(
     case: tuple[Shape, Transaction, int, Change, Op],
 ) -> None:
     shape, part, offset, change, op = case
@@ -182,7 +182,7 @@ def test_native_formats_write_exactly_what_the_definition_says(
 @pytest.mark.slow
 @examples(200)
 @given(ROWS, st.sampled_from(NATIVE), st.sampled_from([KEYED, SINGLE, HIDDEN]))
-def test_a_row_of_a_snapshot_is_an_insert_that_says_so(row: Row, format: str, table: Table) -> None:
+def test_snapshot_row_is_a_marked_insert(row: Row, format: str, table: Table) -> None:
     shape = Shape("main", format, False, True)
     part = Transaction("", (Change(Op.INSERT, table, None, row),), 9, 0, MS)
     wanted = definition(shape, part, 9, part.changes[0], Op.INSERT)
@@ -192,7 +192,7 @@ def test_a_row_of_a_snapshot_is_an_insert_that_says_so(row: Row, format: str, ta
     assert found == json.loads(msgspec.json.encode(wanted))
 
 
-def test_the_fields_of_the_wire_come_first_and_ours_after() -> None:
+def test_base_fields_precede_headwaters_own_fields() -> None:
     assert list(json.loads(example("plain_json", "update of the key"))) == [
         *("seq", "db", "table", "op", "pk", "before", "after", "commit_ts_ms", "lsn"),
         *("pk_before", "offset", "ts", "txn", "schema"),
@@ -205,14 +205,14 @@ def test_the_fields_of_the_wire_come_first_and_ours_after() -> None:
     ]
 
 
-def test_without_images_the_key_is_what_remains() -> None:
+def test_change_without_images_has_its_key() -> None:
     found = of("objects_json", before=False, after=False).change(PART, 18, CHANGES["update"], Op.UPDATE)
     start = b'{"seq":18,"db":"main","table":"orders","op":"update","pk":[{"t":"i64","v":7}],"commit_ts_ms":'
     assert found.startswith(start)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_update_that_left_the_filter_shows_nothing_of_the_row_outside(format: str) -> None:
+def test_update_that_left_the_filter_hides_the_outside_image(format: str) -> None:
     left = Change(Op.UPDATE, ORDERS, (7777, "inside", None), (9999, "outside", None))
     part = Transaction("c-1", (left,), 1, 0, 1_000)
     gone, came = (of(format).change(part, 1, left, op) for op in (Op.DELETE, Op.INSERT))
@@ -220,7 +220,7 @@ def test_an_update_that_left_the_filter_shows_nothing_of_the_row_outside(format:
     assert b"inside" not in came and b"7777" not in came and b"outside" in came and b"9999" in came
 
 
-def test_txn_last_is_said_once_at_the_end_of_the_last_part() -> None:
+def test_txn_last_is_true_only_at_the_end_of_the_last_part() -> None:
     change = CHANGES["insert"]
     parts = [
         Transaction("c-1", (change,) * 2, 5, 0, MS, start=0, last=False),
@@ -262,7 +262,7 @@ def test_every_format_is_one_line_of_valid_json(old: Row, new: Row, table: Table
 @pytest.mark.slow
 @examples(200)
 @given(ROWS, ROWS, st.sampled_from(FOREIGN), st.booleans(), st.booleans())
-def test_foreign_formats_show_the_images_of_plain_json(
+def test_envelope_formats_have_the_images_of_plain_json(
     old: Row, new: Row, format: str, before: bool, after: bool
 ) -> None:
     update = Change(Op.UPDATE, SINGLE, old, new)
@@ -279,7 +279,7 @@ HOSTILE = ['"', "\\", "%s", "%b%%", "ß\u2028", "\udc80", "\ud800x", "", "\n", "
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_names_may_be_anything(format: str) -> None:
+def test_any_name_is_valid_json(format: str) -> None:
     table = Table('%d"\udcff\n', tuple(map(Column, HOSTILE)), (HOSTILE[2], HOSTILE[5]))
     row = tuple(range(len(HOSTILE)))
     part, changes = every_change(table, row, row)
@@ -291,7 +291,7 @@ def test_names_may_be_anything(format: str) -> None:
     assert list(after) == sorted(after)
 
 
-def test_a_document_nested_deeper_than_the_stack_is_written_as_it_is() -> None:
+def test_json_nested_deeper_than_the_stack_is_written_verbatim() -> None:
     deep = sys.getrecursionlimit() * 2
     text = "[\r\n" * deep + "]" * deep
     row = (1, "Ada", Json(text))
@@ -301,7 +301,7 @@ def test_a_document_nested_deeper_than_the_stack_is_written_as_it_is() -> None:
         assert b"[  " * deep + b"]" * deep in found and b"\n" not in found
 
 
-def test_a_value_that_is_not_known_is_told_apart_from_null() -> None:
+def test_unavailable_value_differs_from_null() -> None:
     change = Change(Op.UPDATE, ORDERS, (7, UNAVAILABLE, None), (7, "Ada", UNAVAILABLE))
     part = Transaction("c-4", (change,), 1, 0, MS)
     found = {name: json.loads(of(name).change(part, 1, change, Op.UPDATE)) for name in FORMATS}
@@ -313,7 +313,7 @@ def test_a_value_that_is_not_known_is_told_apart_from_null() -> None:
     assert found["debezium_json"]["after"]["total"] == "__debezium_unavailable_value"
 
 
-def test_a_key_that_was_not_sent_before_is_not_a_change_of_the_key() -> None:
+def test_unavailable_old_key_is_not_a_key_change() -> None:
     change = Change(Op.UPDATE, ORDERS, (UNAVAILABLE, "Ada", None), (7, "Ada", None))
     part = Transaction("c-4", (change,), 1, 0, MS)
     for name in FORMATS:
@@ -321,13 +321,13 @@ def test_a_key_that_was_not_sent_before_is_not_a_change_of_the_key() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_only_the_columns_asked_for_are_shown(format: str) -> None:
+def test_images_have_only_the_selected_columns(format: str) -> None:
     found = of(format, columns=("total", "no such column")).change(PART, 18, CHANGES["update"], Op.UPDATE)
     assert b"12.50" in found and b"10.00" in found and b"Ada" not in found
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_hidden_identity_is_no_column(format: str) -> None:
+def test_hidden_identity_is_not_a_column(format: str) -> None:
     old, new = (5, "x", "y", "z"), (6, "x", "y", "z")
     change = Change(Op.UPDATE, HIDDEN, old, new)
     part = Transaction("c-5", (change,), 1, 0, MS)
@@ -347,7 +347,7 @@ def test_a_hidden_identity_is_no_column(format: str) -> None:
 # --- the rules of the foreign envelopes ------------------------------------------------------------------
 
 
-def test_debezium_has_its_letter_for_every_op() -> None:
+def test_debezium_has_a_letter_for_every_op() -> None:
     letters = {case: json.loads(example("debezium_json", case)).get("op") for case in [*CHANGES, SNAPSHOT]}
     assert letters == {
         "insert": "c",
@@ -366,7 +366,7 @@ def test_debezium_counts_from_one_inside_a_transaction() -> None:
     assert json.loads(json.loads(example("debezium_json", "delete"))["source"]["sequence"]) == ["16", "20"]
 
 
-def test_debezium_counts_on_in_a_later_part_of_a_transaction() -> None:
+def test_debezium_order_continues_in_a_later_part() -> None:
     change = CHANGES["insert"]
     part = Transaction("c-1", (change,) * 2, 7, 0, MS, start=2)
     found = json.loads(of("debezium_json").change(part, 8, change, Op.INSERT))
@@ -384,7 +384,7 @@ def test_debezium_counts_on_in_a_later_part_of_a_transaction() -> None:
         (None, "ALTER"),
     ],
 )
-def test_debezium_says_what_became_of_the_table(ddl: str | None, type: str) -> None:
+def test_debezium_schema_change_describes_the_table(ddl: str | None, type: str) -> None:
     part = Transaction("c-6", (Change(Op.SCHEMA_CHANGE, ORDERS, ddl=ddl),), 1, 0, MS)
     found = json.loads(of("debezium_json").change(part, 1, part.changes[0], Op.SCHEMA_CHANGE))
     assert found["tableChanges"][0]["type"] == type and found["ddl"] == (ddl or "")
@@ -427,7 +427,7 @@ def test_cloudevents_can_be_sorted_by_their_sequence_as_text() -> None:
     assert [each["hwoffset"] for each in found] == ["9", "10", str(2**62)]
 
 
-def test_cloudevents_tell_the_time_of_each_commit() -> None:
+def test_cloudevents_have_the_time_of_each_commit() -> None:
     writer = of("cloudevents_json")
     times = []
     for ms in (0, 999, 1000, MS, 5):
@@ -451,7 +451,7 @@ def test_cockroach_writes_null_after_a_delete_and_only_then() -> None:
     assert after(Op.UPDATE)["total"] == "10.00" and after(Op.UPDATE, after=False) == "absent"
 
 
-def test_cockroach_writes_before_only_where_it_is_asked_for() -> None:
+def test_cockroach_writes_before_only_if_requested() -> None:
     def fields(**how: Any) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(
             of("cockroach_wrapped_json", **how).change(PART, 17, CHANGES["insert"], Op.INSERT)
@@ -462,7 +462,7 @@ def test_cockroach_writes_before_only_where_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_encoder_follows_the_table_through_its_shapes(format: str) -> None:
+def test_encoder_follows_the_table_through_its_versions(format: str) -> None:
     writer: Callable[..., bytes] = of(format).change
     wider = Change(Op.INSERT, WIDER, None, (*OPEN, "new"))
     part = Transaction("c-7", (CHANGES["insert"], wider, CHANGES["insert"]), 1, 0, MS)

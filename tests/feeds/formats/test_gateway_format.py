@@ -1,4 +1,4 @@
-"""The events of the JSON gateway against a definition written with dicts, whatever a row holds."""
+"""The events of the JSON gateway against a reference implementation with dicts, for random rows."""
 
 import base64
 import json
@@ -97,14 +97,14 @@ def cases(draw: st.DrawFn) -> tuple[Transaction, int, Change, Op]:
 @pytest.mark.slow
 @examples(400)
 @given(cases())
-def test_an_event_is_what_is_defined(case: tuple[Transaction, int, Change, Op]) -> None:
+def test_event_has_the_defined_fields(case: tuple[Transaction, int, Change, Op]) -> None:
     written = WRITE.change(*case)
     assert b"\n" not in written, "events are lines until they are frames"
     found, wanted = json.loads(written), json.loads(json.dumps(defined(*case)))
     assert repr(found) == repr(wanted) or found == wanted
 
 
-def test_a_row_of_a_snapshot_is_an_insert() -> None:
+def test_snapshot_row_is_an_insert() -> None:
     found = json.loads(WRITE.row(SINGLE, (1, UNAVAILABLE, "x"), 9, 5))
     assert found == {
         "sequence": 9,
@@ -119,5 +119,5 @@ def test_a_row_of_a_snapshot_is_an_insert() -> None:
     }
 
 
-def test_nobody_asks_for_it_by_name() -> None:
+def test_format_cannot_be_selected_by_name() -> None:
     assert GATEWAY not in {*FORMATS, *MAKERS}

@@ -1,4 +1,4 @@
-"""The events of SochDB, written by hand: the same bytes as the library of protobuf writes of the same fields."""
+"""The hand-written encoder of SochDB's events writes the same bytes as the protobuf library."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def written(draw: st.DrawFn) -> tuple[Transaction, int, Change, Op]:
 @pytest.mark.slow
 @examples(500)
 @given(written())
-def test_the_bytes_are_those_of_the_library(case: tuple[Transaction, int, Change, Op]) -> None:
+def test_bytes_equal_those_of_the_protobuf_library(case: tuple[Transaction, int, Change, Op]) -> None:
     wanted = defined(*case)
     for name, shape in SHAPES.items():
         assert encoder(shape).change(*case) == wanted[name], name
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_a_row_is_an_insert(name: str) -> None:
+def test_snapshot_row_is_an_insert(name: str) -> None:
     row = (1, UNAVAILABLE, 3)
     kind = "SubscribeEvent" if name == EVENT else "WatchKeyEvent"
     found = message(f"sochdb.v1.{kind}").FromString(encoder(SHAPES[name]).row(PLAIN_TABLE, row, 9, 5))
@@ -120,9 +120,9 @@ def test_a_row_is_an_insert(name: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "wanted"), [(0, b"\0"), (127, b"\x7f"), (128, b"\x80\x01"), (2**64 - 1, None)])
-def test_numbers_are_seven_bits_to_a_byte(number: int, wanted: bytes | None) -> None:
+def test_varint_has_seven_bits_per_byte(number: int, wanted: bytes | None) -> None:
     assert varint(number) == (wanted or b"\xff" * 9 + b"\x01")
 
 
-def test_nobody_asks_for_them_by_name() -> None:
+def test_formats_cannot_be_selected_by_name() -> None:
     assert not {EVENT, WATCH} & ({*FORMATS} | MAKERS.keys())

@@ -1,4 +1,4 @@
-"""Questions without queries: what matters to them is said by the test."""
+"""Fake query instances: the test defines their relevant changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tests.feeds.feed_database import Fed
 
 from headwater.feeds.options import Options
-from headwater.feeds.query_feeds.query_groups import QuestionGroups
+from headwater.feeds.query_feeds.query_groups import InstanceGroups
 from headwater.feeds.query_feeds.query_instances import Answered, Reason
 from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.model.change import Change, Op
@@ -18,7 +18,7 @@ Holds = Callable[[Row], bool]
 
 
 class Fake:
-    """Sees the rows of one table of which `holds` is true, and all changes of the schema."""
+    """An instance that depends on the rows of one table for which `holds` is true, and on the schema."""
 
     query_id, db, url = "q_fake", "main", "/api/v1/q/q_fake"
     beyond: tuple[str, ...] = ()
@@ -62,37 +62,37 @@ class Fake:
 
 
 class FakeRoutes:
-    """Asks one after the other, and counts the changes."""
+    """Asks every instance for every change, and counts the changes."""
 
     def __init__(self) -> None:
         self.held: dict[Hashable, Any] = {}
         self.routed = 0
 
-    def add(self, question: Any) -> None:
-        self.held[question.key] = question
+    def add(self, instance: Any) -> None:
+        self.held[instance.key] = instance
 
     def remove(self, key: Hashable) -> None:
         self.held.pop(key, None)
 
     def route(self, change: Change) -> list[tuple[Hashable, int]]:
         self.routed += 1
-        found = [(key, question.matters(change)) for key, question in self.held.items()]
+        found = [(key, instance.matters(change)) for key, instance in self.held.items()]
         return [(key, place) for key, place in found if place is not None]
 
 
-def groups(*known: Fake) -> QuestionGroups:
-    """For a hub; `find` gives the question whose key the options have as their query."""
+def groups(*known: Fake) -> InstanceGroups:
+    """Groups for a hub; `find` returns the instance whose key is the query id of the options."""
     by_id = {str(one.key): one for one in known}
 
     async def find(options: Options) -> Any:
         return by_id[options.query_id]
 
-    return QuestionGroups(FakeRoutes(), find)
+    return InstanceGroups(FakeRoutes(), find)
 
 
-def options(question: Fake, **given: Any) -> Options:
-    return Options(db="main", **{"query_id": str(question.key), "format": "plain_json", **given})
+def options(instance: Fake, **given: Any) -> Options:
+    return Options(db="main", **{"query_id": str(instance.key), "format": "plain_json", **given})
 
 
-def view(fed: Fed, question: Fake, **given: Any) -> QueryView:
-    return QueryView(options(question, **given), fed.source, question)
+def view(fed: Fed, instance: Fake, **given: Any) -> QueryView:
+    return QueryView(options(instance, **given), fed.source, instance)

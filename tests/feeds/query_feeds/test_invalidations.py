@@ -1,4 +1,4 @@
-"""Invalidations: one for each transaction that matters, at its last such change, the same live and from the log."""
+"""Invalidations: one per relevant transaction, at its last relevant change, equal from the hub and from the log."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.feeds.feed_database import (
     ITEMS,
     WIDER,
     Fed,
-    Told,
+    ReceivedFrame,
     Writer,
+    frames_of,
     hesitant,
     in_loop,
     insert,
     line,
     run,
     settled,
-    told,
 )
 from tests.feeds.query_feeds.fake_queries import Fake, groups, options, view
 
@@ -28,7 +28,7 @@ from headwater.feeds.deliver import hub as hub_module
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.groups.log_reader import Page, read_page
 from headwater.feeds.query_feeds import relevant_changes
-from headwater.feeds.query_feeds.answer_confirmation import Confirming
+from headwater.feeds.query_feeds.answer_confirmation import AnswerConfirmation
 from headwater.feeds.query_feeds.query_instances import Answered
 from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.model.change import Change, Op
@@ -41,7 +41,7 @@ def update(old: Change, **new: Any) -> Change:
 
 
 def everything(fed: Fed, seen: QueryView, *, after: int = 0, limit: int = 1000) -> list[tuple[int, bytes]]:
-    """Page by page, as a reader does."""
+    """Read page by page, as a reader does."""
     found: list[tuple[int, bytes]] = []
     while after < fed.log.latest:
         page: Page = read_page(fed.log, seen, after=after, limit=limit, most=1 << 20)
@@ -55,12 +55,12 @@ def offsets(found: list[tuple[int, bytes]]) -> list[int]:
     return [offset for offset, _ in found]
 
 
-def test_one_for_each_transaction_at_its_last_change_that_matters() -> None:
-    fed, question = Fed(), Fake(holds=lambda row: row[1] == 1)
+def test_each_transaction_is_one_invalidation_at_its_last_relevant_change() -> None:
+    fed, instance = Fed(), Fake(holds=lambda row: row[1] == 1)
     fed.commit(insert(1, 1), insert(2, 1), insert(3, 0))
     fed.commit(insert(4, 0))
     fed.commit(insert(5, 1))
-    found = everything(fed, view(fed, question))
+    found = everything(fed, view(fed, instance))
     assert offsets(found) == [2, 5]
     body = json.loads(found[0][1])
     assert body["op"] == "invalidate" and body["pk"] == [2] and body["txn"] == {"id": "1", "seq": 1, "last": False}
@@ -68,7 +68,7 @@ def test_one_for_each_transaction_at_its_last_change_that_matters() -> None:
     assert body["changed_keys"] == {"items": [[1], [2]]} and "changed_keys_cut" not in body
 
 
-def test_the_fields_stand_in_their_order() -> None:
+def test_invalidation_fields_are_in_order() -> None:
     fed = Fed()
     fed.commit(insert(1, 1, "a"))
     ((_, data),) = everything(fed, view(fed, Fake(), after=True))
@@ -77,12 +77,12 @@ def test_the_fields_stand_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("cursor", range(7))
-def test_a_reader_in_the_midst_of_a_transaction_is_told_all_of_it(cursor: int) -> None:
-    fed, question = Fed(part=2), Fake(holds=lambda row: row[1] == 1)
+def test_reader_inside_a_transaction_receives_all_its_keys(cursor: int) -> None:
+    fed, instance = Fed(part=2), Fake(holds=lambda row: row[1] == 1)
     fed.commit(insert(1, 1), insert(2, 0), insert(3, 1), insert(4, 0), insert(5, 0))
-    whole = everything(fed, view(fed, question))
+    whole = everything(fed, view(fed, instance))
     assert offsets(whole) == [3]
-    assert everything(fed, view(fed, question), after=cursor) == (whole if cursor < 3 else [])
+    assert everything(fed, view(fed, instance), after=cursor) == (whole if cursor < 3 else [])
 
 
 @pytest.mark.parametrize(
@@ -90,21 +90,21 @@ def test_a_reader_in_the_midst_of_a_transaction_is_told_all_of_it(cursor: int) -
     [
         ({"pk": [{"t": "i64", "v": 1}]}, True),
         ({"pk": [{"t": "i64", "v": 2}]}, True),
-        ({"pk": [{"t": "i64", "v": 3}]}, False),  # it does not matter to the question
+        ({"pk": [{"t": "i64", "v": 3}]}, False),  # it does not matter to the instance
         ({"where": "size = 0"}, False),
         ({"ops": ("delete",)}, False),
         ({"ops": ("insert", "delete")}, True),
         ({"columns": ("note",)}, True),
     ],
 )
-def test_a_filter_passes_if_any_change_that_matters_passes(filter_: dict[str, Any], passes: bool) -> None:
-    fed, question = Fed(), Fake(holds=lambda row: row[1] == 1)
+def test_filter_passes_if_any_relevant_change_passes(filter_: dict[str, Any], passes: bool) -> None:
+    fed, instance = Fed(), Fake(holds=lambda row: row[1] == 1)
     fed.commit(insert(1, 1), insert(2, 1), insert(3, 0))
-    found = everything(fed, view(fed, question, tables=("items",), **filter_))
+    found = everything(fed, view(fed, instance, tables=("items",), **filter_))
     assert offsets(found) == ([2] if passes else [])
 
 
-def test_an_image_outside_the_filter_is_withheld() -> None:
+def test_image_outside_the_filter_is_not_sent() -> None:
     fed = Fed()
     fed.commit(insert(1, 1), insert(2, 1))
     shown = view(fed, Fake(), tables=("items",), after=True, pk=[{"t": "i64", "v": 1}])
@@ -112,7 +112,7 @@ def test_an_image_outside_the_filter_is_withheld() -> None:
     assert offset == 2 and "after" not in json.loads(data)
 
 
-def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relevant_changes, "MOST_KEYS", 3)
     fed = Fed()
     fed.commit(*(insert(id) for id in range(5)))
@@ -121,29 +121,29 @@ def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert body["changed_keys"] == {"items": [[0], [1], [2]]} and body["changed_keys_cut"] is True
 
 
-def test_a_change_of_the_schema_invalidates_and_ends_the_page_until_it_is_understood() -> None:
-    fed, question = Fed(), Fake(holds=lambda row: row[1] == 1)
+def test_schema_change_invalidates_and_ends_the_page_until_analysed_again() -> None:
+    fed, instance = Fed(), Fake(holds=lambda row: row[1] == 1)
     fed.commit(insert(1, 1))
     fed.commit(Change(Op.SCHEMA_CHANGE, WIDER, ddl="ALTER TABLE items ADD COLUMN more TEXT"))
     fed.commit(Change(Op.INSERT, WIDER, None, (2, 1, "", "")))
-    seen = view(fed, question)
+    seen = view(fed, instance)
     page = read_page(fed.log, seen, after=0, limit=100, most=1 << 20)
     assert [delivery.offset for delivery in page.deliveries] == [1, 2] and page.upto == 2 and seen.is_outdated
     assert json.loads(page.deliveries[1].data)["ddl"].startswith("ALTER")
-    seen.understood(Fake(head=2))
+    seen.set_instance(Fake(head=2))
     assert offsets(everything(fed, seen, after=2)) == [3]
     assert not seen.is_outdated
 
 
-def test_a_quiet_question_moves_on_also_inside_a_huge_transaction() -> None:
-    fed, question = Fed(part=10), Fake(holds=lambda row: row[0] == 99)
+def test_unaffected_instance_advances_inside_a_huge_transaction() -> None:
+    fed, instance = Fed(part=10), Fake(holds=lambda row: row[0] == 99)
     fed.commit(*(insert(id) for id in range(100)))
-    page = read_page(fed.log, view(fed, question), after=0, limit=10, most=1 << 20, scan=20)
+    page = read_page(fed.log, view(fed, instance), after=0, limit=10, most=1 << 20, scan=20)
     assert not page.deliveries and 20 <= page.upto < 100
-    assert offsets(everything(fed, view(fed, question), after=page.upto)) == [100]
+    assert offsets(everything(fed, view(fed, instance), after=page.upto)) == [100]
 
 
-def test_past_the_horizon_is_told() -> None:
+def test_evicted_offset_is_reported() -> None:
     fed = Fed(retention=2)
     for id in range(5):
         fed.commit(insert(id))
@@ -155,15 +155,15 @@ def test_past_the_horizon_is_told() -> None:
 
 
 class Taker:
-    """Takes from a group, and reads the log when it has to."""
+    """Takes frames from a group, and reads the log when it has to."""
 
-    def __init__(self, fed: Fed, hub: Hub, question: Fake, **given: Any) -> None:
+    def __init__(self, fed: Fed, hub: Hub, instance: Fake, **given: Any) -> None:
         self.fed, self.hub = fed, hub
-        self.view = hub.view(options(question, **given), question)
+        self.view = hub.view(options(instance, **given), instance)
         self.group = hub.join(self.view, line)
         self.began = self.cursor = fed.log.latest
         self.seen = self._place()
-        self.found: list[Told] = []
+        self.found: list[ReceivedFrame] = []
 
     def _place(self) -> int | None:
         return self.group.seek(self.cursor) if self.cursor <= self.hub.reached(self.view) else None
@@ -173,11 +173,11 @@ class Taker:
         if taken is None:
             self.seen = None
             page = read_page(self.fed.log, self.view, after=self.cursor, limit=3, most=1 << 20)
-            self.found += [Told(str(offset), op.word, data) for offset, op, data in page.deliveries]
+            self.found += [ReceivedFrame(str(offset), op.word, data) for offset, op, data in page.deliveries]
             self.cursor = page.upto
             self.seen = self._place()
         elif taken.piece:
-            self.found += told(taken.piece)
+            self.found += frames_of(taken.piece)
             self.seen = taken.seen
             self.cursor = taken.offset
 
@@ -191,7 +191,7 @@ class Taker:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_live_and_from_the_log_the_same_bytes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_and_logged_invalidations_have_the_same_bytes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "BATCH", 7)
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 12 if seed % 3 == 0 else 10_000)
     given: tuple[dict[str, Any], ...] = (
@@ -233,7 +233,7 @@ def test_live_and_from_the_log_the_same_bytes(seed: int, monkeypatch: pytest.Mon
     in_loop(work)
 
 
-def test_many_questions_cost_one_look_at_each_change() -> None:
+def test_many_instances_cost_one_routing_per_change() -> None:
     async def work() -> None:
         fed = Fed()
         known = [Fake(holds=lambda row, id=id: row[0] == id, key=id) for id in range(200)]
@@ -251,14 +251,14 @@ def test_many_questions_cost_one_look_at_each_change() -> None:
     in_loop(work)
 
 
-def test_a_reader_never_stands_behind_what_a_transaction_in_progress_may_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_never_advances_into_an_unfinished_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub publishes a large transaction in steps; a cursor that moved with them would skip its invalidation."""
     monkeypatch.setattr(hub_module, "BATCH", 2)
 
     async def work() -> None:
-        fed, question = Fed(part=2), Fake(holds=lambda row: row[0] == 0)
-        hub = Hub(fed.log, fed.source, run, groups(question))
-        taker = Taker(fed, hub, question)
+        fed, instance = Fed(part=2), Fake(holds=lambda row: row[0] == 0)
+        hub = Hub(fed.log, fed.source, run, groups(instance))
+        taker = Taker(fed, hub, instance)
         fed.commit(*(insert(id) for id in range(20)))
         stood = set()
         while hub.upto < fed.log.latest:
@@ -274,22 +274,22 @@ def test_a_reader_never_stands_behind_what_a_transaction_in_progress_may_tell(mo
 
 
 @pytest.mark.parametrize(
-    ("steady", "told"), [(None, [2, 4, 5]), (5, [2, 4, 5]), (4, [2, 4]), (3, [2, 4]), (2, [2]), (1, [2]), (0, [])]
+    ("steady", "delivered"), [(None, [2, 4, 5]), (5, [2, 4, 5]), (4, [2, 4]), (3, [2, 4]), (2, [2]), (1, [2]), (0, [])]
 )
-def test_what_left_the_answer_as_it_was_is_not_told(steady: int | None, told: list[int]) -> None:
-    """The transactions are (1, 2), (3, 4) and (5): the one in which `steady` lies is told, and those before it."""
+def test_transaction_with_an_unchanged_result_is_not_delivered(steady: int | None, delivered: list[int]) -> None:
+    """The transactions are (1, 2), (3, 4) and (5): the one that contains `steady` and those before it are delivered."""
 
     async def work() -> None:
-        fed, question = Fed(), Fake()
-        question.steady_from = steady
-        hub = Hub(fed.log, fed.source, run, groups(question))
-        taker = Taker(fed, hub, question)
+        fed, instance = Fed(), Fake()
+        instance.steady_from = steady
+        hub = Hub(fed.log, fed.source, run, groups(instance))
+        taker = Taker(fed, hub, instance)
         fed.commit(insert(1), insert(2))
         fed.commit(insert(3), insert(4))
         fed.commit(insert(5))
         await settled(hub, fed)
         taker.take()
-        assert [int(one.id) for one in taker.found] == told
+        assert [int(one.id) for one in taker.found] == delivered
         assert hub.reached(taker.view) == 5
         replayed = everything(fed, taker.view)  # type: ignore[arg-type]
         assert offsets(replayed) == [2, 4, 5]
@@ -298,15 +298,15 @@ def test_what_left_the_answer_as_it_was_is_not_told(steady: int | None, told: li
     in_loop(work)
 
 
-def test_a_large_transaction_that_left_the_answer_as_it_was_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of its last part mattered: that is where it ends all the same."""
+def test_large_transaction_with_an_unchanged_result_is_not_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last part has no relevant change, and the transaction nevertheless ends there."""
     monkeypatch.setattr(hub_module, "BATCH", 2)
 
     async def work() -> None:
-        fed, question = Fed(part=2), Fake(holds=lambda row: row[0] < 3)
-        question.steady_from = 0
-        hub = Hub(fed.log, fed.source, run, groups(question))
-        taker = Taker(fed, hub, question)
+        fed, instance = Fed(part=2), Fake(holds=lambda row: row[0] < 3)
+        instance.steady_from = 0
+        hub = Hub(fed.log, fed.source, run, groups(instance))
+        taker = Taker(fed, hub, instance)
         fed.commit(*(insert(id) for id in range(20)))
         await settled(hub, fed)
         taker.take()
@@ -316,7 +316,7 @@ def test_a_large_transaction_that_left_the_answer_as_it_was_is_not_told(monkeypa
     in_loop(work)
 
 
-def test_who_cannot_say_whether_the_answer_is_the_same_is_told() -> None:
+def test_invalidation_is_delivered_if_the_result_may_have_changed() -> None:
     class Broken(Fake):
         is_guarded = True
 
@@ -324,9 +324,9 @@ def test_who_cannot_say_whether_the_answer_is_the_same_is_told() -> None:
             raise OffsetExpired(0, 1, upto)
 
     async def work() -> None:
-        fed, question = Fed(), Broken()
-        hub = Hub(fed.log, fed.source, run, groups(question))
-        taker = Taker(fed, hub, question)
+        fed, instance = Fed(), Broken()
+        hub = Hub(fed.log, fed.source, run, groups(instance))
+        taker = Taker(fed, hub, instance)
         fed.commit(insert(1))
         await settled(hub, fed)
         taker.take()
@@ -339,75 +339,75 @@ def test_who_cannot_say_whether_the_answer_is_the_same_is_told() -> None:
 # --- confirmed ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_known_to_be_the_same_is_not_asked_again() -> None:
-    fed, question = Fed(), Fake()
+def test_result_known_to_be_unchanged_is_not_read_again() -> None:
+    fed, instance = Fed(), Fake()
     for id in range(1, 5):
         fed.commit(insert(id))
-    seen = confirmed(fed, question, (1, b"a"), (4, b"a"))
+    seen = confirmed(fed, instance, (1, b"a"), (4, b"a"))
     assert seen.confirming is not None
-    seen.confirming.prime(question)
-    question.steady_from = 1
+    seen.confirming.prime(instance)
+    instance.steady_from = 1
     assert offsets(everything(fed, seen, after=1)) == []
-    assert len(question.answers) == 1, "nobody was asked"
-    question.steady_from = None
+    assert len(instance.answers) == 1, "the query did not run"
+    instance.steady_from = None
     fed.commit(insert(5))
-    question.answers = [Answered(5, b"a")]
+    instance.answers = [Answered(5, b"a")]
     assert offsets(everything(fed, seen, after=1)) == [], "the answer before it is the one that was known"
 
 
-def test_what_is_known_of_an_earlier_answer_is_not_taken_for_this_one() -> None:
-    fed, question = Fed(), Fake()
+def test_knowledge_of_an_earlier_result_is_not_used_for_a_later_one() -> None:
+    fed, instance = Fed(), Fake()
     for id in range(1, 4):
         fed.commit(insert(id))
-    seen = confirmed(fed, question, (1, b"a"), (3, b"a"))
+    seen = confirmed(fed, instance, (1, b"a"), (3, b"a"))
     assert seen.confirming is not None
-    seen.confirming.prime(question)
-    question.steady_from = 2  # what came at 2 is told, and the answer may be another since
+    seen.confirming.prime(instance)
+    instance.steady_from = 2  # the change at 2 is delivered, and the result may differ since then
     assert offsets(everything(fed, seen, after=2)) == []
-    question.steady_from = None
+    instance.steady_from = None
     fed.commit(insert(4))
-    question.answers = [Answered(4, b"a")]
+    instance.answers = [Answered(4, b"a")]
     assert offsets(everything(fed, seen, after=3)) == [4]
 
 
-def confirmed(fed: Fed, question: Fake, *answers: tuple[int, bytes] | None) -> QueryView:
-    question.answers = [None if one is None else Answered(*one) for one in answers]
-    return QueryView(options(question, confirm=True), fed.source, question, confirming=Confirming())
+def confirmed(fed: Fed, instance: Fake, *answers: tuple[int, bytes] | None) -> QueryView:
+    instance.answers = [None if one is None else Answered(*one) for one in answers]
+    return QueryView(options(instance, confirm=True), fed.source, instance, confirming=AnswerConfirmation())
 
 
-def test_an_answer_that_is_the_same_keeps_it_quiet() -> None:
-    fed, question = Fed(), Fake()
+def test_unchanged_result_suppresses_the_invalidation() -> None:
+    fed, instance = Fed(), Fake()
     fed.commit(insert(1))
     fed.commit(insert(2))
     fed.commit(insert(3))
-    seen = confirmed(fed, question, (1, b"a"), (2, b"a"), (3, b"b"))
-    assert offsets(everything(fed, seen)) == [1, 3], "the first is told: nothing was known before"
+    seen = confirmed(fed, instance, (1, b"a"), (2, b"a"), (3, b"b"))
+    assert offsets(everything(fed, seen)) == [1, 3], "the first is delivered: no result was known before"
     assert offsets(everything(fed, seen)) == [1, 3], "what was found is remembered"
 
 
-def test_two_changes_between_two_answers_are_told_though_the_answers_are_equal() -> None:
-    """Somebody may have asked in between, and holds the answer that was other."""
-    fed, question = Fed(), Fake()
+def test_two_changes_between_equal_results_are_delivered() -> None:
+    """A client may have run the query between the two changes and hold the different result."""
+    fed, instance = Fed(), Fake()
     for id in range(3):
         fed.commit(insert(id))
-    seen = confirmed(fed, question, (1, b"a"), (3, b"a"))
+    seen = confirmed(fed, instance, (1, b"a"), (3, b"a"))
     assert offsets(everything(fed, seen)) == [1, 2, 3]
 
 
-def test_what_cannot_be_compared_is_told() -> None:
-    fed, question = Fed(), Fake()
+def test_invalidation_is_delivered_if_results_cannot_be_compared() -> None:
+    fed, instance = Fed(), Fake()
     for id in range(3):
         fed.commit(insert(id))
-    assert offsets(everything(fed, confirmed(fed, question, (1, b"a"), None, (3, b"a")))) == [1, 2, 3]
+    assert offsets(everything(fed, confirmed(fed, instance, (1, b"a"), None, (3, b"a")))) == [1, 2, 3]
 
 
-def test_another_understanding_forgets_what_was_known() -> None:
-    fed, question = Fed(), Fake()
+def test_new_analysis_forgets_known_results() -> None:
+    fed, instance = Fed(), Fake()
     fed.commit(insert(1))
-    seen = confirmed(fed, question, (1, b"a"))
+    seen = confirmed(fed, instance, (1, b"a"))
     everything(fed, seen)
     other = Fake(key="other")
     other.answers = [Answered(2, b"a")]
-    seen.understood(other)
+    seen.set_instance(other)
     fed.commit(insert(2))
     assert offsets(everything(fed, seen, after=1)) == [2]

@@ -1,4 +1,4 @@
-"""A backtest tells what a subscription would have delivered: the same as reading it does."""
+"""A backtest reports the same changes that a subscription would have delivered."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Only:
 
 @pytest.mark.parametrize("given", FILTERS)
 @pytest.mark.parametrize("after", [0, 17])
-def test_it_counts_what_reading_finds(given: dict[str, Any], after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backtest_counts_equal_the_pages(given: dict[str, Any], after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backtest_module, "PAGE", 7)
     monkeypatch.setattr(backtest_module, "BREATH_SECONDS", 0.0)
     fed = Fed()
@@ -57,7 +57,7 @@ def test_it_counts_what_reading_finds(given: dict[str, Any], after: int, monkeyp
     }
 
 
-def test_nothing_to_look_at_is_an_answer_too() -> None:
+def test_backtest_of_an_empty_stretch_is_complete() -> None:
     fed = Fed()
     assert backtest(fed.log, fed.view(), after=0) == {
         "matches": 0,
@@ -71,7 +71,7 @@ def test_nothing_to_look_at_is_an_answer_too() -> None:
     }
 
 
-def test_it_ends_where_the_log_was_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backtest_ends_at_the_head_of_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     fed = Fed()
     fed.commit(insert(0), insert(1))
     monkeypatch.setattr(backtest_module, "PAGE", 1)
@@ -79,7 +79,7 @@ def test_it_ends_where_the_log_was_when_it_began(monkeypatch: pytest.MonkeyPatch
     assert backtest(fed.log, fed.view(), after=0)["upto_offset"] == 2
 
 
-def test_past_the_horizon_and_beyond_a_shape_that_does_not_fit_it_says_why_not() -> None:
+def test_backtest_raises_for_evicted_offsets_and_unfitting_filters() -> None:
     fed = Fed()
     for id in range(5):
         fed.commit(insert(id))
@@ -96,7 +96,7 @@ def test_past_the_horizon_and_beyond_a_shape_that_does_not_fit_it_says_why_not()
 # --- its bounds ------------------------------------------------------------------------------------------
 
 
-def test_it_answers_what_it_has_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backtest_returns_a_partial_result_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     fed = Fed()
     for id in range(6):
         fed.commit(insert(id))
@@ -106,16 +106,14 @@ def test_it_answers_what_it_has_when_its_time_is_over(monkeypatch: pytest.Monkey
     assert (found["complete"], found["matches"], found["scanned"], found["upto_offset"]) == (False, 4, 4, 4)
 
 
-def test_a_page_that_ends_it_in_time_or_not_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backtest_is_complete_if_its_last_page_ends_at_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     fed = Fed()
     fed.commit(insert(1))
     ticks = iter([0.0, 99.0])
     assert backtest(fed.log, fed.view(), after=0, clock=lambda: next(ticks))["complete"]
 
 
-def test_one_runs_at_a_time_and_one_that_reads_nothing_needs_no_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_backtest_runs_at_a_time_unless_it_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = Fed()
     fed.commit(insert(1))
     with closing(Registry.open(tmp_path / "subscriptions.db")) as registry:

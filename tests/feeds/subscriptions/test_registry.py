@@ -1,4 +1,4 @@
-"""The registry: what was acknowledged survives kill -9, what failed changed nothing, and callers share commits."""
+"""The registry: acknowledged writes survive kill -9, failed writes change nothing, and callers share commits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from headwater.feeds.options import Options, Shard
 from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscription
 from headwater.feeds.subscription_requests import Subscriptions
 from headwater.feeds.subscriptions.registry import Registry
-from headwater.feeds.subscriptions.store import Stand
+from headwater.feeds.subscriptions.store import InstancePosition
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
 from headwater.model.principal import Principal
 
@@ -68,7 +68,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(place: Path) -> Iterator[Callable[..., Registry]]:
-    """Open the file; whatever was open before is closed first."""
+    """Open the file, after closing the registry that was open before."""
     made: list[Registry] = []
 
     def reopen(**settings: Any) -> Registry:
@@ -107,20 +107,20 @@ def test_everything_about_a_subscription_survives_a_restart(opened: Callable[...
     assert before[0]["snapshot"] == FRESH
 
 
-def test_stands_of_a_database_that_is_not_open_are_kept(opened: Callable[..., Registry]) -> None:
+def test_positions_of_an_unopened_database_are_kept(opened: Callable[..., Registry]) -> None:
     registry = opened()
-    main, shop = Stand("q", "main", "p", 1, 2), Stand("q", "shop", "p", 3, 4)
-    registry.keep_stands([main, shop])
-    registry.keep_stands([main], but={"shop"})
-    assert registry.stand("shop", "q") == shop
+    main, shop = InstancePosition("q", "main", "p", 1, 2), InstancePosition("q", "shop", "p", 3, 4)
+    registry.save_positions([main, shop])
+    registry.save_positions([main], but={"shop"})
+    assert registry.position("shop", "q") == shop
     registry.close()
     registry = opened()
-    assert (registry.stand("main", "q"), registry.stand("shop", "q")) == (main, shop)
-    registry.keep_stands([main])
-    assert registry.stand("shop", "q") is None
+    assert (registry.position("main", "q"), registry.position("shop", "q")) == (main, shop)
+    registry.save_positions([main])
+    assert registry.position("shop", "q") is None
 
 
-def test_ids_are_never_given_twice(opened: Callable[..., Registry]) -> None:
+def test_ids_are_never_reused(opened: Callable[..., Registry]) -> None:
     registry = opened()
     first, second = (registry.create(ANN, PLAIN, acked=0)[0].id for _ in range(2))
     registry.remove(second)
@@ -128,7 +128,7 @@ def test_ids_are_never_given_twice(opened: Callable[..., Registry]) -> None:
     assert [first, second, third] == [f"sub_{number:016x}" for number in range(3)]
 
 
-def test_an_ack_only_moves_forward(opened: Callable[..., Registry]) -> None:
+def test_ack_only_moves_forward(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
     assert registry.ack(id, 9).acked == 9
@@ -136,7 +136,7 @@ def test_an_ack_only_moves_forward(opened: Callable[..., Registry]) -> None:
     assert opened().get(ANN, id).acked == 9
 
 
-def test_an_ack_that_moves_nothing_costs_no_commit(opened: Callable[..., Registry]) -> None:
+def test_older_ack_costs_no_commit(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
     before = registry.commits
@@ -144,7 +144,7 @@ def test_an_ack_that_moves_nothing_costs_no_commit(opened: Callable[..., Registr
     assert registry.commits == before
 
 
-def test_a_seek_moves_both_ways(opened: Callable[..., Registry]) -> None:
+def test_seek_moves_both_ways(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
     assert registry.seek(id, 20).cursor == 20
@@ -162,7 +162,7 @@ def test_pause_and_resume(opened: Callable[..., Registry]) -> None:
     assert not opened().get(ANN, id).paused
 
 
-def test_what_was_removed_is_unknown_to_every_call(opened: Callable[..., Registry]) -> None:
+def test_removed_subscription_is_unknown_to_every_call(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5, name="n")[0].id
     registry.remove(id)
@@ -182,7 +182,7 @@ def test_what_was_removed_is_unknown_to_every_call(opened: Callable[..., Registr
     assert everything(opened()) == []
 
 
-def test_a_database_that_goes_takes_its_subscriptions_along(opened: Callable[..., Registry]) -> None:
+def test_dropped_database_removes_its_subscriptions(opened: Callable[..., Registry]) -> None:
     registry = opened()
     registry.create(ANN, PLAIN, acked=0, snapshot=FRESH.read(offset=1, end=b"k", next_key=(1,)))
     kept = registry.create(ANN, Options(db="other"), acked=0)[0]
@@ -195,7 +195,7 @@ def test_a_database_that_goes_takes_its_subscriptions_along(opened: Callable[...
 # --- names and owners ------------------------------------------------------------------------------------
 
 
-def test_subscribing_again_under_a_name_gives_the_same_subscription(opened: Callable[..., Registry]) -> None:
+def test_create_with_an_existing_name_returns_the_same_subscription(opened: Callable[..., Registry]) -> None:
     registry = opened()
     one, _ = registry.create(ANN, RICH, acked=5, name="mine")
     registry.ack(one.id, 8)
@@ -207,7 +207,7 @@ def test_subscribing_again_under_a_name_gives_the_same_subscription(opened: Call
     assert (again.id, created) == (one.id, False)
 
 
-def test_a_name_with_other_options_or_of_somebody_else_is_taken(opened: Callable[..., Registry]) -> None:
+def test_name_with_other_options_or_owner_is_a_conflict(opened: Callable[..., Registry]) -> None:
     registry = opened()
     registry.create(ANN, PLAIN, acked=5, name="mine")
     with pytest.raises(Conflict, match="other options") as found:
@@ -221,7 +221,7 @@ def test_a_name_with_other_options_or_of_somebody_else_is_taken(opened: Callable
     assert registry.create(ANN, PLAIN, acked=5)[1]
 
 
-def test_one_sees_ones_own_and_an_owner_sees_all(opened: Callable[..., Registry]) -> None:
+def test_principal_sees_its_own_subscriptions_and_an_owner_sees_all(opened: Callable[..., Registry]) -> None:
     registry = opened()
     mine = registry.create(ANN, PLAIN, acked=0)[0]
     theirs = registry.create(BOB, Options(db="other"), acked=0)[0]
@@ -234,7 +234,7 @@ def test_one_sees_ones_own_and_an_owner_sees_all(opened: Callable[..., Registry]
         registry.get(ANN, theirs.id)
 
 
-def test_there_is_a_limit_and_closing_one_makes_room(opened: Callable[..., Registry]) -> None:
+def test_limit_is_enforced_and_closing_makes_room(opened: Callable[..., Registry]) -> None:
     registry = opened(most=2)
     one, _ = registry.create(OWNER, PLAIN, acked=0, name="a")
     registry.create(OWNER, PLAIN, acked=0)
@@ -251,7 +251,9 @@ def test_caller_other_than_an_owner_has_half_of_the_subscriptions(opened: Callab
     registry.create(ANN, Options(db="other"), acked=0)
     for restart in (False, True):
         registry = opened(most=5) if restart else registry
-        with pytest.raises(LimitExceeded, match="'ann' has 2 subscriptions, the share of one caller") as caught:
+        with pytest.raises(
+            LimitExceeded, match="'ann' has reached the limit of 2 subscriptions of one caller"
+        ) as caught:
             registry.create(ANN, PLAIN, acked=0)
         assert "feeds.max_subscriptions" in caught.value.hint
         assert not registry.create(ANN, PLAIN, acked=0, name="a")[1]
@@ -260,7 +262,7 @@ def test_caller_other_than_an_owner_has_half_of_the_subscriptions(opened: Callab
     assert registry.create(ANN, PLAIN, acked=0)[1]
     for _ in range(2):
         assert registry.create(OWNER, PLAIN, acked=0)[1]
-    with pytest.raises(LimitExceeded, match="there are 5 subscriptions"):
+    with pytest.raises(LimitExceeded, match="the limit of 5 subscriptions is reached"):
         registry.create(OWNER, PLAIN, acked=0)
 
 
@@ -271,7 +273,7 @@ def test_share_of_a_single_subscription_is_one(opened: Callable[..., Registry]) 
 # --- being quiet -----------------------------------------------------------------------------------------
 
 
-def test_a_quiet_stretch_moves_the_cursor_and_is_written_later(opened: Callable[..., Registry], place: Path) -> None:
+def test_quiet_stretch_moves_the_cursor_and_is_written_later(opened: Callable[..., Registry], place: Path) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
     before = registry.commits
@@ -287,9 +289,7 @@ def test_a_quiet_stretch_moves_the_cursor_and_is_written_later(opened: Callable[
     assert opened().get(ANN, id).cursor == 91
 
 
-def test_any_other_write_of_the_subscription_takes_its_quiet_along(
-    opened: Callable[..., Registry], place: Path
-) -> None:
+def test_any_write_of_the_subscription_writes_its_quiet(opened: Callable[..., Registry], place: Path) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
     registry.quiet(id, 50, after=5)
@@ -301,7 +301,7 @@ def test_any_other_write_of_the_subscription_takes_its_quiet_along(
     assert registry.get(ANN, id).cursor == 60
 
 
-def test_a_stretch_that_begins_behind_the_cursor_moves_nothing(opened: Callable[..., Registry]) -> None:
+def test_quiet_stretch_after_the_cursor_moves_nothing(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
     assert not registry.quiet(id, 50, after=6)  # 6 was delivered, and not acked
@@ -311,9 +311,7 @@ def test_a_stretch_that_begins_behind_the_cursor_moves_nothing(opened: Callable[
     assert registry.get(ANN, id).cursor == 3
 
 
-def test_a_seek_back_is_not_undone_by_a_quiet_written_in_the_same_commit(
-    opened: Callable[..., Registry], place: Path
-) -> None:
+def test_seek_back_is_not_undone_by_a_quiet_in_the_same_commit(opened: Callable[..., Registry], place: Path) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=20)[0].id
     registry.quiet(id, 50, after=20)
@@ -323,7 +321,7 @@ def test_a_seek_back_is_not_undone_by_a_quiet_written_in_the_same_commit(
 
 
 def stored(place: Path) -> list[tuple[Any, ...]]:
-    """What another process would read."""
+    """Return the content of the file, as another process reads it."""
     connection = apsw.Connection(str(place))
     try:
         return list(connection.execute("SELECT id, acked, quiet FROM subscription ORDER BY id"))
@@ -332,7 +330,7 @@ def stored(place: Path) -> list[tuple[Any, ...]]:
 
 
 def together(registry: Registry, *calls: Callable[[], Any]) -> list[Any]:
-    """Make these calls share one commit, in this order: they queue up behind one that is held up."""
+    """Make these calls share one commit, in this order: they queue behind a call that is blocked."""
     commits: Any = registry._commits
     with ThreadPoolExecutor(len(calls)) as pool:
         commits._leading.acquire()
@@ -351,7 +349,7 @@ def together(registry: Registry, *calls: Callable[[], Any]) -> list[Any]:
 # --- sharing commits -------------------------------------------------------------------------------------
 
 
-def test_two_who_create_one_name_in_one_commit_get_one_subscription(opened: Callable[..., Registry]) -> None:
+def test_two_creates_of_one_name_in_one_commit_give_one_subscription(opened: Callable[..., Registry]) -> None:
     registry = opened()
     (one, first), (other, second) = together(
         registry,
@@ -362,7 +360,7 @@ def test_two_who_create_one_name_in_one_commit_get_one_subscription(opened: Call
     assert (first, second) == (True, False)
 
 
-def test_the_refusal_of_one_does_not_concern_the_others(opened: Callable[..., Registry]) -> None:
+def test_error_of_one_job_does_not_affect_the_others(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id, gone = (registry.create(ANN, PLAIN, acked=0)[0].id for _ in range(2))
     done, missing, broken, last = together(
@@ -379,7 +377,7 @@ def test_the_refusal_of_one_does_not_concern_the_others(opened: Callable[..., Re
     assert [(one["id"], one["acked"], one["snapshot"]) for one in everything(opened())] == [(id, 4, None)]
 
 
-def test_the_further_of_two_acks_in_one_commit_holds(opened: Callable[..., Registry]) -> None:
+def test_later_of_two_acks_in_one_commit_wins(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=0)[0].id
     together(registry, lambda: registry.ack(id, 9), lambda: registry.ack(id, 7))
@@ -387,7 +385,7 @@ def test_the_further_of_two_acks_in_one_commit_holds(opened: Callable[..., Regis
     assert opened().get(ANN, id).acked == 9
 
 
-def test_of_many_callers_at_the_same_time_none_loses_anything(opened: Callable[..., Registry]) -> None:
+def test_concurrent_callers_lose_no_write(opened: Callable[..., Registry]) -> None:
     registry = opened()
     ids = [registry.create(ANN, PLAIN, acked=0)[0].id for _ in range(8)]
     start = threading.Barrier(len(ids))
@@ -405,7 +403,7 @@ def test_of_many_callers_at_the_same_time_none_loses_anything(opened: Callable[.
 # --- snapshots -------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_joins_neighbours_that_were_read_at_one_offset() -> None:
+def test_snapshot_merges_adjacent_stretches_of_one_offset() -> None:
     state = FRESH.read(offset=5, end=b"c", next_key=(1,)).read(offset=5, end=b"f", next_key=(2,))
     assert state.chunks == (Stretch("t", b"f", 5),)
     assert state.after_key == (2,)
@@ -419,7 +417,7 @@ def test_a_snapshot_joins_neighbours_that_were_read_at_one_offset() -> None:
     assert again == SnapshotState(tables=("t", "u"), run=2, lease_started_ms=99)
 
 
-def test_keys_of_broken_text_come_back_as_they_were() -> None:
+def test_keys_of_invalid_text_survive_a_round_trip() -> None:
     key = ("caf\udce9", b"caf\xe9", 1, 1.0)
     after = FRESH.read(offset=5, end=b"c", next_key=key).after_key
     assert after == key
@@ -427,7 +425,7 @@ def test_keys_of_broken_text_come_back_as_they_were() -> None:
     assert [type(value) for value in after] == [type(value) for value in key]
 
 
-def test_a_snapshot_goes_on_after_a_restart_wherever_it_was(opened: Callable[..., Registry]) -> None:
+def test_snapshot_continues_after_a_restart(opened: Callable[..., Registry]) -> None:
     chance = random.Random(5)
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=0, snapshot=FRESH)[0].id
@@ -449,9 +447,7 @@ def test_a_snapshot_goes_on_after_a_restart_wherever_it_was(opened: Callable[...
     assert opened().get(ANN, id).snapshot is None
 
 
-def test_nothing_is_left_of_a_snapshot_that_is_over_or_was_begun_anew(
-    opened: Callable[..., Registry], place: Path
-) -> None:
+def test_complete_or_restarted_snapshot_leaves_no_chunks(opened: Callable[..., Registry], place: Path) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=0)[0].id
     long = FRESH.read(offset=1, end=b"a", next_key=(1,)).read(offset=2, end=b"b", next_key=(2,))
@@ -478,9 +474,7 @@ def chunks(place: Path) -> int:
         connection.close()
 
 
-def test_a_page_of_a_long_snapshot_costs_no_more_than_one_of_a_short_one(
-    opened: Callable[..., Registry], place: Path
-) -> None:
+def test_page_of_a_long_snapshot_costs_as_much_as_of_a_short_one(opened: Callable[..., Registry], place: Path) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=0, snapshot=FRESH)[0].id
     state = FRESH
@@ -510,9 +504,7 @@ def disk() -> Iterator[FaultyVFS]:
 
 
 @pytest.mark.parametrize(("fault", "error"), [("full", StorageFull), ("fail_sync", Unavailable)])
-def test_what_the_disk_refuses_changes_nothing(
-    disk: FaultyVFS, place: Path, fault: str, error: type[HeadwaterError]
-) -> None:
+def test_failed_write_changes_nothing(disk: FaultyVFS, place: Path, fault: str, error: type[HeadwaterError]) -> None:
     registry = Registry.open(place, vfs=disk.name)
     one = registry.create(ANN, PLAIN, acked=5, name="n", snapshot=FRESH)[0]
     registry.quiet(one.id, 6, after=5)
@@ -548,7 +540,7 @@ def test_what_the_disk_refuses_changes_nothing(
 # --- files that are not ours -----------------------------------------------------------------------------
 
 
-def test_a_file_that_is_no_database_is_refused_and_left_alone(place: Path) -> None:
+def test_file_that_is_no_database_is_rejected_and_unchanged(place: Path) -> None:
     place.write_bytes(b"not a database at all" * 100)
     with pytest.raises(LogDamaged) as found:
         Registry.open(place)
@@ -564,7 +556,7 @@ def change(place: Path, *statements: str) -> None:
     connection.close()
 
 
-def test_the_database_of_somebody_else_is_refused_and_left_alone(place: Path) -> None:
+def test_foreign_database_is_rejected_and_unchanged(place: Path) -> None:
     change(place, "CREATE TABLE theirs (a)")
     before = place.read_bytes()
     with pytest.raises(LogDamaged, match="does not hold subscriptions"):
@@ -573,7 +565,7 @@ def test_the_database_of_somebody_else_is_refused_and_left_alone(place: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         ("PRAGMA user_version = 9", "format 9"),
         ("DROP TABLE chunk", "chunk"),
@@ -581,18 +573,18 @@ def test_the_database_of_somebody_else_is_refused_and_left_alone(place: Path) ->
         ("UPDATE subscription SET snapshot = '[]'", "sub_0000000000000000"),
     ],
 )
-def test_a_file_we_cannot_read_is_refused_with_the_reason(
-    opened: Callable[..., Registry], place: Path, damage: str, told: str
+def test_unreadable_file_is_rejected_with_the_reason(
+    opened: Callable[..., Registry], place: Path, damage: str, message: str
 ) -> None:
     opened().create(ANN, PLAIN, acked=0, snapshot=FRESH)
     opened().close()
     change(place, damage)
-    with pytest.raises(LogDamaged, match=told) as found:
+    with pytest.raises(LogDamaged, match=message) as found:
         Registry.open(place)
     assert found.value.hint
 
 
-def test_a_folder_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+def test_missing_folder_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot be opened"):
         Registry.open(tmp_path / "nowhere" / "subscriptions.db")
 
@@ -644,7 +636,7 @@ def walk(place: Path, seed: int, vfs: str | None = None) -> Generator[Registry, 
 
 
 def states(place: Path, seed: int, steps: int) -> list[list[Any]]:
-    """What the registry holds before the first step and after each."""
+    """Return the content of the registry before the first step and after each step."""
     with closing(walk(place, seed)) as walking:
         return [everything(registry) for registry in islice(walking, steps + 1)]
 
@@ -680,7 +672,7 @@ class FuseFile(apsw.VFSFile):
 
 
 @pytest.mark.slow
-def test_what_was_acknowledged_is_there_after_kill_9_and_the_rest_is_in_or_out(tmp_path: Path) -> None:
+def test_acknowledged_writes_survive_kill_9_and_others_are_atomic(tmp_path: Path) -> None:
     chance = random.Random(11)
     real, twin = tmp_path / "real.db", tmp_path / "twin.db"
     for seed, fuse in enumerate([chance.randrange(40), *(chance.randrange(600) for _ in range(3))]):
@@ -691,11 +683,11 @@ def test_what_was_acknowledged_is_there_after_kill_9_and_the_rest_is_in_or_out(t
             check=False,
         )
         assert child.returncode == -signal.SIGKILL
-        told = child.stdout.count(b"\n")
+        returned = child.stdout.count(b"\n")
         registry = Registry.open(real)
         found = everything(registry)
         registry.close()
-        assert found in states(twin, seed, told + 1)[told:], f"seed {seed}: {told} calls returned"
+        assert found in states(twin, seed, returned + 1)[returned:], f"seed {seed}: {returned} calls returned"
         shutil.copy(real, twin)
 
 
@@ -735,7 +727,7 @@ def ask(subscriptions: Subscriptions, **params: Any) -> dict[str, Any]:
     return subscriptions.subscribe(ANN, SubscribeTable(table="items", **params))
 
 
-def test_the_same_call_by_name_finds_it_also_when_its_start_is_long_gone(
+def test_create_by_name_finds_the_subscription_if_its_start_was_evicted(
     opened: Callable[..., Registry], fed: Fed
 ) -> None:
     for reopen in (False, True):
@@ -751,7 +743,7 @@ def test_the_same_call_by_name_finds_it_also_when_its_start_is_long_gone(
         ask(subscriptions, start={"offset": 1})
 
 
-def test_images_that_are_not_named_are_those_it_was_made_with(opened: Callable[..., Registry], fed: Fed) -> None:
+def test_unnamed_images_match_those_of_the_existing_subscription(opened: Callable[..., Registry], fed: Fed) -> None:
     subscriptions = Subscriptions(Only(fed), opened())
     first = ask(subscriptions, name="rows", start="snapshot")
     again = ask(subscriptions, name="rows")
@@ -766,7 +758,7 @@ def test_images_that_are_not_named_are_those_it_was_made_with(opened: Callable[.
         subscriptions.subscribe(BOB, SubscribeTable(table="items", name="rows"))
 
 
-def test_a_name_looked_up_is_forgotten_with_its_subscription(opened: Callable[..., Registry]) -> None:
+def test_name_is_forgotten_with_its_subscription(opened: Callable[..., Registry]) -> None:
     registry = opened()
     made, _ = registry.create(ANN, PLAIN, acked=0, name="x")
     assert registry.named(ANN, PLAIN, "x") is made
@@ -779,7 +771,7 @@ def test_a_name_looked_up_is_forgotten_with_its_subscription(opened: Callable[..
     assert registry.named(ANN, PLAIN, "x") is None
 
 
-def test_who_makes_one_at_the_same_time_is_compared_in_the_same_way(opened: Callable[..., Registry]) -> None:
+def test_concurrent_create_compares_options_in_the_same_way(opened: Callable[..., Registry]) -> None:
     registry = opened()
     made, _ = registry.create(ANN, PLAIN, acked=0, name="x")
     seen = msgspec.structs.replace(PLAIN, after=True)
@@ -788,7 +780,7 @@ def test_who_makes_one_at_the_same_time_is_compared_in_the_same_way(opened: Call
         registry.create(ANN, seen, acked=0, name="x")
 
 
-def test_a_list_comes_in_pages(opened: Callable[..., Registry], fed: Fed) -> None:
+def test_list_has_pages(opened: Callable[..., Registry], fed: Fed) -> None:
     registry = opened()
     subscriptions = Subscriptions(Only(fed), registry)
     made = [ask(subscriptions)["sub_id"] for _ in range(5)]
@@ -810,24 +802,24 @@ def test_a_list_comes_in_pages(opened: Callable[..., Registry], fed: Fed) -> Non
 
 
 @pytest.mark.parametrize("bad", [{"limit": 0}, {"limit": 10_001}, {"after": "x"}, {"after": "sub_1"}])
-def test_a_page_out_of_range_is_refused(opened: Callable[..., Registry], fed: Fed, bad: dict[str, Any]) -> None:
+def test_page_out_of_range_is_rejected(opened: Callable[..., Registry], fed: Fed, bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         Subscriptions(Only(fed), opened()).list(ANN, None, **bad)
     assert refused.value.hint
 
 
-def test_a_seek_nowhere_or_to_two_places_is_refused_with_a_remedy(opened: Callable[..., Registry], fed: Fed) -> None:
+def test_seek_without_or_with_two_targets_is_rejected_with_a_hint(opened: Callable[..., Registry], fed: Fed) -> None:
     subscriptions = Subscriptions(Only(fed), opened())
     id = ask(subscriptions)["sub_id"]
     for offset, ts in ((None, None), (1, 1)):
         with pytest.raises(InvalidRequest) as refused:
             subscriptions.seek(ANN, id, offset, ts)
         assert refused.value.hint
-    with pytest.raises(InvalidRequest, match=r"^ts .* lies in the future"):
+    with pytest.raises(InvalidRequest, match=r"^ts .* is in the future"):
         subscriptions.seek(ANN, id, None, 99_999_999_999_999)
 
 
-def test_unknown_id_that_is_a_visible_name_gets_a_hint_without_a_walk(
+def test_unknown_id_that_is_a_visible_name_gets_a_hint(
     opened: Callable[..., Registry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = opened()

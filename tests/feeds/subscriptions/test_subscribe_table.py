@@ -1,4 +1,5 @@
-"""Subscribing: every rejection names its field, what is left out has its default, and nothing else ever escapes."""
+"""Validation of cdc.subscribe_table: errors name their field, missing fields have defaults, other exceptions never
+escape."""
 
 import json
 from collections.abc import Callable
@@ -58,11 +59,11 @@ def of(**params: Any) -> Options:
 # --- what is asked for -----------------------------------------------------------------------------------
 
 
-def test_a_table_alone_is_everything_of_it_from_now_on() -> None:
+def test_table_without_options_is_all_its_changes_from_the_head() -> None:
     assert ask(table="numbered") == Request(Options(db="main", tables=("numbered",)), Start("latest"), None)
 
 
-def test_a_database_alone_or_an_empty_list_is_every_table() -> None:
+def test_database_without_tables_is_every_table() -> None:
     assert ask(db="main") == ask(tables=[]) == ask() == Request(Options(db="main"), Start(), None)
 
 
@@ -70,7 +71,7 @@ def test_the_alias_of_the_main_database_is_main() -> None:
     assert ask(db="default").options.db == "main"
 
 
-def test_lists_that_mean_sets_are_sorted_and_without_repeats() -> None:
+def test_lists_that_are_sets_are_sorted_and_unique() -> None:
     assert ask(tables=["paired", "named", "paired"]).options.tables == ("named", "paired")
     assert of(ops=[" Update", "INSERT", "update ", "truncate", "schema_change"]).ops == (
         "insert",
@@ -81,7 +82,7 @@ def test_lists_that_mean_sets_are_sorted_and_without_repeats() -> None:
     assert of(columns=[" size", "note", "size "]).columns == ("note", "size")
 
 
-def test_filters_are_kept_as_they_came() -> None:
+def test_filters_are_kept_unchanged() -> None:
     assert of(pk=[i(1)]).pk == [i(1)]
     assert of(pk_range={"lower_bound": i(1), "upper_bound": None}).pk_range == {"lower_bound": i(1)}
     assert of(pk_range={"lower_bound": i(1), "upper_bound": i(1)}).pk_range is not None
@@ -93,11 +94,11 @@ def test_filters_are_kept_as_they_came() -> None:
     assert ask(tables=["paired"], spans=spans).options.spans == spans
 
 
-def test_a_shard_may_be_of_many_tables() -> None:
+def test_shard_may_cover_many_tables() -> None:
     assert ask(tables=["named", "bare"], shard={"index": 0, "of": 2}).options.shard == Shard(0, 2)
 
 
-def test_images_are_left_out_unless_the_format_is_made_of_them_or_rows_come_first() -> None:
+def test_images_are_omitted_by_default_except_for_envelopes_and_snapshots() -> None:
     assert (of().before, of().after) == (False, False)
     assert (of(include={"after": True}).before, of(include={"after": True}).after) == (False, True)
     for form in ("debezium_json", "cloudevents_json", "cockroach_wrapped_json"):
@@ -119,11 +120,11 @@ def test_images_are_left_out_unless_the_format_is_made_of_them_or_rows_come_firs
         ({"ts": 1763172000000}, Start("ts", 1763172000000 << 16)),
     ],
 )
-def test_the_places_to_start_from(given: Any, start: Start) -> None:
+def test_start_positions_are_parsed(given: Any, start: Start) -> None:
     assert ask(start=given).start == start
 
 
-def test_a_name_and_a_wish_for_whole_transactions() -> None:
+def test_name_and_txn_are_parsed() -> None:
     assert ask(name="café \N{SNOWMAN} 1").name == "café \N{SNOWMAN} 1"
     assert ask(name="x" * 200).name == "x" * 200
     assert of(txn="atomic").txn == "atomic"
@@ -138,7 +139,7 @@ def test_options_survive_being_stored() -> None:
 # --- what is refused -------------------------------------------------------------------------------------
 
 
-def test_an_unknown_table_is_not_found_and_the_nearest_is_named() -> None:
+def test_unknown_table_is_not_found_with_the_nearest_name() -> None:
     with pytest.raises(NotFound) as found:
         ask(table="numberd")
     assert "'numberd'" in found.value.message
@@ -146,11 +147,11 @@ def test_an_unknown_table_is_not_found_and_the_nearest_is_named() -> None:
     assert "'nowhere'" in refused(NotFound, tables=["named", "nowhere"])
 
 
-def test_a_table_that_is_not_captured_is_refused_with_the_reason() -> None:
+def test_uncaptured_table_is_rejected_with_the_reason() -> None:
     assert "it has 3000 columns" in refused(NotSupported, table="huge")
 
 
-def test_an_unknown_option_is_an_error() -> None:
+def test_unknown_option_is_an_error() -> None:
     with pytest.raises(msgspec.ValidationError, match="colour"):
         ask(table="numbered", colour="red")
 
@@ -232,17 +233,17 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("field", "params"), REFUSED, ids=lambda each: each if isinstance(each, str) else "")
-def test_a_refusal_names_the_field(field: str, params: dict[str, Any]) -> None:
+def test_error_names_the_field(field: str, params: dict[str, Any]) -> None:
     assert f"`{field}" in refused(**params)
 
 
-def test_the_only_table_of_a_database_must_be_named_too_for_others_may_come() -> None:
+def test_only_table_of_a_database_must_be_named_for_a_row_filter() -> None:
     alone = FilterSource("main", TABLES[0])
     with pytest.raises(InvalidRequest, match="`where` needs exactly one table"):
         ask(alone, where="size > 3")
 
 
-def test_a_real_database_says_what_fits_it(rig: Callable[..., Rig]) -> None:
+def test_filters_are_checked_against_a_real_database(rig: Callable[..., Rig]) -> None:
     source = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT)", "CREATE TABLE u(a)").source
 
     def refusal(**params: Any) -> str:
@@ -262,17 +263,17 @@ def test_a_real_database_says_what_fits_it(rig: Callable[..., Rig]) -> None:
         check(SubscribeTable(table="sqlite_schema"), source)
 
 
-def test_an_unknown_column_hints_at_the_nearest() -> None:
+def test_unknown_column_hint_names_the_nearest() -> None:
     with pytest.raises(InvalidRequest) as found:
         of(columns=["sise"])
     assert found.value.hint == "Did you mean 'size'?"
 
 
-def test_what_cannot_be_exact_stays_not_supported() -> None:
+def test_inexact_filter_is_not_supported() -> None:
     assert "`shard`" in refused(NotSupported, table="odd", shard={"index": 0, "of": 2})
 
 
-def test_text_that_is_not_text_is_refused() -> None:
+def test_lone_surrogates_are_rejected() -> None:
     with pytest.raises(InvalidRequest, match="`where`"):
         check(SubscribeTable(table="numbered", where="note = '\ud800'"), SOURCE)
     with pytest.raises(InvalidRequest, match="`name`"):
@@ -308,7 +309,7 @@ FIELDS = [field.name for field in msgspec.structs.fields(SubscribeTable)]
     st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4), st.sampled_from([None, "named", "paired", "numbered"])
 )
 @example({"pk": [{"t": "embedding", "v": [1]}]}, "numbered")
-def test_whatever_is_sent_only_our_errors_come_back(params: dict[str, Any], table: str | None) -> None:
+def test_any_input_raises_only_headwater_errors(params: dict[str, Any], table: str | None) -> None:
     body = params | ({"table": table} if table else {})
     try:
         asked = msgspec.convert(body, SubscribeTable)
@@ -325,19 +326,19 @@ def test_whatever_is_sent_only_our_errors_come_back(params: dict[str, Any], tabl
 # --- limits, and what to do about a refusal --------------------------------------------------------------
 
 
-def test_a_thousand_spans_are_granted_and_no_more() -> None:
+def test_more_than_a_thousand_spans_are_rejected() -> None:
     spans = [{"prefix": [i(number)]} for number in range(1001)]
     assert len(of(spans=spans[:1000]).spans or ()) == 1000
     assert "`spans` holds 1001" in refused(table="numbered", spans=spans)
 
 
-def test_options_are_bounded_in_all() -> None:
+def test_too_large_options_are_rejected() -> None:
     long = [{"prefix": [s("x" * 1000)]} for _ in range(70)]
     assert "65536" in refused(table="named", spans=long)
     assert len(ask(table="named", spans=long[:60]).options.spans or ()) == 60
 
 
-def test_a_request_says_whether_it_named_the_images() -> None:
+def test_request_records_whether_images_were_named() -> None:
     assert ask(table="numbered", include={}).names_images
     assert not ask(table="numbered", start="snapshot").names_images
 
@@ -353,7 +354,7 @@ def test_a_request_says_whether_it_named_the_images() -> None:
         {"where": "x" * 70_000},
     ],
 )
-def test_a_refusal_has_a_remedy(bad: dict[str, Any]) -> None:
+def test_error_has_a_hint(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as found:
         ask(table="numbered", **bad)
     assert found.value.hint
@@ -363,7 +364,7 @@ def test_a_refusal_has_a_remedy(bad: dict[str, Any]) -> None:
 
 
 class Counting(Source):
-    """Counts how often the status is asked for."""
+    """Counts how often the status is read."""
 
     asked = 0
 
@@ -372,13 +373,13 @@ class Counting(Source):
         return super().status()
 
 
-def test_repeated_table_names_ask_for_one_status() -> None:
+def test_repeated_table_names_read_the_status_once() -> None:
     source = Counting("main", *TABLES, ODD)
     assert ask(source, tables=["numbered", "named"] * 5_000).options.tables == ("named", "numbered")
     assert source.asked == 1
 
 
-def test_too_many_table_names_are_refused_with_the_limit() -> None:
+def test_too_many_table_names_are_rejected_with_the_limit() -> None:
     with pytest.raises(InvalidRequest, match="`tables` holds 1001 names") as found:
         ask(tables=[f"t{n}" for n in range(1_001)])
     assert "at most 1000" in found.value.hint

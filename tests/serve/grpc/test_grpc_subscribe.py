@@ -126,7 +126,7 @@ def test_start_sequence_is_the_first_one_delivered(files: Whole, caller: Caller,
 def test_start_sequence_ahead_of_the_log_is_refused(caller: Caller, start: int) -> None:
     failure = caller.refusal(SUBSCRIBE, start_sequence=start)
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert failure.details() == f"start_sequence {start} lies beyond the latest sequence 2"
+    assert failure.details() == f"start_sequence {start} is beyond the latest sequence 2"
     assert "offset" not in dict(failure.trailing_metadata())["headwater-hint"].lower()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headwater.errors import HeadwaterError
-from headwater.feeds.filters.filter import Cut
+from headwater.feeds.filters.filter import NewerThanSnapshot
 from headwater.feeds.formats.encoder import Frames, WritesFrames
 from headwater.feeds.formats.frame import Enclosed, Frame
 from headwater.feeds.groups.log_reader import SCAN, View, blocks_of
@@ -25,29 +25,37 @@ class Piece(NamedTuple):
 
 
 def read_piece(
-    log: LiveLog, view: View, frame: Frame, *, after: int, upto: int, limit: int, most: int, cut: Cut | None = None
+    log: LiveLog,
+    view: View,
+    frame: Frame,
+    *,
+    after: int,
+    upto: int,
+    limit: int,
+    most: int,
+    newer: NewerThanSnapshot | None = None,
 ) -> Piece:
     """Return a page like `read_page`, framed; where the encoder writes frames itself, end at a block if possible."""
     encoder = view.encoder
     if isinstance(encoder, WritesFrames) and isinstance(frame, Enclosed) and not view.is_whole:
         frames = encoder.frames(frame.enclosing, limit, SLACK * most)
-        at, ts = _written(log, view, frames, after, upto, most, cut)
+        at, ts = _written(log, view, frames, after, upto, most, newer)
         return Piece(frames.data(), frames.count, frames.last, at, ts)
-    page = view.page(log, after=after, upto=upto, limit=limit, most=most, cut=cut)
+    page = view.page(log, after=after, upto=upto, limit=limit, most=most, newer=newer)
     data = b"".join([frame(offset, op.word, data) for offset, op, data in page.deliveries])
     last = page.deliveries[-1].offset if page.deliveries else 0
     return Piece(data, len(page.deliveries), last, page.upto, page.ts)
 
 
 def _written(
-    log: LiveLog, view: View, frames: Frames, after: int, upto: int, most: int, cut: Cut | None
+    log: LiveLog, view: View, frames: Frames, after: int, upto: int, most: int, newer: NewerThanSnapshot | None
 ) -> tuple[int, int]:
     """Write frames; return the offset reached, and the timestamp of the transaction that ends there."""
     at, ts = after, 0
     for block in blocks_of(log, after, upto):
         for part in block:
             try:
-                ops = view.filter.decide(part.changes, first=part.first, cut=cut)
+                ops = view.filter.decide(part.changes, first=part.first, newer=newer)
             except HeadwaterError:
                 if at == after:
                     raise

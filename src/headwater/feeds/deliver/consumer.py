@@ -20,10 +20,10 @@ from headwater.feeds.deliver.backpressure import (
     why_lost,
 )
 from headwater.feeds.deliver.hub import Hub, Run
-from headwater.feeds.filters.filter import Cut
+from headwater.feeds.filters.filter import NewerThanSnapshot
 from headwater.feeds.groups.log_reader import View
 from headwater.feeds.query_feeds.query_view import QueryView
-from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, cut_of, highest
+from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, highest, newer_than_snapshot
 from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.log.live.live_log import LiveLog
@@ -56,7 +56,7 @@ class Consumer:
         self._refresh = refresh
         self._limits = Limits.of(database.retention.changes)
         self._finished: SnapshotState | None = None
-        self._cut: Cut | None = None
+        self._newer: NewerThanSnapshot | None = None
         if subscription is not None and subscription.snapshot is not None and subscription.snapshot.done:
             self.finished(subscription.snapshot)
 
@@ -92,9 +92,9 @@ class Consumer:
 
     def finished(self, state: SnapshotState) -> None:
         """Note that all rows of the snapshot were sent: changes older than its rows are not delivered any more."""
-        self._finished, self._cut = state, cut_of(state, self.database.source)
+        self._finished, self._newer = state, newer_than_snapshot(state, self.database.source)
 
-    def must_cut(self, cursor: int) -> bool:
+    def overlaps_snapshot(self, cursor: int) -> bool:
         """Whether changes after `cursor` may be older than the rows of the snapshot."""
         return self._finished is not None and cursor < highest(self._finished)
 
@@ -103,9 +103,9 @@ class Consumer:
         """The offset at which the consumer is up to date. Rows of a snapshot may be newer than the log's head."""
         return max(self.log.latest, 0 if self._finished is None else highest(self._finished))
 
-    def cut(self, cursor: int) -> Cut | None:
+    def snapshot_filter(self, cursor: int) -> NewerThanSnapshot | None:
         """Return the filter that drops changes older than the snapshot's rows; None where none can follow `cursor`."""
-        return self._cut if self.must_cut(cursor) else None
+        return self._newer if self.overlaps_snapshot(cursor) else None
 
     # --- lag and backpressure ----------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Consumer:
         if self.is_current and cursor > self.log.latest:
             return LOG_GENERATION_CHANGED  # the cursor is from a log that was deleted
         reason = why_lost(cursor, horizon=self.log.horizon, generation_first=self.log.generation_first)
-        return SNAPSHOT_EXPIRED if reason == WAL_HORIZON_EXCEEDED and self.must_cut(cursor) else reason
+        return SNAPSHOT_EXPIRED if reason == WAL_HORIZON_EXCEEDED and self.overlaps_snapshot(cursor) else reason
 
     def pressure(self, cursor: int) -> Pressure:
         """Return the backpressure by what the subscriber acknowledged, not by what was sent."""
@@ -167,15 +167,17 @@ class Consumer:
     @property
     def changes_with_time(self) -> bool:
         """Whether time alone may change the state: a pause, or unread changes that grow old."""
-        held = self.subscription
-        return self.paused or (held is not None and self.log.forgets_by_time and held.cursor < self.log.latest)
+        subscription = self.subscription
+        return self.paused or (
+            subscription is not None and self.log.forgets_by_time and subscription.cursor < self.log.latest
+        )
 
     def note_quiet(self, began: int, delivered: int, cursor: int) -> None:
         """Note that of the changes after `began` up to `cursor`, the last one delivered was at `delivered`."""
-        held = self.subscription
-        if held is None or cursor <= held.cursor:
+        subscription = self.subscription
+        if subscription is None or cursor <= subscription.cursor:
             return
-        self._registry.quiet(held.id, cursor, after=max(began, delivered))
+        self._registry.quiet(subscription.id, cursor, after=max(began, delivered))
 
     # --- control events ----------------------------------------------------------------------------------------------
 
@@ -217,7 +219,7 @@ class Consumer:
         """Return the URL of a snapshot as of now, or one for each table."""
         options = self.view.options
         if isinstance(self.view, QueryView):
-            return {"snapshot_url": self.view.question.url}
+            return {"snapshot_url": self.view.instance.url}
         tables = options.tables or tuple(sorted(self.database.source.describe()))
         version = f"{self.log.generation}.{self.log.latest}"
         found = {table: snapshot_url(options.db, table, version) for table in tables}

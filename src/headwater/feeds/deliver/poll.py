@@ -31,14 +31,14 @@ class Asked(msgspec.Struct, frozen=True):
 class Poll:
     """One call of cdc.poll."""
 
-    def __init__(self, consumer: Consumer, asked: Asked, *, caught_up: bool) -> None:
-        self.consumer, self._asked = consumer, asked
+    def __init__(self, consumer: Consumer, request: Asked, *, caught_up: bool) -> None:
+        self.consumer, self._request = consumer, request
         self._caught_up = caught_up  # whether the log holds everything that was committed before the request
-        self._deadline = time.monotonic() + asked.wait_ms / 1000
+        self._deadline = time.monotonic() + request.wait_ms / 1000
         self._waiting = Waiting(consumer.hub, consumer.view)
-        held = consumer.subscription
-        assert held is not None
-        self._held = held
+        subscription = consumer.subscription
+        assert subscription is not None
+        self._subscription = subscription
         self._began = self._cursor = self._resume()
 
     def wake(self) -> None:
@@ -54,17 +54,17 @@ class Poll:
 
     def _resume(self) -> int:
         """Return the offset after which the page begins."""
-        asked = self._asked.from_offset
-        if asked is not None:
-            check_reached(self.consumer.log, asked, "from_offset", self._caught_up)
-        return self._held.cursor if asked is None else self._held.resume(asked)
+        offset = self._request.from_offset
+        if offset is not None:
+            check_reached(self.consumer.log, offset, "from_offset", self._caught_up)
+        return self._subscription.cursor if offset is None else self._subscription.resume(offset)
 
     async def answer(self) -> dict[str, Any]:
         """Return the page."""
         consumer = self.consumer
         while True:
             if consumer.closed:
-                raise unknown(self._held.id)
+                raise unknown(self._subscription.id)
             if consumer.paused or consumer.why_lost(self._cursor):
                 return self._without_changes()
             try:
@@ -80,15 +80,15 @@ class Poll:
                 return self._with(page)
 
     def _page(self) -> Page:
-        consumer, asked = self.consumer, self._asked
+        consumer, request = self.consumer, self._request
         read = read_whole if consumer.view.options.txn else read_page
         return read(
             consumer.log,
             consumer.view,
             after=self._cursor,
-            limit=asked.limit,
+            limit=request.limit,
             most=MOST_BYTES,
-            cut=consumer.cut(self._cursor),
+            newer=consumer.snapshot_filter(self._cursor),
         )
 
     async def _wait(self) -> bool:
@@ -123,7 +123,7 @@ class Poll:
         """Return a page of the snapshot."""
         if self.consumer.paused:
             return self._body([], self._cursor, {"caught_up": False})
-        page: SnapshotPage = await self.consumer.run(reader.page, self._asked.limit, MOST_BYTES)
+        page: SnapshotPage = await self.consumer.run(reader.page, self._request.limit, MOST_BYTES)
         snapshot: dict[str, Any] = {"done": page.done, "cursor": page.cursor}
         if page.restarted:
             snapshot |= {"restarted": True, "reason": page.reason}

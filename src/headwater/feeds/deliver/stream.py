@@ -267,7 +267,7 @@ class Stream:
         assert group is not None
         taken = group.take(live.seen) if group.is_live and live.epoch == hub.epoch else None
         if taken is None:  # too slow for what is kept in memory, or the group ended: read the log
-            has_missed = not group.is_dismissed or not group.holds(live.seen)
+            has_missed = not group.is_suspended or not group.holds(live.seen)
             return self._apply(FellBehind(hub.upto if has_missed else None))
         if taken.piece:
             self._calm = True
@@ -317,13 +317,13 @@ class Stream:
         if consumer.hub.is_far(consumer.view, self.cursor) and (self._group is None or self._group.failed is None):
             self._leave_group()  # frames would be dropped before this stream comes to them
             return await self._read(latest if self._upto is None else min(latest, self._upto))
-        if self._group is None or self._group.is_dismissed:
+        if self._group is None or self._group.is_suspended:
             self._leave_group()
             self._group = consumer.hub.join(consumer.view, self._frame)
         failed = self._group.failed
         if failed is not None and self.cursor >= consumer.published:  # the changes before the failure were delivered
             return self._apply(Failed(failed))
-        if self._group.is_live and not consumer.must_cut(self.cursor) and self._upto is None:
+        if self._group.is_live and not consumer.overlaps_snapshot(self.cursor) and self._upto is None:
             if self.cursor > consumer.published:
                 consumer.hub.sleep(self)  # the hub has not published that far
                 return await self._sleep()
@@ -357,7 +357,9 @@ class Stream:
     def _piece(self, upto: int) -> Piece:
         consumer, at = self.consumer, self.cursor
         limits = {"limit": self.page, "most": PIECE}
-        return read_piece(consumer.log, consumer.view, self._frame, after=at, upto=upto, cut=consumer.cut(at), **limits)
+        return read_piece(
+            consumer.log, consumer.view, self._frame, after=at, upto=upto, newer=consumer.snapshot_filter(at), **limits
+        )
 
     # --- snapshot ------------------------------------------------------------------------------------------------
 
@@ -416,10 +418,10 @@ class Stream:
 
     def _skip_acked(self) -> None:
         """Skip the changes that the subscriber acknowledged by another connection or call."""
-        held = self.consumer.subscription
-        if held is not None and self._snapshot is None and held.acked > self.cursor:
-            self.cursor = held.acked
-            self._began = held.acked  # the stream did not see what it skipped
+        subscription = self.consumer.subscription
+        if subscription is not None and self._snapshot is None and subscription.acked > self.cursor:
+            self.cursor = subscription.acked
+            self._began = subscription.acked  # the stream did not see what it skipped
             self._apply(Skipped())
 
     def _note_quiet(self) -> None:

@@ -18,7 +18,7 @@ from headwater.model.table import Key, Row, Table
 from headwater.sources.read import Readable
 
 # Returns whether the change at an offset is newer than the snapshot row with the key of an image.
-Cut = Callable[[int, Table, Row | None], bool]
+NewerThanSnapshot = Callable[[int, Table, Row | None], bool]
 
 
 class Filter:
@@ -42,7 +42,7 @@ class Filter:
         return self._tables
 
     def raw_ops(self) -> frozenset[Op] | None:
-        """Return the ops of logged changes that may be delivered as any op without a `cut`; None: all."""
+        """Return the ops of logged changes that may be delivered as any op without a `newer`; None: all."""
         if not self._ops:
             return None
         moved = {Op.INSERT, Op.DELETE} & self._ops if self.options.looks_at_rows else set()
@@ -60,13 +60,15 @@ class Filter:
         """Return whether `decide` on changes of `table` is fast enough for the event loop; raises as `decide` does."""
         return self._all or self._rule(table).is_cheap
 
-    def decide(self, changes: Sequence[Change], *, first: int = 0, cut: Cut | None = None) -> list[Op | None]:
+    def decide(
+        self, changes: Sequence[Change], *, first: int = 0, newer: NewerThanSnapshot | None = None
+    ) -> list[Op | None]:
         """Return the op that each change is delivered as, None for a change that is not delivered.
 
-        With `cut`, an image also counts as outside if the snapshot row with its key is newer than the change. The
+        With `newer`, an image also counts as outside if the snapshot row with its key is newer than the change. The
         offsets of the changes are `first`, `first + 1`, …
         """
-        if self._all and cut is None:
+        if self._all and newer is None:
             tables = {id(change.table): change.table for change in changes}.values()
             if not self._ops and all(self.wants(table.name) for table in tables):
                 return [change.op for change in changes]
@@ -75,12 +77,12 @@ class Filter:
         found: list[Op | None] = []
         for place, change in enumerate(changes):
             before, after = inside[place]
-            if cut is not None and change.op not in ROW_OPS:
-                found.append(self._plain(change) if cut(first + place, change.table, None) else None)
+            if newer is not None and change.op not in ROW_OPS:
+                found.append(self._plain(change) if newer(first + place, change.table, None) else None)
                 continue
-            if cut is not None:
-                before = before and change.before is not None and cut(first + place, change.table, change.before)
-                after = after and change.after is not None and cut(first + place, change.table, change.after)
+            if newer is not None:
+                before = before and change.before is not None and newer(first + place, change.table, change.before)
+                after = after and change.after is not None and newer(first + place, change.table, change.after)
             found.append(self._delivered(change, before, after))
         return found
 

@@ -1,1 +1,1 @@
-"""Readers who share a view of the log: the view, the group of its readers, and a batch published to groups."""
+"""Groups of streams that share a view of the log: the view, the group, and the batches published to groups."""

@@ -1,4 +1,4 @@
-"""Group: the streams that see the same in the same framing, and the frames that were published for them lately."""
+"""A group of streams with the same view and framing, and the frames recently published for them."""
 
 from __future__ import annotations
 
@@ -10,109 +10,109 @@ from headwater.errors import HeadwaterError
 from headwater.feeds.formats.frame import Frame
 from headwater.feeds.groups.log_reader import View
 
-PIECE = 256 << 10  # bytes that one stream is handed at a time
-JOINED = 4  # places of slow streams for which joined frames are kept besides
+PIECE = 256 << 10  # bytes that one stream takes at a time
+JOINED = 4  # positions of slow streams for which joined frames are cached, too
 
 
 class Sleeper(Protocol):
-    """Whoever waits for something to be published."""
+    """A stream or poll that waits for published frames."""
 
     def wake(self) -> None:
-        """Look again."""
+        """Check for published frames again."""
         ...
 
 
 class Taken(NamedTuple):
-    """Frames for one stream."""
+    """Joined frames for one stream."""
 
     piece: bytes
-    seen: int  # how many frames of the group it has now
-    offset: int  # of the last of them
+    seen: int  # frames of the group that the stream has received, these included
+    offset: int  # the offset of the last frame
 
 
 class Group:
-    """The streams that see the same in the same framing."""
+    """The streams with the same view and framing."""
 
     def __init__(self, view: View, frame: Frame, since: int) -> None:
         self.view, self.frame = view, frame
-        self.since = since  # everything published after this offset is still held
+        self.since = since  # everything published after this offset is still in memory
         self.members = 0
-        self.published = 0  # frames ever
-        self.failed: HeadwaterError | None = None  # the filter cannot be applied any more
-        self.is_live = True  # what passes is published here; else its members read the log by themselves
-        self.is_dismissed = False  # its members are to read the log, and to come back when they have caught up
+        self.published = 0  # frames ever published
+        self.failed: HeadwaterError | None = None  # the error because of which the filter cannot be applied any more
+        self.is_live = True  # the hub publishes to this group; otherwise its members read the log on their own
+        self.is_suspended = False  # the members read the log and join again when they have caught up
         self.waiting: set[Sleeper] = set()
         self._frames: deque[tuple[int, bytes]] = deque()
         self._taken = 0  # frames that the member furthest ahead has passed
-        self._joined: dict[int, Taken] = {}  # by what a stream has seen, where several streams may take the same
+        self._joined: dict[int, Taken] = {}  # by frames seen, where several streams may take the same frames
 
     def publish(self, frames: list[tuple[int, bytes]]) -> None:
-        """Add frames and wake who waits."""
+        """Add frames and wake the waiting members."""
         self._frames.extend(frames)
         self.published += len(frames)
         self._joined.clear()
         self.wake()
 
     def wake(self) -> None:
-        """Let every member look."""
+        """Wake every waiting member."""
         waiting, self.waiting = self.waiting, set()
         for sleeper in waiting:
             sleeper.wake()
 
     def fail(self, error: HeadwaterError) -> None:
-        """End the feeds of this group."""
+        """End the feeds of this group with `error`."""
         self.failed, self.is_live = error, False
         self.wake()
 
     def skip(self, upto: int) -> int:
-        """Hold nothing at or below `upto`, so that members read the log; return the bytes dropped."""
+        """Drop all frames up to `upto`, so that members read the log; return the bytes dropped."""
         dropped = self.clear()
-        self.published += 1  # no member has seen what was skipped
+        self.published += 1  # stands for the skipped frames, which no member has seen
         self.since = max(self.since, upto)
         self.wake()
         return dropped
 
     @property
     def is_unread(self) -> bool:
-        """Whether a frame was dropped before any member had taken it: then all of them must read the log."""
+        """Whether a frame was dropped before any member took it, so that all members must read the log."""
         return self.published - len(self._frames) > self._taken
 
     def clear(self) -> int:
-        """Drop all frames, of a group to which nothing more is published; return their bytes."""
+        """Drop all frames and return their size."""
         dropped = sum(len(frame) for _, frame in self._frames)
         self._frames.clear()
         self._joined.clear()
         return dropped
 
     def forget_oldest(self) -> int:
-        """Drop one frame, if there is one; returns its bytes."""
+        """Drop the oldest frame, if there is one; return its size."""
         if not self._frames:
-            return 0  # it was skipped
+            return 0  # the frame was skipped
         offset, frame = self._frames.popleft()
-        # Never back: a frame of before continuity broke says nothing of what was passed over since.
+        # `since` never goes back: a frame older than a loss of continuity does not cover the changes missed then.
         self.since = max(self.since, offset)
         self._joined.clear()
         return len(frame)
 
     def seek(self, cursor: int) -> int | None:
-        """How many frames a stream at `cursor` has seen; None when it must read the log first."""
+        """Return how many frames a stream at `cursor` has seen; None when the stream must read the log first."""
         if cursor < self.since:
             return None
-        ahead = sum(1 for _ in takewhile(lambda held: held[0] > cursor, reversed(self._frames)))
+        ahead = sum(1 for _ in takewhile(lambda entry: entry[0] > cursor, reversed(self._frames)))
         seen = self.published - ahead
         self._taken = max(self._taken, seen)
         return seen
 
     def offset_after(self, seen: int) -> int:
-        """The offset of the frame that follows `seen` frames; it is there."""
+        """Return the offset of the frame that follows `seen` frames, which must be in memory."""
         return self._frames[seen - self.published][0]
 
     def holds(self, seen: int) -> bool:
-        """Whether everything published after `seen` frames is still held."""
+        """Return whether everything published after `seen` frames is still in memory."""
         return self.published - seen <= len(self._frames)
 
     def take(self, seen: int) -> Taken | None:
-        """What follows `seen` frames, at most a piece of it; None when some of that is gone."""
+        """Return the frames that follow `seen` frames, at most PIECE bytes; None when some of them were dropped."""
         found = self._joined.get(seen)
         if found is None:
             if not self.holds(seen):

@@ -1,4 +1,4 @@
-"""Batch: some transactions on their way to the groups of the hub; each change encoded and framed once per shape."""
+"""A batch of transactions that the hub publishes to its groups; each change is encoded and framed once per shape."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from headwater.log.transaction_parts import estimated_bytes
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Row
 
-SLICE = 64  # changes asked of a costly filter between two looks at the clock
-PATIENCE_SECONDS = 0.05  # of a core, that one costly filter may take of a batch that all wait for
-LONGEST_SECONDS = 0.5  # by the clock: a filter that a database server applies takes no time of ours
-MOST_WORK = 2_000_000  # characters of `where` times rows, that the loop decides at once: about 5 ms
-TEXT_OF_ROW = 20  # characters of text that take as long to compare as a row without any
+SLICE = 64  # changes that a costly filter evaluates between two checks of the clock
+PATIENCE_SECONDS = 0.05  # CPU time that one costly filter may use per batch, because all readers wait for the batch
+LONGEST_SECONDS = 0.5  # wall-clock limit: a filter that a database server evaluates uses no CPU time of this process
+MOST_WORK = 2_000_000  # characters of `where` times rows that the loop evaluates at once: about 5 ms
+TEXT_OF_ROW = 20  # characters of text that take as long to compare as a row without text
 
-Found = list[tuple[int, Op]]  # places in the batch, and the op each is delivered as
-Decided = Found | HeadwaterError | None  # None: it took too long
+Found = list[tuple[int, Op]]  # positions in the batch, and the op that each change is delivered as
+Decided = Found | HeadwaterError | None  # None: the filter took too long
 
 
 class Batch:
-    """The changes of `parts`, by place."""
+    """The changes of `parts`, by position."""
 
     def __init__(self, parts: list[Transaction]) -> None:
         self.placed = [
@@ -34,11 +34,12 @@ class Batch:
         ]
         self.changes: list[Change] = [change for _, _, change in self.placed]
         last = parts[-1]
-        self.unfinished = None if last.last else last.first - last.start  # the first offset of the one that goes on
+        # The first offset of the transaction that continues after this batch.
+        self.unfinished = None if last.last else last.first - last.start
         self._framed: dict[tuple[Encoder, Frame, int, Op], bytes] = {}
 
     def is_cheap(self, group: Group, places: list[int]) -> bool:
-        """Whether the loop may decide for `group` itself."""
+        """Return whether the filter of `group` is cheap enough to be evaluated in the loop."""
         view = group.view
         where = view.options.where
         if view.is_costly or (where and len(where) * self._weight > MOST_WORK and self._is_heavy(where, places)):
@@ -50,7 +51,7 @@ class Batch:
             tables = {id(self.changes[place].table): self.changes[place].table for place in places}
             return all(map(is_cheap, tables.values()))
         except HeadwaterError:
-            return True  # it will say so when it is asked
+            return True  # `decide` reports the error
 
     def _is_heavy(self, where: str, places: list[int]) -> bool:
         """Return whether `where` may take long, by its length and the size of the rows at `places`."""
@@ -58,7 +59,7 @@ class Batch:
 
     @cached_property
     def _weights(self) -> list[int]:
-        """For each change, how many rows without text take as long to compare."""
+        """For each change, the number of rows without text that take as long to compare."""
         return [_weight(change.before) + _weight(change.after) for change in self.changes]
 
     @cached_property
@@ -66,7 +67,7 @@ class Batch:
         return sum(self._weights)
 
     def decide(self, group: Group, places: list[int]) -> Found | HeadwaterError:
-        """What of `places` goes to `group`."""
+        """Return the changes at `places` that pass the filter of `group`, or the error of the filter."""
         try:
             ops = group.view.filter.decide([self.changes[place] for place in places])
         except HeadwaterError as error:
@@ -74,7 +75,7 @@ class Batch:
         return [(place, op) for place, op in zip(places, ops, strict=True) if op is not None]
 
     def decide_slowly(self, group: Group, places: list[int]) -> Decided:
-        """In a thread: the same for a group whose filter takes a while; None if it takes more than its share."""
+        """Do the same as `decide` in a thread for a slow filter; return None if the filter takes too long."""
         until = time.thread_time() + PATIENCE_SECONDS
         found: Found = []
         for low in range(0, len(places), SLICE):
@@ -87,7 +88,7 @@ class Batch:
         return found
 
     def frames(self, group: Group, found: Found) -> list[tuple[int, bytes]]:
-        """The frames of `found`, each with its offset."""
+        """Return the frames of `found`, each with its offset."""
         return [self._frame(group, place, op) for place, op in found]
 
     def _frame(self, group: Group, place: int, op: Op) -> tuple[int, bytes]:
@@ -101,17 +102,17 @@ class Batch:
 
 
 class Costly:
-    """Groups whose filter takes a while, decided one after the other in a thread. From any thread."""
+    """Groups with slow filters, evaluated one after the other in a thread. Thread-safe."""
 
     def __init__(self, batch: Batch, groups: list[tuple[Group, list[int]]]) -> None:
         self._batch, self._groups = batch, groups
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._decided: dict[Group, Decided] = {}
-        self._began = math.inf  # when the filter that is at work began
+        self._began = math.inf  # when the current filter began
         self._is_over = False
 
     def run(self) -> None:
-        """Decide for every group, unless told to stop."""
+        """Evaluate the filter of every group until `stop` is called."""
         for group, places in self._groups:
             with self._lock:
                 if self._is_over:
@@ -124,11 +125,11 @@ class Costly:
 
     @property
     def is_late(self) -> bool:
-        """Whether the filter that is at work has taken too long."""
+        """Whether the current filter has taken too long."""
         return time.monotonic() - self._began > LONGEST_SECONDS
 
     def stop(self) -> tuple[dict[Group, Decided], list[tuple[Group, list[int]]]]:
-        """Return what was decided, None for the filter that is at work, and the groups that are left."""
+        """Return the decisions, with None for the filter that still runs, and the groups that are left."""
         with self._lock:
             self._is_over = True
             left = [each for each in self._groups if each[0] not in self._decided]
@@ -144,7 +145,7 @@ def _weight(row: Row | None) -> int:
 
 
 def bounded(parts: list[Transaction], most: int) -> list[Transaction]:
-    """The first of `parts`, of about `most` bytes, and at least one change."""
+    """Return the first of `parts`: about `most` bytes, at least one change."""
     kept: list[Transaction] = []
     size = 0
     for part in parts:

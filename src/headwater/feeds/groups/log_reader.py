@@ -1,4 +1,4 @@
-"""Reading the log as one subscriber sees it: pages of encoded changes, bounded in count, bytes and work."""
+"""Pages of the log for one subscriber: filtered and encoded changes, limited in count, bytes and work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from headwater.errors import HeadwaterError, TransactionTooLarge
-from headwater.feeds.filters.filter import Cut, Filter
+from headwater.feeds.filters.filter import Filter, NewerThanSnapshot
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.registry import encoder
 from headwater.feeds.options import ATOMIC_STRICT, Options
@@ -18,12 +18,12 @@ from headwater.log.live.live_log import LiveLog
 from headwater.model.change import Op, Transaction
 from headwater.sources.read import Readable
 
-SCAN = 16_384  # changes looked at for one page; a quiet filter comes back for more
-MAX_TRANSACTION = 16 << 20  # bytes of one transaction that are kept together
+SCAN = 16_384  # changes scanned for one page, so that a selective filter returns, too
+MAX_TRANSACTION = 16 << 20  # bytes up to which a transaction is delivered as a whole
 
 
 class Invalidate:
-    """What an invalidation is delivered as, where a change has its op."""
+    """The op of a delivered invalidation."""
 
     word = "invalidate"
 
@@ -31,28 +31,28 @@ class Invalidate:
 INVALIDATE = Invalidate()
 
 
-def signature_of(options: Options, held: frozenset[str] | None = None) -> bytes:
-    """Return bytes that are equal for the same options of readers held to the same tables."""
-    scope = b"" if held is None else msgspec.msgpack.encode(sorted(held))
+def signature_of(options: Options, allowed_tables: frozenset[str] | None = None) -> bytes:
+    """Return bytes that are equal for equal options of readers that are restricted to the same tables."""
+    scope = b"" if allowed_tables is None else msgspec.msgpack.encode(sorted(allowed_tables))
     return msgspec.msgpack.encode(options) + scope
 
 
 class View:
-    """What one subscriber sees: a filter and an encoder. Views with one `signature` see the same."""
+    """The filter and encoder of one subscriber. Views with the same `signature` deliver the same."""
 
-    is_whole = False  # only whole transactions tell anything: its readers never stand in the midst of one
-    is_outdated = False  # the schema moved, and what is seen from here on must be understood anew
+    is_whole = False  # delivers whole transactions only: its readers are never inside a transaction
+    is_outdated = False  # the schema changed: the query must be analysed again before the view delivers more
 
     def __init__(self, options: Options, source: Readable, made: Encoder | None = None) -> None:
         self.options = options
         self.filter = Filter(options, source)
         self.encoder = encoder(options.shape, source) if made is None else made
         self.signature = signature_of(options)
-        self.is_slow = False  # its filter took too long in the hub: its readers read the log by themselves
-        self.is_costly = False  # its filter took too long in the loop: a thread decides from then on
+        self.is_slow = False  # the filter was too slow for the hub: the readers read the log on their own
+        self.is_costly = False  # the filter was too slow for the loop: a thread evaluates it from then on
 
     def warm(self, source: Readable) -> None:
-        """Compile the filter for the tables as they are: it takes a while, and the loop must not wait for it."""
+        """Compile the filter for the current tables. Blocks: call it in a thread."""
         if self.options.looks_at_rows:
             for name, table in source.describe().items():
                 if self.filter.wants(name):
@@ -67,10 +67,10 @@ class View:
         limit: int,
         most: int,
         scan: int = SCAN,
-        cut: Cut | None = None,
+        newer: NewerThanSnapshot | None = None,
     ) -> Page:
         """See `read_page`."""
-        collector = _Collector(self, after, limit, most, cut)
+        collector = _Collector(self, after, limit, most, newer)
         for part in parts_of(log, after, upto):
             if not collector.take(part, split=True) or collector.is_full or collector.upto - after >= scan:
                 break
@@ -78,7 +78,7 @@ class View:
 
 
 class Delivery(NamedTuple):
-    """One change as it goes out."""
+    """One encoded change."""
 
     offset: int
     op: Op | Invalidate
@@ -86,19 +86,19 @@ class Delivery(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A stretch of the log as a subscriber sees it: everything in (after, upto] that passes its filter."""
+    """The changes in (after, upto] of the log that pass the filter of a subscriber."""
 
     deliveries: list[Delivery]
     upto: int
-    ts: int  # of the transaction that ends at `upto`; 0 when one does not end there
+    ts: int  # the timestamp of the transaction that ends at `upto`; 0 when none ends there
     size: int = 0
 
 
 class _Collector:
-    """Takes parts in order, and remembers how far the whole transactions reach that fit into the page."""
+    """Builds a page from parts in order, and tracks the whole transactions that fit into the page."""
 
-    def __init__(self, view: View, after: int, limit: int, most: int, cut: Cut | None) -> None:
-        self._view, self._after, self._limit, self._most, self._cut = view, after, limit, most, cut
+    def __init__(self, view: View, after: int, limit: int, most: int, newer: NewerThanSnapshot | None) -> None:
+        self._view, self._after, self._limit, self._most, self._newer = view, after, limit, most, newer
         self.deliveries: list[Delivery] = []
         self.size = 0
         self.upto, self.ts = after, 0
@@ -118,13 +118,14 @@ class _Collector:
         return self._fitting is None
 
     def take(self, part: Transaction, *, split: bool) -> bool:
-        """Add `part`; with `split` stop in its midst when the page is full.
+        """Add `part`; with `split` stop inside the part when the page is full.
 
-        False where the filter does not fit it: what comes before goes out first, the next page raises.
+        Return False where the filter raises an error for `part`: the changes before it are delivered first, and the
+        next page raises.
         """
         encode = self._view.encoder.change
         try:
-            ops = self._view.filter.decide(part.changes, first=part.first, cut=self._cut)
+            ops = self._view.filter.decide(part.changes, first=part.first, newer=self._newer)
         except HeadwaterError:
             if self.in_first and not (split and self.upto > self._after):
                 raise
@@ -148,7 +149,7 @@ class _Collector:
         return Page(self.deliveries, self.upto, self.ts, self.size)
 
     def whole_page(self) -> Page:
-        """As many whole transactions as fit, at least the first."""
+        """Return the page with as many whole transactions as fit, at least the first."""
         if self._fitting is None:
             return self.page()
         count, upto, ts, size = self._fitting
@@ -164,13 +165,13 @@ def read_page(
     limit: int,
     most: int,
     scan: int = SCAN,
-    cut: Cut | None = None,
+    newer: NewerThanSnapshot | None = None,
 ) -> Page:
-    """At most `limit` changes and about `most` bytes after `after`, looking at no more than `scan` changes.
+    """Return at most `limit` changes and about `most` bytes after `after`, from at most `scan` scanned changes.
 
-    `upto` of the answer moves also over what does not match. Raises OffsetExpired past the horizon.
+    `upto` of the page also moves over changes that do not match. Raises OffsetExpired if `after` was evicted.
     """
-    return view.page(log, after=after, upto=upto, limit=limit, most=most, scan=scan, cut=cut)
+    return view.page(log, after=after, upto=upto, limit=limit, most=most, scan=scan, newer=newer)
 
 
 def read_whole(
@@ -181,14 +182,14 @@ def read_whole(
     limit: int,
     most: int,
     scan: int = SCAN,
-    cut: Cut | None = None,
+    newer: NewerThanSnapshot | None = None,
     largest: int = MAX_TRANSACTION,
 ) -> Page:
-    """Like `read_page`, but a transaction is never split between pages, unless it is larger than `largest`.
+    """Return a page like `read_page`, but split no transaction unless it is larger than `largest` bytes.
 
-    Such a one comes in parts, or raises TransactionTooLarge for who asked for `atomic_strict`.
+    A larger transaction is delivered in parts, or raises TransactionTooLarge if the options say `atomic_strict`.
     """
-    collector = _Collector(view, after, limit, most, cut)
+    collector = _Collector(view, after, limit, most, newer)
     for part in parts_of(log, after, None):
         in_first = collector.in_first
         if not collector.take(part, split=False):
@@ -197,10 +198,10 @@ def read_whole(
             if view.options.txn == ATOMIC_STRICT:
                 raise _too_large(log, view, part, largest)
             count = len(collector.deliveries)
-            return read_page(log, view, after=after, upto=part.upto, limit=count, most=largest, cut=cut)
+            return read_page(log, view, after=after, upto=part.upto, limit=count, most=largest, newer=newer)
         if not collector.in_first and (collector.is_over or (part.last and collector.is_full)):
             break
-        # In the midst of a transaction nothing is split as long as nothing of it is delivered.
+        # A page may end inside a transaction as long as the page delivers nothing of that transaction.
         if collector.upto - after >= scan and not (collector.in_first and collector.deliveries):
             break
     return collector.whole_page()
@@ -220,21 +221,21 @@ def _too_large(log: LiveLog, view: View, part: Transaction, largest: int) -> Tra
 
 
 def pull_url(options: Options, *, after: int, upto: int) -> str:
-    """Where the changes in (after, upto] are read as a subscriber with these options sees them."""
+    """Return the path that reads the changes in (after, upto] as a subscriber with these options receives them."""
     table = f"/{_quoted(options.tables[0])}" if len(options.tables) == 1 else ""
     images = [name for name in ("before", "after") if getattr(options, name)]
-    asked: dict[str, Any] = {"from_offset": after, "upto": upto, "include": ",".join(images), "format": options.format}
+    params: dict[str, Any] = {"from_offset": after, "upto": upto, "include": ",".join(images), "format": options.format}
     for field in ("ops", "columns"):
         if getattr(options, field):
-            asked[field] = ",".join(getattr(options, field))
+            params[field] = ",".join(getattr(options, field))
     for field in ("pk", "pk_range", "spans"):
         if getattr(options, field) is not None:
-            asked[field] = msgspec.json.encode(getattr(options, field)).decode()
+            params[field] = msgspec.json.encode(getattr(options, field)).decode()
     if options.where is not None:
-        asked["where"] = options.where
+        params["where"] = options.where
     if options.shard is not None:
-        asked["shard"] = f"{options.shard.index}/{options.shard.of}"
-    query = "&".join(f"{name}={_quoted(str(value))}" for name, value in asked.items())
+        params["shard"] = f"{options.shard.index}/{options.shard.of}"
+    query = "&".join(f"{name}={_quoted(str(value))}" for name, value in params.items())
     return f"/api/v1/changes/{options.db}{table}?{query}"
 
 
@@ -243,12 +244,12 @@ def _quoted(text: str) -> str:
 
 
 def parts_of(log: LiveLog, after: int, upto: int | None) -> Iterator[Transaction]:
-    """What lies in (after, upto], up to now where `upto` is not given."""
+    """Yield the parts in (after, upto]; without `upto`, up to the head at the time of the call."""
     return chain.from_iterable(blocks_of(log, after, upto))
 
 
 def blocks_of(log: LiveLog, after: int, upto: int | None) -> Iterator[list[Transaction]]:
-    """The same as it is stored: who stops at the end of a block does not read it twice."""
+    """Yield the same parts in stored blocks: a caller that stops at the end of a block does not read it twice."""
     end = log.latest if upto is None else min(upto, log.latest)
     at = after
     while at < end:

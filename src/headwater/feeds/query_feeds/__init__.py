@@ -1,1 +1,1 @@
-"""Feeds of queries: invalidations instead of changes."""
+"""Feeds of query instances, which deliver invalidations instead of changes."""

@@ -1,4 +1,4 @@
-"""Invalidations on the wire: a question may answer differently from this offset on, and why."""
+"""Encoders of invalidations: the offset from which on a query result may differ, and the reason."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol
 from headwater.feeds.formats.images import Image, Key, Unknown, delivered, identity, identity_of, shown, unavailable
 from headwater.feeds.formats.values import LIT, PLAIN, Form, clean, encode, name
 from headwater.feeds.options import Shape
-from headwater.feeds.query_feeds.query_instances import Question
-from headwater.feeds.query_feeds.relevant_changes import Gathering
+from headwater.feeds.query_feeds.query_instances import QueryInstance
+from headwater.feeds.query_feeds.relevant_changes import RelevantChanges
 from headwater.model import formats
 from headwater.model.change import Change, Op
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
@@ -21,15 +21,15 @@ BRIEF = "brief"  # the shape of query.subscribe; nobody can ask for it by name
 
 
 class Invalidations(Protocol):
-    """Writes invalidations of one database in one shape. Use from any thread."""
+    """Encodes invalidations of one database in one shape. Thread-safe."""
 
-    def write(self, question: Question, found: Gathering, op: Op | None) -> bytes:
-        """One compact JSON object. `op` tells the images of the last change: none of them when it is None."""
+    def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
+        """Return one compact JSON object. `op` selects the images of the last change; None: no images."""
         ...
 
 
 class _Plan:
-    """What is the same in all invalidations by one shape of a table."""
+    """The parts that all invalidations by one version of a table have in common."""
 
     def __init__(self, table: Table, shape: Shape, form: Form) -> None:
         self.head = b',"db":' + name(shape.db) + b',"table":' + name(table.name) + b',"op":"invalidate"'
@@ -40,21 +40,21 @@ class _Plan:
 
 
 class Native:
-    """objects_json and plain_json: the fields of a change in their order, then those we added."""
+    """objects_json and plain_json: the fields of a change in their order, then Headwater's own fields."""
 
     def __init__(self, shape: Shape, form: Form) -> None:
         self._before, self._after = shape.before, shape.after
         self._plans = PerTable(lambda table: _Plan(table, shape, form))
         self._keys = PerTable(lambda table: identity_of(table, form) or Key(table, form))
 
-    def write(self, question: Question, found: Gathering, op: Op | None) -> bytes:
+    def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
         """See Invalidations."""
         part, offset, change, place = found.last
         plan = self._plans(change.table)
         before, after = (None, None) if op is None else delivered(change, op)
         unknown: Unknown = set()
         number, at = encode(offset), offset - part.first
-        tag = encode(question.tag(offset))
+        tag = encode(instance.tag(offset))
         row = change.row
         pk = b"" if plan.pk is None or row is None else plan.pk(row)
         parts = (
@@ -64,7 +64,7 @@ class Native:
             b',"pk":' + pk if pk else b"",
             b',"before":' + plan.image(before, unknown) if self._before and before is not None else b"",
             b',"after":' + plan.image(after, unknown) if self._after and after is not None else b"",
-            b',"query_id":' + name(question.query_id) + b',"etag":' + tag,
+            b',"query_id":' + name(instance.query_id) + b',"etag":' + tag,
             b',"commit_ts_ms":%d,"lsn":%b' % (part.commit_ts_ms, number),
             _pk_before(plan, found, pk),
             b',"offset":%b,"ts":"%d.%d"' % (number, part.ts >> COUNTER_BITS, part.ts & MAX_COUNTER),
@@ -73,7 +73,7 @@ class Native:
             plan.schema,
             b',"new_etag":' + tag,
             self._changed_keys(found),
-            b',"reason":' + _reason(question, found),
+            b',"reason":' + _reason(instance, found),
             b',"ddl":' + name(change.ddl or "") if change.op is Op.SCHEMA_CHANGE else b"",
             b"" if plan.identity is None or row is None else identity(plan.identity, _moved_from(change), row),
             unavailable(unknown) if unknown else b"",
@@ -81,7 +81,7 @@ class Native:
         )
         return b"".join(parts)
 
-    def _changed_keys(self, found: Gathering) -> bytes:
+    def _changed_keys(self, found: RelevantChanges) -> bytes:
         tables = (
             name(table) + b":[" + b",".join(self._keys(shape).write(key) for shape, key in keys.values()) + b"]"
             for table, keys in found.keys.items()
@@ -91,13 +91,13 @@ class Native:
 
 
 class _Brief:
-    """What query.subscribe tells."""
+    """The events of query.subscribe."""
 
-    def write(self, question: Question, found: Gathering, op: Op | None) -> bytes:
+    def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
         """See Invalidations."""
-        offset, tag = found.last.offset, question.tag(found.last.offset)
+        offset, tag = found.last.offset, instance.tag(found.last.offset)
         table = clean(found.last.change.table.name)
-        return encode({"query_id": question.query_id, "etag": tag, "new_etag": tag, "table": table, "offset": offset})
+        return encode({"query_id": instance.query_id, "etag": tag, "new_etag": tag, "table": table, "offset": offset})
 
 
 class CloudEvents:
@@ -107,13 +107,13 @@ class CloudEvents:
         self._db = shape.db
         self._data = Native(shape, PLAIN)
 
-    def write(self, question: Question, found: Gathering, op: Op | None) -> bytes:
+    def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
         """See Invalidations."""
         part, offset, _, _ = found.last
         head = {
             "specversion": "1.0",
-            "id": f"{self._db}/{question.query_id}/{question.tag(offset)}",
-            "source": f"/headwater/{self._db}/q/{question.query_id}",
+            "id": f"{self._db}/{instance.query_id}/{instance.tag(offset)}",
+            "source": f"/headwater/{self._db}/q/{instance.query_id}",
             "type": "headwater.invalidate",
             "time": _time(part.commit_ts_ms),
             "datacontenttype": "application/json",
@@ -121,25 +121,25 @@ class CloudEvents:
             "hwoffset": str(offset),
             "hwtxn": clean(part.id),
         }
-        return encode(head)[:-1] + b',"data":' + self._data.write(question, found, op) + b"}"
+        return encode(head)[:-1] + b',"data":' + self._data.write(instance, found, op) + b"}"
 
 
 def _time(ms: int) -> str:
     return f"{datetime.fromtimestamp(ms // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
 
 
-def _pk_before(plan: _Plan, found: Gathering, now: bytes) -> bytes:
+def _pk_before(plan: _Plan, found: RelevantChanges, now: bytes) -> bytes:
     moved = b"" if plan.pk is None or not now else plan.pk.moved(_moved_from(found.last.change), now)
     return b',"pk_before":' + moved if moved else b""
 
 
 def _moved_from(change: Change) -> Row | None:
-    """The row that an update replaced."""
+    """Return the row that an update replaced; None for other changes."""
     return None if change.after is None else change.before
 
 
-def _reason(question: Question, found: Gathering) -> bytes:
-    why = question.reason(found.last.change, found.last.place)
+def _reason(instance: QueryInstance, found: RelevantChanges) -> bytes:
+    why = instance.reason(found.last.change, found.last.place)
     columns = None if why.columns is None else [clean(column) for column in why.columns]
     return encode({"table": clean(why.table), "columns": columns, "condition": clean(why.condition)})
 
@@ -153,5 +153,5 @@ MAKERS: dict[str, Callable[[Shape], Invalidations]] = {
 
 
 def invalidations(shape: Shape) -> Invalidations:
-    """Writes invalidations in `shape`, whose format was checked when it was asked for."""
+    """Return the encoder of invalidations in `shape`, whose format must be one of MAKERS."""
     return MAKERS[shape.format](shape)

@@ -1,4 +1,4 @@
-"""The questions of the hub: what a batch means to all of them, by one look at each change, however many they are."""
+"""The hub's groups of query instances: each change of a batch is routed once, however many instances there are."""
 
 from __future__ import annotations
 
@@ -12,67 +12,67 @@ from headwater.feeds.formats.frame import Frame
 from headwater.feeds.groups.group import Group
 from headwater.feeds.groups.hub_batch import Batch, Found
 from headwater.feeds.options import Options
-from headwater.feeds.query_feeds.answer_confirmation import Confirming
+from headwater.feeds.query_feeds.answer_confirmation import AnswerConfirmation
 from headwater.feeds.query_feeds.invalidation import Invalidations
-from headwater.feeds.query_feeds.query_instances import Question, Routes
+from headwater.feeds.query_feeds.query_instances import QueryInstance, Routes
 from headwater.feeds.query_feeds.query_view import QueryView
-from headwater.feeds.query_feeds.relevant_changes import Gathering, Relevant, transaction_of
+from headwater.feeds.query_feeds.relevant_changes import Relevant, RelevantChanges, transaction_of
 from headwater.model.change import Op
 
-CONFIRMING = 4096  # instances whose answers are remembered
-Find = Callable[[Options], Awaitable[Question]]
+CONFIRMING = 4096  # instances whose last result is remembered
+Find = Callable[[Options], Awaitable[QueryInstance]]
 Frames = list[tuple[int, bytes]]
-Steady = dict[Hashable, int]  # by instance: the offset from which on its answer is known to be the same
+Steady = dict[Hashable, int]  # by instance: the offset since which its result is known to be unchanged
 
 
 class _Open:
-    """What one transaction means to one question, and to whom that goes."""
+    """The relevant changes of one transaction for one instance, and the groups whose filter they pass."""
 
     def __init__(self, first: Relevant) -> None:
-        self.found = Gathering(first)
+        self.found = RelevantChanges(first)
         self.passes: set[Group] = set()
-        self.ops: dict[Group, Op | None] = {}  # what each filter makes of the last change
+        self.ops: dict[Group, Op | None] = {}  # the op that each filter delivers the last change as
         self._framed: dict[tuple[Invalidations, Frame, Op | None], bytes] = {}
 
     def frame(self, group: Group, view: QueryView) -> bytes:
-        """Its frame for `group`, written once for all who see the same."""
+        """Return the frame for `group`, encoded once for all groups with the same format."""
         key = (view.invalidations, group.frame, self.ops.get(group))
         made = self._framed.get(key)
         if made is None:
-            data = view.invalidations.write(view.question, self.found, key[2])
+            data = view.invalidations.write(view.instance, self.found, key[2])
             made = self._framed[key] = group.frame(self.found.last.offset, "invalidate", data)
         return made
 
 
-class QuestionGroups:
-    """The groups of one database whose views are of queries. In the loop."""
+class InstanceGroups:
+    """The groups of one database whose views are of queries. Use it in the loop."""
 
     def __init__(self, routes: Routes, find: Find) -> None:
         self._routes, self._find = routes, find
         self._groups: dict[Hashable, dict[Group, QueryView]] = {}
-        self._open: dict[Hashable, _Open] = {}  # transactions whose end was not published yet
-        self._found: dict[Hashable, list[tuple[int, int]]] = {}  # of this batch: places in it, and of the query
-        self._confirming: OrderedDict[Hashable, Confirming] = OrderedDict()
+        self._open: dict[Hashable, _Open] = {}  # transactions whose end is not published yet
+        self._found: dict[Hashable, list[tuple[int, int]]] = {}  # positions in this batch and dependency numbers
+        self._confirming: OrderedDict[Hashable, AnswerConfirmation] = OrderedDict()
         self._all_outdated = False
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    # --- coming and going ------------------------------------------------------------------------------------
+    # --- membership ------------------------------------------------------------------------------------------
 
     def add(self, group: Group, view: QueryView) -> None:
-        """Tell `group` what comes from now on."""
-        key = view.question.key
+        """Publish invalidations to `group` from now on."""
+        key = view.instance.key
         if key not in self._groups:
             self._groups[key] = {}
-            self._routes.add(view.question)
+            self._routes.add(view.instance)
         self._groups[key][group] = view
 
     def remove(self, group: Group) -> None:
-        """Tell it no more."""
+        """Publish nothing to `group` any more."""
         if not isinstance(group.view, QueryView):
             return
-        key = group.view.question.key
+        key = group.view.instance.key
         groups = self._groups.get(key, {})
         groups.pop(group, None)
         if key in self._groups and not groups:
@@ -80,38 +80,39 @@ class QuestionGroups:
             self._open.pop(key, None)
             self._routes.remove(key)
 
-    def confirming(self, key: Hashable) -> Confirming:
-        """Where what is known of the answers of an instance is kept."""
-        found = self._confirming.setdefault(key, Confirming())
+    def confirming(self, key: Hashable) -> AnswerConfirmation:
+        """Return what is known of the results of the instance `key`."""
+        found = self._confirming.setdefault(key, AnswerConfirmation())
         self._confirming.move_to_end(key)
         if len(self._confirming) > CONFIRMING:
             self._confirming.popitem(last=False)
         return found
 
-    # --- the schema moves ------------------------------------------------------------------------------------
+    # --- schema changes --------------------------------------------------------------------------------------
 
-    def understood(self, question: Question) -> None:
-        """From here on an instance is what `question` says."""
-        groups = self._groups.get(question.key, {})
-        if any(view.question.prefix != question.prefix for view in groups.values()):
-            self._routes.add(question)
+    def set_instance(self, instance: QueryInstance) -> None:
+        """Use the newly analysed `instance` for all groups of its key."""
+        groups = self._groups.get(instance.key, {})
+        if any(view.instance.prefix != instance.prefix for view in groups.values()):
+            self._routes.add(instance)
         for view in groups.values():
-            view.understood(question)
+            view.set_instance(instance)
 
-    def begin_anew(self) -> None:
-        """Continuity broke: what was open is void, and everything may mean something else."""
+    def reset(self) -> None:
+        """Drop unfinished transactions after a loss of continuity, and analyse every query again."""
         self._open, self._found, self._all_outdated = {}, {}, True
 
     def outdate(self) -> None:
-        """Everything may mean something else."""
+        """Analyse every query again before the next batch."""
         self._all_outdated = True
 
     async def refresh(self, schema: int) -> dict[Group, HeadwaterError]:
-        """Understand anew what was understood before the change of the schema at `schema`; those that cannot be."""
+        """Analyse again the queries that were analysed before the schema change at `schema`; return the failed groups
+        with their errors."""
         wanted: dict[Hashable, QueryView] = {}
         for key, groups in self._groups.items():
             view = next(iter(groups.values()))
-            if self._all_outdated or view.question.head < schema:
+            if self._all_outdated or view.instance.head < schema:
                 wanted[key] = view
         self._all_outdated = False
         found = await asyncio.gather(*(self._refreshed(view) for view in wanted.values()))
@@ -124,7 +125,7 @@ class QuestionGroups:
         return failed
 
     def _out_of_scope(self, key: Hashable) -> dict[Group, HeadwaterError]:
-        """Return the groups whose readers may not see what the question reads by now."""
+        """Return the groups whose readers may not see every table that the instance now reads."""
         failed: dict[Group, HeadwaterError] = {}
         for group, view in self._groups.get(key, {}).items():
             try:
@@ -135,7 +136,7 @@ class QuestionGroups:
 
     async def _refreshed(self, view: QueryView) -> HeadwaterError | None:
         try:
-            self.understood(await self._find(view.options))
+            self.set_instance(await self._find(view.options))
         except HeadwaterError as error:
             return error
         return None
@@ -143,7 +144,7 @@ class QuestionGroups:
     # --- one batch -------------------------------------------------------------------------------------------
 
     def route(self, batch: Batch) -> dict[Group, list[int]]:
-        """For each group the places in `batch` that matter to its question, ascending."""
+        """Return for each group the positions in `batch` of the changes that are relevant to its instance, in order."""
         found: dict[Hashable, list[tuple[int, int]]] = {}
         self._found = found
         for at, change in enumerate(batch.changes):
@@ -151,19 +152,22 @@ class QuestionGroups:
                 found.setdefault(key, []).append((at, place))
         return {group: [at for at, _ in places] for key, places in found.items() for group in self._groups.get(key, ())}
 
-    def guarded(self) -> dict[Hashable, Question]:
-        """Of the questions that something in this batch matters to, those whose answer may be the same all the same."""
-        found: dict[Hashable, Question] = {}
+    def guarded(self) -> dict[Hashable, QueryInstance]:
+        """Return the instances with relevant changes in this batch whose result may nevertheless be unchanged."""
+        found: dict[Hashable, QueryInstance] = {}
         for key in {**self._open, **self._found}:
             for view in self._groups.get(key, {}).values():
-                if view.question.is_guarded:
-                    found[key] = view.question
-                break  # they all ask the same
+                if view.instance.is_guarded:
+                    found[key] = view.instance
+                break  # all views of one key have the same instance
         return found
 
     def frames(self, batch: Batch, decided: dict[Group, Found], steady: Steady) -> dict[Group, Frames]:
-        """What the transactions that end in `batch` mean to each group. `decided` is what passes its filter, `steady`
-        which of them mean nothing: what left the answer as it was did so for whoever holds it."""
+        """Return the invalidations of the transactions that end in `batch` for each group.
+
+        `decided` holds the changes that pass the filter of each group. A transaction after the offset in `steady` is
+        skipped: it left the result unchanged for every client.
+        """
         made: dict[Group, Frames] = {}
         passing = {group: dict(found) for group, found in decided.items()}
         for key in {**self._open, **self._found}:
@@ -201,11 +205,11 @@ class QuestionGroups:
         return done
 
 
-def steady_at(questions: dict[Hashable, Question], upto: int) -> Steady:
-    """In a thread: from where on the answers of `questions` are known to be the same until `upto`."""
+def steady_at(instances: dict[Hashable, QueryInstance], upto: int) -> Steady:
+    """Return since which offset each result is known to be unchanged until `upto`. Blocks: call it in a thread."""
     found: Steady = {}
-    with contextlib.suppress(HeadwaterError):  # who knows nothing tells everything
-        for key, question in questions.items():
-            if (offset := question.steady(upto)) is not None:
+    with contextlib.suppress(HeadwaterError):  # without this knowledge every invalidation is delivered
+        for key, instance in instances.items():
+            if (offset := instance.steady(upto)) is not None:
                 found[key] = offset
     return found

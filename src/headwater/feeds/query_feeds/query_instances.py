@@ -1,6 +1,7 @@
-"""What feeds need to know of queries: an instance that can say what matters to it, and where such come from.
+"""Protocols for query instances (a prepared query with arguments), through which feeds use queries.
 
-Queries stand beside feeds, not below: `headwater.queries.dependencies.subscribed_instances` fulfils these protocols.
+Feeds and queries are on the same level and do not import each other:
+`headwater.queries.dependencies.subscribed_instances` implements these protocols.
 """
 
 from __future__ import annotations
@@ -13,153 +14,156 @@ import msgspec
 from headwater.model.change import Change
 from headwater.model.principal import Depends, Principal
 
-Args = list[Any] | dict[str, Any]  # Lits, by place or by name
+Args = list[Any] | dict[str, Any]  # Lits, by position or by name
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a change matters to an instance."""
+    """The reason why a change is relevant to an instance."""
 
     table: str
-    columns: list[str] | None  # those that differ, or that are seen of a new or gone row; None is all
-    condition: str  # in words
+    columns: list[str] | None  # that differ, or that the query reads of an inserted or deleted row; None: all
+    condition: str  # described in words
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What an instance answers: a hash of it, and the offset at which it was read."""
+    """The hash of a query result, and the offset at which the result was read."""
 
     offset: int
     digest: bytes
 
 
-class Question(Protocol):
-    """A query with its arguments, as it is understood in one state of the schema. Use it from any thread."""
+class QueryInstance(Protocol):
+    """A prepared query with its arguments, analysed for one version of the schema. Thread-safe."""
 
     @property
     def key(self) -> Hashable:
-        """Equal for the same query with the same arguments, however they are understood."""
+        """The identity: equal for the same query with the same arguments in every version of the schema."""
         ...
 
     @property
     def query_id(self) -> str:
-        """The query."""
+        """The id of the prepared query."""
         ...
 
     @property
     def db(self) -> str:
-        """The database that it is asked of."""
+        """The database that the query reads."""
         ...
 
     @property
     def url(self) -> str:
-        """Where its answer is to be had."""
+        """The path at which the result is available."""
         ...
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The base tables that it reads."""
+        """The base tables that the query reads."""
         ...
 
     @property
     def beyond(self) -> tuple[str, ...]:
-        """What else it may read of what is stored."""
+        """Other stored data that the query may read."""
         ...
 
     @property
     def follows_all(self) -> bool:
-        """Return whether its subscribers hear of every change of the database, because nobody knows what matters."""
+        """Whether every change of the database invalidates the instance, because its dependencies are unknown."""
         ...
 
     @property
     def dependencies(self) -> Sequence[Depends]:
-        """Return the tables whose changes its subscribers hear of."""
+        """The dependencies: tables whose changes may invalidate the instance."""
         ...
 
     @property
     def prefix(self) -> str:
-        """Another one whenever it is understood in another way: tags do not compare across."""
+        """The prefix of the ETags; differs whenever the analysis differs, because such ETags do not compare."""
         ...
 
     @property
     def head(self) -> int:
-        """It is understood as of this offset or later: a change of the schema behind it calls for another look."""
+        """The offset of the analysis: after a later change of the schema the query must be analysed again."""
         ...
 
     def matters(self, change: Change) -> int | None:
-        """The first place of the query to which `change` matters; None when it cannot change the answer."""
+        """Return the number of the first dependency that `change` matches; None if the result cannot change."""
         ...
 
     def reason(self, change: Change, place: int) -> Reason:
-        """Why `change` matters to `place`."""
+        """Return why `change` matches the dependency number `place`."""
         ...
 
     def tag(self, offset: int) -> str:
-        """The tag of its answer while the last change that mattered is that at `offset`."""
+        """Return the ETag of the result as long as the last relevant change is at `offset`."""
         ...
 
     def offset_of(self, etag: str) -> int | None:
-        """The offset in a tag of this very question, in any format of answers; None for any other tag."""
+        """Return the offset in an ETag of this instance, in any result format; None for any other ETag."""
         ...
 
     def answer(self) -> Answered | None:
-        """Ask it now. Blocks. None when no two answers of it can be compared."""
+        """Run the query now and return the hash of its result; None if results cannot be compared. Blocks."""
         ...
 
     @property
     def is_guarded(self) -> bool:
-        """Whether `steady` may say more than what matters does. Cheap."""
+        """Whether `steady` may find relevant changes that left the result unchanged. Cheap."""
         ...
 
     def steady(self, upto: int) -> int | None:
-        """An offset from which on the answer is known to be the same until `upto` or later, whatever mattered; None
-        where none is known. Blocks for as long as it takes to look at the log up to there."""
+        """Return an offset since which the result is known to be unchanged until `upto` or later; None if unknown.
+
+        Blocks until the log is read up to `upto`.
+        """
         ...
 
 
 class Routes(Protocol):
-    """Which of many questions a change matters to, at a cost that does not grow with their number. For one thread."""
+    """Finds the instances to which a change is relevant, at a cost independent of their number. Not thread-safe."""
 
-    def add(self, question: Question) -> None:
-        """Route to its key what matters to it, instead of what was routed there."""
+    def add(self, instance: QueryInstance) -> None:
+        """Route relevant changes to the key of `instance`; replaces an earlier instance with this key."""
         ...
 
     def remove(self, key: Hashable) -> None:
-        """Route nothing to `key` any more, if there was anything."""
+        """Route nothing to `key` any more; an unknown key is ignored."""
         ...
 
     def route(self, change: Change) -> list[tuple[Hashable, int]]:
-        """The keys to which `change` matters, each with the first place that it matters to."""
+        """Return the keys to which `change` is relevant, each with the number of the first matching dependency."""
         ...
 
 
-class Questions(Protocol):
-    """Where questions come from. In the loop."""
+class QueryInstances(Protocol):
+    """Looks up query instances. Use it in the loop."""
 
     async def find(
         self, db: str | None, query_id: str, args: Args, *, who: Principal | None = None, strict: bool = True
-    ) -> Question:
-        """The question as it is understood now. NotFound, InvalidRequest; NotSupported where answers have no tag;
-        Forbidden where it reads what is none of `who`'s business.
+    ) -> QueryInstance:
+        """Return the instance, analysed for the current schema.
 
-        Without `strict`, for one that was found before: when it cannot be asked any more, because its tables are
-        gone, it is found all the same, and every change of the schema matters to it.
+        Raises NotFound, InvalidRequest, NotSupported where results have no ETag, and Forbidden where the query reads
+        data that `who` may not read. Without `strict`, for an instance that was found before, a query that cannot run
+        any more because its tables were dropped is returned, too: every change of the schema is relevant to it.
         """
         ...
 
     def routes(self, db: str) -> Routes:
-        """An empty router for questions of one database."""
+        """Return an empty router for instances of one database."""
         ...
 
-    def hold(self, db: str, question: Question, *, last: int | None = None, since: int | None = None) -> None:
-        """Make its tag canonical until `release`: `last` mattered to it, and nothing else up to `since`.
+    def hold(self, db: str, instance: QueryInstance, *, last: int | None = None, since: int | None = None) -> None:
+        """Keep the ETag of `instance` canonical until `release`; `last` was its last relevant change up to `since`.
 
-        Blocks, for as long as it takes to look at what came after `since`.
+        Blocks until the changes after `since` are checked.
         """
         ...
 
     def release(self, db: str, key: Hashable) -> None:
-        """Its tag need not be canonical any more."""
+        """Stop keeping the ETag of the instance `key` canonical."""
         ...
 
     def position(self, db: str, key: Hashable) -> tuple[str, int, int] | None:
-        """Of one that is held: its prefix, the last change that mattered to it, and how far was looked. May block."""
+        """Return the ETag prefix, the last relevant change and the last checked offset of an instance between `hold`
+        and `release`. May block."""
         ...

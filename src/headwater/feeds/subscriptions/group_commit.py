@@ -1,4 +1,4 @@
-"""Commits: callers that write to one SQLite file at the same time share one commit."""
+"""Group commit: callers that write to one SQLite file concurrently share one commit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Commits:
         self.commits = 0
 
     def run(self, work: Work[T]) -> T:
-        """Do `work`, commit, apply. It is durable on return; on a raise neither file nor memory has changed."""
+        """Do `work`, commit and apply it: durable on return; after an exception neither file nor memory changed."""
         job = _Job(work)
         with self._queue:
             self._waiting.append(job)

@@ -1,4 +1,4 @@
-"""Registry: every subscription, in memory for reading and in a SQLite file of its own so that none is forgotten."""
+"""The registry of all subscriptions: in memory for reading, in a SQLite file for durability."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from headwater.model.clock import wall_ms
 from headwater.model.principal import OWNER, Principal
 
 MOST = 100_000  # subscriptions
-SHARE = 0.5  # of all places, that one principal may fill unless it is an owner
-Quota = Callable[[str], int | None]  # how many a database may have; None: as many as there is room for
+SHARE = 0.5  # the share of all subscriptions that one principal may have unless its role is owner
+Quota = Callable[[str], int | None]  # the limit of one database; None: no limit of its own
 
 
 class Registry:
-    """Open it with `Registry.open`. From any thread; what a method returned from survives kill -9.
+    """All subscriptions. Open it with `Registry.open`. Thread-safe; a change survives kill -9 once its method returned.
 
-    Inside a commit the file decides, because memory follows only after it: two callers may share a commit.
+    Inside a commit only the file is up to date, because memory follows after it: two callers may share a commit.
     """
 
     def __init__(self, file: SqliteStore, most: int, clock_ms: Callable[[], int], quota: Quota) -> None:
@@ -41,7 +41,7 @@ class Registry:
         for found in self._all.values():
             self._index(found)
         with file.connection() as connection:
-            self._stands = {(one.db, one.instance): one for one in store.load_stands(connection)}
+            self._positions = {(one.db, one.instance): one for one in store.load_positions(connection)}
         self._unwritten: set[str] = set()  # whose `quiet` is further than the file says
         self._commits = Commits(file, self._lock)
 
@@ -64,7 +64,7 @@ class Registry:
             raise
 
     def close(self) -> None:
-        """Write what is still to be written, and release the file."""
+        """Write pending positions and close the file."""
         try:
             self.flush_quiet()
         finally:
@@ -72,34 +72,34 @@ class Registry:
 
     @property
     def commits(self) -> int:
-        """How often the file was written."""
+        """The number of commits to the file."""
         return self._commits.commits
 
-    # Looking
+    # Lookup
 
     def get(self, principal: Principal, id: str) -> Subscription:
-        """The subscription called `id`; NotFound also when it is somebody else's."""
+        """Return the subscription `id`; raise NotFound also if `principal` may not see it."""
         found = self._all.get(id)
         if found is None or not _is_for(principal, found):
             meant = self._named(principal, id)
-            raise unknown(id, f"{id[:40]!r} is the name of {meant}: send that." if meant else "")
+            raise unknown(id, f"{id[:40]!r} is the name of {meant}: send the id {meant}." if meant else "")
         return found
 
     def _named(self, principal: Principal, name: str) -> str:
-        """Return the id of a subscription of that name that `principal` may see, "" if there is none."""
+        """Return the id of a subscription called `name` that `principal` may see; "" if there is none."""
         with self._lock:
             named = [self._all[id] for id in self._by_name.get(name, ())]
         return next((one.id for one in named if _is_for(principal, one)), "")
 
     def database_of(self, id: str) -> str | None:
-        """The database of a subscription, whosever it is; None if there is none."""
+        """Return the database of the subscription `id` of any owner; None if there is no such subscription."""
         found = self._all.get(id)
         return None if found is None else found.db
 
     def named(
         self, principal: Principal, options: Options, name: str, *, names_images: bool = True
     ) -> Subscription | None:
-        """The subscription that has this name already; Conflict as in `create`."""
+        """Return the existing subscription with this name, or None; raise Conflict as `create` does."""
         with self._lock:
             found = self._all.get(self._names.get((options.db, name), ""))
         if found is not None:
@@ -107,23 +107,23 @@ class Registry:
         return found
 
     def visible_to(self, principal: Principal, db: str | None = None) -> list[Subscription]:
-        """Those that `principal` may see, of one database or of all, oldest first."""
+        """Return the subscriptions that `principal` may see, of one database or of all, oldest first."""
         found = self._everything() if db is None else self.for_db(db)
         return [one for one in found if _is_for(principal, one)]
 
     def for_db(self, db: str) -> list[Subscription]:
-        """Those of one database, oldest first."""
+        """Return the subscriptions of one database, oldest first."""
         return [one for one in self._everything() if one.db == db]
 
     def with_queries(self) -> list[Subscription]:
-        """Those on queries, oldest first."""
+        """Return the subscriptions to queries, oldest first."""
         return [one for one in self._everything() if one.options.query_id]
 
     def _everything(self) -> list[Subscription]:
         with self._lock:
             return list(self._all.values())
 
-    # Coming and going
+    # Creation and removal
 
     def create(
         self,
@@ -135,10 +135,10 @@ class Registry:
         snapshot: SnapshotState | None = None,
         names_images: bool = True,
     ) -> tuple[Subscription, bool]:
-        """A new subscription and True, or the one that has this name already and False.
+        """Return a new subscription and True, or the existing one with this name and False.
 
-        Conflict when that one is another's, or was made with other options; images count if they were named.
-        LimitExceeded when there is no room, or when a caller other than an owner has its share.
+        Raises Conflict if the existing one has another owner or other options; images are compared if they were
+        named. Raises LimitExceeded at a limit of the server, the database or the caller.
         """
 
         def work(connection: apsw.Connection) -> Apply[tuple[Subscription, bool]]:
@@ -148,13 +148,16 @@ class Registry:
                 _check_same(principal, owner, str(name), options, theirs, names_images)
                 return lambda: (self._all[id], False)
             if store.count(connection) >= self._most:
-                raise LimitExceeded(f"there are {self._most} subscriptions, and no more are granted")
+                raise LimitExceeded(
+                    f"the limit of {self._most} subscriptions is reached",
+                    hint="Close subscriptions that nobody reads, or raise feeds.max_subscriptions.",
+                )
             self._check_share(connection, principal)
             quota = self._quota(options.db)
             if quota is not None and store.count(connection, options.db) >= quota:
                 raise LimitExceeded(
-                    f"there are {quota} subscriptions of {options.db!r}, and no more are granted",
-                    hint="Close some that nobody reads, or raise its max_subscriptions.",
+                    f"the limit of {quota} subscriptions of database {options.db!r} is reached",
+                    hint="Close subscriptions that nobody reads, or raise max_subscriptions of the database.",
                 )
             made = Subscription(
                 id=store.next_id(connection),
@@ -172,16 +175,16 @@ class Registry:
         return self._commits.run(work)
 
     def _check_share(self, connection: apsw.Connection, principal: Principal) -> None:
-        """Raise LimitExceeded if a caller other than an owner has its share of the places."""
+        """Raise LimitExceeded if a caller other than an owner has its share of all subscriptions."""
         share = max(int(self._most * SHARE), 1)
         if principal.role != OWNER and store.count_of(connection, principal.name) >= share:
             raise LimitExceeded(
-                f"{principal.name!r} has {share} subscriptions, the share of one caller, and no more are granted",
-                hint="Close some that you no longer use, or raise feeds.max_subscriptions.",
+                f"{principal.name!r} has reached the limit of {share} subscriptions of one caller",
+                hint="Close subscriptions that you no longer use, or raise feeds.max_subscriptions.",
             )
 
     def remove(self, id: str) -> None:
-        """Forget a subscription that was closed. Its id is never given to another."""
+        """Delete a closed subscription. Its id is never used again."""
 
         def work(connection: apsw.Connection) -> Apply[None]:
             self._find(connection, id)
@@ -191,7 +194,7 @@ class Registry:
         self._commits.run(work)
 
     def close_db(self, db: str) -> None:
-        """Forget every subscription of a database that is no more."""
+        """Delete every subscription of a dropped database."""
 
         def work(connection: apsw.Connection) -> Apply[None]:
             gone = store.ids_of(connection, db)
@@ -220,10 +223,10 @@ class Registry:
                     del self._by_name[gone.name]
             self._unwritten.discard(id)
 
-    # Moving
+    # Position
 
     def ack(self, id: str, offset: int) -> Subscription:
-        """The client has dealt with everything up to `offset`; an older one changes nothing."""
+        """Acknowledge all changes up to `offset`; an older offset changes nothing."""
         known = self._all.get(id)
         if known is not None and offset <= known.acked:
             return known
@@ -236,7 +239,7 @@ class Registry:
         return self._commits.run(work)
 
     def seek(self, id: str, offset: int) -> Subscription:
-        """Go on after `offset`, be it before or behind."""
+        """Continue after `offset`, forwards or backwards."""
 
         def work(connection: apsw.Connection) -> Apply[Subscription]:
             found = self._find(connection, id)
@@ -246,11 +249,11 @@ class Registry:
         return self._commits.run(work)
 
     def pause(self, id: str) -> Subscription:
-        """Deliver nothing until `resume`."""
+        """Stop delivery until `resume`."""
         return self._set_paused(id, True)
 
     def resume(self, id: str) -> Subscription:
-        """Deliver again."""
+        """Continue delivery."""
         return self._set_paused(id, False)
 
     def _set_paused(self, id: str, paused: bool) -> Subscription:
@@ -262,9 +265,9 @@ class Registry:
         return self._commits.run(work)
 
     def save_snapshot(self, id: str, state: SnapshotState | None, *, acked: int | None = None) -> Subscription:
-        """Keep how far the snapshot has come, None when it is over; with `acked`, seek there in the same step.
+        """Save the progress of the snapshot, None when it is complete; with `acked`, seek there in the same commit.
 
-        Writes what was read since the last call, however much was read before.
+        Writes only the chunks read since the last call.
         """
 
         def work(connection: apsw.Connection) -> Apply[Subscription]:
@@ -277,16 +280,16 @@ class Registry:
 
         return self._commits.run(work)
 
-    # Being quiet
+    # Quiet stretches
 
     def quiet(self, id: str, upto: int, *, after: int) -> bool:
-        """Nothing in (after, upto] concerns `id`: its cursor moves over it if it stands there; whether it moved.
+        """Move the cursor of `id` over (after, upto], in which no change passes its filter; return whether it moved.
 
-        In memory: `flush_quiet`, and any other change of the subscription, writes it.
+        Changes memory only: `flush_quiet`, or any other change of the subscription, writes the new position.
         """
         with self._lock:
             found = self._all.get(id)
-            # A cursor that was moved back meanwhile stands before the stretch that was looked through.
+            # A cursor that a concurrent seek moved back is before the stretch that was scanned.
             if found is None or not after <= found.cursor < upto:
                 return False
             found.quiet = upto
@@ -294,7 +297,7 @@ class Registry:
             return True
 
     def flush_quiet(self) -> None:
-        """Write how far the quiet ones have come."""
+        """Write the positions that `quiet` moved."""
         if not self._unwritten:
             return
 
@@ -315,28 +318,28 @@ class Registry:
 
     # Instances of queries
 
-    def stand(self, db: str, instance: str) -> store.Stand | None:
-        """How far a subscribed instance was looked at when that was last written."""
+    def position(self, db: str, instance: str) -> store.InstancePosition | None:
+        """Return the last saved position of a watched query instance."""
         with self._lock:
-            return self._stands.get((db, instance))
+            return self._positions.get((db, instance))
 
-    def keep_stands(self, stands: Sequence[store.Stand], but: Collection[str] = ()) -> None:
-        """Write how far subscribed instances were looked at; others are forgotten, `but` those of these databases."""
+    def save_positions(self, positions: Sequence[store.InstancePosition], but: Collection[str] = ()) -> None:
+        """Save the positions of watched instances; delete all others, `but` keep those of these databases."""
 
         def work(connection: apsw.Connection) -> Apply[None]:
             with self._lock:
-                kept = [one for one in stands if self._stands.get((one.db, one.instance)) != one]
-                new = {place: one for place, one in self._stands.items() if one.db in but}
-                new |= {(one.db, one.instance): one for one in stands}
-                gone = [one for place, one in self._stands.items() if place not in new]
-            store.keep_stands(connection, kept, gone)
-            return lambda: setattr(self, "_stands", new)
+                kept = [one for one in positions if self._positions.get((one.db, one.instance)) != one]
+                new = {place: one for place, one in self._positions.items() if one.db in but}
+                new |= {(one.db, one.instance): one for one in positions}
+                gone = [one for place, one in self._positions.items() if place not in new]
+            store.save_positions(connection, kept, gone)
+            return lambda: setattr(self, "_positions", new)
 
-        if stands or self._stands:
+        if positions or self._positions:
             self._commits.run(work)
 
     def _find(self, connection: apsw.Connection, id: str) -> Subscription:
-        """The subscription, about to be written to: what is known of its quiet goes with it."""
+        """Return the subscription before a write, and write its pending `quiet` in the same commit."""
         with self._lock:
             found = self._all.get(id)
             acked, quiet = (0, 0) if found is None else (found.acked, found.quiet)
@@ -346,12 +349,15 @@ class Registry:
 
 
 def may_see(principal: Principal, owner: str) -> bool:
-    """Whether what `owner` made is any business of `principal`."""
+    """Return whether `principal` may see what `owner` created."""
     return principal.role == OWNER or principal.name == owner
 
 
 def _is_for(principal: Principal, one: Subscription) -> bool:
-    """The same, and that what it shows is in the scopes. Of a query its reader has to find out the tables."""
+    """Return whether `principal` may see `one`: by its owner, and by the scopes on its tables.
+
+    The tables of a query are not known here; the caller checks them.
+    """
     mine = principal.tables(one.db)
     if mine is None:
         return may_see(principal, one.owner)
@@ -361,8 +367,8 @@ def _is_for(principal: Principal, one: Subscription) -> bool:
 
 
 def unknown(id: str, hint: str = "") -> NotFound:
-    """There is no such subscription, or none for you."""
-    hint = hint or "Subscribe again: it was closed, or belongs to another."
+    """Return the error for a subscription that does not exist or that the caller may not see."""
+    hint = hint or "Subscribe again: the subscription was closed, or has another owner."
     return NotFound(f"unknown sub_id {id[:40]!r}", hint=hint)
 
 
@@ -375,7 +381,7 @@ def _check_same(
         options = replace(options, before=theirs.before, after=theirs.after)
     if options != theirs:
         raise Conflict(
-            f"the subscription {name!r} of {options.db!r} was made with other options",
+            f"the subscription {name!r} of {options.db!r} exists with other options",
             hint="Close it first, or subscribe under another name.",
         )
 

@@ -29,7 +29,7 @@ CREATE TABLE subscription (
   snapshot TEXT,  -- without its chunks
   UNIQUE (db, name)
 ) STRICT, WITHOUT ROWID;
--- Only ever appended to within a run: a page of a long snapshot costs one row.
+-- Within a run rows are only appended, so that a page of a long snapshot costs one row.
 CREATE TABLE chunk (
   id TEXT NOT NULL,
   run INTEGER NOT NULL,
@@ -63,7 +63,7 @@ _ROWS = "SELECT id, name, owner, options, created_ms, acked, quiet, paused, snap
 _CHUNKS = "SELECT tab, end, at FROM chunk WHERE id = ? AND run = ? ORDER BY number"
 
 
-class Stand(msgspec.Struct, frozen=True):
+class InstancePosition(msgspec.Struct, frozen=True):
     """Progress of a subscribed instance: `last` changed its result, and no later offset up to `through` did."""
 
     instance: str
@@ -73,13 +73,17 @@ class Stand(msgspec.Struct, frozen=True):
     through: int
 
 
-def load_stands(connection: apsw.Connection) -> list[Stand]:
-    """Return every stand in the file."""
-    return [Stand(*row) for row in connection.execute("SELECT instance, db, prefix, last, through FROM stand")]
+def load_positions(connection: apsw.Connection) -> list[InstancePosition]:
+    """Return every instance position in the file."""
+    return [
+        InstancePosition(*row) for row in connection.execute("SELECT instance, db, prefix, last, through FROM stand")
+    ]
 
 
-def keep_stands(connection: apsw.Connection, kept: Sequence[Stand], gone: Sequence[Stand]) -> None:
-    """Write the `kept` stands, delete the `gone` ones."""
+def save_positions(
+    connection: apsw.Connection, kept: Sequence[InstancePosition], gone: Sequence[InstancePosition]
+) -> None:
+    """Write the positions `kept`, delete the positions `gone`."""
     rows = [(one.db, one.instance, one.prefix, one.last, one.through) for one in kept]
     connection.executemany("INSERT OR REPLACE INTO stand VALUES (?, ?, ?, ?, ?)", rows)
     connection.executemany("DELETE FROM stand WHERE db = ? AND instance = ?", [(one.db, one.instance) for one in gone])
@@ -125,7 +129,7 @@ def count(connection: apsw.Connection, db: str | None = None) -> int:
 
 
 def count_of(connection: apsw.Connection, owner: str) -> int:
-    """Return how many subscriptions a principal has, of all databases."""
+    """Return the number of subscriptions of the principal `owner` in all databases."""
     return int(connection.execute("SELECT count(*) FROM subscription WHERE owner = ?", (owner,)).get)
 
 
@@ -143,7 +147,7 @@ def named(connection: apsw.Connection, db: str, name: str) -> tuple[str, str, Op
 
 
 def insert(connection: apsw.Connection, one: Subscription) -> None:
-    """Add `one`."""
+    """Insert a subscription."""
     options = msgspec.json.encode(one.options).decode()
     connection.execute(
         "INSERT INTO subscription VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
@@ -172,12 +176,12 @@ def ack(connection: apsw.Connection, id: str, offset: int) -> int:
 
 
 def seek(connection: apsw.Connection, id: str, offset: int) -> None:
-    """Move to `offset`."""
+    """Set the acknowledged offset to `offset`, forwards or backwards."""
     connection.execute("UPDATE subscription SET acked = ?, quiet = ? WHERE id = ?", (offset, offset, id))
 
 
 def set_paused(connection: apsw.Connection, id: str, paused: bool) -> None:
-    """Pause or resume."""
+    """Pause or resume a subscription."""
     connection.execute("UPDATE subscription SET paused = ? WHERE id = ?", (paused, id))
 
 
@@ -188,7 +192,7 @@ def set_snapshot(connection: apsw.Connection, id: str, state: SnapshotState | No
     connection.execute("UPDATE subscription SET snapshot = ? WHERE id = ?", (text, id))
     connection.execute("DELETE FROM chunk WHERE id = ? AND (run <> ? OR number >= ?)", (id, run, len(chunks)))
     last = connection.execute("SELECT max(number) FROM chunk WHERE id = ? AND run = ?", (id, run)).get
-    connection.executemany(  # the last one again: it may have been joined with its neighbour
+    connection.executemany(  # writes the last stored chunk again, because it may have been merged with the next
         "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?)",
         [(id, run, n, chunks[n].table, chunks[n].end, chunks[n].offset) for n in range(last or 0, len(chunks))],
     )

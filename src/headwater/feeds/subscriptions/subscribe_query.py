@@ -1,4 +1,4 @@
-"""Subscribing to a query: from the parameters of `cdc.subscribe_query` to checked options, or the reason why not."""
+"""Validation of the parameters of `cdc.subscribe_query`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.feeds.filters.row_filter import Rule
 from headwater.feeds.options import Options
-from headwater.feeds.query_feeds.query_instances import Args, Question
+from headwater.feeds.query_feeds.query_instances import Args, QueryInstance
 from headwater.feeds.subscriptions.subscribe_table import (
     OFFSET,
     SNAPSHOT,
@@ -34,9 +34,9 @@ from headwater.model.suggestion import nearest
 from headwater.model.table import Table
 from headwater.sources.read import Readable
 
-NARROW = ("pk", "pk_range", "spans", "shard", "where", "columns")  # what a table may not fit
+NARROW = ("pk", "pk_range", "spans", "shard", "where", "columns")  # filters that may not fit every table of the query
 
-STARTS = 'Send "latest", "earliest", {"offset": n}, {"ts": "<ms>.<counter>"} or {"etag": tag} of an answer.'
+STARTS = 'Send "latest", "earliest", {"offset": n}, {"ts": "<ms>.<counter>"} or {"etag": tag} of a result.'
 
 
 class SubscribeQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -59,7 +59,7 @@ class SubscribeQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def lits_of(args: list[Any] | dict[str, Any] | None) -> Args:
-    """Arguments as Lits, however they were sent: equal ones are equal."""
+    """Return the arguments as Lits, so that equal arguments are equal however they were sent."""
     if isinstance(args, dict):
         return {name: _lit(body, f"args.{name}") for name, body in sorted(args.items())}
     return [_lit(body, f"args[{place}]") for place, body in enumerate(args or ())]
@@ -73,10 +73,10 @@ def _lit(body: Any, path: str) -> Any:
 
 
 def check_query(
-    params: SubscribeQuery, args: Args, question: Question, db: str, source: Readable, who: Principal = ADMIN
+    params: SubscribeQuery, args: Args, instance: QueryInstance, db: str, source: Readable, who: Principal = ADMIN
 ) -> Request:
-    """`params` against the question that they name; InvalidRequest names the field at fault."""
-    start = _start(params.start, question)
+    """Check `params` against the instance that they name; raise InvalidRequest with the invalid field."""
+    start = _start(params.start, instance)
     form = _format(params.format)
     before, after = checked_images(params.include, "", start)
     options = Options(
@@ -91,12 +91,12 @@ def check_query(
         before=before,
         after=after,
         format=form,
-        query_id=question.query_id,
+        query_id=instance.query_id,
         args=args or None,
         confirm=params.confirm,
     )
     check_size(options)
-    options = msgspec.structs.replace(options, tables=_fitting(options, question, source, who))
+    options = msgspec.structs.replace(options, tables=_fitting(options, instance, source, who))
     return Request(options, start, checked_name(params.name), params.include is not None)
 
 
@@ -106,7 +106,7 @@ def _format(given: str | None) -> str:
         return form
     hint = f"Formats of query feeds are {', '.join(FORMATS)}."
     if form in CHANGE_FORMATS:
-        raise NotSupported(f"`format` {form!r} has no form for an invalidation", hint=hint)
+        raise NotSupported(f"`format` {form!r} cannot represent invalidations", hint=hint)
     raise InvalidRequest(f"`format` {form[:40]!r} is not known", hint=hint)
 
 
@@ -117,32 +117,32 @@ def _columns(given: list[str] | None) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _start(given: str | dict[str, Any] | None, question: Question) -> Start:
+def _start(given: str | dict[str, Any] | None, instance: QueryInstance) -> Start:
     if isinstance(given, dict) and set(given) == {"etag"} and isinstance(given["etag"], str):
-        offset = question.offset_of(given["etag"])
+        offset = instance.offset_of(given["etag"])
         if offset is None:
             raise InvalidRequest(
-                "`start.etag` is no tag of this query with these arguments, as they are understood now",
-                hint="Ask the query again and begin with the tag of that answer: its schema may have changed.",
+                f"`start.etag` {given['etag'][:80]!r} is not an ETag of this query and these arguments in this schema",
+                hint="Run the query again and start with the ETag of its result.",
             )
         return Start(OFFSET, offset)
     start = checked_start(given, STARTS)
     if start.kind == SNAPSHOT:
-        hint = 'Ask the query, then subscribe with start:{"etag": …} of that answer: nothing is missed in between.'
+        hint = 'Run the query, then subscribe with start:{"etag": …} of its result: no change is missed in between.'
         raise InvalidRequest("a query feed has no snapshot of its own", hint=hint)
     return start
 
 
-def _fitting(options: Options, question: Question, source: Readable, who: Principal) -> tuple[str, ...]:
-    """The tables of the query whose changes the filter can be asked about; none means all, without a question.
+def _fitting(options: Options, instance: QueryInstance, source: Readable, who: Principal) -> tuple[str, ...]:
+    """Return the tables of the query that the filter fits; empty if there is no filter.
 
-    A filter is for the triggering change: of a query over several tables it may fit only some. Changes of the others
-    never pass it. One that fits none of them is refused.
+    The filter applies to the triggering change, so of a query over several tables it may fit only some. Changes of
+    the other tables never pass it. A filter that fits no table raises an error.
     """
     if not any(getattr(options, field) for field in NARROW):
         return ()
     known = source.describe()
-    tables = [known[name] for name in question.tables if name in known]
+    tables = [known[name] for name in instance.tables if name in known]
     fitting, refused = [], None
     for table in tables:
         error = _misfit(options, table, source, who)
@@ -150,7 +150,9 @@ def _fitting(options: Options, question: Question, source: Readable, who: Princi
             fitting.append(table.name)
         refused = refused or error
     if not fitting:
-        raise refused or InvalidRequest("the query reads no table whose changes could pass the filter")
+        raise refused or InvalidRequest(
+            "the query reads no table whose changes could pass the filter", hint="Leave out the filter."
+        )
     return tuple(sorted(fitting))
 
 

@@ -1,4 +1,4 @@
-"""Subscribing: from the parameters of `cdc.subscribe_table` to checked options, or the reason why not."""
+"""Validation of the parameters of `cdc.subscribe_table`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_SHARDS = 1024
 LONGEST_NAME = 200
 MOST_SPANS = 1000
 MOST_TABLES = 1000
-MOST_BYTES = 64 << 10  # of all options together: every one of many subscriptions keeps its own
+MOST_BYTES = 64 << 10  # of all options together, because every subscription keeps its own in memory
 
 
 class SubscribeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -52,29 +52,29 @@ class SubscribeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def named_tables(params: SubscribeTable) -> list[str] | None:
-    """The tables that are asked for; None where it is the whole database."""
+    """Return the tables that `params` name; None for the whole database."""
     named = ([params.table] if params.table is not None else []) + (params.tables or [])
     return named or None
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Where to begin: at one of the words, or just after `at`, an offset or a timestamp."""
+    """The start of a feed: a keyword, or just after `at`, which is an offset or a timestamp."""
 
     kind: str = LATEST
     at: int = 0
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A subscription as it was asked for. Lists that mean sets are sorted: equal requests are equal."""
+    """A validated subscription request. Lists that are sets are sorted, so that equal requests are equal."""
 
     options: Options
     start: Start
     name: str | None
-    names_images: bool = False  # False: which images are sent is a default, which depends on the start
+    names_images: bool = False  # False: the images are the default, which depends on the start
 
 
 def check(params: SubscribeTable, source: Readable, who: Principal = ADMIN) -> Request:
-    """`params` against the tables as they are now; InvalidRequest or NotFound names the field at fault."""
+    """Check `params` against the current tables; raise InvalidRequest or NotFound with the invalid field."""
     start = checked_start(params.start)
     tables = _tables(who, params, source)
     form = _format(params.format)
@@ -108,7 +108,7 @@ def _names_tables(params: SubscribeTable) -> bool:
 
 
 def _tables(who: Principal, params: SubscribeTable, source: Readable) -> dict[str, Table]:
-    """The shapes of the tables that are named, of all when none is."""
+    """Return the tables that `params` name; all tables if they name none."""
     if params.table is not None and params.tables is not None:
         raise InvalidRequest("`table` and `tables` exclude each other", hint="Send one of them, or neither for all.")
     known = source.describe()
@@ -119,7 +119,8 @@ def _tables(who: Principal, params: SubscribeTable, source: Readable) -> dict[st
     narrow = next((field for field in OF_ONE_TABLE if getattr(params, field) is not None), None)
     if narrow and (len(found) != 1 or not _names_tables(params)):
         raise InvalidRequest(
-            f"`{narrow}` needs exactly one table", hint="Name it by `table`, and subscribe to the others apart."
+            f"`{narrow}` needs exactly one table, {len(found) if _names_tables(params) else 'none'} given",
+            hint="Send its name as `table`, and create one subscription per table.",
         )
     return found
 
@@ -134,20 +135,20 @@ def _table_names(params: SubscribeTable) -> list[str]:
 
 
 def _captured(names: list[str], known: dict[str, Table], source: Readable, seen: list[str]) -> dict[str, Table]:
-    """Return the shapes of tables that are captured; the source is asked for its status once."""
+    """Return the tables with these names, all of which must be captured; read the source's status once."""
     status = source.status() if any(name in known for name in names) else {}
     return {name: _captured_table(name, known, status, seen) for name in names}
 
 
 def _captured_table(name: str, known: dict[str, Table], status: dict[str, Any], seen: list[str]) -> Table:
     if name == kv_table.TABLE and name not in known:
-        return kv_table.SHAPE  # made by the first put, for which a reader may wait
+        return kv_table.SHAPE  # the first put creates the table; a reader may subscribe before
     if name not in known:
         raise NotFound(f"there is no table {name!r}", hint=nearest(name, seen))
     if name not in status["tables"]:
         raise NotSupported(
             f"table {name!r} has no feed: {status.get('uncaptured', {}).get(name, 'it is not captured')}",
-            hint="Check the tables that the source is told to capture; one that is new is captured in a moment.",
+            hint="Check which tables the source is configured to capture; a new table is captured in a moment.",
         )
     return known[name]
 
@@ -156,7 +157,7 @@ def _captured_table(name: str, known: dict[str, Table], status: dict[str, Any], 
 
 
 def checked_ops(given: list[str] | None) -> tuple[str, ...]:
-    """The ops that are named, sorted; none means all."""
+    """Return the given ops, sorted; empty: all."""
     if given is None:
         return ()
     words = {word.strip().lower() for word in given}
@@ -183,12 +184,12 @@ def _columns(given: list[str] | None, *tables: Table) -> tuple[str, ...]:
 
 
 def checked_range(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The bounds of a range of keys."""
+    """Return the bounds of a key range; raise InvalidRequest if they are malformed."""
     return None if given is None else _bounds("pk_range", given)
 
 
 def checked_spans(given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Spans of keys."""
+    """Return the spans of keys; raise InvalidRequest if they are malformed."""
     if given is None:
         return None
     if not given:
@@ -210,7 +211,7 @@ def _span(field: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(field: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The bounds that are given, at least one."""
+    """Return the given bounds, at least one."""
     odd = sorted(set(given).difference(BOUNDS))
     found = {name: given[name] for name in BOUNDS if given.get(name) is not None}
     if odd or not found:
@@ -220,14 +221,14 @@ def _bounds(field: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked_shard(given: dict[str, Any] | None) -> Shard | None:
-    """One share of several."""
+    """Return the shard; raise InvalidRequest if it is malformed."""
     if given is None:
         return None
     index, of = given.get("index"), given.get("of")
     fits = set(given) == {"index", "of"} and type(index) is int and type(of) is int and 0 <= index < of <= MOST_SHARDS
     if not fits or index is None or of is None:
         hint = f'Send {{"index": i, "of": n}} with 0 <= i < n <= {MOST_SHARDS}.'
-        raise InvalidRequest("`shard` does not name one share of several", hint=hint)
+        raise InvalidRequest("`shard` is not a valid shard", hint=hint)
     return Shard(index, of)
 
 
@@ -242,7 +243,7 @@ def checked_where(given: str | None, source: Readable, who: Principal) -> str | 
 
 
 def check_size(options: Options) -> None:
-    """Refuse options that are too large to be kept."""
+    """Raise InvalidRequest if the options are too large to be stored."""
     try:
         size = len(msgspec.json.encode(options))
     except UnicodeEncodeError:
@@ -250,12 +251,12 @@ def check_size(options: Options) -> None:
     if size > MOST_BYTES:
         raise InvalidRequest(
             f"the options are {size} bytes of JSON, more than {MOST_BYTES}",
-            hint="Ask for ranges in place of single keys, or share the keys among several subscriptions.",
+            hint="Send key ranges instead of single keys, or split the keys among several subscriptions.",
         )
 
 
 def _check_rules(options: Options, table: Table, source: Readable, who: Principal) -> None:
-    """Compile each filter by itself, so that the one that does not fit is named."""
+    """Compile each filter on its own, so that an error names the filter that does not fit."""
     for field in ("pk", "pk_range", "spans", "shard", "where"):
         filter_ = getattr(options, field)
         if filter_ is None:
@@ -268,7 +269,7 @@ def _check_rules(options: Options, table: Table, source: Readable, who: Principa
 
 
 def check_calls(calls: tuple[str, ...], who: Principal, db: str) -> None:
-    """Raise Forbidden if a filter of a caller held to tables calls a function that may read other tables."""
+    """Raise Forbidden if the filter of a caller restricted to tables calls a function that may read other tables."""
     if calls and who.tables(db) is not None:
         raise Forbidden(
             f"a filter that calls {calls[0]}() needs a credential for the whole database",
@@ -276,7 +277,7 @@ def check_calls(calls: tuple[str, ...], who: Principal, db: str) -> None:
         )
 
 
-# --- how they look, and from where -----------------------------------------------------------------------
+# --- format, images, start -------------------------------------------------------------------------------
 
 
 def _format(given: str | None) -> str:
@@ -287,7 +288,7 @@ def _format(given: str | None) -> str:
 
 
 def checked_images(given: dict[str, Any] | None, form: str, start: Start) -> tuple[bool, bool]:
-    """Whether before and after images are wanted."""
+    """Return whether before images and after images are sent."""
     if given is None:
         both = form in ENVELOPES
         return both, both or start.kind == SNAPSHOT
@@ -295,13 +296,13 @@ def checked_images(given: dict[str, Any] | None, form: str, start: Start) -> tup
         if name not in ("before", "after") or not isinstance(value, bool):
             raise InvalidRequest(
                 f"`include.{name[:40]}` is not before or after with true or false",
-                hint='Send {"before": true, "after": true}; what is left out is false.',
+                hint='Send {"before": true, "after": true}; a missing field is false.',
             )
     return given.get("before", False), given.get("after", False)
 
 
 def checked_start(given: str | dict[str, Any] | None, hint: str = STARTS) -> Start:
-    """Where to begin."""
+    """Return the start position; raise InvalidRequest if it is malformed."""
     match given:
         case None:
             return Start()
@@ -311,7 +312,7 @@ def checked_start(given: str | dict[str, Any] | None, hint: str = STARTS) -> Sta
             return Start(OFFSET, offset)
         case {"ts": (int() | str()) as ts} if len(given) == 1 and not isinstance(ts, bool):
             return Start(TS, _ts(ts))
-    raise InvalidRequest("`start` is not a place to start from", hint=hint)
+    raise InvalidRequest("`start` is not a valid start position", hint=hint)
 
 
 def _ts(given: int | str) -> int:
@@ -322,7 +323,7 @@ def _ts(given: int | str) -> int:
 
 
 def checked_name(given: str | None) -> str | None:
-    """The name of a subscription."""
+    """Return the name of a subscription; raise InvalidRequest if it is too long or not printable."""
     if given is not None and not (0 < len(given) <= LONGEST_NAME and given.isprintable()):
         raise InvalidRequest(
             f"`name` is not 1 to {LONGEST_NAME} printable characters",
