@@ -13,7 +13,7 @@ from tests.log.samples import ids
 from headwater.feeds.options import Options
 from headwater.feeds.subscription import SnapshotState
 from headwater.feeds.subscriptions.registry import Registry
-from headwater.feeds.subscriptions.store import Stand
+from headwater.feeds.subscriptions.store import InstancePosition
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.keys.key import Span
 from headwater.model.principal import Principal
@@ -79,7 +79,7 @@ def test_stored_subscriptions_are_known(tmp_path: Path) -> None:
     (one,) = registry.visible_to(Principal("ann", "editor"))
     assert (one.id, one.name, one.created_ms, one.acked, one.paused) == (f"sub_{0:016x}", "mine", 1234, 7, True)
     assert (one.options, one.snapshot) == (Options(db="main", tables=("t",)), SnapshotState(tables=("t",)))
-    assert registry.stand("main", "q1") == Stand("q1", "main", "p", 3, 9)
+    assert registry.position("main", "q1") == InstancePosition("q1", "main", "p", 3, 9)
     registry.close()
 
 
