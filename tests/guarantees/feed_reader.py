@@ -266,7 +266,7 @@ class Reader:
         return True
 
     def _odd_snapshot(self, answer: httpx.Response) -> None:
-        is_past = answer.status_code == 501 and "past cannot be told" in answer.text  # of a table without old rows
+        is_past = answer.status_code == 501 and "full before images" in answer.text  # of a table without old rows
         if not (is_past and self.has_others) and answer.status_code not in (404, 409, 410, 503, 507):
             self.defects.append(f"snapshot: {answer.status_code} {answer.text[:200]}")
         time.sleep(0.05)

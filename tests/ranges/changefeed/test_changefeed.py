@@ -16,7 +16,7 @@ from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
 from headwater.ranges.changefeed.catch_up_limits import Catchups
 from headwater.ranges.changefeed.changefeed import INLINE, PAGE, ChangeFeed, Checkpoint, Pace, Rooms, Steady
-from headwater.ranges.changefeed.watched_spans import Cover, Emptied, Put, Reshaped, Spans, Told, Watched
+from headwater.ranges.changefeed.watched_spans import Cover, Emptied, Put, Reshaped, SpanChange, Spans, Watched
 from headwater.ranges.pull.durable_wait import Waiting
 from headwater.sources.sqlite.key_order import order
 
@@ -105,11 +105,11 @@ class Failing(Spans):
 
     at, times = 0, 0
 
-    def tell(self, part: Transaction, offset: int, change: Change) -> Iterator[Told]:
+    def changes_of(self, part: Transaction, offset: int, change: Change) -> Iterator[SpanChange]:
         if offset == self.at and self.times:
             self.times -= 1
             raise Unavailable("the database refuses")
-        return super().tell(part, offset, change)
+        return super().changes_of(part, offset, change)
 
 
 @pytest.mark.parametrize("at", [1, 4, 40])

@@ -81,7 +81,7 @@ def test_caller_has_a_share_of_the_places(monkeypatch: pytest.MonkeyPatch) -> No
         room, log = Waiting(most=8), Log()
         mine = [waiting(room, log, 0, "ada") for _ in range(2)]
         await turns()
-        with pytest.raises(LimitExceeded, match="of your waits"):
+        with pytest.raises(LimitExceeded, match="of your requests wait"):
             await waiting(room, log, 0, "ada")
         others = [waiting(room, log, 0, name) for name in ("bob", *["anonymous"] * 3)]
         await turns()

@@ -267,6 +267,6 @@ def test_a_read_left_half_way_leaves_nothing_behind(one: Running) -> None:
 def test_images_that_are_not_whole_are_refused() -> None:
     table = Table("t", (Column("k", "i64"), Column("v", "str")), ("k",))
     undo = Undo(table, lambda key: str(key[0]).encode())
-    with pytest.raises(NotSupported, match="whole rows"):
+    with pytest.raises(NotSupported, match="full before images"):
         undo.add_all([Change(Op.UPDATE, table, (1, UNAVAILABLE), (1, "new"))])
     undo.close()

@@ -484,7 +484,7 @@ def test_a_table_is_described_with_the_durable_end_of_its_log(one: One) -> None:
     assert seen.latest >= offset and seen.latest <= one.log.durable and seen.horizon == one.log.horizon
     assert one.describe(after=seen.latest, shape=seen.table.version).schema_changed_at is None
     assert one.describe(after=seen.latest + 5).latest == seen.latest  # the caller sees that its log is another
-    with pytest.raises(InvalidRequest, match="needs"):
+    with pytest.raises(InvalidRequest, match="need `after`"):
         one.describe(wait_ms=5)
     with pytest.raises(NotFound):
         asyncio.run(one.ranges.describe(ANONYMOUS, "nowhere", "t"))

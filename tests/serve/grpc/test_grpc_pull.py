@@ -198,7 +198,7 @@ def test_stale_epoch_returns_the_current_ranges(puller: Puller) -> None:
     puller.client.ok("pull.split", table="t", range=one.id, epoch=1, at=encode_key((31,)).hex())
     now = puller.ranges()
     for answer in (puller.call("CdcRegister", **puller.of(one)), puller.rows(one, 0), puller.log(one, 0)):
-        assert list(answer.error.stale_epoch.ranges) == now and "no more" in answer.error.detail
+        assert list(answer.error.stale_epoch.ranges) == now and "was replaced" in answer.error.detail
     other = {"conf_ver": 1, "version": now[0].range_epoch.version}
     answer = puller.call("CdcRegister", range_id=one.id, range_epoch=other, subscriber_name="me")
     assert answer.error.HasField("stale_epoch")

@@ -1,4 +1,4 @@
-"""Catch-ups: how much of the log each caller may have read again, so that none who connects in a loop hurts others."""
+"""Limits of catch-up reads per caller, so that a client that reconnects in a loop does not slow down others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MINUTE = 60.0
 
 @dataclass
 class _Account:
-    """What one caller has left to read, and who of its catch-ups runs."""
+    """The remaining budget of one caller, and its concurrent catch-ups."""
 
     left: float
     at: float
@@ -24,10 +24,10 @@ class _Account:
 
 
 class Catchups:
-    """At most `most` at a time for each caller, others wait; and `budget` changes a minute. In one loop.
+    """At most `most` concurrent catch-ups per caller, more wait, and `budget` changes a minute. Use it in one loop.
 
-    Whoever has anything left may begin, however long it takes, and is in debt then: a single reader that is far
-    behind is let in, the same one again and again is not.
+    A caller with any budget left may start, however many changes it reads, and is in debt afterwards: a single reader
+    that is far behind is admitted, the same reader again and again is not.
     """
 
     def __init__(self, most: int, budget: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class Catchups:
 
     @asynccontextmanager
     async def place(self, who: Hashable, changes: int) -> AsyncIterator[None]:
-        """A place to read that many changes; LimitExceeded, with the time to wait, where `who` read too much."""
+        """Wait for a slot to read `changes`; LimitExceeded, with `retry_after_ms`, if `who` has no budget left."""
         account = self._account(who)
         self._charge(account, changes)
         account.users += 1
@@ -62,16 +62,16 @@ class Catchups:
             each.left = min(each.left + (now - each.at) * self._budget / MINUTE, self._budget)
             each.at = now
             if not each.users and each.left >= self._budget:
-                del self._accounts[name]  # as if it had never come
+                del self._accounts[name]  # a new account would be the same
         return self._accounts.setdefault(who, _Account(self._budget, now, asyncio.Semaphore(self._most)))
 
     def _charge(self, account: _Account, changes: int) -> None:
         if account.left <= 0:
             seconds = (1 - account.left) * MINUTE / self._budget
             raise LimitExceeded(
-                f"{self._budget} changes a minute are granted for catch-ups, and more were read",
-                hint="Connect again later, from the newest checkpoint, or with skip_catchup where gaps are fine; "
-                "feeds.catchup_budget is the limit.",
+                f"the catch-up limit of {self._budget} changes a minute is exceeded",
+                hint="Reconnect later, from the newest checkpoint, or with skip_catchup if gaps are acceptable; "
+                "feeds.catchup_budget sets the limit.",
                 retry_after_ms=int(seconds * 1000) + 1,
             )
         account.left -= changes

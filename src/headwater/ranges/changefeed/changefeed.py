@@ -1,9 +1,9 @@
-"""A change feed: what happened to spans of keys after a time, then as it happens, and what will not come any more.
+"""Change feeds of key spans: changes after a time, then live changes, and checkpoints.
 
-base ──> catch-up from the log, under a budget ──> steady ──> durable changes as they come
+base ──> catch-up from the log, under a budget ──> steady ──> durable changes as they are written
                       checkpoints on the way, by the clock, and a last one before the end
 
-Only what is durable is told: then a change has one time, whatever happens to the server.
+Only durable changes are sent: so the time of a change never differs after a crash.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from headwater.log.live.live_log import LiveLog
 from headwater.model.change import text_bytes
 from headwater.model.clock import Timestamp, ts_ms, ts_text, wall_ms
 from headwater.ranges.changefeed.catch_up_limits import Catchups
-from headwater.ranges.changefeed.watched_spans import Spans, Stop, Told, Watched, weight
+from headwater.ranges.changefeed.watched_spans import SpanChange, Spans, Stop, Watched, weight
 from headwater.ranges.pull.durable_wait import Waiting
 from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED, gone
 
-SKEW_MS = 60_000  # how far the clock of a client may be ahead of ours
-SCAN = 16_384  # changes looked at for one page
-PAGE, PAGE_BYTES = 1_000, 256 << 10  # what one page holds, about
-INLINE = 64  # changes that may be read, and checkpoints that may be made, in the loop
-INLINE_BYTES = 64 << 10  # of those changes, about
-CREATED = "created"  # why a first generation began
+SKEW_MS = 60_000  # how far the clock of a client may be ahead of the server's
+SCAN = 16_384  # changes scanned for one page
+PAGE, PAGE_BYTES = 1_000, 256 << 10  # approximate size of a page
+INLINE = 64  # changes that may be read, and checkpoints that may be made, in the event loop
+INLINE_BYTES = 64 << 10  # approximate size of those changes
+CREATED = "created"  # the reason of a first generation
 SLOW, STOPPING = "SLOW_CONSUMER", "SERVER_STOPPING"
 
 
 class Base(NamedTuple):
-    """Where to begin: after a time, or an offset, of a generation if it is known; none: now."""
+    """The start of a feed: after a time or an offset, of a generation if it is known; now if neither is given."""
 
     ts: Timestamp | None = None
     offset: int | None = None
@@ -41,14 +41,14 @@ class Base(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """The catch-up is over."""
+    """The event that the catch-up is complete."""
 
     offset: int
     generation: str
 
 
 class Checkpoint(NamedTuple):
-    """Nothing at or below `ts` comes any more, of a span or of all."""
+    """The event that all changes up to `ts` have been sent, of one span, or of all spans if `watched` is None."""
 
     watched: Watched | None
     ts: Timestamp
@@ -56,25 +56,26 @@ class Checkpoint(NamedTuple):
     generation: str
 
 
-Event = Told | Steady | Checkpoint
+Event = SpanChange | Steady | Checkpoint
 
 
 def threshold(log: LiveLog) -> Timestamp:
-    """The oldest time after which every change is surely there."""
+    """Return the oldest time after which the log is known to have every change."""
     horizon = log.horizon
     is_whole = horizon == log.generation_first
     if is_whole and log.generation_reason == CREATED:
         return 0
     kept = log.read(after=log.first_whole(horizon) - 1, limit=1)
     oldest = kept[0].ts - 1 if kept else log.clock_ceiling
-    # A time just before the first of a later generation may be one of the history that ended there.
+    # A time just before the first change of a later generation may belong to the generation that ended there.
     return oldest + 1 if is_whole else oldest
 
 
 def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> int:
-    """The offset after which a feed begins.
+    """Return the offset after which a feed begins.
 
-    OffsetExpired, with the threshold, where changes of it may be gone; InvalidRequest in the future.
+    Raise OffsetExpired, with the threshold, if changes after `base` may be trimmed; InvalidRequest if `base` is in the
+    future.
     """
     if base.generation and base.generation != log.generation:
         words = f"the log is of generation {log.generation}, not {base.generation[:40]!r}"
@@ -82,8 +83,8 @@ def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> i
     if base.offset is not None:
         if base.offset > log.latest:
             raise InvalidRequest(
-                f"base_offset {base.offset} lies beyond the latest offset {log.latest}",
-                hint="Offsets are given out by this server; leave it out to begin now.",
+                f"base_offset {base.offset} is beyond the latest offset {log.latest}",
+                hint="Send an offset that this server reported, or omit it to begin now.",
             )
         if base.offset + 1 < log.generation_first:
             words = (
@@ -97,8 +98,8 @@ def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> i
         return log.latest
     if ts_ms(base.ts) > now_ms() + SKEW_MS and base.ts > log.clock_ceiling:
         raise InvalidRequest(
-            f"the base {ts_text(base.ts)} lies in the future",
-            hint="Times are milliseconds since 1970; leave the base out to begin now.",
+            f"the base {ts_text(base.ts)} is in the future",
+            hint="Send milliseconds since 1970, or omit the base to begin now.",
         )
     whole = base.generation and log.horizon == log.generation_first
     if not whole and base.ts < threshold(log):
@@ -107,15 +108,18 @@ def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> i
 
 
 def lost(log: LiveLog, after: int, reason: str, message: str = "") -> OffsetExpired:
-    """Changes after `after` cannot be had."""
+    """Return the error for changes after `after` that are not available."""
     error = gone(after, log.horizon, log.latest, reason, message)
     error.extra["threshold"] = ts_text(threshold(log))
     return error
 
 
 def resolved(log: LiveLog, cursor: int, last: Timestamp) -> Timestamp:
-    """A time at or below which nothing comes after `cursor`; `last` is that of a transaction which ends there, or 0."""
-    closed, at = log.closed  # before the look at what follows: what is staged after it has a later time
+    """Return a time such that all changes after `cursor` are later.
+
+    `last` is the time of a transaction that ends at `cursor`, or 0.
+    """
+    closed, at = log.closed  # read before the following changes: changes staged after it have a later time
     following = log.read(after=cursor, limit=1)
     if following:
         return following[0].ts - 1
@@ -124,7 +128,7 @@ def resolved(log: LiveLog, cursor: int, last: Timestamp) -> Timestamp:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often checkpoints are told, and how long a reader may be behind; in seconds."""
+    """The interval of checkpoints, and how long a reader may be behind, in seconds."""
 
     checkpoints: float
     patience: float
@@ -133,7 +137,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Rooms:
-    """What all feeds of a server share."""
+    """The limits and functions that all feeds of a server share."""
 
     waiting: Waiting
     catchups: Catchups
@@ -142,7 +146,7 @@ class Rooms:
 
 
 class ChangeFeed:
-    """One open feed; `make` turns an event into what goes out. Belongs to one task."""
+    """One open feed; `make` turns an event into a message. Use it in one task."""
 
     def __init__(
         self,
@@ -159,20 +163,20 @@ class ChangeFeed:
         self.cursor, self._floor, self._pace, self._rooms, self._make = cursor, floor, pace, rooms, make
         self.generation = database.log.generation
         self._last = 0  # the time of the transaction that ends at the cursor
-        self._promised = 0  # the newest checkpoint
+        self._promised = 0  # the time of the newest checkpoint
         self._due_at = time.monotonic() + pace.checkpoints
         self._behind_since: float | None = None
-        self.look: Callable[[], Awaitable[None]] | None = None  # before each checkpoint; raises to end the feed
-        self.least: Callable[[], float] = lambda: 0.0  # seconds between two checkpoints that its caller is held to
+        self.look: Callable[[], Awaitable[None]] | None = None  # called before each checkpoint; raises to end the feed
+        self.least: Callable[[], float] = lambda: 0.0  # shortest interval of checkpoints, a limit of the caller
 
     async def pages(self, who: Hashable) -> AsyncIterator[list[Any]]:
-        """What there is to tell, until it fails."""
+        """Yield lists of messages, until an error ends the feed."""
         target = self._log.durable
         if self.cursor < target:
             async with self._rooms.catchups.place(who, target - self.cursor):
                 while self.cursor < target:
                     yield await self._page(target)
-                    if due := await self._due():  # after it: where this fails, the page was told
+                    if due := await self._due():  # after the page: if this fails, the page was sent
                         yield due
         yield [self._make(Steady(self.cursor, self.generation)), *self.checkpoints()]
         while True:
@@ -190,10 +194,10 @@ class ChangeFeed:
                 await self._rooms.waiting.beyond(self._log, self.cursor, left, self._goes_on)
 
     def checkpoints(self) -> list[Any]:
-        """What can be promised at the cursor: nothing where that is not known."""
+        """Return the checkpoints at the cursor; none if no time is known."""
         try:
             found = resolved(self._log, self.cursor, self._last)
-        except HeadwaterError:  # the log went away under it: what was promised holds
+        except HeadwaterError:  # the log was closed concurrently: the last checkpoint still holds
             found = 0
         self._promised = max(self._promised, found)
         self._due_at = time.monotonic() + max(self._pace.checkpoints, self.least())
@@ -204,7 +208,7 @@ class ChangeFeed:
 
     @property
     def promised(self) -> Timestamp:
-        """The newest checkpoint that was told; 0 before the first."""
+        """Return the time of the newest checkpoint; 0 before the first."""
         return self._promised
 
     async def _due(self) -> list[Any]:
@@ -222,17 +226,17 @@ class ChangeFeed:
         return self._log.generation == self.generation and self._is_there() and not self._rooms.is_stopping()
 
     def _check(self) -> None:
-        """Whether it can go on."""
+        """Raise if the feed cannot continue."""
         if self._rooms.is_stopping():
-            raise Unavailable("the server is stopping", hint="Connect again in a moment.", reason=STOPPING)
+            raise Unavailable("the server is stopping", hint="Reconnect in a moment.", reason=STOPPING)
         if not self._is_there():
-            raise NotFound("the database is gone")
+            raise NotFound("the database was dropped")
         if self._log.generation != self.generation:
-            words = f"the log began generation {self._log.generation}, and this feed is of {self.generation}"
+            words = f"the log began generation {self._log.generation}, but this feed is of {self.generation}"
             raise lost(self._log, self.cursor, LOG_GENERATION_CHANGED, words)
 
     def _check_pace(self, upto: int) -> None:
-        """Who takes each page as far as the log went when it was read keeps up, however busy the log is."""
+        """Raise if the reader is behind for too long; a page that reaches `upto` counts as keeping up."""
         now = time.monotonic()
         if self.cursor >= upto:
             self._behind_since = None
@@ -246,12 +250,12 @@ class ChangeFeed:
         if self.cursor + 1 < self._log.horizon:
             raise lost(self._log, self.cursor, WAL_HORIZON_EXCEEDED)
         if upto - self.cursor <= INLINE and self._is_light(upto):
-            told = self._read(upto)
+            page = self._read(upto)
         else:
-            told = await self._rooms.run(self._read, upto)
-        if isinstance(told, HeadwaterError):
-            raise told
-        return list(told)
+            page = await self._rooms.run(self._read, upto)
+        if isinstance(page, HeadwaterError):
+            raise page
+        return list(page)
 
     def _is_light(self, upto: int) -> bool:
         """Return whether the changes up to `upto` are in memory, and small enough to be encoded in the loop."""
@@ -261,9 +265,10 @@ class ChangeFeed:
         )
 
     def _read(self, upto: int) -> list[Any] | HeadwaterError:
-        """What a page holds, made ready to go out; an error where nothing comes before it.
+        """Return the messages of a page; an error if it is the first thing found.
 
-        The cursor moves past what is told or is nobody's business, never further: a checkpoint may follow an error.
+        The cursor moves past changes that are in the page or not watched, never further: a checkpoint may follow an
+        error.
         """
         found: list[Any] = []
         try:
@@ -279,14 +284,14 @@ class ChangeFeed:
             skip = part.ts <= self._floor
             for offset, change in enumerate(part.changes, part.first):
                 try:
-                    told = () if skip else tuple(self._spans.tell(part, offset, change))
+                    seen = () if skip else tuple(self._spans.changes_of(part, offset, change))
                 except Stop as stop:
                     if found or self.cursor > began:
                         return found
-                    words = f"table {stop.table!r} was altered or rewritten at offset {offset}: its rows changed unseen"
+                    words = f"table {stop.table!r} was altered or rewritten at offset {offset}, without row changes"
                     return gone(self.cursor, self._log.horizon, self._log.latest, SCHEMA_CHANGED, words)
-                found += [self._make(each) for each in told]  # all of a change, or none
-                size += sum(map(weight, told))
+                found += [self._make(each) for each in seen]  # all messages of a change, or none
+                size += sum(map(weight, seen))
                 self.cursor, self._last = offset, 0
                 if len(found) >= PAGE or size >= PAGE_BYTES:
                     break
@@ -298,9 +303,9 @@ class ChangeFeed:
 
 
 def slow() -> Unavailable:
-    """For a reader that does not keep up."""
+    """Return the error for a reader that does not keep up."""
     return Unavailable(
         "the consumer is too slow: it was behind for too long",
-        hint="Connect again from the last checkpoint, with fewer spans, or take the changes faster.",
+        hint="Reconnect from the last checkpoint, watch fewer spans, or read faster.",
         reason=SLOW,
     )

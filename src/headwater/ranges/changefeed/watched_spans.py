@@ -1,4 +1,4 @@
-"""Watched spans: what the log tells of some keys, change by change, and where that ends. Decides; reads no log."""
+"""The effect of each change on the watched key spans of a feed. Does not read the log itself."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ EVERY = (Span(),)
 
 
 class Watched(NamedTuple):
-    """Keys of a table that are asked for."""
+    """A span of keys of a table that a feed follows."""
 
     table: str
     span: Span
 
 
 class Put(NamedTuple):
-    """A key was set, or deleted where there is no `after`. An image under another key is not its business."""
+    """A key was set, or deleted if `after` is None. An image under another key is not included."""
 
     key: bytes
     table: Table
@@ -46,7 +46,7 @@ class Emptied(NamedTuple):
 
 
 class Reshaped(NamedTuple):
-    """A table has another shape."""
+    """A table has a new definition."""
 
     table: Table
     ddl: str
@@ -54,11 +54,11 @@ class Reshaped(NamedTuple):
     part: Transaction
 
 
-Told = Put | Emptied | Reshaped
+SpanChange = Put | Emptied | Reshaped
 
 
 class Stop(Exception):
-    """Rows of `table` changed and nobody saw how: who follows it cannot go on past this."""
+    """Rows of `table` changed without row changes in the log: a feed of it cannot continue past this change."""
 
     def __init__(self, table: str) -> None:
         super().__init__(table)
@@ -66,7 +66,7 @@ class Stop(Exception):
 
 
 class Cover:
-    """Spans of one table, joined where they overlap or touch: a key is looked up by bisection."""
+    """Spans of one table, joined if they overlap or touch, so that a key is found by bisection."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self._joined: list[Span] = []
@@ -82,13 +82,13 @@ class Cover:
         return len(self._joined)
 
     def contains(self, key: bytes) -> bool:
-        """Return whether one of the spans has `key`."""
+        """Return whether one of the spans contains `key`."""
         place = bisect_right(self._starts, key) - 1
         return place >= 0 and self._joined[place].contains(key)
 
 
 class Spans:
-    """The spans of one feed; none means the whole database. It remembers by what each table's rows are told apart."""
+    """The spans of one feed; none means the whole database. It remembers the key columns of each table."""
 
     def __init__(self, source: Reader, watched: Sequence[Watched]) -> None:
         self.watched = tuple(dict.fromkeys(watched))
@@ -101,19 +101,19 @@ class Spans:
         self._keys: dict[str, tuple[str, ...]] = {}
 
     def of(self, table: str) -> tuple[Span, ...]:
-        """What of `table` is watched."""
+        """Return the watched spans of `table`."""
         return self._by_table.get(table, ()) if self.watched else EVERY
 
     def _order(self, source: Reader, table: Table) -> Callable[[Key], bytes]:
         try:
             return source.order(table, table.key)
-        except NotSupported:  # only the database knows it: bytes that tell keys apart do for all of them
+        except NotSupported:  # only the database knows the order: without bounds, any unique encoding will do
             if any(span != Span() for span in self.of(table.name)):
                 raise
             return encode_key
 
-    def tell(self, part: Transaction, offset: int, change: Change) -> Iterator[Told]:
-        """What `change` did to the keys; Stop where that is not known."""
+    def changes_of(self, part: Transaction, offset: int, change: Change) -> Iterator[SpanChange]:
+        """Yield the effects of `change` on the watched keys; raise Stop if they are not known."""
         spans = self.of(change.table.name)
         if not spans:
             return
@@ -123,13 +123,13 @@ class Spans:
         self._check_key(change.table)
         yield from self._sides(part, offset, change, self._covers.get(change.table.name, EVERYTHING))
 
-    def _whole(self, part: Transaction, offset: int, change: Change, spans: Iterable[Span]) -> Iterator[Told]:
-        """A change of a table, not of a row."""
+    def _whole(self, part: Transaction, offset: int, change: Change, spans: Iterable[Span]) -> Iterator[SpanChange]:
+        """Yield the effects of a change of a table rather than of a row."""
         table = change.table
         gone = stop_of(change)
         if gone == SCHEMA_CHANGED:
             raise Stop(table.name)
-        if gone:  # emptied, dropped or renamed: of the name, nothing is left
+        if gone:  # emptied, dropped or renamed: no rows are left under this name
             for span in spans:
                 yield Emptied(Watched(table.name, span), offset, part)
         if change.op is Op.SCHEMA_CHANGE:
@@ -140,11 +140,11 @@ class Spans:
             yield Reshaped(table, change.ddl or "", offset, part)
 
     def _check_key(self, table: Table) -> None:
-        """Rows that are told apart by other columns have other keys than those that were told."""
+        """Raise Stop if the key columns of a table changed: keys sent before are not comparable."""
         if self._keys.setdefault(table.name, table.key) != table.key:
             raise Stop(table.name)
 
-    def _sides(self, part: Transaction, offset: int, change: Change, cover: Cover) -> Iterator[Told]:
+    def _sides(self, part: Transaction, offset: int, change: Change, cover: Cover) -> Iterator[SpanChange]:
         table, key_of, place = change.table, change.table.key_of, self._place(change.table)
         old = None if change.before is None else place(key_of(change.before))
         new = None if change.after is None else place(key_of(change.after))
@@ -159,9 +159,9 @@ class Spans:
             yield Put(key, table, change.before, change.after, offset, part)
 
 
-def weight(told: Told) -> int:
-    """About how many bytes it takes."""
-    rows = (told.before, told.after) if isinstance(told, Put) else ()
+def weight(change: SpanChange) -> int:
+    """Return about how many bytes a change takes."""
+    rows = (change.before, change.after) if isinstance(change, Put) else ()
     return 64 + sum(row_weight(row) for row in rows if row is not None)
 
 

@@ -1,4 +1,4 @@
-"""The pieces of an answer: Arrow bytes of rows as of an offset, and of the changes of several tables."""
+"""Arrow bytes of rows as of an offset, and of the changes of several tables, in pieces."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from headwater.ranges.pull.snapshot import Past, read_table_as_of, shape_of
 from headwater.ranges.pull.table_changes import Ends, holding
 from headwater.sources.read import BulkReader, Condition, Reader
 
-TABLES_ROWS = 4_096  # changes of several tables in one batch
+TABLES_ROWS = 4_096  # changes in one batch of several tables
 TABLES_BYTES = 16 << 20
 
 Gone = Callable[[], bool]
 
 
 class Piece(NamedTuple):
-    """A part of the body, and how many rows are in it. A slice is to be closed by whoever sends it."""
+    """A part of the body and its number of rows. The sender closes a slice."""
 
     data: bytes | Slice
     rows: int
 
 
 def columns_of(table: Table, names: Collection[str] | None) -> frozenset[str] | None:
-    """The columns named, by the names of the database or of Arrow; InvalidRequest for one that is not there."""
+    """Return the columns with these names in the database or in Arrow; InvalidRequest if one does not exist."""
     if names is None:
         return None
     own = {arrow.column_name(table, column): column.name for column in table.columns}
@@ -48,7 +48,7 @@ def columns_of(table: Table, names: Collection[str] | None) -> frozenset[str] | 
 
 
 def snapshot_pieces(reader: BulkReader, log: Past, job: SnapshotJob, left: Gone) -> Iterator[Piece]:
-    """Rows as they were at one offset; each batch tells the last key it covers."""
+    """Yield the rows as of one offset; each batch has the last key that it covers."""
     table = shape_of(reader, job.table)
     columns = columns_of(table, job.pick.columns)
     condition = None if job.pick.where is None else reader.condition(table, job.pick.where)
@@ -71,7 +71,7 @@ def _passing(condition: Condition, rows: list[Row], left: Gone) -> list[Row]:
 
 
 def check_kept(log: Log, after: int, upto: int) -> None:
-    """Whether the log holds (after, upto]; OffsetExpired, InvalidRequest."""
+    """Raise OffsetExpired or InvalidRequest unless the log has all of (after, upto]."""
     horizon, latest = log.horizon, log.latest
     if after + 1 < horizon:
         raise gone(after, horizon, latest, WAL_HORIZON_EXCEEDED)
@@ -83,7 +83,7 @@ def check_kept(log: Log, after: int, upto: int) -> None:
 
 
 def tables_pieces(reader: Reader, log: Log, job: TablesJob, left: Gone) -> Iterator[Piece]:
-    """Changes of several tables, one row each, images as JSON objects; also changes of their shape."""
+    """Yield the changes of several tables, schema changes included, one row each, with images as JSON objects."""
     known = reader.describe()
     for name in job.tables:
         if name not in known:
@@ -136,7 +136,7 @@ def _describe(images: arrow.Images, part: Transaction, offset: int, word: str, e
 
 
 class _Writer:
-    """Changes of one shape of one table as texts: its name, the key, both images."""
+    """Encodes changes of one table version as texts: its name, the key, both images."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -146,10 +146,10 @@ class _Writer:
         ]
 
     def cells(self, change: Change) -> tuple[str | None, ...]:
-        """The four texts."""
+        """Return the four texts."""
         if change.op in (Op.SCHEMA_CHANGE, Op.TRUNCATE):
-            told = {"ddl": change.ddl, "resnapshot": change.resnapshot, "version": change.table.version}
-            return self._name, None, None, _json(told) if change.op is Op.SCHEMA_CHANGE else None
+            details = {"ddl": change.ddl, "resnapshot": change.resnapshot, "version": change.table.version}
+            return self._name, None, None, _json(details) if change.op is Op.SCHEMA_CHANGE else None
         key = [None if value is UNAVAILABLE else to_plain(value) for value in change.key or ()]
         return self._name, _json(key), self._image(change.before), self._image(change.after)
 

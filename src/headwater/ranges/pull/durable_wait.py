@@ -1,4 +1,4 @@
-"""Waiting until the log is durable beyond an offset, in the loop: it takes no thread."""
+"""Waits in the event loop, without a thread, until the log is durable past an offset."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from headwater.errors import LimitExceeded
 from headwater.log.live.live_log import LiveLog
 from headwater.model.work.work_context import CALLER, UNNAMED
 
-MOST = 1_024  # who wait at the same time
-SHARES = 4  # one caller has at most a fourth of the places
-FLUSH_SECONDS = 0.01  # between two checks whether staged changes are durable: the log notifies nobody of that
-LOOK_SECONDS = 1.0  # between two looks whether there is still something to wait for
+MOST = 1_024  # concurrent waits
+SHARES = 4  # one caller has at most a fourth of the waits
+FLUSH_SECONDS = 0.01  # between two checks whether staged changes are durable: the log does not notify of that
+CHECK_SECONDS = 1.0  # between two checks whether the database still exists
 
 
 class Waiting:
-    """Those who wait. Used in one loop."""
+    """The concurrent waits of a server. Use it in one event loop."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._asleep: dict[LiveLog, _Sleepers] = {}
         self._count = 0
         self._of_caller: Counter[str] = Counter()  # by account; no entries of 0
-        self._drained = 0  # how often everybody was sent away
+        self._drained = 0  # number of calls of `drain`
 
     async def beyond(self, log: LiveLog, offset: int, seconds: float, is_there: Callable[[], bool]) -> None:
-        """Sleep until `offset` is passed, `seconds` are over, or the database is gone."""
+        """Sleep until the log is durable past `offset`, `seconds` have passed, or `is_there` returns False."""
         caller = CALLER.get()
         self._check_room(caller)
         loop, sleeper = asyncio.get_running_loop(), _Sleeper(offset)
@@ -40,16 +40,16 @@ class Waiting:
                     break
                 sleeper.moved.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(sleeper.moved.wait(), min(left, LOOK_SECONDS))
+                    await asyncio.wait_for(sleeper.moved.wait(), min(left, CHECK_SECONDS))
         finally:
             self._leave(log, sleeper, caller)
 
     def _check_room(self, caller: str) -> None:
         if self._count >= self._most:
-            raise LimitExceeded(f"{self._most} callers wait for changes already", hint="Ask again without wait_ms.")
+            raise LimitExceeded(f"{self._most} requests wait for changes already", hint="Retry without wait_ms.")
         share = max(self._most // SHARES, 1)
         if caller not in UNNAMED and self._of_caller[caller] >= share:
-            raise LimitExceeded(f"{share} of your waits are open already", hint="Ask again without wait_ms.")
+            raise LimitExceeded(f"{share} of your requests wait for changes already", hint="Retry without wait_ms.")
 
     def _enter(self, log: LiveLog, sleeper: _Sleeper, caller: str) -> None:
         self._count += 1
@@ -57,9 +57,9 @@ class Waiting:
         sleepers = self._asleep.get(log)
         if sleepers is None:
             sleepers = self._asleep[log] = _Sleepers(log)
-            log.add_listener(sleepers.tell)
+            log.add_listener(sleepers.notify)
         sleepers.all.add(sleeper)
-        sleepers.look()
+        sleepers.check()
 
     def _leave(self, log: LiveLog, sleeper: _Sleeper, caller: str) -> None:
         self._count -= 1
@@ -69,63 +69,63 @@ class Waiting:
         sleepers = self._asleep[log]
         sleepers.all.discard(sleeper)
         if not sleepers.all:
-            log.remove_listener(sleepers.tell)
+            log.remove_listener(sleepers.notify)
             sleepers.close()
             del self._asleep[log]
 
     def drain(self) -> None:
-        """The server goes away: everybody is answered now."""
+        """End all waits, because the server is stopping."""
         self._drained += 1
         for sleepers in self._asleep.values():
             sleepers.wake()
 
 
 class _Sleeper:
-    """One who waits until `offset` is passed."""
+    """One wait until the log is durable past `offset`."""
 
     def __init__(self, offset: int) -> None:
         self.offset, self.moved = offset, asyncio.Event()
 
 
 class _Sleepers:
-    """Those who wait for one log. One timer looks for all of them, and wakes those whose offset is passed."""
+    """The waits for one log. One timer checks for all of them, and wakes those whose offset is passed."""
 
     def __init__(self, log: LiveLog) -> None:
         self._log, self._loop = log, asyncio.get_running_loop()
-        self._asked = False  # touched by both sides, at worst once too often
+        self._is_scheduled = False  # set by both threads; a race schedules at most one check too many
         self._timer: asyncio.TimerHandle | None = None
         self.all: set[_Sleeper] = set()
 
-    def tell(self) -> None:
-        """In the capture thread: something was staged."""
-        if not self._asked:
-            self._asked = True
-            self._loop.call_soon_threadsafe(self._told)
+    def notify(self) -> None:
+        """Schedule a check; called in the capture thread when changes are staged."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon_threadsafe(self._notified)
 
-    def _told(self) -> None:
-        self._asked = False
-        self.look()
+    def _notified(self) -> None:
+        self._is_scheduled = False
+        self.check()
 
-    def look(self) -> None:
-        """Wake those whose offset is passed; look again while something is staged."""
+    def check(self) -> None:
+        """Wake the waits whose offset is passed; check again while changes are staged."""
         durable = self._log.durable
         for sleeper in self.all:
             if sleeper.offset < durable:
                 sleeper.moved.set()
         if self._timer is None and self.all and self._log.latest > durable:
-            self._timer = self._loop.call_later(FLUSH_SECONDS, self._look_again)
+            self._timer = self._loop.call_later(FLUSH_SECONDS, self._check_again)
 
-    def _look_again(self) -> None:
+    def _check_again(self) -> None:
         self._timer = None
-        self.look()
+        self.check()
 
     def wake(self) -> None:
-        """Let everybody look."""
+        """Wake all waits."""
         for sleeper in self.all:
             sleeper.moved.set()
 
     def close(self) -> None:
-        """Look no more."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Jobs: what the bulk worker is asked for, how it answers, and both as bytes. Pure."""
+"""Jobs of the bulk worker, its answers, and the encoding of both."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from headwater.model.keys.key import Span
 from headwater.sources.read import BulkAddress
 
 SCHEMA_CHANGED, TRUNCATED, TABLE_DROPPED = "schema_changed", "truncated", "table_dropped"
-LZ4 = "lz4"  # how slices are kept: a third of the bytes, and nothing to do here for readers that take it so
+LZ4 = "lz4"  # compression of cached slices: a third of the bytes, sent unchanged to readers that accept it
 WAL_HORIZON_EXCEEDED, LOG_GENERATION_CHANGED = "wal_horizon_exceeded", "log_generation_changed"
 
-HEAD = struct.Struct(">BII")  # of an answer's frame: kind, rows in it, length
-PIECE, END, FAILURE = range(3)  # kinds of frames: bytes of the body, that it is whole, why it is not
+HEAD = struct.Struct(">BII")  # head of a frame of an answer: kind, number of rows, length
+PIECE, END, FAILURE = range(3)  # kinds of frames: a part of the body, its end, an error
 MAX_JOB = 1 << 20  # bytes
 _LENGTH = struct.Struct(">I")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a database and its log are, and which: a file of another inode or history is another database."""
+    """The location and identity of a database and its log: another inode or generation is another database."""
 
     db: str
     source: BulkAddress
@@ -33,7 +33,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Pick(msgspec.Struct, frozen=True):
-    """Which rows, and which columns of them; the key always."""
+    """The selected rows and columns; key columns are always included."""
 
     span: Span = Span()
     columns: tuple[str, ...] | None = None
@@ -41,12 +41,12 @@ class Pick(msgspec.Struct, frozen=True):
 
     @property
     def is_all(self) -> bool:
-        """Whether every row passes."""
+        """Return whether every row is selected."""
         return self.span == Span() and self.where is None
 
 
 class SnapshotJob(msgspec.Struct, frozen=True, tag="snapshot"):
-    """Rows of a table as they were at `offset`."""
+    """Read rows of a table as of `offset`."""
 
     place: Place
     table: str
@@ -56,7 +56,7 @@ class SnapshotJob(msgspec.Struct, frozen=True, tag="snapshot"):
 
 
 class LogJob(msgspec.Struct, frozen=True, tag="log"):
-    """Changes of a table in (after, upto], fitted to its version `shape`, or to the present one."""
+    """Read changes of a table in (after, upto], converted to its version `shape`, or to the current one."""
 
     place: Place
     table: str
@@ -69,7 +69,7 @@ class LogJob(msgspec.Struct, frozen=True, tag="log"):
 
 
 class TablesJob(msgspec.Struct, frozen=True, tag="tables"):
-    """Changes of several tables, of all where none is named, in (after, upto]; rows as JSON."""
+    """Read changes of several tables, of all if none is named, in (after, upto]; rows as JSON."""
 
     place: Place
     tables: tuple[str, ...]
@@ -82,7 +82,7 @@ Job = SnapshotJob | LogJob | TablesJob
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What a job that ended says of the cache of slices."""
+    """Counters of the slice cache, sent at the end of a job."""
 
     hits: int = 0
     misses: int = 0
@@ -90,7 +90,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """An error on its way between two processes."""
+    """An error in the form that is sent between processes."""
 
     code: str
     message: str
@@ -103,54 +103,54 @@ _jobs: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
 
 
 def encode_job(job: Job) -> bytes:
-    """`job` with its length; NotFound when it names what cannot be named."""
+    """Return `job` as bytes after its length; NotFound if it has a table name that is not valid Unicode."""
     try:
         data = _encoder.encode(job)
     except UnicodeEncodeError:
-        raise NotFound("there is no table of a name that is not UTF-8", hint="Names are sent as UTF-8.") from None
+        raise NotFound("there is no table with a name that is not UTF-8", hint="Send names as UTF-8.") from None
     return _LENGTH.pack(len(data)) + data
 
 
 def job_length(head: bytes) -> int:
-    """How long the job behind these four bytes is."""
+    """Return the length of the job that follows these four bytes."""
     (length,) = _LENGTH.unpack(head)
     return int(length)
 
 
 def decode_job(data: bytes) -> Job:
-    """The job in the bytes behind the length."""
+    """Return the job in the bytes after the length."""
     return _jobs.decode(data)
 
 
 def encode_end(done: Done) -> bytes:
-    """The frame that says that the body is whole."""
+    """Return the frame that ends a complete body."""
     data = _encoder.encode(done)
     return HEAD.pack(END, 0, len(data)) + data
 
 
 def decode_end(data: bytes) -> Done:
-    """What that frame says."""
+    """Return the counters in the frame that ends a body."""
     return msgspec.msgpack.decode(data, type=Done)
 
 
 def encode_failure(error: HeadwaterError) -> bytes:
-    """The frame that says why there is no body, or not all of it."""
+    """Return the frame of an error, which ends the answer."""
     data = _encoder.encode(failed_of(error))
     return HEAD.pack(FAILURE, 0, len(data)) + data
 
 
 def decode_failure(data: bytes) -> HeadwaterError:
-    """The error as it was raised."""
+    """Return the error in a frame."""
     return error_in(msgspec.msgpack.decode(data, type=Failed))
 
 
 def failed_of(error: HeadwaterError) -> Failed:
-    """An error, to be sent."""
+    """Return an error in the form that is sent."""
     return Failed(error.code, error.message, error.hint, error.extra)
 
 
 def error_in(failed: Failed) -> HeadwaterError:
-    """The error that was sent."""
+    """Return the error that was sent."""
     kind = _BY_CODE.get(failed.code, HeadwaterError)
     error = kind.__new__(kind)
     HeadwaterError.__init__(error, failed.message, hint=failed.hint, **failed.extra)
@@ -166,7 +166,7 @@ _BY_CODE = _kinds()
 
 
 def gone(after: int, horizon: int, latest: int, reason: str, message: str = "") -> OffsetExpired:
-    """The changes after `after` cannot be had, or not be applied; `reason` says why."""
+    """Return the error for changes after `after` that are trimmed, or cannot be applied, for `reason`."""
     error = OffsetExpired(after, horizon, latest)
     error.extra["resnapshot_reason"] = reason
     if message:

@@ -1,4 +1,4 @@
-"""Changes of one table as Arrow bytes, slice by slice of the log: from the cache where they can be kept there."""
+"""Changes of one table as Arrow bytes, in slices of the log; whole slices are served from the cache."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SLICE = 16_384  # offsets; a slice begins after a multiple of it
-LOOK = 8  # slices that are looked at before the first byte leaves: what they say cannot be said later
-OPENING_BYTES = 32 << 20  # made before the first byte leaves, at most and about
+CHECKED_FIRST = 8  # slices checked before the first byte is sent: later an error cannot be sent as a status
+OPENING_BYTES = 32 << 20  # about the most bytes made before the first byte is sent
 
 
 def log_pieces(reader: BulkReader, log: Log, cache: Cache, job: LogJob, left: Gone) -> Iterator[Piece]:
-    """Changes of one table; each batch tells the offset up to which all is covered."""
+    """Yield changes of one table; each batch has the offset up to which all changes are covered."""
     target = reader.shape(job.table, job.shape)
     if job.shape is None and job.table not in reader.status()["tables"]:
-        raise NotSupported(f"{job.table!r} is not captured: its changes are not known")
+        raise NotSupported(f"table {job.table!r} is not captured", hint="Read it with data.get or SQL.")
     check_kept(log, job.after, job.upto)
     return _LogAnswer(reader, log, cache, job, target, left).pieces()
 
@@ -43,12 +43,12 @@ class _LogAnswer:
         self._as_kept = self._columns is None and job.compression == LZ4
         self._gatherer = Gatherer(reader, log, target, job.pick, left)
         self._horizon, self._latest = log.horizon, log.latest
-        self._held: dict[int, Slice] = {}  # by the offset it begins after: looked at, not yet sent
+        self._held: dict[int, Slice] = {}  # checked and not yet sent, by the offset after which a slice begins
 
     def pieces(self) -> Iterator[Piece]:
         try:
             lows = range(self._job.after - self._job.after % SLICE, self._job.upto, SLICE)
-            self._look(lows[:LOOK])
+            self._check_first(lows[:CHECKED_FIRST])
             first = self._fresh(*self._bounds(lows[0])) if lows and lows[0] not in self._held else iter(())
             yield self._opening(first)
             yield from first
@@ -59,15 +59,15 @@ class _LogAnswer:
             for held in self._held.values():
                 held.close()
 
-    def _look(self, lows: range) -> None:
-        """See to it that what stops a reader is known before anything is sent."""
+    def _check_first(self, lows: range) -> None:
+        """Raise for a change that no reader may pass, before anything is sent."""
         for low in lows:
             if (found := self._kept(low)) is not None:
                 self._held[low] = found
                 self._check(found.stops)
 
     def _opening(self, first: Iterator[Piece]) -> Piece:
-        """What is sent first: nothing before some batches are made, for they may not be to be had."""
+        """Return the first piece: it has several batches, so that errors in them are raised before anything is sent."""
         data, rows = [self._stream.start()], 0
         for piece in first:
             assert isinstance(piece.data, bytes)
@@ -96,7 +96,7 @@ class _LogAnswer:
         yield from self._cut(body, *self._bounds(low))
 
     def _kept(self, low: int) -> Slice | None:
-        """The slice from the cache, where it is put first if it can be; None where it has to be made each time."""
+        """Return the slice from the cache, after adding it if necessary; None if it cannot be cached."""
         can_be_kept = self._job.pick.is_all and low + SLICE <= self._latest
         if not can_be_kept:
             return None
@@ -115,7 +115,7 @@ class _LogAnswer:
                     return False
             writing.done(gatherer.stops)
         except (OSError, OffsetExpired):
-            writing.drop()  # no space, or retention was faster: it is served all the same, as far as it can be
+            writing.drop()  # no disk space, or the log was trimmed: the slice is served uncached, as far as possible
             return False
         except BaseException:
             writing.drop()
@@ -129,14 +129,14 @@ class _LogAnswer:
             yield Piece(self._stream.batch(batch, {"upto": str(reached)}), len(images.rows))
 
     def _cut(self, body: bytes, after: int, upto: int) -> Iterator[Piece]:
-        """What of a kept slice lies in (after, upto], in the columns asked for."""
+        """Yield the part of a cached slice in (after, upto], with the requested columns."""
         import pyarrow as pa
 
         schema = self._stream.schema
         found = list(_batches(self._whole.start() + body + self._whole.end()))
         misfits = len(self._target.columns)
         if self._columns is not None and any(batch[misfits].null_count < len(batch) for batch, _ in found):
-            yield from self._fresh(after, upto)  # what is told of misfits names other columns too
+            yield from self._fresh(after, upto)  # the cached column of misfits includes columns not requested
             return
         reached = after
         for batch, covers in found:
@@ -150,12 +150,12 @@ class _LogAnswer:
         for offset, reason in stops:
             if self._job.after < offset <= self._job.upto:
                 words = {TRUNCATED: "emptied", TABLE_DROPPED: "dropped or renamed"}.get(reason, "altered or rewritten")
-                message = f"table {self._job.table!r} was {words} at offset {offset}: its rows changed unseen"
+                message = f"table {self._job.table!r} was {words} at offset {offset}, without row changes"
                 raise gone(self._job.after, self._horizon, self._latest, reason, message)
 
 
 def _batches(data: bytes) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Batches of a stream, each with the offset up to which all is covered."""
+    """Yield the batches of a stream, each with the offset up to which all changes are covered."""
     import pyarrow as pa
 
     with pa.ipc.open_stream(data) as reader:
@@ -168,7 +168,7 @@ def _batches(data: bytes) -> Iterator[tuple[pa.RecordBatch, int]]:
 
 
 def _between(batch: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:
-    """The rows with offsets in (after, upto]; they are in order."""
+    """Return the rows with offsets in (after, upto]; rows are in order of offset."""
     offsets = batch[batch.num_columns - 2]
     low = bisect_right(offsets, after, key=_number)
     return batch.slice(low, bisect_right(offsets, upto, low, key=_number) - low)

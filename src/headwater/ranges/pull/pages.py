@@ -1,4 +1,4 @@
-"""Pages of one range for pullers that ask for one after the other: rows as of a version, and what happened since."""
+"""Pages of one range, requested one after the other: rows as of a version, and changes since."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from headwater.ranges.pull.snapshot import read_table_as_of
 from headwater.ranges.pull.table_changes import stop_of
 from headwater.sources.read import Reader
 
-SCAN = 65_536  # changes looked at for one page; a quiet range comes back for more
+SCAN = 65_536  # changes scanned for one page; a page of a quiet range may be empty
 WORDS = {TRUNCATED: "emptied", TABLE_DROPPED: "dropped or renamed", SCHEMA_CHANGED: "altered or rewritten"}
 
 
 class Limits(NamedTuple):
-    """How much a page holds, about. At least one row, or the two sides of one change."""
+    """The approximate size of a page, which has at least one row, or both sides of one change."""
 
     rows: int
     bytes: int
 
 
 class Rows(NamedTuple):
-    """Rows in the order of their keys. `end`: there are no more."""
+    """Rows in key order. `end` means that there are no more."""
 
     table: Table
     rows: list[tuple[bytes, Row]]
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a change did to one key of a range. An image outside the range is withheld."""
+    """The effect of a change on one key of a range. An image outside the range is omitted."""
 
     key: bytes
     op: Op
@@ -45,18 +45,18 @@ class Seen(NamedTuple):
     after: Row | None
     offset: int
     part: Transaction
-    last: bool = False  # nothing more of its transaction concerns the range
+    last: bool = False  # the last change of its transaction in the range
 
 
 class Log(NamedTuple):
-    """What happened up to `upto`."""
+    """The changes of a range up to `upto`."""
 
     seen: list[Seen]
     upto: int
 
 
 def rows_page(database: Database, table: Table, span: Span, version: int, limits: Limits) -> Rows:
-    """The first rows of `span` as they were at `version`. OffsetExpired, Conflict: see `read_table_as_of`."""
+    """Return the first rows of `span` as of `version`. Raises OffsetExpired and Conflict as `read_table_as_of` does."""
     source = database.source
     place, key_of = source.order(table, table.key), table.key_of
     found: list[tuple[bytes, Row]] = []
@@ -66,7 +66,7 @@ def rows_page(database: Database, table: Table, span: Span, version: int, limits
         for _, rows in pieces:
             for row in rows:
                 key = place(key_of(row))
-                # Rows that share a key, which holds NULLs then, are not torn apart: the next page begins behind it.
+                # Rows that share a key (it contains NULLs) stay on one page: the next page begins after their key.
                 if (len(found) >= limits.rows or weight >= limits.bytes) and key != found[-1][0]:
                     return Rows(table, found, False)
                 found.append((key, row))
@@ -79,10 +79,10 @@ def rows_page(database: Database, table: Table, span: Span, version: int, limits
 def log_page(
     database: Database, table: Table, span: Span, after: int, upto: int, limits: Limits, *, scan: int = SCAN
 ) -> Log:
-    """What happened to `span` in (after, upto], the first of it.
+    """Return the first changes of `span` in (after, upto].
 
-    It ends before a change that leaves rows in a state nobody told; who begins there is refused: OffsetExpired.
-    A page ends inside a transaction only where more of it follows, so that the last of each is always marked.
+    The page ends before a change after which the rows are not known; a page that begins there raises OffsetExpired. A
+    page ends inside a transaction only if more of it follows, so that the last change of each is always marked.
     """
     page = _Page(table, span, limits, database.source)
     covered, is_whole = after, True
@@ -108,27 +108,27 @@ def log_page(
 
 
 def row_weight(row: Row) -> int:
-    """About how many bytes a row takes."""
+    """Return about how many bytes a row takes."""
     return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row) + 16 * len(row)
 
 
 class _Page:
-    """Takes changes in order until it is full."""
+    """Collects changes in order until it is full."""
 
     def __init__(self, table: Table, span: Span, limits: Limits, source: Reader) -> None:
         self._table, self._span, self._limits = table, span, limits
         self._place = PerTable(lambda shape: source.order(shape, shape.key))
         self._weight = 0
-        self._whole = 0  # how many belong to transactions that are over
+        self._whole = 0  # number of changes of complete transactions
         self.seen: list[Seen] = []
 
     @property
     def in_midst(self) -> bool:
-        """Whether something of a transaction was taken that goes on."""
+        """Return whether the last transaction in the page is not complete."""
         return self._whole < len(self.seen)
 
     def stops(self, change: Change) -> str:
-        """Why nobody who follows the table may pass this unknowingly; "" if it may."""
+        """Return the reason why a reader of the table must stop at this change; "" if it may continue."""
         if change.table.name != self._table.name:
             return ""
         if change.op > Op.DELETE:
@@ -136,7 +136,7 @@ class _Page:
         return SCHEMA_CHANGED if change.table.key != self._table.key else ""
 
     def take(self, part: Transaction, offset: int, change: Change) -> bool:
-        """Add what `change` did to the span; False if it did something and the page is full."""
+        """Add the effects of `change` on the span; return False if it has any and the page is full."""
         if change.table.name != self._table.name or change.op > Op.DELETE:
             return True
         found = list(self._sides(part, offset, change))
@@ -162,13 +162,13 @@ class _Page:
             yield Seen(key, change.op, table, change.before, change.after, offset, part)
 
     def begin_transaction(self) -> None:
-        """The one before is over: mark its last."""
+        """Mark the last change of the previous transaction."""
         if self.in_midst:
             self.seen[-1] = self.seen[-1]._replace(last=True)
             self._whole = len(self.seen)
 
     def hold_back(self) -> int:
-        """Leave out the newest, of which nobody knows yet whether it is the last; its offset."""
+        """Remove the newest change, which may or may not be the last of its transaction, and return its offset."""
         offset = self.seen[-1].offset
         while self.seen and self.seen[-1].offset == offset:
             self.seen.pop()
@@ -176,11 +176,11 @@ class _Page:
 
 
 def _stopped(log: LiveLog, table: str, after: int, reason: str) -> Exception:
-    message = f"table {table!r} was {WORDS[reason]} at offset {after + 1}: its rows changed unseen"
+    message = f"table {table!r} was {WORDS[reason]} at offset {after + 1}, without row changes"
     return gone(after, log.horizon, log.latest, reason, message)
 
 
 def check_log(log: LiveLog, after: int) -> None:
-    """OffsetExpired where what follows `after` is not all there."""
+    """Raise OffsetExpired if changes after `after` were trimmed."""
     if after + 1 < log.horizon:
         raise gone(after, log.horizon, log.latest, WAL_HORIZON_EXCEEDED)

@@ -1,7 +1,7 @@
-"""Slices of the log as Arrow bytes, kept in files: built once, then read as they are. Bounded; never a source of truth.
+"""Cache of log slices as Arrow bytes in files, limited in size.
 
-A file: head | body | notes. The head says how long the others are and holds a checksum of both; a file that
-does not match it is removed, and the slice built again.
+A file is head | body | notes. The head has the lengths of both and a checksum over both; a file that does not match
+is deleted, and the slice is built again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MARK = b"HWSLICE2"
 SUFFIX = ".slice"
 BLOCK = 1 << 20
 
-Stop = tuple[int, str]  # an offset that no reader may pass unknowingly, and the reason
+Stop = tuple[int, str]  # an offset at which a reader of the table must stop, and the reason
 
 
 class Name(msgspec.Struct, frozen=True):
-    """Which slice: of which history, table and shape, and the offset it begins after."""
+    """The identity of a slice: generation, table version, and the offset after which it begins."""
 
     db: str
     generation: str
@@ -41,34 +41,34 @@ class Name(msgspec.Struct, frozen=True):
 
     @property
     def folder(self) -> str:
-        """Of all slices of one history."""
+        """Return the folder of all slices of one generation."""
         return f"{self.db}/{self.generation}"
 
     @property
     def file(self) -> str:
-        """Inside that folder."""
+        """Return the file name inside the folder."""
         digest = hashlib.blake2b(msgspec.json.encode(self.table), digest_size=12).hexdigest()
         return f"{digest}-{self.after:020d}{SUFFIX}"
 
 
 class Slice:
-    """An open file that was found to be whole. Close it."""
+    """An open, verified file of a slice. The user closes it."""
 
     def __init__(self, file: BinaryIO, length: int, rows: int, stops: list[Stop]) -> None:
         self.file, self.length, self.rows, self.stops = file, length, rows, stops
         self.start = _HEAD.size
 
     def body(self) -> bytes:
-        """All of it."""
+        """Return the whole body."""
         return os.pread(self.file.fileno(), self.length, self.start)
 
     def close(self) -> None:
-        """Let go of the file, which may be removed by now."""
+        """Close the file, which may have been deleted."""
         self.file.close()
 
 
 class Writing:
-    """A slice on its way into the cache. `add` its bytes, then `done`; or `drop` it."""
+    """A slice that is being written. Call `add` with its bytes, then `done`, or `drop`."""
 
     def __init__(self, cache: Cache, target: Path, most: int) -> None:
         self._cache, self._target, self._most = cache, target, most
@@ -78,7 +78,7 @@ class Writing:
         self._file.write(b"\0" * _HEAD.size)
 
     def add(self, data: bytes, rows: int) -> bool:
-        """Take a piece of the body; False when the slice is too large to be kept."""
+        """Append a piece of the body; return False if the slice is too large for the cache."""
         self._length += len(data)
         self._rows += rows
         self._crc = zlib.crc32(data, self._crc)
@@ -86,7 +86,7 @@ class Writing:
         return self._length <= self._most
 
     def done(self, stops: list[Stop]) -> None:
-        """Give it its name."""
+        """Complete the file and add it to the cache."""
         notes = msgspec.msgpack.encode(stops)
         self._file.write(notes)
         self._file.seek(0)
@@ -97,7 +97,7 @@ class Writing:
         self._cache.added(self._target, _HEAD.size + self._length + len(notes))
 
     def drop(self) -> None:
-        """Forget it."""
+        """Delete the unfinished file."""
         with contextlib.suppress(OSError):
             self._file.close()
         with contextlib.suppress(OSError):
@@ -105,21 +105,20 @@ class Writing:
 
 
 class Cache:
-    """The files under one folder, at most `most` bytes of them; those used longest ago go first. From any thread."""
+    """The files under one folder, at most `most` bytes; the least recently used are evicted first. Thread-safe."""
 
     def __init__(self, folder: Path, most: int, *, clock: Callable[[], int] = time.time_ns) -> None:
         self._folder, self._most, self._clock = folder, most, clock
-        self._lock = threading.Lock()  # guards what follows
-        self._files: dict[Path, int] = {}  # size, the one used longest ago first
-        self._proven: dict[
-            Path, tuple[int, int, int]
-        ] = {}  # inode, size and time of writing of files once read through
+        self._lock = threading.Lock()  # guards all fields below
+        self._files: dict[Path, int] = {}  # sizes, the least recently used file first
+        # Inode, size and modification time of files whose checksum was verified.
+        self._proven: dict[Path, tuple[int, int, int]] = {}
         self.bytes = 0
         self.hits = self.misses = 0
         self._find()
 
     def _find(self) -> None:
-        """What an earlier process left; half-written files go."""
+        """Find the files of an earlier process, and delete unfinished ones."""
         found = []
         for path in self._folder.glob("*/*/*"):
             with contextlib.suppress(OSError):
@@ -134,7 +133,7 @@ class Cache:
         self._shrink()
 
     def get(self, name: Name, *, is_new: bool = False) -> Slice | None:
-        """The slice, if it is there and whole. One that was put in just now is no hit."""
+        """Return the slice if it is cached and intact. With `is_new` it counts neither as a hit nor as a miss."""
         path = self._path(name)
         found = self._opened(path)
         with self._lock:
@@ -174,12 +173,12 @@ class Cache:
             if _checksum(file.fileno(), _HEAD.size, length + notes_length) != crc:
                 return None
             self._proven[path] = proof
-        with contextlib.suppress(OSError):  # the time of use, by which it outlives others after a restart
+        with contextlib.suppress(OSError):  # the access time keeps the order of eviction over a restart
             os.utime(file.fileno(), ns=(self._clock(), status.st_mtime_ns))
         return Slice(file, length, rows, msgspec.msgpack.decode(notes, type=list[Stop]))
 
     def begin(self, name: Name) -> Writing | None:
-        """A new slice; None when nothing can be kept (no space, no folder, no room)."""
+        """Start writing a slice; return None if the cache is off or the file cannot be created."""
         if not self._most:
             return None
         path = self._path(name)
@@ -191,7 +190,7 @@ class Cache:
             return None
 
     def _make(self, folder: Path) -> None:
-        """The folder of a history; those of other histories of that database are of no use any more."""
+        """Create the folder of a generation, and delete those of other generations of the database."""
         folder.mkdir(parents=True, exist_ok=True)
         for other in folder.parent.iterdir():
             if other != folder:
@@ -201,7 +200,7 @@ class Cache:
                 shutil.rmtree(other, ignore_errors=True)
 
     def added(self, path: Path, size: int) -> None:
-        """A file got its name; others may have to go."""
+        """Add a complete file, and evict others if necessary."""
         with self._lock:
             self.bytes += size - self._files.pop(path, 0)
             self._files[path] = size

@@ -1,4 +1,4 @@
-"""The rows of a table, or of a span of it, as they were at one offset: chunks of now, undone what came after.
+"""The rows of a table, or of a span of it, as of one offset: chunks of current rows, with later changes undone.
 
 source.chunk (at its own offset V ≥ offset) ──┐
 log (offset, V], scanned once ──> Undo ───────┴──> rows at `offset`, in key order
@@ -19,15 +19,15 @@ from headwater.sources.read import Chunk, Reader
 
 CHUNK_ROWS = 10_000
 PIECE_BYTES = 16 << 20
-GLANCE = 256  # changes between two looks whether anybody still waits
-LOG_SECONDS = 30.0  # how long a chunk waits for the log to hold what it saw
+CHECK_EVERY = 256  # changes between two checks whether the reader left
+LOG_SECONDS = 30.0  # how long a chunk waits for the log to reach its offset
 
 Gone = Callable[[], bool]
 Piece = tuple[Table, Sequence[Row]]
 
 
 class Past(Protocol):
-    """What undoing needs of a log."""
+    """The part of a log that undoing changes needs."""
 
     @property
     def generation(self) -> str:
@@ -45,7 +45,7 @@ class Past(Protocol):
         ...
 
     def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
-        """Sleep until `latest` passes `offset` or `timeout` ends; whether it passed."""
+        """Sleep until `latest` passes `offset` or `timeout` ends; return whether it passed."""
         ...
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
@@ -63,12 +63,11 @@ def read_as_of(
     chunk_rows: int = CHUNK_ROWS,
     gone: Gone = lambda: False,
 ) -> Iterator[Piece]:
-    """The rows of `table` in `span` at `offset`, in key order, at most `chunk_rows` and about 16 MiB at a time.
+    """Yield the rows of `table` in `span` as of `offset`, in key order, up to `chunk_rows` or 16 MiB at a time.
 
-    Refused at once where it can be known, and on the way where it turns out: OffsetExpired when the changes
-    since are not all retained, Conflict when the table's shape changed since or the log is not its history,
-    NotFound, NotSupported. It blocks: not for an event loop. Nothing is open at the source between two chunks.
-    Unavailable soon after the reader is `gone`.
+    Raise, as early as possible, OffsetExpired if later changes were trimmed, Conflict if the table was altered since
+    or the log is not its history, NotFound, NotSupported, and Unavailable soon after the reader is `gone`. Blocks: do
+    not call it in an event loop. Nothing is open at the source between two chunks.
     """
     shape = shape_of(source, table)
     return read_table_as_of(source, log, shape, offset, span=span, chunk_rows=chunk_rows, gone=gone)
@@ -84,22 +83,22 @@ def read_table_as_of(
     chunk_rows: int = CHUNK_ROWS,
     gone: Gone = lambda: False,
 ) -> Iterator[Piece]:
-    """As `read_as_of`, of a table that is in just this shape."""
+    """Do the same as `read_as_of` for a known version of the table."""
     return _Past(source, log, table, offset, span, gone).pieces(chunk_rows)
 
 
 def shape_of(source: Reader, name: str) -> Table:
-    """The table whose past can be read; NotFound, NotSupported."""
+    """Return a captured table; NotFound, NotSupported if it is not captured."""
     table = source.describe().get(name)
     if table is None:
         raise NotFound(f"there is no table {name!r}")
     if name not in source.status()["tables"]:
-        raise NotSupported(f"{name!r} is not captured: its past is not known", hint="Read it as it is now.")
+        raise NotSupported(f"table {name!r} is not captured: earlier rows are not available", hint="Read current rows.")
     return table
 
 
 class _Past:
-    """One table at one offset, and how far the log was undone."""
+    """One table as of one offset, and the offset up to which changes were undone."""
 
     def __init__(self, source: Reader, log: Past, table: Table, offset: int, span: Span, gone: Gone) -> None:
         head = source.head()
@@ -118,7 +117,7 @@ class _Past:
             raise
 
     def pieces(self, limit: int) -> Iterator[Piece]:
-        """Every row, at most `limit` at a time."""
+        """Yield all rows, at most `limit` at a time."""
         try:
             for chunk, span in self._chunks(limit):
                 if not self._undo.touches(span):
@@ -130,7 +129,7 @@ class _Past:
             self._undo.close()
 
     def _chunks(self, limit: int) -> Iterator[tuple[Chunk, Span]]:
-        """The chunks, each with the part of the span that it is all of."""
+        """Yield the chunks, each with the part of the span that it covers."""
         key: Key | None = None
         start = self._span.start
         while True:
@@ -142,13 +141,13 @@ class _Past:
                 yield chunk, Span(start, self._span.end)
                 return
             key = chunk.next_key
-            # The first bytes behind its place; before the span there is nothing to be had.
+            # The smallest bytes after the place of the key, but not before the start of the span.
             end = max(self._place(key) + b"\0", start)
             yield chunk, Span(start, end)
             start = end
 
     def _cut(self, rows: Iterator[Row], limit: int) -> Iterator[Piece]:
-        """`rows` in pieces; those that share a key, which holds NULLs then, stay in one."""
+        """Yield `rows` in pieces; rows that share a key (it contains NULLs) stay in one piece."""
         piece: list[Row] = []
         weight = 0
         key_of = self._table.key_of
@@ -164,7 +163,7 @@ class _Past:
             yield self._table, piece
 
     def _undo_upto(self, offset: int) -> None:
-        """Take in the log up to `offset`, waiting for it if need be."""
+        """Add the changes up to `offset` to the undo, after a wait for the log if necessary."""
         if self._gone():
             raise _left()
         self._source.wake()
@@ -172,7 +171,7 @@ class _Past:
         if self._log.generation != self._generation:
             raise OffsetExpired(self._offset, self._log.horizon, self._log.latest)
         if not reached:
-            raise Unavailable(f"the log did not reach offset {offset} in {LOG_SECONDS:.0f} s", hint="Try again.")
+            raise Unavailable(f"the log did not reach offset {offset} in {LOG_SECONDS:.0f} s", hint="Retry.")
         if offset > self._undone:
             self._undo.add_all(self._changes(offset))
             self._undone = offset
@@ -181,7 +180,7 @@ class _Past:
         name = self._table.name
         for part in self._log.scan(after=self._undone, upto=upto):
             for number, change in enumerate(part.changes):
-                if number % GLANCE == 0 and self._gone():
+                if number % CHECK_EVERY == 0 and self._gone():
                     raise _left()
                 if change.table.name != name:
                     continue
@@ -195,7 +194,7 @@ class _Past:
     def _reshaped(self) -> Conflict:
         return Conflict(
             f"table {self._table.name!r} was altered, emptied or replaced after offset {self._offset}",
-            hint="Take a snapshot of now and follow from the offset it carries.",
+            hint="Take a new snapshot and follow the changes after its offset.",
             resnapshot_reason="schema_changed",
         )
 

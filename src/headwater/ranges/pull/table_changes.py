@@ -1,4 +1,4 @@
-"""Gathering: the changes of one table in a stretch of the log as image rows of one shape, ready for Arrow."""
+"""The changes of one table in a part of the log, as rows of before and after images of one table version, for Arrow."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from headwater.ranges.pull.slice_cache import Stop
 from headwater.sources.read import Condition, Reader
 
 BATCH_BYTES = 16 << 20
-WEIGHED = 16  # of so many rows one is weighed for all
-GLANCE = 64  # parts between two looks whether anybody still waits
-JUDGED = 1_000  # rows a condition is asked about between two looks: it may be slow
-MANY = 8  # changes of one part from which on it pays to look at them together
+WEIGHED = 16  # the size of one row in so many is measured
+CHECK_EVERY = 64  # parts between two checks whether the reader left
+JUDGED = 1_000  # rows evaluated by a condition, which may be slow, between two checks whether the reader left
+MANY = 8  # changes of one part from which processing them together is faster
 
-# A source says that a table went by what was run: nothing else tells it from a change of shape.
+# Only the statement distinguishes a dropped or renamed table from other schema changes.
 _WENT = re.compile(r"(?>\s|--[^\n]*\n|/\*.*?\*/)*+(?:DROP\s+TABLE\b|ALTER\s+TABLE\b.+\bRENAME\s+TO\b)", re.I | re.S)
 
 T = TypeVar("T")
@@ -41,17 +41,17 @@ _ALIKE = {
 
 
 def same(row: Row) -> Row:
-    """For rows that have the shape already."""
+    """Return the row unchanged, because it has the columns of the target already."""
     return row
 
 
 def unfit(row: Row) -> Row:
-    """For rows told apart by other columns: they cannot be applied to rows of this shape."""
+    """Stand for rows with other key columns, which cannot be applied to rows of the target."""
     raise AssertionError("never called")
 
 
 def fit_to(target: Table) -> Callable[[Table], Fit | None]:
-    """For each shape of the table how its rows become rows of `target`, by column name; None for other tables."""
+    """Return a function from a table version to the conversion of its rows to `target`; None for other tables."""
 
     def make(table: Table) -> tuple[Fit | None]:
         if table.name != target.name:
@@ -68,7 +68,7 @@ def fit_to(target: Table) -> Callable[[Table], Fit | None]:
 
 
 def stop_of(change: Change) -> str:
-    """Why no reader of its table may pass this change of shape unknowingly; "" if it may."""
+    """Return the reason why a reader of the table must stop at this schema change; "" if it may continue."""
     if change.op is Op.TRUNCATE:
         return TRUNCATED
     if change.resnapshot:
@@ -77,14 +77,14 @@ def stop_of(change: Change) -> str:
 
 
 class Ends:
-    """Where transactions end: also those of which a part was read."""
+    """The end offsets of transactions, also of those read in part."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._known: dict[int, int] = {}  # by the offset a transaction begins at
+        self._known: dict[int, int] = {}  # by the first offset of a transaction
 
     def of(self, part: Transaction) -> int:
-        """The last offset of the transaction."""
+        """Return the last offset of the transaction of `part`."""
         if part.last:
             return part.upto
         begin = part.first - part.start
@@ -94,7 +94,7 @@ class Ends:
 
 
 def holding(condition: Condition, rows: Sequence[Row], gone: Callable[[], bool]) -> list[bool]:
-    """Return whether `condition` is true for each of `rows`. Unavailable soon after the reader is `gone`."""
+    """Return whether `condition` is true for each of `rows`; raise Unavailable soon after the reader is `gone`."""
     found: list[bool] = []
     for start in range(0, len(rows), JUDGED):
         if start and gone():
@@ -104,7 +104,7 @@ def holding(condition: Condition, rows: Sequence[Row], gone: Callable[[], bool])
 
 
 class Gatherer:
-    """Changes of `target` that pass `pick`. `stops` grows while `batches` is read. Not for two threads."""
+    """Collects the changes of `target` that `pick` selects. `batches` adds to `stops`. Not thread-safe."""
 
     def __init__(self, reader: Reader, log: Log, target: Table, pick: Pick, gone: Callable[[], bool]) -> None:
         self._log, self._gone = log, gone
@@ -113,15 +113,15 @@ class Gatherer:
         self._span = pick.span
         place, key_of = reader.order(target, target.key), target.key_of
         self._place: Callable[[Row], bytes] = lambda row: place(key_of(row))
-        self._known: tuple[Table | None, Fit | None] = (None, None)  # the last shape, and how it is fitted
+        self._known: tuple[Table | None, Fit | None] = (None, None)  # the last table version and its conversion
         self.stops: list[Stop] = []
 
     def batches(self, after: int, upto: int) -> Iterator[tuple[Images, int]]:
-        """All in (after, upto], at least one batch; each with the offset up to which it and those before cover all."""
+        """Yield the changes in (after, upto] in at least one batch, each with the offset covered so far."""
         images = Images()
         weighed = weight = 0
         for number, part in enumerate(self._log.scan(after=after, upto=upto)):
-            if number % GLANCE == 0 and self._gone():
+            if number % CHECK_EVERY == 0 and self._gone():
                 raise Unavailable("the reader of these changes left")
             self._take(part, images)
             if len(images.rows) - weighed >= WEIGHED:
@@ -133,7 +133,7 @@ class Gatherer:
         yield self._passed(images), upto
 
     def _take(self, part: Transaction, images: Images) -> None:
-        """The images of one part."""
+        """Add the images of one part."""
         before = len(images.rows)
         if len(part.changes) < MANY or not self._take_alike(part, images):
             self._take_each(part, images)
@@ -143,7 +143,7 @@ class Gatherer:
             images.transactions += [part.id] * added
 
     def _take_alike(self, part: Transaction, images: Images) -> bool:
-        """Changes of one op whose rows are all there and fit as they are; False if they are not like that."""
+        """Add changes that all have one op, all images and the target's columns; return False if they do not."""
         changes = part.changes
         table, op, count = changes[0].table, changes[0].op, len(changes)
         if list(map(_table_of, changes)).count(table) < count:
@@ -153,7 +153,7 @@ class Gatherer:
         words, sides = _ALIKE[op]
         rows = _in_turn([map(side, changes) for side in sides])
         if None in rows:
-            return False  # an update of which only one image is known
+            return False  # an update without a before image
         images.rows += rows
         images.words += words * count
         places = range(part.first, part.first + count)
@@ -161,7 +161,7 @@ class Gatherer:
         return True
 
     def _take_each(self, part: Transaction, images: Images) -> None:
-        """Change by change. It runs for very many: nothing is looked up twice."""
+        """Add the changes one by one. This loop is hot: it avoids repeated lookups."""
         rows, words, offsets = images.rows, images.words, images.offsets
         table, fit = self._known
         for offset, change in enumerate(part.changes, part.first):
@@ -196,7 +196,7 @@ class Gatherer:
 
 
 def _in_turn(lists: Sequence[Iterable[T]]) -> list[T]:
-    """The first of each, then the second of each, and so on."""
+    """Interleave the lists: the first of each, then the second of each, and so on."""
     return list(lists[0] if len(lists) == 1 else chain.from_iterable(zip(*lists, strict=True)))
 
 

@@ -1,4 +1,4 @@
-"""Looking: a table, how far its durable log goes, and what in the log a reader must know of."""
+"""The state of a table and its durable log: newest offset, schema changes, and step ends."""
 
 from __future__ import annotations
 
@@ -15,63 +15,63 @@ from headwater.model.principal import Principal
 from headwater.model.table import Table
 from headwater.ranges.captured_table import captured_table
 
-CATCH_UP_SECONDS = 0.25  # longest a look waits for what was committed before it
-ATTEMPTS = 5  # against those who alter the table meanwhile
+CATCH_UP_SECONDS = 0.25  # longest wait until the log has the commits from before the request
+ATTEMPTS = 5  # retries after concurrent schema changes
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A table and how far its durable log goes."""
+    """A table and the state of its durable log."""
 
     db: str
     table: Table
     generation: str
     horizon: int
     latest: int
-    closed: int  # whatever is read after `latest` has a later time; 0 when that is not known
+    closed: int  # a time that all changes after `latest` exceed; 0 if none is known
     schema_changed_at: int | None = None
-    changed_to: Table | None = None  # the shape it changed to there
+    changed_to: Table | None = None  # the table version after that change
     resnapshot: bool = False
     step_upto: int | None = None
-    remedy: str = ""  # what makes the source tell whole rows, where it does not
+    remedy: str = ""  # how to make the source send full rows, if it does not
 
 
 class Step(NamedTuple):
-    """How much a reader takes at a time, about."""
+    """The approximate amount that a reader reads at a time."""
 
     changes: int
     bytes: int
 
 
 def look(database: Database, who: Principal, db: str, table: str) -> Described:
-    """The table, and the end of its log with what was committed before this call, if that comes soon."""
+    """Return the table and the state of its log, after a short wait for commits from before this call."""
     database.catch_up(CATCH_UP_SECONDS)
     return _settled(database, who, db, table)
 
 
 def look_again(database: Database, who: Principal, seen: Described) -> Described:
-    """The same after a wait: nothing is waited for any more."""
+    """Return the table and the state of its log without a wait for earlier commits."""
     return _settled(database, who, seen.db, seen.table.name, seen)
 
 
 def _settled(database: Database, who: Principal, db: str, table: str, seen: Described | None = None) -> Described:
-    """A shape and an end of the log that belong together.
+    """Return a table version and an end of the log that are consistent.
 
-    If the shape changed in between, that end may lie beyond the change, and readers would pass it unseen.
+    If the table changed in between, the end may be after the schema change, and readers would not notice it.
     """
-    shape = captured_table(database.source, table, who, db)  # after the catching up: that takes foreign DDL in
+    shape = captured_table(database.source, table, who, db)  # after the catch-up, which applies DDL of other programs
     for _ in range(ATTEMPTS):
         found = _described(database, db, shape, seen)
         was, shape = shape, captured_table(database.source, table, who, db)
         if shape == was:
             return found
-    raise Unavailable(f"the shape of {table!r} changes all the time", hint="Try again.")
+    raise Unavailable(f"the schema of {table!r} keeps changing", hint="Retry.")
 
 
 def _described(database: Database, db: str, shape: Table, seen: Described | None) -> Described:
     log = database.log
     (closed, at), generation = log.closed, log.generation
     if seen is None:
-        with suppress(HeadwaterError):  # a full disk: what is durable can be told all the same
+        with suppress(HeadwaterError):  # the disk may be full: report the state of the durable log anyway
             log.flush()
         remedy = database.source.remedy(shape.name)
     else:
@@ -81,7 +81,7 @@ def _described(database: Database, db: str, shape: Table, seen: Described | None
 
 
 def find_change(log: LiveLog, seen: Described, after: int) -> Described:
-    """`seen`, with the first change of the shape after `after`, if there is one."""
+    """Return `seen` with the first schema change of the table after `after`, if there is one."""
     for part in log.scan(after=after, upto=max(seen.latest, after)):
         for number, change in enumerate(part.changes):
             if change.op is Op.SCHEMA_CHANGE and change.table.name == seen.table.name:
@@ -91,6 +91,6 @@ def find_change(log: LiveLog, seen: Described, after: int) -> Described:
 
 
 def find_end(log: LiveLog, seen: Described, after: int, step: Step) -> Described:
-    """`seen`, with where a step of that size after `after` ends."""
+    """Return `seen` with the end offset of a step of that size after `after`."""
     end = log.reach(after, changes=step.changes, bytes=step.bytes)
     return msgspec.structs.replace(seen, step_upto=min(end, seen.latest))

@@ -1,4 +1,4 @@
-"""Undo: the rows a table had before some changes, found by key order; it lies on disk once it is large."""
+"""Reconstruction of earlier rows of a table by undoing changes; the state moves to disk when it is large."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from headwater.model.row_msgpack import decode_row, encode_row
 from headwater.model.table import Key, Row, Table
 
 CACHE_KIB = 8 << 10
-MAX_BYTES = 4 << 30  # of one file: many readers that stop half-way would fill the disk
+MAX_BYTES = 4 << 30  # of one file, because many stalled readers would fill the disk
 LOG_DISAGREES = "log_disagrees"
 EVERYTHING = Span()
 
-# `first`: the row that stood at a place before its first change and the one after its last, NULL if there was none.
-# `twin`: keys with NULLs are equal to nothing, so rows share them: how many more of each row there were.
+# `first`: the row at a place before its first change and the row after its last change, NULL if there was none.
+# `twin`: rows may share a key that contains NULLs; `more` is how many more of each such row there were before.
 _SCHEMA = f"""
 PRAGMA journal_mode = OFF;
 PRAGMA synchronous = OFF;
@@ -44,27 +44,26 @@ _place_of = itemgetter(0)
 
 
 class Undo:
-    """Told the changes after an offset, in order, it turns rows of later into those of then.
+    """Turns current rows into the rows at an earlier offset, given the changes since, in order.
 
-    A place is a key written so that bytes have the order of the rows. Only those in `span` are of interest.
-    Not for two threads.
+    A place is a key encoded so that bytes sort like the rows. Places outside `span` are ignored. Not thread-safe.
     """
 
     def __init__(self, table: Table, place: Callable[[Key], bytes], span: Span = EVERYTHING) -> None:
         self._table, self._place, self._span = table, place, span
         self._key_of = table.key_of
         self._is_empty = True
-        self._unmeasured = 0  # bytes that were added since the file was measured
+        self._unmeasured = 0  # bytes added since the file was measured
         with _storage_errors():
-            self._db = apsw.Connection("")  # private and temporary: SQLite removes it
+            self._db = apsw.Connection("")  # a private temporary database, which SQLite deletes
             self._db.execute(_SCHEMA).fetchall()
 
     def close(self) -> None:
-        """Give the space back."""
+        """Free the memory and disk space."""
         self._db.close()
 
     def add_all(self, changes: Iterable[Change]) -> None:
-        """Take the next changes, all of this table."""
+        """Add the next changes, all of this table."""
         with _storage_errors():
             self._db.execute("BEGIN")
             for change in changes:
@@ -90,7 +89,7 @@ class Undo:
                 self._db.execute(_ADD_FIRST, (place, packed, None) if was_there else (place, None, packed))
 
     def touches(self, span: Span) -> bool:
-        """Whether any row in `span` was another then."""
+        """Return whether any row in `span` was different at the earlier offset."""
         if self._is_empty:
             return False
         within, bounds = _within(span)
@@ -98,9 +97,9 @@ class Undo:
             return any(self._db.execute(query.format(within) + " LIMIT 1", bounds).fetchall() for query in _PAST)
 
     def rows(self, now: Sequence[Row], span: Span) -> Iterator[Row]:
-        """The rows of then in `span`, in order; `now` are all those of now, in order.
+        """Yield the earlier rows in `span`, in order; `now` are all current rows in `span`, in order.
 
-        Conflict when `now` is not what the changes led to: then the log is not the history of these rows.
+        Raise Conflict if `now` is not the result of the changes: then the log is not the history of these rows.
         """
         within, bounds = _within(span)
         with _storage_errors():
@@ -110,7 +109,7 @@ class Undo:
                 yield from self._of_then(list(entries))
 
     def _of_then(self, entries: list[tuple[bytes, int, Any, Any]]) -> list[Row]:
-        """The rows that stood at one place: what is there now, and what is known of its past."""
+        """Return the earlier rows at one place, from its current rows and its recorded changes."""
         now = [row for _, kind, row, _ in entries if kind == _NOW]
         past = entries[len(now) :]
         if not past:
@@ -140,7 +139,7 @@ class Undo:
         key = ", ".join(map(repr, self._key_of(row)))
         return Conflict(
             f"the row {key[:200]} of table {self._table.name!r} is not what its newest change in the log says",
-            hint="Somebody changed it past capture. Take a snapshot of now; `headwater pipeline verify` finds others.",
+            hint="The row was changed without capture. Take a new snapshot; `headwater pipeline verify` finds others.",
             resnapshot_reason=LOG_DISAGREES,
             table=self._table.name,
             key=key[:200],
@@ -154,15 +153,15 @@ def _within(span: Span) -> tuple[str, tuple[bytes, ...]]:
 
 
 def _is_same(one: Sequence[Row], other: Sequence[Row]) -> bool:
-    """Whether both are the same rows. By value: the file keeps no sign of a zero, and the log does."""
+    """Return whether both are equal rows; 0.0 equals -0.0, because SQLite does not store the sign of a zero."""
     return list(one) == list(other)
 
 
 def _packed(row: Row) -> bytes:
     if any(value is UNAVAILABLE for value in row):
         raise NotSupported(
-            "the source does not send whole rows before a change, so this table's past cannot be told",
-            hint="Let the source send full before images, or take a snapshot of now.",
+            "the source does not send full before images, so earlier rows of this table are not available",
+            hint="Make the source send full before images (REPLICA IDENTITY FULL), or take a new snapshot.",
             read_again=True,
         )
     return encode_row(row)

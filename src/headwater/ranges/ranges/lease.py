@@ -1,4 +1,4 @@
-"""What registering a pull takes: a name, an offset at which all is durable, and leases that outlive a restart."""
+"""Registration of pulls: checks of names and limits, the durable offset, and leases that survive a restart."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from headwater.log.live.live_log import LiveLog
 from headwater.model.principal import OWNER, Principal
 from headwater.ranges.ranges.store import Others, Pull, Store
 
-REGISTER_SECONDS = 10.0  # longest a registration waits for what was committed before it, which it must have
-ATTEMPTS = 5  # against those who change the same at the same time
+REGISTER_SECONDS = 10.0  # longest wait of a registration until the log has the commits from before it
+ATTEMPTS = 5  # retries after concurrent changes
 MOST_LEASES = 10_000
-MOST_LEASES_PER_PRINCIPAL = 1_000  # of one that is not an owner: nobody takes the places of all others
+MOST_LEASES_PER_PRINCIPAL = 1_000  # of a principal that is not an owner, so that others have room
 
 
 def hold_again(store: Store, db: str, log: LiveLog, *, max_bytes: int) -> None:
-    """Before anything is trimmed: pulls that were registered go on holding what they need."""
+    """Restore the leases of registered pulls in the log; call it before the log is trimmed."""
     for pull in store.leases(db):
         if pull.generation == log.generation:
             with suppress(OffsetExpired):
@@ -25,15 +25,15 @@ def hold_again(store: Store, db: str, log: LiveLog, *, max_bytes: int) -> None:
 
 
 def durable_now(database: Database) -> tuple[str, int]:
-    """The generation, and an offset in it at which everything committed before this call is durable."""
+    """Return the generation, and an offset in it up to which everything committed before this call is durable."""
     log = database.log
     if not database.catch_up(REGISTER_SECONDS):
-        raise Unavailable(f"the log is more than {REGISTER_SECONDS:.0f} s behind the database", hint="Try again.")
+        raise Unavailable(f"the log is more than {REGISTER_SECONDS:.0f} s behind the database", hint="Retry.")
     for _ in range(ATTEMPTS):
         generation, version = log.generation, log.flush()
         if generation == log.generation:
             return generation, version
-    raise Unavailable("the log begins anew at this moment", hint="Try again.")
+    raise Unavailable("the log is starting a new generation", hint="Retry.")
 
 
 def may_change(who: Principal, owner: str) -> bool:
@@ -58,8 +58,9 @@ def check_lease(who: Principal, pull: Pull, others: Others) -> None:
 
 
 def check_subscriber(name: str) -> None:
-    """InvalidRequest unless it is fit to be kept."""
+    """Raise InvalidRequest unless `name` is printable and 1 to 200 characters long."""
     if not 1 <= len(name) <= 200 or not name.isprintable():
         raise InvalidRequest(
-            "`subscriber` is not a name", hint="Use 1 to 200 printable characters that tell who pulls, and what for."
+            "`subscriber` is not a valid name",
+            hint="Use 1 to 200 printable characters that name the reader and its purpose.",
         )

@@ -1,4 +1,4 @@
-"""Range: a numbered span of a table's keys, the unit of parallel work. Its epoch rises when its span changes."""
+"""Ranges: numbered spans of a table's keys, the unit of parallel reading; the epoch increases when the span changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Range(msgspec.Struct, frozen=True):
     bytes: int = 0
 
     def wire(self) -> dict[str, Any]:
-        """As it goes out: keys in hex, an open end left out."""
+        """Return the range in wire format: keys in hex, an open end omitted."""
         found: dict[str, Any] = {"id": self.id, "epoch": self.epoch, "start": self.span.start.hex()}
         if self.span.end is not None:
             found["end"] = self.span.end.hex()
@@ -29,7 +29,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 def divided(one: Range, bounds: Sequence[bytes], new_id: Callable[[], int]) -> list[Range]:
-    """`one`, cut at `bounds`: the first part keeps its id, and all are of the next epoch."""
+    """Split `one` at `bounds`: the first part keeps its id, and all parts have the next epoch."""
     edges = [one.span.start, *bounds]
     spans = [Span(low, high) for low, high in zip(edges, [*bounds, one.span.end], strict=True)]
     first, *rest = [Range(one.id, one.epoch + 1, span) for span in spans]
@@ -37,7 +37,7 @@ def divided(one: Range, bounds: Sequence[bytes], new_id: Callable[[], int]) -> l
 
 
 def united(ranges: Sequence[Range]) -> Range:
-    """Neighbours as one: the id of the first, of an epoch that none of them has had."""
+    """Merge neighbours: the result has the id of the first and an epoch above those of all."""
     first, last = ranges[0], ranges[-1]
     epoch = max(one.epoch for one in ranges) + 1
     return Range(first.id, epoch, Span(first.span.start, last.span.end))

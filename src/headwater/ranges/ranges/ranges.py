@@ -1,4 +1,4 @@
-"""Ranges: how tables are cut for parallel reading, who reads them, and how far the log behind them is durable."""
+"""The pull API: ranges of tables for parallel reading, the leases of readers, and the state of the durable log."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ from headwater.ranges.ranges.split import (
 from headwater.ranges.ranges.store import Cut, Pull, Store
 from headwater.sources.read import Sample
 
-ATTEMPTS = 5  # against those who change the same at the same time
+ATTEMPTS = 5  # retries after concurrent changes
 SMALLEST_TARGET, LARGEST_TARGET = 1 << 20, 1 << 30  # bytes of a range that callers other than owners may choose
-GROWTH = 10  # measured again when a tenth of what a range holds on average may have changed
+GROWTH = 10  # ranges are measured again when a tenth of the rows of an average range may have changed
 
 
 class Listed(NamedTuple):
-    """The ranges of a table, and the generation of the log they are good for."""
+    """The ranges of a table, and the generation of the log for which they are valid."""
 
     generation: str
     ranges: list[Range]
 
 
 class Registered(NamedTuple):
-    """Rows can be read as of offset `version`, and changes after it, for so many seconds."""
+    """A lease: rows as of offset `version`, and changes after it, are available for `lease_seconds`."""
 
     generation: str
     version: int
@@ -67,7 +67,7 @@ class Registered(NamedTuple):
 
 
 class Entered(NamedTuple):
-    """A range, and the table it is part of."""
+    """A range and its table."""
 
     db: str
     database: Database
@@ -79,7 +79,7 @@ Run = Callable[..., Awaitable[Any]]
 
 
 class Ranges:
-    """The pulls of one server. From any thread; `describe` in its loop."""
+    """The pulls of one server. Thread-safe, except `describe`, which runs in the event loop."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class Ranges:
         self._databases, self._store, self._config, self._leases = databases, store, config, leases
         self._now_ms = now_ms
         self._waiting = Waiting()
-        # By database: a lease is checked, held in the log and stored in one step, and so is its release.
+        # One lock per database: a lease is checked, held in the log and stored atomically, and so is its release.
         self._leasing: dict[str, threading.Lock] = {}
 
     def drain(self) -> None:
-        """In the loop: answer everybody who waits; the server goes away."""
+        """Answer all waiting requests, because the server is stopping. Call it in the event loop."""
         self._waiting.drain()
 
-    # --- cutting ---------------------------------------------------------------------------------------------
+    # --- splitting -------------------------------------------------------------------------------------------
 
     def listed(self, who: Principal, db: str | None, table: str, target_bytes: int | None = None) -> Listed:
         """Return the ranges of `table`, split at the first call, and again as they grow and shrink.
@@ -121,26 +121,26 @@ class Ranges:
         return Listed(place.database.log.generation, self._ranges(place))
 
     def find(self, who: Principal, db: str | None, table: str, id: int, epoch: int) -> Span:
-        """The keys of a range; StaleEpoch with those that hold them now, NotFound if there never was one."""
+        """Return the keys of a range; StaleEpoch with the ranges that have replaced it, NotFound if it is unknown."""
         place = self._place(who, db, table)
         self._ensure(place)
         return self._live(place, self._ranges(place), id, epoch).span
 
     def owner(self, id: int) -> tuple[str, str] | None:
-        """The database and the table of a range, of whatever epoch; None if it is not known, or no longer."""
+        """Return the database and the table of a range of any epoch; None if the range is not known."""
         return self._store.owner(id) if id < 2**63 else None
 
     def enter(self, who: Principal, id: int, epoch: int) -> Entered:
-        """A range by its id alone; NotFound also where its table is none of the caller's business, StaleEpoch."""
+        """Return a range by its id; NotFound, also if its table is outside the caller's scopes, or StaleEpoch."""
         owner = self.owner(id)
         if owner is None or not who.may(*owner):
-            raise NotFound(f"there is no range {id}", hint="ListRanges lists those of a table.")
+            raise NotFound(f"there is no range {id}", hint="ListRanges returns the ranges of a table.")
         place = self._place(who, *owner)
         self._ensure(place)
         return Entered(*place, self._live(place, self._ranges(place), id, epoch))
 
     def split(self, who: Principal, db: str | None, table: str, id: int, epoch: int, at: bytes | None = None) -> Listed:
-        """Cut one range in two, at the key `at` or in its middle; the two."""
+        """Split one range at the key `at` or in its middle, and return the two."""
         place = self._place(who, db, table)
         for _ in range(ATTEMPTS):
             held, ranges = self._ensure(place), self._ranges(place)
@@ -153,13 +153,15 @@ class Ranges:
         raise _contended(table)
 
     def merge(self, who: Principal, db: str | None, table: str, pair: Sequence[tuple[int, int]]) -> Listed:
-        """Make one of two neighbours, named by id and epoch; the one."""
+        """Merge two neighbours, given by id and epoch, and return the result."""
         place = self._place(who, db, table)
         for _ in range(ATTEMPTS):
             held, ranges = self._ensure(place), self._ranges(place)
             first, last = sorted(ranges.index(self._live(place, ranges, id, epoch)) for id, epoch in pair)
             if last != first + 1:
-                raise InvalidRequest("these ranges are not neighbours", hint="The end of one is the start of another.")
+                raise InvalidRequest(
+                    "these ranges are not neighbours", hint="The end of the first must be the start of the second."
+                )
             if self._change(place, held, ranges, [Merge(first, last)], self._sample(place, len(ranges))):
                 return Listed(place.database.log.generation, self._ranges(place)[first : first + 1])
         raise _contended(table)
@@ -181,7 +183,7 @@ class Ranges:
         return min(max(target, min(SMALLEST_TARGET, configured)), max(LARGEST_TARGET, configured))
 
     def _ensure(self, place: _Place, target: int | None = None, *, first_target: int | None = None) -> Cut:
-        """Return the generation, version and target of the ranges; split the table if there are none for it as it is.
+        """Return the generation, version and target of the ranges; split the table if it has no valid ranges.
 
         `target` replaces that of earlier ranges, `first_target` is used if there were none.
         """
@@ -210,7 +212,7 @@ class Ranges:
         sample = self._sample(place, max(pieces(total, target), len(ranges)))
         steps = resized(sample, [one.span for one in ranges], target)
         held = Cut(place.database.log.generation, place.table.version, target, head)
-        self._change(place, held, ranges, steps, sample)  # if somebody was faster, that is good, too
+        self._change(place, held, ranges, steps, sample)  # a concurrent resize is equally good: ignore the result
 
     def _change(
         self, place: _Place, held: Cut, ranges: list[Range], steps: Sequence[Split | Merge], sample: Sample
@@ -226,9 +228,12 @@ class Ranges:
             return found
         heirs = self._store.heirs(place.db, place.table.name, id, epoch)
         if heirs is None:
-            raise NotFound(f"table {place.table.name!r} has no range {id}", hint="pull.ranges lists them.")
+            raise NotFound(f"table {place.table.name!r} has no range {id}", hint="pull.ranges returns its ranges.")
         raise StaleEpoch(
-            f"range {id} of epoch {epoch} is no more", ranges=[heir.wire() for heir in heirs], range=id, epoch=epoch
+            f"range {id} of epoch {epoch} was replaced",
+            ranges=[heir.wire() for heir in heirs],
+            range=id,
+            epoch=epoch,
         )
 
     # --- leases ----------------------------------------------------------------------------------------------
@@ -244,9 +249,9 @@ class Ranges:
         epoch: int | None = None,
         keep: int | None = None,
     ) -> Registered:
-        """An offset at which everything committed before this call is durable; the log after it is kept.
+        """Return an offset up to which everything committed before this call is durable, and retain the log after it.
 
-        With `keep` the log after that earlier offset is kept. OffsetExpired when it is gone, Conflict when another
+        With `keep` the log after that earlier offset is retained. OffsetExpired if it was trimmed, Conflict if another
         principal has registered this subscriber on the table.
         """
         check_subscriber(subscriber)
@@ -258,7 +263,9 @@ class Ranges:
         generation, version = durable_now(place.database)
         kept = version if keep is None else keep
         if kept > version:
-            raise InvalidRequest(f"`keep` lies beyond the newest offset, {version}")
+            raise InvalidRequest(
+                f"`keep` {keep} is beyond the newest offset, {version}", hint="Send an offset that was reported before."
+            )
         pull = Pull(place.db, subscriber, table, range or 0, generation, kept, self._until(), who.name)
         with self._lease_lock(place.db):
             check_lease(who, pull, self._store.others(pull, now_ms=self._now_ms()))
@@ -266,9 +273,9 @@ class Ranges:
         return Registered(generation, version, self._leases.lease_seconds)
 
     def release(self, who: Principal, db: str | None, table: str, subscriber: str) -> bool:
-        """Give up every lease of `subscriber` on `table`; return whether there was one.
+        """Release every lease of `subscriber` on `table`; return whether there was one.
 
-        Leases that another principal registered are none, except to an owner.
+        Leases that another principal registered are ignored, unless `who` is an owner.
         """
         check_subscriber(subscriber)
         name = real_name(db)
@@ -281,12 +288,12 @@ class Ranges:
         return bool(dropped)
 
     def _hold(self, log: LiveLog, pull: Pull) -> None:
-        """In the log first: a lease that cannot be had replaces none."""
+        """Hold a lease in the log, then store it: a lease that fails must not replace an earlier one."""
         log.hold(pull.name, pull.kept, until_ms=pull.until_ms, max_bytes=self._leases.lease_bytes)
         self._store.put_lease(pull, now_ms=self._now_ms())
 
     def keep_up(self, who: Principal, entered: Entered, subscriber: str) -> None:
-        """Renew the leases of a subscriber that reads on. NotOwner if it has none that `who` may renew."""
+        """Renew the leases of a subscriber that continues to read; NotOwner if it has none that `who` may renew."""
         now, db, log = self._now_ms(), entered.db, entered.database.log
         mine = [
             pull
@@ -295,17 +302,17 @@ class Ranges:
             and may_change(who, pull.owner)
         ]
         if not any(pull.until_ms > now for pull in mine):
-            hint = "CdcRegister registers it; the version it tells holds as long as rows are pulled."
-            raise NotOwner(f"{subscriber!r} is not registered on {entered.table.name!r}, or no longer", hint=hint)
+            hint = "Call CdcRegister; the version that it returns stays valid as long as rows are pulled."
+            raise NotOwner(f"{subscriber!r} has no live registration on {entered.table.name!r}", hint=hint)
         for pull in mine:
-            if now < pull.until_ms < now + self._leases.lease_seconds * 500:  # half of it is over
+            if now < pull.until_ms < now + self._leases.lease_seconds * 500:  # half of the lease has passed
                 self._renew(log, pull)
 
     def _renew(self, log: LiveLog, pull: Pull) -> None:
         with self._lease_lock(pull.db):
             if pull not in self._store.leases(pull.db):
                 return  # released, or replaced by an owner, since it was looked up
-            with suppress(OffsetExpired):  # a reader of what is gone gets this error when it asks for it
+            with suppress(OffsetExpired):  # the reader receives this error when it reads the trimmed part
                 self._hold(log, msgspec.structs.replace(pull, until_ms=self._until()))
 
     def _lease_lock(self, db: str) -> threading.Lock:
@@ -314,7 +321,7 @@ class Ranges:
     def _until(self) -> int:
         return self._now_ms() + int(self._leases.lease_seconds * 1000)
 
-    # --- looking ---------------------------------------------------------------------------------------------
+    # --- state of the log ------------------------------------------------------------------------------------
 
     async def describe(
         self,
@@ -328,13 +335,15 @@ class Ranges:
         step: Step | None = None,
         run: Run = asyncio.to_thread,
     ) -> Described:
-        """The table and its log; with `after` and `wait_ms`, once the log is durable beyond `after`.
+        """Return the table and the state of its log; with `after` and `wait_ms`, once the log is durable past `after`.
 
-        With `shape`, a version that is not the present one: where it first changed after `after`, and to what.
-        With `step`, where a step of that size after `after` ends. `run` runs what blocks in a thread.
+        With `shape`, an older version of the table: also the first schema change after `after`. With `step`: also the
+        offset at which a step of that size after `after` ends. `run` runs blocking calls in a thread.
         """
         if (wait_ms or step) and after is None:
-            raise InvalidRequest("this needs `after`", hint="Send the `latest` of the answer before.")
+            raise InvalidRequest(
+                "`wait_ms` and a step need `after`", hint="Send `latest` of the previous answer as `after`."
+            )
         name = real_name(db)
         who.check(name, [table])
         seen: Described = await run(look, self._databases.database(name), who, name, table)
@@ -365,17 +374,19 @@ def _is_due(held: Cut, ranges: Sequence[Range], head: int) -> bool:
 def _middle(sample: Sample, one: Range) -> bytes:
     found = bounds(within(sample.points, one.span), 2)
     if not found:
-        raise InvalidRequest(f"range {one.id} has too few keys to be split", hint="Name the key by `at`.")
+        raise InvalidRequest(f"range {one.id} has too few keys to be split", hint="Send the key in `at`.")
     return found[0]
 
 
 def _inside(table: Table, one: Range, at: bytes) -> bytes:
     if len(decode_key(at)) > len(table.key):
-        raise InvalidRequest(f"a key of {table.name!r} has {len(table.key)} columns, not more")
+        raise InvalidRequest(
+            f"`at` has more columns than a key of {table.name!r}", hint=f"Send at most {len(table.key)} values."
+        )
     if at <= one.span.start or (one.span.end is not None and at >= one.span.end):
-        raise InvalidRequest("`at` does not lie inside the range", hint="It begins at its start, and ends at its end.")
+        raise InvalidRequest("`at` is not inside the range", hint="Send a key after its start and before its end.")
     return at
 
 
 def _contended(table: str) -> Unavailable:
-    return Unavailable(f"others change the ranges of {table!r} at this moment", hint="Try again.")
+    return Unavailable(f"the ranges of {table!r} are being changed concurrently", hint="Retry.")

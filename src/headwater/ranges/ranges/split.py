@@ -1,4 +1,4 @@
-"""Where a table is cut: decisions about spans and sizes, from a sample of its rows. Pure."""
+"""Split points of a table, and sizes of its ranges, computed from a sample of its rows."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from headwater.model.keys.key import Span
 from headwater.ranges.ranges.range import Range, divided, united
 from headwater.sources.read import Point, Sample
 
-MOST_RANGES = 10_000  # of one table; beyond, they are larger than asked
-POINTS_PER_RANGE = 64  # a bound is then off by an eighth of a range, mostly
+MOST_RANGES = 10_000  # of one table; a table that would have more has larger ranges than requested
+POINTS_PER_RANGE = 64  # with these, a bound is mostly off by at most an eighth of a range
 FEWEST_POINTS, MOST_POINTS = 1_024, 65_536
 
 
 class Size(NamedTuple):
-    """An estimate."""
+    """The estimated size of a range."""
 
     rows: int
     bytes: int
 
 
 class Split(NamedTuple):
-    """Cut the range at this place in the list, at these keys."""
+    """A step: split the range at index `number` at these keys."""
 
     number: int
     bounds: tuple[bytes, ...]
 
 
 class Merge(NamedTuple):
-    """Make one of the ranges from `number` to `last`, both included."""
+    """A step: merge the ranges from index `number` to `last`, both included."""
 
     number: int
     last: int
 
 
 def pieces(size: int, target: int) -> int:
-    """Into how many ranges of about `target` bytes something of `size` bytes is cut."""
+    """Return the number of ranges of about `target` bytes for `size` bytes."""
     return min(max(ceil(size / target), 1), MOST_RANGES)
 
 
 def sample_size(count: int) -> int:
-    """How many points tell where `count` ranges begin."""
+    """Return how many sample points are needed to find the bounds of `count` ranges."""
     return min(max(count * POINTS_PER_RANGE, FEWEST_POINTS), MOST_POINTS)
 
 
 def spans_of(bounds: Sequence[bytes]) -> list[Span]:
-    """The spans between `bounds`, the open ones at both ends included."""
+    """Return the spans between `bounds`, including the open ones at both ends."""
     edges = [b"", *bounds]
     return [Span(low, high) for low, high in pairwise(edges)] + [Span(edges[-1], None)]
 
 
 def cut(sample: Sample, target: int) -> list[Span]:
-    """Spans of about `target` bytes that hold every key once."""
+    """Return spans of about `target` bytes that contain every key once."""
     return spans_of(bounds(sample.points, pieces(sample.bytes, target)))
 
 
 def bounds(points: Sequence[Point], count: int) -> list[bytes]:
-    """At most `count - 1` keys, in order, that cut what `points` stand for into shares of equal bytes.
+    """Return at most `count - 1` keys, in order, that split the sampled rows into parts of equal bytes.
 
-    Never the first key: nothing would lie before it.
+    The first key is never one of them: the range before it would be empty.
     """
     share = sum(point.bytes for point in points) / count
     found: list[bytes] = []
@@ -78,13 +78,13 @@ def bounds(points: Sequence[Point], count: int) -> list[bytes]:
 
 
 def within(points: Sequence[Point], span: Span) -> Sequence[Point]:
-    """The points inside `span`."""
+    """Return the points inside `span`."""
     low = bisect_left(points, span.start, key=_place)
     return points[low : len(points) if span.end is None else bisect_left(points, span.end, key=_place)]
 
 
 def sizes(sample: Sample, spans: Sequence[Span]) -> list[Size]:
-    """How much each of `spans`, which hold every key once, holds."""
+    """Return the size of each of `spans`, which contain every key once."""
     if len(spans) == 1:
         return [Size(sample.rows, sample.bytes)]
     parts = [within(sample.points, span) for span in spans]
@@ -92,7 +92,7 @@ def sizes(sample: Sample, spans: Sequence[Span]) -> list[Size]:
 
 
 def resized(sample: Sample, spans: Sequence[Span], target: int) -> list[Split | Merge]:
-    """What to do about ranges that grew beyond twice `target`, and neighbours that together are below its half."""
+    """Return steps that split ranges above twice `target`, and merge neighbours that together are below its half."""
     steps: list[Split | Merge] = []
     measured = sizes(sample, spans)
     number = 0
@@ -112,13 +112,13 @@ def resized(sample: Sample, spans: Sequence[Span], target: int) -> list[Split | 
 
 
 def measured(sample: Sample, ranges: Sequence[Range]) -> list[Range]:
-    """`ranges`, which hold every key once, with what they hold by `sample`."""
+    """Return `ranges`, which contain every key once, with their sizes by `sample`."""
     found = sizes(sample, [one.span for one in ranges])
     return [replace(one, rows=size.rows, bytes=size.bytes) for one, size in zip(ranges, found, strict=True)]
 
 
 def applied(ranges: Sequence[Range], steps: Sequence[Split | Merge], new_id: Callable[[], int]) -> list[Range]:
-    """`ranges` after `steps`, which name each of them at most once, in order."""
+    """Return `ranges` after `steps`, which are in order and refer to each range at most once."""
     found: list[Range] = []
     number = 0
     for step in steps:

@@ -68,10 +68,10 @@ class Cut(msgspec.Struct, frozen=True):
     generation: str
     version: int
     target: int  # bytes of a range
-    at: int  # the offset when they were last measured
+    at: int  # the offset at which the ranges were last measured
 
     def fits(self, generation: str, version: int) -> bool:
-        """Whether the ranges hold for the table as it is."""
+        """Return whether the ranges are valid for the table as it is now."""
         return (self.generation, self.version) == (generation, version)
 
 
@@ -85,7 +85,7 @@ class Pull(msgspec.Struct, frozen=True):
     generation: str
     kept: int
     until_ms: int
-    owner: str = ""  # the principal that registered it; none: of an earlier Headwater, and everybody's
+    owner: str = ""  # the principal that registered it; "" if an earlier Headwater did: any principal may change it
 
     @property
     def name(self) -> str:
@@ -94,15 +94,15 @@ class Pull(msgspec.Struct, frozen=True):
 
 
 class Others(NamedTuple):
-    """Live leases next to a new one: how many there will be besides it, and the principals that use its name."""
+    """The live leases other than a new one: their numbers, and the principals that use its name."""
 
     total: int
-    of_owner: int  # of the principal that registers the new one
+    of_owner: int  # leases of the principal that registers the new one
     holders: frozenset[str]  # owners of leases of the same subscriber on the same table; "" is one of them
 
 
 class Store:
-    """Open it with `Store.open`. From any thread; what a method returned from survives kill -9."""
+    """The ranges and leases. Open it with `Store.open`. Thread-safe; a write that returned survives kill -9."""
 
     def __init__(self, file: SqliteStore) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""The databases a worker has open, each found again by its place, and closed when it is no longer that."""
+"""The open databases of a worker, by place; a database is closed when it is idle or its files were replaced."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headwater.model.change import Transaction
 from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, Place, gone
 from headwater.sources.read import BulkReader
 
-POLL_SECONDS = 0.005  # between two looks whether the log is durable further on
-IDLE_SECONDS = 30.0  # a database nobody asks for is closed: its files may be deleted by now
+POLL_SECONDS = 0.005  # between two checks whether the log has grown
+IDLE_SECONDS = 30.0  # after which an unused database is closed: its files may have been deleted
 
 OpenReader = Callable[[Place, DiskLog], BulkReader]
 
 
 class DurableLog:
-    """The log of another process as `asof.Past`: nothing tells when it grows."""
+    """The log of another process as `snapshot.Past`; it is polled, because there is no notification when it grows."""
 
     def __init__(self, log: DiskLog) -> None:
         self.disk = log
@@ -46,7 +46,7 @@ class DurableLog:
         return self.disk.scan(after=after, upto=upto)
 
     def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
-        """Sleep until `latest` passes `offset` or `timeout` ends; whether it passed."""
+        """Sleep until `latest` passes `offset` or `timeout` ends; return whether it passed."""
         until = None if timeout is None else time.monotonic() + timeout
         while self.disk.latest <= offset:
             if until is not None and time.monotonic() > until:
@@ -56,7 +56,7 @@ class DurableLog:
 
 
 class Opened:
-    """One database, open."""
+    """One open database and its users."""
 
     def __init__(self, reader: BulkReader, log: DurableLog) -> None:
         self.reader, self.log = reader, log
@@ -65,23 +65,23 @@ class Opened:
         self.is_stale = False
 
     def close(self) -> None:
-        """Release its files."""
+        """Close its files."""
         with suppress(HeadwaterError):
             self.reader.close()
         self.log.disk.close()
 
 
 class Databases:
-    """What is open, by place. From any thread."""
+    """The open databases by place. Thread-safe."""
 
     def __init__(self, open_reader: OpenReader, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._open_reader, self._clock = open_reader, clock
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards all fields below
         self._open: dict[Place, Opened] = {}
 
     @contextmanager
     def use(self, place: Place) -> Iterator[Opened]:
-        """The database at `place`; OffsetExpired when its history is another by now."""
+        """Open the database at `place` while in use; OffsetExpired if its log has another generation."""
         opened = self._take(place)
         try:
             log = opened.log
@@ -114,7 +114,7 @@ class Databases:
             raise
 
     def _retire(self, place: Place) -> None:
-        """Other files under the same name, and what was not used for long, are let go."""
+        """Close databases of the same name in other files, and databases that are idle for long."""
         for other, opened in list(self._open.items()):
             is_idle = not opened.users and self._clock() - opened.used > IDLE_SECONDS
             if other != place and (other.db == place.db or is_idle):
@@ -131,7 +131,7 @@ class Databases:
                 opened.close()
 
     def close(self) -> None:
-        """Close what nobody uses."""
+        """Close all databases, those in use as soon as their users are done."""
         with self._lock:
             for opened in self._open.values():
                 opened.is_stale = True
@@ -144,6 +144,6 @@ def _check_inode(place: Place) -> None:
     try:
         found = os.stat(place.log).st_ino
     except OSError as error:
-        raise Unavailable(f"the log {place.log} cannot be read: {error.strerror}", hint="Try again.") from None
+        raise Unavailable(f"the log {place.log} cannot be read: {error.strerror}", hint="Retry.") from None
     if found != place.log_inode:
-        raise Unavailable(f"the log {place.log} was replaced", hint="Try again in a moment.")
+        raise Unavailable(f"the log {place.log} was replaced", hint="Retry in a moment.")

@@ -1,7 +1,7 @@
-"""Questions of the bulk worker to its server: where a read stands in the log, only who follows the database knows.
+"""Requests of the bulk worker to its server for log positions, which only the process that captures knows.
 
-The server listens beside the worker's own socket, in a folder that nobody else can enter. One connection is asked one
-thing after another; what a read needs to be remembered is remembered until its connection ends.
+The server listens in the folder of the worker's own socket, which other users cannot enter. A connection carries one
+request after another; the state of a read is kept until its connection ends.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from headwater.errors import HeadwaterError, NotSupported, SourceMismatch, Unava
 from headwater.model.table import Table
 from headwater.ranges.pull.jobs import Failed, error_in, failed_of
 
-PATIENCE = 60.0  # for one answer
+PATIENCE = 60.0  # seconds to wait for one answer
 DESCRIBE, HEAD, BEGIN, EXACT = "describe", "head", "begin", "exact"
 _LENGTH = struct.Struct(">I")
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One of the words above; `exact` is about a snapshot."""
+    """A request; `word` is one of the constants above, and `snapshot` is for `exact`."""
 
     db: str
     generation: str
@@ -34,7 +34,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What was asked for, or why not."""
+    """The answer to a question, or an error."""
 
     tables: dict[str, Table] = {}
     offset: int | None = None
@@ -42,14 +42,14 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Desk:
-    """Answers, in a thread for each connection. From `open` to `close`."""
+    """Answers questions from `open` to `close`, in a thread for each connection."""
 
     def __init__(self, database: Callable[[str], Database]) -> None:
         self._database = database
         self._listener: socket.socket | None = None
 
     def open(self, path: str) -> None:
-        """Listen there, and nowhere else any more."""
+        """Listen at `path`, and stop listening elsewhere."""
         self.close()
         self._listener = listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
@@ -57,11 +57,11 @@ class Desk:
         threading.Thread(target=self._accept, args=(listener,), name="headwater-questions", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more questions."""
+        """Stop listening."""
         listener, self._listener = self._listener, None
         if listener is not None:
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # who accepts is woken
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
             listener.close()
 
     def _accept(self, listener: socket.socket) -> None:
@@ -73,7 +73,7 @@ class Desk:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        # Who reads across a new beginning is told by the generation; the end of its reading says it once more.
+        # A reader learns of a new generation by the check in `_reply`; the error at the end of its read is redundant.
         with connection, contextlib.suppress(OSError, Unavailable), contextlib.ExitStack() as held:
             while (data := _received(connection)) is not None:
                 try:
@@ -86,14 +86,16 @@ class Desk:
         database = self._database(question.db)
         source = database.source
         if database.log.generation != question.generation:
-            raise SourceMismatch(f"{question.db!r} began a new history", hint="Readers need a new snapshot of it.")
+            raise SourceMismatch(
+                f"the log of {question.db!r} began a new generation", hint="Readers must take a new snapshot."
+            )
         if question.word == DESCRIBE:
             return Reply(source.describe())
         if question.word == HEAD:
             return Reply(offset=source.head())
         positions = source.snapshot_positions
         if positions is None:
-            raise NotSupported(f"each read of {question.db!r} carries its own offset")
+            raise NotSupported(f"reads of {question.db!r} have their own offsets")
         if question.word == BEGIN:
             held.enter_context(positions.reading())
             return Reply()
@@ -101,7 +103,7 @@ class Desk:
 
 
 class Asked:
-    """The worker's side, about one database. Fulfils `ServerPositions`. Thread-safe."""
+    """The worker's side, for one database; implements `ServerPositions`. Thread-safe."""
 
     def __init__(self, path: str, db: str, generation: str) -> None:
         self._path, self._db, self._generation = path, db, generation
@@ -129,7 +131,7 @@ class Asked:
                 del self._own.connection
 
     def exact(self, snapshot: str) -> int | None:
-        """See SnapshotPositions; inside `reading`."""
+        """See SnapshotPositions; call it inside `reading`."""
         return self._ask(self._own.connection, EXACT, snapshot).offset
 
     def _connected(self) -> socket.socket:
@@ -149,7 +151,7 @@ class Asked:
         except OSError as error:
             raise Unavailable(f"the server does not answer its worker: {error}", hint="Try again.") from error
         if data is None:
-            raise Unavailable("the server does not answer its worker", hint="Try again in a moment.")
+            raise Unavailable("the server does not answer its worker", hint="Retry in a moment.")
         reply = msgspec.msgpack.decode(data, type=Reply)
         if reply.failed is not None:
             raise error_in(reply.failed)
@@ -161,7 +163,7 @@ def _send(connection: socket.socket, data: bytes) -> None:
 
 
 def _received(connection: socket.socket) -> bytes | None:
-    """The next message; None when the other side left."""
+    """Return the next message; None if the other side closed the connection."""
     head = _exactly(connection, _LENGTH.size)
     return None if head is None else _exactly(connection, _LENGTH.unpack(head)[0])
 

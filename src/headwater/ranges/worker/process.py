@@ -1,4 +1,4 @@
-"""The server's side of the bulk worker: starts the process when it is first needed, and again when it died."""
+"""The server's side of the bulk worker: starts the process on first use, restarts it after a crash, and sends jobs."""
 
 from __future__ import annotations
 
@@ -33,24 +33,25 @@ from headwater.ranges.worker.position_requests import Desk
 READY = b"ready\n"
 START_SECONDS = 30.0
 STOP_SECONDS = 5.0
-READ_AHEAD = 1 << 20  # bytes of an answer; twice that stands here at most when its reader is slow
+READ_AHEAD = 1 << 20  # bytes of an answer; at most twice that is buffered here for a slow reader
 DYING_SECONDS = 1.0
-SECRETS = ("HEADWATER_TOKEN", "SKEINDB_TOKEN", "HEADWATER_JWT_SECRET", "HEADWATER_KEY_PEPPER")  # of no use there
-LONGEST = (104 if sys.platform == "darwin" else 108) - len("/questions") - 1  # bytes of a folder with sockets in it
-COMMAND = (sys.executable, "-P", "-m", "headwater.worker")  # -P: nothing is imported from where the server was started
+# The worker does not need these environment variables.
+SECRETS = ("HEADWATER_TOKEN", "SKEINDB_TOKEN", "HEADWATER_JWT_SECRET", "HEADWATER_KEY_PEPPER")
+LONGEST = (104 if sys.platform == "darwin" else 108) - len("/questions") - 1  # bytes of the path of the socket folder
+COMMAND = (sys.executable, "-P", "-m", "headwater.worker")  # -P: do not import from the server's working directory
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The first line a worker is told."""
+    """The settings of a worker, sent as its first line."""
 
     socket: str
     cache: str
     cache_bytes: int
-    questions: str = ""  # where the server answers
+    questions: str = ""  # the socket on which the server answers questions of the worker
 
 
 class Numbers(msgspec.Struct):
-    """What was done, for metrics."""
+    """Counters for metrics."""
 
     running: int = 0
     bytes: int = 0
@@ -62,7 +63,7 @@ class Numbers(msgspec.Struct):
 
 
 class WorkerProcess:
-    """One worker at a time. Used in one loop."""
+    """Runs at most one worker process. Use it in one event loop."""
 
     def __init__(self, cache: str, cache_bytes: int, desk: Desk | None = None) -> None:
         self._cache, self._cache_bytes = os.path.abspath(cache), cache_bytes
@@ -71,18 +72,18 @@ class WorkerProcess:
         self._folder: str | None = None
         self._starting = asyncio.Lock()
         self._is_over = False
-        self._told = Done()  # by the worker that runs
+        self._reported = Done()  # the last counters of the running worker
         self.numbers = Numbers()
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while it runs."""
+        """Return the id of the process; None if it does not run."""
         return None if self._process is None or self._process.poll() is not None else self._process.pid
 
     async def answer(self, job: Job) -> Answer:
-        """Send `job`; its frames are read from the answer. Unavailable when there is no worker to be had."""
+        """Send `job` and return its answer, to be read frame by frame; Unavailable if no worker can be started."""
         data = encode_job(job)
-        for _ in range(2):  # the second time with a new process: the first may have died unseen
+        for _ in range(2):  # the second time with a new process: the first may have died unnoticed
             path = await self._running()
             try:
                 reader, writer = await asyncio.open_unix_connection(path, limit=READ_AHEAD)
@@ -90,10 +91,10 @@ class WorkerProcess:
                 return Answer(self, reader, writer)
             except OSError:
                 await asyncio.to_thread(self._end)
-        raise Unavailable("the bulk worker cannot be reached", hint="Try again in a moment.")
+        raise Unavailable("the bulk worker cannot be reached", hint="Retry in a moment.")
 
     async def is_dead(self) -> bool:
-        """After an answer that died: whether the process is on its way out. It takes a moment to be seen."""
+        """Return whether the process has died, after an answer broke off; wait a moment for it to exit."""
         process = self._process
         if process is None:
             return True
@@ -104,10 +105,10 @@ class WorkerProcess:
         return True
 
     async def _running(self) -> str:
-        """Where a worker listens; it is started if there is none."""
+        """Return the socket of the worker, which is started if it does not run."""
         async with self._starting:
             if self._is_over:
-                raise Unavailable("the server is stopping", hint="Try again in a moment.")
+                raise Unavailable("the server is stopping", hint="Retry in a moment.")
             if self.pid is None:
                 await asyncio.to_thread(self._start)
             assert self._folder is not None
@@ -130,12 +131,12 @@ class WorkerProcess:
             found = _first_line(process)
         except OSError as error:
             self._end()
-            raise Unavailable(f"the bulk worker cannot be started: {error}", hint="Try again in a moment.") from error
+            raise Unavailable(f"the bulk worker cannot be started: {error}", hint="Retry in a moment.") from error
         if found != READY:
             self._end()
-            raise Unavailable("the bulk worker did not start", hint="The server's standard error says why.")
+            raise Unavailable("the bulk worker did not start", hint="See the server's standard error for the cause.")
         self.numbers.starts += 1
-        self._told = Done()
+        self._reported = Done()
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -143,7 +144,7 @@ class WorkerProcess:
         if process is not None:
             assert process.stdin is not None and process.stdout is not None
             with contextlib.suppress(OSError):
-                process.stdin.close()  # it ends by itself
+                process.stdin.close()  # the worker exits at the end of its input
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -156,18 +157,18 @@ class WorkerProcess:
             shutil.rmtree(folder, ignore_errors=True)
 
     async def stop(self) -> None:
-        """End the process; nothing is started any more."""
+        """End the process, and start no other."""
         self._is_over = True
         async with self._starting:
             await asyncio.to_thread(self._end)
 
-    def told(self, done: Done) -> None:
-        """A job ended; what the worker counts begins anew with each process."""
-        numbers, before = self.numbers, self._told
+    def report(self, done: Done) -> None:
+        """Add the counters that the worker sent at the end of a job; they start at 0 in each process."""
+        numbers, before = self.numbers, self._reported
         numbers.hits += max(done.hits - before.hits, 0)
         numbers.misses += max(done.misses - before.misses, 0)
         numbers.cache_bytes = done.cache_bytes
-        self._told = Done(max(done.hits, before.hits), max(done.misses, before.misses), done.cache_bytes)
+        self._reported = Done(max(done.hits, before.hits), max(done.misses, before.misses), done.cache_bytes)
 
 
 @runtime_checkable
@@ -175,25 +176,25 @@ class Bulk(Protocol):
     """Databases that can be read in bulk."""
 
     def place(self, name: str) -> Place:
-        """Where the database `name` is; NotFound. It may look at files."""
+        """Return the location of the database `name`; NotFound. May access files."""
         ...
 
     def open_worker(self) -> WorkerProcess:
-        """A worker for them, not yet started."""
+        """Return a worker for these databases, not yet started."""
         ...
 
 
 class Answer:
-    """The frames of one job. Leave it: that ends the job."""
+    """The frames of one job. Call `leave` at the end, which ends the job."""
 
     def __init__(self, process: WorkerProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._process, self._reader, self._writer = process, reader, writer
         self._process.numbers.running += 1
         self.has_left = False
-        self.died = False  # the worker did, or at least its end of this
+        self.died = False  # the worker died, or closed this connection
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body, piece by piece, to its end; raises the job's error, or Unavailable when the worker died."""
+        """Yield the pieces of the body; raise the job's error, or Unavailable if the worker died."""
         numbers = self._process.numbers
         while True:
             try:
@@ -201,21 +202,21 @@ class Answer:
                 data = await self._reader.readexactly(length)
             except (asyncio.IncompleteReadError, OSError):
                 self.died = not self.has_left
-                raise Unavailable("the bulk worker died", hint="Try again: it is started anew.") from None
+                raise Unavailable("the bulk worker died", hint="Retry: the next request starts a new one.") from None
             if kind == PIECE:
                 numbers.rows += rows
                 numbers.bytes += length
                 yield data
             elif kind == END:
-                self._process.told(decode_end(data))
+                self._process.report(decode_end(data))
                 return
             elif kind == FAILURE:
                 raise decode_failure(data)
             else:
-                raise HeadwaterError("the bulk worker said something unknown")
+                raise HeadwaterError(f"the bulk worker sent a frame of unknown kind {kind}")
 
     def leave(self) -> None:
-        """Read no more: the worker ends the job."""
+        """Stop reading: the worker ends the job."""
         if not self.has_left:
             self.has_left = True
             self._process.numbers.running -= 1
@@ -223,7 +224,7 @@ class Answer:
 
 
 def _private_folder() -> str:
-    """Of mode 0700: nobody else finds the sockets in it."""
+    """Create a folder of mode 0700, so that other users cannot reach the sockets in it."""
     folder = tempfile.mkdtemp(prefix="headwater-")
     if len(os.fsencode(folder)) > LONGEST:
         os.rmdir(folder)
@@ -232,7 +233,7 @@ def _private_folder() -> str:
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> bytes:
-    """The first line it says; b"" if it ends or takes too long."""
+    """Return the first line that the process prints; b"" if it exits or takes too long."""
     assert process.stdout is not None
     timer = threading.Timer(START_SECONDS, process.kill)
     timer.start()

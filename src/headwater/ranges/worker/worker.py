@@ -1,7 +1,7 @@
-"""The bulk worker: a process of its own that turns rows and changes into Arrow, so that the server's threads need not.
+"""The bulk worker: a separate process that encodes rows and changes as Arrow, to keep this work out of the server.
 
-One connection is one job: the job comes in, frames of the answer go out, as fast as they are taken. Who closes
-the connection ends the job.
+Each connection is one job: the server sends the job, the worker sends the frames of the answer as fast as they are
+read. Closing the connection ends the job.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from headwater.ranges.worker.open_databases import Databases, Opened, OpenReader
 
 logger = logging.getLogger("headwater.worker")
 
-AT_ONCE = 8  # jobs that work at the same time; one whose reader is slow does not count
-CALLER_SHARE = 3  # of them for one caller: fewer than a reader of PostgreSQL has connections for conditions
-FRAME = 1 << 20  # bytes of the body in one frame, at most: what the server holds of an answer
+AT_ONCE = 8  # jobs that compute concurrently; a job that waits for a slow reader does not count
+CALLER_SHARE = 3  # of these jobs for one caller: fewer than a PostgreSQL reader has connections for conditions
+FRAME = 1 << 20  # largest body of one frame, in bytes: the server buffers about one frame per answer
 
 
 class Worker:
-    """Answers jobs, each in a thread of its own."""
+    """Answers jobs, each in its own thread."""
 
     def __init__(self, open_reader: OpenReader, cache: Cache) -> None:
         self._databases, self._cache = Databases(open_reader), cache
         self._places = FairPlaces(AT_ONCE, CALLER_SHARE)
 
     def serve(self, listener: socket.socket) -> None:
-        """Answer until the listener is closed."""
+        """Answer jobs until the listener is closed."""
         while True:
             try:
                 connection, _ = listener.accept()
@@ -60,7 +60,7 @@ class Worker:
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):  # the reader left
+        with connection, contextlib.suppress(OSError):  # the reader closed the connection
             try:
                 self._run(connection, _read_job(connection))
                 done = Done(self._cache.hits, self._cache.misses, self._cache.bytes)
@@ -75,7 +75,7 @@ class Worker:
                 connection.sendall(encode_failure(failure))
 
     def _run(self, connection: socket.socket, job: Job) -> None:
-        CALLER.set(job.caller)  # of this thread, which has one job
+        CALLER.set(job.caller)  # for this thread, which runs only this job
         with (
             self._databases.use(job.place) as opened,
             contextlib.closing(self._pieces(connection, job, opened)) as pieces,
@@ -89,7 +89,7 @@ class Worker:
 
     def _pieces(self, connection: socket.socket, job: Job, opened: Opened) -> Generator[Piece, None, None]:
         def left() -> bool:
-            """Return whether the reader left. Every long loop asks it, so it is where other jobs get their turn."""
+            """Return whether the reader left. Every long loop calls this, so other jobs get their turn here."""
             self._places.yield_turn(whose_job(job))
             return _has_left(connection)
 
@@ -110,11 +110,13 @@ def whose_job(job: Job) -> Holder:
 def _read_job(connection: socket.socket) -> Job:
     length = job_length(_exactly(connection, 4))
     if length > MAX_JOB:
-        raise InvalidRequest("the request is too long", hint="Name fewer columns, or a shorter condition.")
+        raise InvalidRequest(
+            f"the request exceeds {MAX_JOB} bytes", hint="Select fewer columns, or use a shorter condition."
+        )
     try:
         return decode_job(_exactly(connection, length))
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"the job cannot be read: {error}") from None
+        raise InvalidRequest(f"the job cannot be decoded: {error}") from None
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -122,13 +124,13 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         got = connection.recv(size - len(data))
         if not got:
-            raise ConnectionResetError("the asker left")
+            raise ConnectionResetError("the server closed the connection")
         data += got
     return bytes(data)
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """Whether the other side closed: it never says anything after its job."""
+    """Return whether the other side closed the connection: it sends nothing after its job."""
     try:
         return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
@@ -151,7 +153,7 @@ def _send(connection: socket.socket, piece: Piece) -> None:
 
 
 def _send_file(connection: socket.socket, kept: Slice) -> None:
-    """A slice goes from the page cache to the socket; nothing of it is seen here."""
+    """Send a slice from the page cache to the socket, without copying it into this process."""
     place, end, rows = kept.start, kept.start + kept.length, kept.rows
     while place < end:
         edge = min(place + FRAME, end)
@@ -159,6 +161,6 @@ def _send_file(connection: socket.socket, kept: Slice) -> None:
         while place < edge:
             sent = os.sendfile(connection.fileno(), kept.file.fileno(), place, edge - place)
             if not sent:
-                raise ConnectionResetError("a slice ended early")
+                raise ConnectionResetError("the slice is shorter than its head says")
             place += sent
         rows = 0

@@ -101,7 +101,7 @@ def test_a_worker_that_reads_across_a_new_beginning_is_told_and_leaves_nothing(o
     with asked.reading():
         own.source._visibility.start(12)
         log.generation = "after"
-        with pytest.raises(SourceMismatch, match="new history"):
+        with pytest.raises(SourceMismatch, match="new generation"):
             asked.exact("1:1:")
     for thread in {*threading.enumerate()} - others:
         thread.join(PATIENCE)  # a thread that fails fails the test
