@@ -1,1 +1,1 @@
-"""From source to log: the follow loop, its crash safety, and what it does when continuity is lost."""
+"""Capture of changes from a source into the log: the follow loop, crash safety, and new generations."""

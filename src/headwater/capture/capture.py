@@ -1,9 +1,9 @@
-"""The follow loop: what a source commits is staged at once, made durable in blocks, then acknowledged.
+"""The capture loop: commits of a source are staged immediately, made durable in blocks, then acknowledged.
 
     source.follow --stamp--> stage (readable) --flush--> log (durable) --> source.acknowledge
 
-Every step may be cut off by kill -9. What was not durable is followed again under the same offsets; what
-was durable is skipped, because following starts after the log's newest offset.
+A kill -9 may interrupt any step. Changes that were not durable are read again under the same offsets; durable changes
+are skipped, because reading starts after the log's newest offset.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from headwater.sources.read import Look
 logger = logging.getLogger("headwater.capture")
 
 STAGE = 512  # changes staged at a time: one block
-GATHER = 8  # parts of a transaction that are waited for, so that it is staged with others; a larger one goes alone
-FLUSH_CHANGES = 8_192  # staged changes that do not wait for the clock: one fsync for so many, far behind
-MAX_STAGED = 16_384  # past this, with a log that cannot be written, following stops
-LEAP = 1 << 24  # above what is durable, where nobody knows what was told beyond it before a crash: more than that
-PASS_SECONDS = 0.002  # between two passes under load: commits that come together go out together
-CLOSE_SECONDS = 0.1  # between two closed times
-GLANCE_SECONDS = 0.005  # between two looks at a schema that is being taken in
+GATHER = 8  # most parts of a transaction that is staged with others; a larger transaction is appended by itself
+FLUSH_CHANGES = 8_192  # staged changes that are flushed without waiting for the timer: one fsync for so many
+MAX_STAGED = 16_384  # staged changes at which capture pauses while the log cannot be written
+LEAP = 1 << 24  # gap above the durable offset after a crash: readers may have seen staged offsets, but fewer than that
+PASS_SECONDS = 0.002  # between two passes under load, so that concurrent commits are processed together
+CLOSE_SECONDS = 0.1  # between two closed timestamps
+SCHEMA_POLL_SECONDS = 0.005  # between two checks whether a schema change has been captured
 HOUSEKEEPING_SECONDS = 1.0  # between two steps of retention or merging
 
 
@@ -59,34 +59,34 @@ class Capture:
         self._housekept = 0.0
         self._closed_at = 0.0
         self._passed_at = 0.0
-        self._current_at: float | None = None  # when the log last held everything the source had
-        self._broken: str | None = None  # why the source is not the one this log follows, until a new one is begun
-        self._lost_log: LogDamaged | None = None  # the log cannot be written any more: only a restart helps
+        self._current_at: float | None = None  # when the log last had everything that the source had
+        self._broken: str | None = None  # why the source does not continue this log, until a new generation begins
+        self._lost_log: LogDamaged | None = None  # the log is damaged and cannot be written until a restart
         self._repeats = Repeats()
-        self.error: str | None = None  # why capture stands still; written by the capture thread only
+        self.error: str | None = None  # why capture has stopped; written by the capture thread only
         self.ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"headwater-capture-{source.name}", daemon=True)
 
     def start(self) -> None:
-        """Prove that log and source belong together, then follow."""
+        """Verify that log and source belong together, then capture."""
         self.prove()
         self.begin()
 
     def prove(self) -> None:
-        """Prove that log and source belong together, or begin a new generation."""
+        """Verify that log and source belong together, or begin a new generation."""
         log = self._log
         reason = self._source.prove(
             generation=log.generation, latest=log.latest, read=lambda after: log.scan(after=max(after, log.horizon - 1))
         )
         if reason:
-            self._check_may_begin_anew(reason)
+            self._check_may_restart(reason)
             is_known = not log.latest or log.note(STOPPED)
-            self._begin_anew(reason, above=2 if is_known else LEAP)
+            self._begin_generation(reason, above=2 if is_known else LEAP)
         elif log.latest < self._source.beginning:
             log.restart(first=self._source.beginning + 1, reason=log.generation_reason, name=log.generation)
 
     def begin(self) -> None:
-        """Catch up once, then follow in a thread. A log that has no space yet is written later."""
+        """Catch up once, then capture in a thread. If the disk is full, the log is written later."""
         try:
             self._pass()
         except StorageFull as error:
@@ -94,19 +94,19 @@ class Capture:
         self._thread.start()
 
     def reach(self, offset: int, timeout: float) -> bool:
-        """Wait until the log holds `offset`; whether it does."""
+        """Wait until the log has `offset`; return whether it does."""
         if self._log.latest >= offset:
             return True
         self._source.wake()
         return self._log.wait_beyond(offset - 1, timeout)
 
     def glance(self) -> Look | None:
-        """Where the source stands, if that is seen at once and the log holds all of it."""
+        """Return the head of the source if it is known without I/O and the log has reached it; else None."""
         found = self._source.glance() if self._broken is None else None
         return found if found is not None and found.settled and self._log.latest >= found.head else None
 
     def look(self, timeout: float) -> tuple[Look, bool]:
-        """Where the source stands, and whether the log came that far; tries to make it so."""
+        """Return the head of the source, and whether the log reached it within `timeout`."""
         deadline = time.monotonic() + timeout
         while True:
             found = self._source.glance() or self._source.look()
@@ -114,16 +114,16 @@ class Capture:
             is_sound = self._broken is None
             if (found.settled and is_sound) or time.monotonic() >= deadline or (self._stop_when_lost and not is_sound):
                 return found, is_reached and is_sound
-            # A change of the schema is not taken in yet. It need not have an offset that could be waited for.
-            self.reach(found.head + 1, GLANCE_SECONDS)
+            # A schema change is not captured yet. It may have no offset that could be waited for, so poll.
+            self.reach(found.head + 1, SCHEMA_POLL_SECONDS)
 
     def catch_up(self, timeout: float) -> bool:
-        """Wait until the log holds everything committed before this call."""
+        """Wait until the log has everything committed before this call; return whether it does."""
         found, is_reached = self.look(timeout)
         return found.settled and is_reached
 
     def lag_seconds(self) -> float | None:
-        """How long the log has been behind the source; None until it is known."""
+        """Return how long the log has been behind the source; None until it is known."""
         return (
             None
             if self._current_at is None
@@ -131,7 +131,7 @@ class Capture:
         )
 
     def stop(self) -> None:
-        """Take in what is committed, make it durable, stop."""
+        """Capture what is committed, make it durable, and stop."""
         self._stopping.set()
         self._source.wake()
         if self._thread.is_alive():
@@ -145,10 +145,10 @@ class Capture:
     def _run(self) -> None:
         while not self._stopping.is_set():
             if not self._attempt():
-                self._stopping.wait(0.2)  # a busy file or a bad disk: look again in a moment
+                self._stopping.wait(0.2)  # the file may be busy or the disk full: retry in a moment
 
     def _attempt(self) -> bool:
-        """One step; errors become `error` and are tried again, for ever."""
+        """Run one step; set `error` and return False on an error. The caller retries without limit."""
         try:
             if self._lost_log is not None:
                 raise self._lost_log
@@ -164,7 +164,7 @@ class Capture:
             return False
         except Exception as error:
             said = f"internal: {type(error).__name__}"
-            if said != self.error:  # not at every attempt
+            if said != self.error:  # log it once, not at every attempt
                 logger.exception("capture of %s failed", self._source.name)
             self._fail(said)
             return False
@@ -172,7 +172,7 @@ class Capture:
         return True
 
     def _step(self) -> None:
-        """Wait and take in what came; where the history broke off, begin a new one, however often that fails."""
+        """Wait for changes and capture them; if the history is broken, begin a new generation."""
         if self._broken is None:
             try:
                 self._source.wait(self._flush_seconds)
@@ -183,16 +183,16 @@ class Capture:
                 return
             except SourceMismatch as mismatch:
                 self._broken = mismatch.message
-        self._check_may_begin_anew(self._broken)
+        self._check_may_restart(self._broken)
         self._source.reopen()
-        self._begin_anew(self._broken)
+        self._begin_generation(self._broken)
         self._broken = None
 
     def _fail(self, error: str) -> None:
         if error != self.error:
-            left_out = self._repeats.again(error.partition(":")[0], time.monotonic())  # by its code
+            left_out = self._repeats.again(error.partition(":")[0], time.monotonic())  # throttled by error code
             if left_out is not None:
-                logger.warning("capture of %s stands still: %s", self._source.name, counted(error, left_out))
+                logger.warning("capture of %s has stopped: %s", self._source.name, counted(error, left_out))
         self.error = error
 
     def _pass(self) -> None:
@@ -206,7 +206,7 @@ class Capture:
         self._housekeep()
 
     def _take(self, parts: Iterator[Transaction]) -> None:
-        """Stage whole transactions; one of many parts goes to the log in one step, as they come."""
+        """Stage whole transactions; a transaction of many parts is appended to the log directly, part by part."""
         batch: list[Transaction] = []
         waiting = 0
         for part in parts:
@@ -223,11 +223,11 @@ class Capture:
                 self._log.stage(batch)
                 batch, waiting = [], 0
                 if self._flush_if_due():
-                    self._source.acknowledge(self._log.durable)  # a long way behind, this pass may last
+                    self._source.acknowledge(self._log.durable)  # with a large backlog this pass may take long
         self._log.stage(batch)
 
     def _close_if_due(self) -> None:
-        """For those who listen: everything up to here is staged, and what comes gets a later time."""
+        """Close a timestamp if the log has listeners: all changes up to it are staged, and later ones are above it."""
         if not self._log.has_listeners or time.monotonic() - self._closed_at < CLOSE_SECONDS:
             return
         self._closed_at = time.monotonic()
@@ -242,26 +242,26 @@ class Capture:
         return True
 
     def _housekeep(self) -> None:
-        """One bounded step of retention and merging; more when there is nothing else to do."""
+        """Run one bounded step of retention and merging, if nothing is staged."""
         if time.monotonic() - self._housekept < HOUSEKEEPING_SECONDS or self._log.staged_changes:
             return
         self._housekept = time.monotonic()
         self._log.retain(self._retention, now_ms=wall_ms())
         self._log.merge()
 
-    def _check_may_begin_anew(self, reason: str) -> None:
-        """Log and source do not belong together: a stop with the way out, if so configured."""
+    def _check_may_restart(self, reason: str) -> None:
+        """Raise SourceMismatch if capture is configured to stop when log and source do not belong together."""
         if self._stop_when_lost:
             raise SourceMismatch(
                 reason,
-                hint="Start with on_discontinuity = 'new_generation' to go on: readers take a new snapshot.",
+                hint="Start with on_discontinuity = 'new_generation' to continue: readers must take a new snapshot.",
             )
 
-    def _begin_anew(self, reason: str, *, above: int = 2) -> None:
-        """A new generation, in the source first: cut off between the two, it is found to be another's.
+    def _begin_generation(self, reason: str, *, above: int = 2) -> None:
+        """Begin a new generation, in the source first: after a crash in between, `prove` finds the mismatch.
 
-        What is read between them is of the old generation. The other way round it would count as of the new one,
-        which tells nothing of what is committed before it begins in the source.
+        Rows read between the two steps belong to the old generation. In the other order they would belong to the new
+        one, which has no changes committed before it begins in the source.
         """
         self._log.unstage()
         generation = secrets.token_hex(8)
@@ -272,7 +272,7 @@ class Capture:
 
 
 def _rest(parts: Iterator[Transaction], most: int | None = None) -> Iterator[Transaction]:
-    """The parts up to the end of the transaction that has begun, or as many as `most` of them."""
+    """Yield the remaining parts of the current transaction, at most `most` of them."""
     for part in islice(parts, most):
         yield part
         if part.last:
