@@ -17,9 +17,9 @@ def test_kinds_without_end_take_no_memory_without_end() -> None:
     repeats = Repeats(60)
     for number in range(10 * MOST):
         assert repeats.again(str(number), 1) == 0
-    assert len(repeats._said) <= MOST
+    assert len(repeats._logged) <= MOST
 
 
 def test_the_count_is_part_of_the_text_only_if_there_is_one() -> None:
     assert counted("it stopped", 0) == "it stopped"
-    assert counted("it stopped", 3) == "it stopped (and 3 more since it was last said)"
+    assert counted("it stopped", 3) == "it stopped (and 3 more since the last such message)"

@@ -1,4 +1,4 @@
-"""Limits on answers: rows and bytes of one answer, and the memory of all answers that are being made."""
+"""Limits of answers: rows and bytes of one answer, and the memory of all concurrent answers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from headwater.errors import AnswerTooLarge, Busy
 from headwater.model.literal import Embedding, Json
 from headwater.model.table import Row
 
-MAX_ROWS = 100_000  # of one answer; past it the answer says `truncated`
+MAX_ROWS = 100_000  # of one answer; a longer one is cut and marked `truncated`
 MAX_BYTES = 64 << 20  # of the values of one answer, and of its encoded form
 MAX_MEMORY = 512 << 20  # of all answers together
-LEAST = 16  # bytes that every value counts as
-CELL = 48  # bytes of memory that a value takes besides its own text
-UNCOUNTED = 1 << 20  # bytes of memory: smaller answers take none of the shared memory
+LEAST = 16  # fewest bytes that a value counts as
+CELL = 48  # bytes of memory of a value in addition to its content
+UNCOUNTED = 1 << 20  # bytes of memory; smaller answers are not counted
 FEWER = "Select fewer rows or columns, read the rows page by page, or raise queries.answer_bytes."
 
 
 class AnswerMemory:
-    """Counts the memory of all answers that are being made in this process. Thread-safe."""
+    """Counts the memory of all answers in progress in this process. Thread-safe."""
 
     def __init__(self) -> None:
         self.max_bytes, self.max_memory = MAX_BYTES, MAX_MEMORY
-        # Guards _used and _unread. It may be taken again inside: the collector can free an answer at any moment.
+        # Guards _used and _unread. Reentrant, because the garbage collector can free an answer at any moment.
         self._lock = threading.RLock()
         self._used = 0
         self._unread: dict[Hashable, int] = {}  # bytes of finished answers, by caller; no entries of 0
@@ -35,11 +35,11 @@ class AnswerMemory:
         return self._used
 
     def configure(self, *, max_bytes: int = MAX_BYTES, max_memory: int = MAX_MEMORY) -> None:
-        """Set the limits of one answer and of all of them."""
+        """Set the limits of one answer and of all answers together."""
         self.max_bytes, self.max_memory = max_bytes, max(max_memory, max_bytes)
 
     def reserve(self, count: int) -> None:
-        """Take `count` bytes. Raises Busy where other answers have them."""
+        """Reserve `count` bytes; raise Busy if other answers use them."""
         with self._lock:
             used = self._used
             fits = used + count <= self.max_memory
@@ -47,12 +47,12 @@ class AnswerMemory:
                 self._used = used + count
         if not fits:
             raise Busy(
-                f"the answers being made have {used >> 20} MiB already",
-                hint="Try again in a moment, or ask for less at a time.",
+                f"answers in progress use {used >> 20} MiB of memory already",
+                hint="Retry in a moment, or select less at a time.",
             )
 
     def charge(self, caller: Hashable, count: int) -> None:
-        """Count `count` bytes in use for `caller`. Raises Busy where its other answers have half of the memory."""
+        """Count `count` bytes for `caller`; raise Busy if its answers would use more than half of the memory."""
         with self._lock:
             mine = self._unread.get(caller, 0)
             fits = not mine or mine + count <= self.max_memory // 2
@@ -60,12 +60,12 @@ class AnswerMemory:
                 self._unread[caller] = mine + count
         if not fits:
             raise Busy(
-                f"answers of {mine >> 20} MiB wait for you to read them already",
-                hint="Read them, or ask for less at a time.",
+                f"you have unread answers of {mine >> 20} MiB already",
+                hint="Read them first, or select less at a time.",
             )
 
     def release(self, count: int, caller: Hashable = None) -> None:
-        """Give `count` bytes back, which were charged to `caller` unless it is None."""
+        """Release `count` bytes, which were charged to `caller` unless it is None."""
         with self._lock:
             self._used -= count
             if caller is not None:
@@ -78,7 +78,7 @@ MEMORY = AnswerMemory()  # one process has one memory
 
 
 class Reservation:
-    """The memory of one answer. It is released with the object, or by `release`."""
+    """The memory of one answer. It is released when the object is deleted, or by `release`."""
 
     __slots__ = ("_caller", "_taken", "bytes")
 
@@ -88,26 +88,26 @@ class Reservation:
         self._caller: Hashable = None
 
     def add(self, bytes: int, cells: int) -> None:
-        """Count values that came. Raises AnswerTooLarge, Busy."""
+        """Count values that were received; raise AnswerTooLarge or Busy."""
         self.bytes += bytes
         if self.bytes > MEMORY.max_bytes:
             raise too_large()
         self.take(self.bytes + CELL * cells)
 
     def take(self, memory: int) -> None:
-        """Hold `memory` bytes in all, whatever was held before. Raises Busy."""
+        """Raise the reservation to `memory` bytes in total; raise Busy if they are not available."""
         if memory > UNCOUNTED and memory - self._taken >= UNCOUNTED:
             MEMORY.reserve(memory - self._taken)
             self._taken = memory
 
     def charge(self, caller: Hashable) -> None:
-        """Count the memory for `caller`, once it grows no more. Raises Busy."""
+        """Count the memory for `caller`, once the answer is complete; raise Busy."""
         if self._taken and self._caller is None:
             MEMORY.charge(caller, self._taken)
             self._caller = caller
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         taken, self._taken = self._taken, 0
         if taken:
             MEMORY.release(taken, self._caller)
@@ -117,25 +117,25 @@ class Reservation:
 
 
 class AnswerRows(tuple[Row, ...]):
-    """Rows of an answer, with the memory they take."""
+    """Rows of an answer, with their reserved memory."""
 
     reservation: Reservation
 
     @classmethod
     def of(cls, rows: Iterable[Row], reservation: Reservation) -> AnswerRows:
-        """Return `rows` as rows that hold `reservation`."""
+        """Return `rows` with `reservation`, which lives as long as they do."""
         made = cls(rows)
         made.reservation = reservation
         return made
 
 
 def bytes_of(rows: tuple[Row, ...]) -> int:
-    """Return how many bytes the values of `rows` have, where that was counted."""
+    """Return the bytes of the values of `rows`; 0 if they were not counted."""
     return rows.reservation.bytes if isinstance(rows, AnswerRows) else 0
 
 
 def weight(row: Iterable[Any]) -> int:
-    """Return the bytes of the values of one row; small values count as `LEAST`."""
+    """Return the bytes of the values of one row; a small value counts as `LEAST`."""
     total = 0
     for value in row:
         kind = type(value)

@@ -1,9 +1,9 @@
-"""Arrow: rows and changes of one table as record batches, and those as the bytes of an IPC stream.
+"""Rows and changes of one table as Arrow record batches, and batches as the bytes of an IPC stream.
 
-Columns are typed by their kind. SQLite lets a column hold what its type does not say, and a source may not
-know a value: there the typed column is null and `_misfit` holds a JSON object, column name to `Lit`; it is
-null for all other rows. An embedding comes without the name of its model. Our own columns begin with `_`,
-with one more where the table has that name itself. `columns` narrows rows to those and the key, in table order.
+Columns are typed by their kind. If a value does not fit (SQLite allows any value in a column) or is not known, the
+typed column is null and `_misfit` has a JSON object from column name to `Lit`; it is null for all other rows. The
+model of an embedding is omitted. Headwater's own columns begin with `_`, or with more underscores if the table has a
+column of that name. `columns` selects these columns and the key, in table order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headwater.model.table import Column, Row, Table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # a message of length 0, as the IPC format says
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # a message of length 0, as the IPC format defines
 
 Delivered = tuple[Transaction, int, Change, Op]  # a change, its part and offset, and the op it is delivered as
 
@@ -48,25 +48,25 @@ _json = msgspec.json.Encoder().encode
 
 @runtime_checkable
 class Columnar(Protocol):
-    """Rows that are kept column by column."""
+    """Rows stored column by column."""
 
     def column(self, place: int) -> pa.Array | Sequence[Value]:
-        """One of them: of its kind's type in Arrow, or the values."""
+        """Return a column, as an Arrow array of its kind's type or as values."""
         ...
 
 
 def schema(table: Table, columns: Collection[str] | None = None) -> pa.Schema:
-    """The columns of rows of `table`; each field's metadata names its kind and declared type."""
+    """Return the schema of rows of `table`; each field's metadata has its kind and declared type."""
     return _schema(table, _fields(table, shown_places(table, columns)))
 
 
 def changes_schema(table: Table, columns: Collection[str] | None = None) -> pa.Schema:
-    """The columns of its changes: those of rows, and what happened, when, and at which offset."""
+    """Return the schema of changes of `table`: the columns of rows, then those of `about_fields`."""
     return _schema(table, [*_fields(table, shown_places(table, columns)), *about_fields(table)])
 
 
 def about_fields(table: Table | None = None) -> list[pa.Field]:
-    """What is told of each change beside its row."""
+    """Return the fields that describe a change: type, version, time, offset, transaction."""
     import pyarrow as pa
 
     about = {
@@ -80,24 +80,24 @@ def about_fields(table: Table | None = None) -> list[pa.Field]:
 
 
 def shown_places(table: Table, columns: Collection[str] | None) -> list[int]:
-    """Where the named columns and the key stand in a row; everything without names."""
+    """Return the indexes of the named columns and the key in a row; of all columns if `columns` is None."""
     if columns is None:
         return list(range(len(table.columns)))
     return [place for place, name in enumerate(table.names) if name in columns or name in table.key]
 
 
 def rows_batch(table: Table, rows: Sequence[Row], columns: Collection[str] | None = None) -> pa.RecordBatch:
-    """`rows` as one batch of `schema(table, columns)`."""
+    """Return `rows` as one batch of `schema(table, columns)`."""
     import pyarrow as pa
 
     return pa.record_batch(_columns(table, rows, shown_places(table, columns)), schema=schema(table, columns))
 
 
 def changes_batch(table: Table, changes: Iterable[Delivered]) -> pa.RecordBatch:
-    """Row changes, all in the shape of `table`, as one batch of `changes_schema(table)`; an update is two rows.
+    """Return row changes, all with the columns of `table`, as one batch of `changes_schema(table)`.
 
-    `_commit_version` is the last offset of the transaction, or the change's own where the part does not
-    reach the end of its transaction.
+    An update is two rows. `_commit_version` is the last offset of the transaction, or the change's own offset if the
+    part does not include the end of its transaction.
     """
     images = Images()
     for part, offset, change, op in changes:
@@ -112,7 +112,7 @@ def changes_batch(table: Table, changes: Iterable[Delivered]) -> pa.RecordBatch:
 
 
 class Images:
-    """Image rows of changes, column by column: row i is described by entry i of every other list."""
+    """Before and after images of changes; entry i of every other list describes row i."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -124,17 +124,17 @@ class Images:
 
     @property
     def about(self) -> tuple[list[Any], ...]:
-        """In the order of `about_fields`."""
+        """Return the lists other than `rows`, in the order of `about_fields`."""
         return self.words, self.versions, self.stamps, self.offsets, self.transactions
 
     def narrow(self, keep: Sequence[bool]) -> None:
-        """Forget the rows for which `keep` says so."""
-        for held in (self.rows, *self.about):
-            held[:] = list(compress(held, keep))
+        """Remove the rows for which `keep` is False."""
+        for values in (self.rows, *self.about):
+            values[:] = list(compress(values, keep))
 
 
 def images_batch(table: Table, images: Images, columns: Collection[str] | None = None) -> pa.RecordBatch:
-    """`images` as one batch of `changes_schema(table, columns)`."""
+    """Return `images` as one batch of `changes_schema(table, columns)`."""
     import pyarrow as pa
 
     found = _columns(table, images.rows, shown_places(table, columns))
@@ -142,16 +142,16 @@ def images_batch(table: Table, images: Images, columns: Collection[str] | None =
 
 
 def about_columns(images: Images) -> list[pa.Array]:
-    """The columns of `about_fields`."""
+    """Return the columns of `about_fields`."""
     import pyarrow as pa
 
     return [pa.array(values, field.type) for values, field in zip(images.about, about_fields(), strict=True)]
 
 
 class ArrowStream:
-    """The bytes of an IPC stream, piece by piece: `start`, any number of `batch`, `end`.
+    """The bytes of an IPC stream in pieces: `start`, any number of `batch`, `end`.
 
-    `compression` (lz4) is that of the format itself, buffer by buffer.
+    `compression` (lz4) is the buffer compression of the IPC format.
     """
 
     def __init__(self, schema: pa.Schema, compression: str | None = None) -> None:
@@ -162,11 +162,11 @@ class ArrowStream:
         self._start: bytes = schema.serialize().to_pybytes()
 
     def start(self) -> bytes:
-        """What comes first: the schema."""
+        """Return the first bytes: the schema."""
         return self._start
 
     def batch(self, batch: pa.RecordBatch, metadata: Mapping[str, str] | None = None) -> bytes:
-        """One batch of that schema, and what is said with it."""
+        """Return the bytes of one batch with its metadata."""
         import pyarrow as pa
 
         sink = pa.BufferOutputStream()
@@ -175,7 +175,7 @@ class ArrowStream:
         return bytes(memoryview(sink.getvalue())[len(self.start()) : -len(END_OF_STREAM)])
 
     def end(self) -> bytes:
-        """What says that nothing is missing."""
+        """Return the last bytes, which mark the stream as complete."""
         return END_OF_STREAM
 
 
@@ -198,7 +198,7 @@ def _schema(table: Table, fields: list[pa.Field]) -> pa.Schema:
         "table": table.name,
         "version": str(table.version),
         "key": _json([*map(clean, table.primary_key)]).decode(),
-        # The names here of what tells rows apart: also where the user declared no key.
+        # The Arrow names of the columns that identify a row, also if the user declared no key.
         "identity": _json([column_name(table, table.columns[place]) for place in table.key_places]).decode(),
     }
     return pa.schema(fields, metadata={name: clean(text) for name, text in about.items()})
@@ -220,12 +220,12 @@ def _field(name: str, column: Column) -> pa.Field:
 
 
 def column_name(table: Table, column: Column) -> str:
-    """A row identity the user did not declare goes by a name of ours, such as `_rowid`."""
+    """Return the Arrow name of a column; a hidden row identity gets a free name such as `_rowid`."""
     return free_name(table, "_" + column.name.strip("_")) if column.hidden else clean(column.name)
 
 
 def free_name(table: Table, name: str) -> str:
-    """`name`, with underscores before it until no column of the table has it."""
+    """Return `name` with leading underscores added until no column of the table has it."""
     taken = {column.name.lower() for column in table.visible}
     while name.lower() in taken:
         name = "_" + name
@@ -233,7 +233,7 @@ def free_name(table: Table, name: str) -> str:
 
 
 def clean(text: str) -> str:
-    """A name in the database need not be valid Unicode."""
+    """Return `text` as valid Unicode, which a name in the database need not be."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -249,8 +249,8 @@ def _columns(table: Table, rows: Sequence[Row], places: list[int]) -> list[pa.Ar
         arrays.append(_fitted(column.kind, values, column_name(table, column), misfits) if array is None else array)
     if not misfits:
         return [*arrays, pa.nulls(len(rows), pa.string())]
-    told = [_json(misfits[at]).decode() if at in misfits else None for at in range(len(rows))]
-    return [*arrays, pa.array(told, pa.string())]
+    texts = [_json(misfits[at]).decode() if at in misfits else None for at in range(len(rows))]
+    return [*arrays, pa.array(texts, pa.string())]
 
 
 def _transposed(table: Table, rows: Sequence[Row]) -> Sequence[Sequence[Value]]:
@@ -258,7 +258,7 @@ def _transposed(table: Table, rows: Sequence[Row]) -> Sequence[Sequence[Value]]:
 
 
 def _fitting(kind: str, values: Sequence[Value]) -> pa.Array | None:
-    """The column if it can be had without a look at each value: all of them are of the fitting type."""
+    """Return the column if all values have the type of its kind, which needs no conversion by value; else None."""
     import pyarrow as pa
 
     types = set(map(type, values))
@@ -274,7 +274,7 @@ def _fitting(kind: str, values: Sequence[Value]) -> pa.Array | None:
 
 
 def _fitted(kind: str, values: Sequence[Value], name: str, misfits: dict[int, dict[str, Any]]) -> pa.Array:
-    """The column value by value; those that do not fit are told in `misfits`."""
+    """Return the column, converted value by value; add values that do not fit to `misfits`."""
     import pyarrow as pa
 
     fitted = list(map(_FITS[kind], values))
@@ -288,7 +288,7 @@ def _fitted(kind: str, values: Sequence[Value], name: str, misfits: dict[int, di
 
 # Kinds
 
-Fit = Callable[[Value], Any]  # the value for Arrow, None for None, or _MISFIT
+Fit = Callable[[Value], Any]  # returns the value for Arrow, None for None, or _MISFIT
 
 
 def _only(wanted: type, write: Callable[[Any], Any], value: Value) -> Any:
@@ -338,7 +338,7 @@ _FITS: dict[str, Fit] = {
     "any": _any,
 }
 _DIRECT: dict[str, type] = {"bool": bool, "i64": int, "f64": float, "str": str, "bytes": bytes}
-# Decimals, dates and times are text: SQLite fixes no scale and knows no calendar, and text is exact.
+# Decimals, dates and times are text, which is exact: SQLite has no fixed scale and does not validate dates.
 _TYPES: dict[str, Callable[[Any], Any]] = dict.fromkeys(_FITS, lambda pa: pa.string()) | {
     "bool": lambda pa: pa.bool_(),
     "i64": lambda pa: pa.int64(),

@@ -12,16 +12,16 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """Forgets the values that were not used for longest. Thread-safe."""
+    """Evicts the least recently used values. Thread-safe."""
 
     def __init__(self, most: int, max_weight: int) -> None:
         self._most, self._max_weight = most, max_weight
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards all fields below
         self._known: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self.weight = 0  # of all values
 
     def get(self, key: K) -> V | None:
-        """Return the value of `key`, if it is remembered."""
+        """Return the value of `key` if it is cached."""
         with self._lock:
             found = self._known.get(key)
             if found is None:
@@ -30,7 +30,7 @@ class BoundedCache(Generic[K, V]):
             return found[0]
 
     def put(self, key: K, value: V, weight: int = 1) -> None:
-        """Remember a value, unless it is too heavy by itself."""
+        """Cache a value, unless its weight alone exceeds the limit."""
         with self._lock:
             self._pop(key)
             if weight > self._max_weight:
@@ -46,7 +46,7 @@ class BoundedCache(Generic[K, V]):
             self.weight -= found[1]
 
     def clear(self) -> None:
-        """Forget all values."""
+        """Remove all values."""
         with self._lock:
             self._known.clear()
             self.weight = 0

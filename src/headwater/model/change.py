@@ -1,4 +1,4 @@
-"""Change and Transaction: what happened to one row, and what happened in one commit."""
+"""Changes of rows and tables, and the transactions that committed them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.model.table import Key, Row, Table
 
 
 class Op(enum.IntEnum):
-    """What a change did. The numbers are stored: never renumber."""
+    """The kind of a change. The numbers are stored: never renumber."""
 
     INSERT = 1
     UPDATE = 2
@@ -20,18 +20,18 @@ class Op(enum.IntEnum):
 
     @property
     def word(self) -> str:
-        """The name on the wire."""
+        """Return the name on the wire."""
         return _WORDS[self]
 
 
-_WORDS = ("", *(op.name.lower() for op in Op))  # by number: asked for with every change
+_WORDS = ("", *(op.name.lower() for op in Op))  # by number, because it is needed for every change
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """One committed row mutation, or one change of a table's shape.
+    """One committed change of a row, or of a table's definition.
 
-    `table` is the shape the images are written in. For SCHEMA_CHANGE it is the new shape; `ddl` says what
-    was run (empty when another process ran it) and `resnapshot` that rows may have changed unseen.
+    `table` is the definition that the images have. For SCHEMA_CHANGE it is the new definition; `ddl` is the statement
+    (empty if another process ran it), and `resnapshot` means that rows may have changed without row changes.
     """
 
     op: Op
@@ -43,12 +43,12 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def row(self) -> Row | None:
-        """The newest image there is."""
+        """Return the after image, else the before image."""
         return self.after if self.after is not None else self.before
 
     @property
     def key(self) -> Key | None:
-        """The key after the change (before it, for a delete)."""
+        """Return the key after the change (before it, for a delete)."""
         row = self.row
         return None if row is None else self.table.key_of(row)
 
@@ -56,9 +56,9 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 class Transaction(msgspec.Struct, frozen=True, gc=False):
     """The changes of one commit in order, or a contiguous part of them.
 
-    A part has `start` > 0 or `last` False: a transaction larger than a block is handed on in parts, so that
-    nobody ever holds a million rows. Offsets are `first`, `first + 1`, …; `ts` is the hybrid time given once
-    by capture, `commit_ts_ms` the source's own.
+    A part has `start` > 0 or `last` False: a transaction larger than a block is passed on in parts, so that it is
+    never in memory as a whole. Offsets are `first`, `first + 1`, …; `ts` is the hybrid timestamp that capture assigned,
+    `commit_ts_ms` the source's own time.
     """
 
     id: str
@@ -73,16 +73,16 @@ class Transaction(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def commit_ts_us(self) -> int:
-        """The source's own time of the commit in microseconds."""
+        """Return the source's time of the commit in microseconds."""
         return 1000 * self.commit_ts_ms + self.commit_us_rest
 
     @property
     def upto(self) -> int:
-        """Offset of the last change here."""
+        """Return the offset of the last change in this part."""
         return self.first + len(self.changes) - 1
 
     def cut(self, after: int, upto: int) -> Transaction:
-        """The part of this with offsets in (after, upto]; both must lie inside or beyond it."""
+        """Return the part with offsets in (after, upto], which must overlap this one."""
         low = max(after + 1 - self.first, 0)
         high = min(upto + 1 - self.first, len(self.changes))
         if low == 0 and high == len(self.changes):

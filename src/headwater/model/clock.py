@@ -1,4 +1,4 @@
-"""Hybrid time: wall-clock milliseconds that never go back, as one integer `ms << 16 | counter`."""
+"""Hybrid timestamps: wall-clock milliseconds that never decrease, as one integer `ms << 16 | counter`."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _TEXT = re.compile(r"(\d{1,15})(?:\.(\d{1,5}))?", re.ASCII)
 
 
 def wall_ms() -> int:
-    """Now, in milliseconds."""
+    """Return the current time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def ts_ms(ts: Timestamp) -> int:
-    """The milliseconds of `ts`."""
+    """Return the milliseconds of `ts`."""
     return ts >> COUNTER_BITS
 
 
 def ts_of_ms(ms: int) -> Timestamp:
-    """The first timestamp of millisecond `ms`."""
+    """Return the first timestamp of millisecond `ms`."""
     if not 0 <= ms <= MAX_MS:
         raise InvalidRequest(f"{ms} is not a time in milliseconds", hint="Send milliseconds since 1970.")
     return ms << COUNTER_BITS
 
 
 def ts_text(ts: Timestamp) -> str:
-    """`<ms>.<counter>`, the form on the wire."""
+    """Return `<ms>.<counter>`, the wire format."""
     return f"{ts_ms(ts)}.{ts & MAX_COUNTER}"
 
 
 def parse_ts(text: str) -> Timestamp:
-    """The timestamp that `ts_text` wrote; a bare `<ms>` is its first."""
+    """Parse the format of `ts_text`; a bare `<ms>` means the first timestamp of that millisecond."""
     found = _TEXT.fullmatch(text)
     if not found or int(found[2] or 0) > MAX_COUNTER or int(found[1]) > MAX_MS:
         raise InvalidRequest(
@@ -50,16 +50,16 @@ def parse_ts(text: str) -> Timestamp:
 
 
 class HybridClock:
-    """Gives out timestamps, each above every one given out or observed before. Not for two threads."""
+    """Returns timestamps, each above all that it returned or observed before. Not thread-safe."""
 
     def __init__(self, last: Timestamp = 0) -> None:
         self.last = last
 
     def tick(self, now_ms: int) -> Timestamp:
-        """The next timestamp: at `now_ms`, or just above the last when the wall clock is behind it."""
+        """Return the next timestamp: that of `now_ms`, or just above the last if the wall clock is behind it."""
         self.last = max(self.last + 1, ts_of_ms(now_ms))
         return self.last
 
     def observe(self, ts: Timestamp) -> None:
-        """Everything from now on comes after `ts`."""
+        """Make all later timestamps exceed `ts`."""
         self.last = max(self.last, ts)

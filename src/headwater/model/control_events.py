@@ -1,4 +1,4 @@
-"""Control events: what a stream sends besides changes and rows.
+"""Names of control events, the frames of a stream that are neither changes nor rows.
 
 The server, the clients, the CLI and the gateway import them from here; the JavaScript constants are generated.
 """
@@ -21,5 +21,5 @@ class ControlEvent(StrEnum):
 
 
 LAST_EVENTS = frozenset({ControlEvent.RESNAPSHOT, ControlEvent.FAILED})  # the stream ends after one of these
-# These change what the rows before them mean: a client reports them even if the application did not ask for them.
+# These change the meaning of the rows before them: a client reports them even if the application did not request them.
 ROW_EVENTS = frozenset({ControlEvent.SNAPSHOT_END, ControlEvent.SNAPSHOT_RESTART})

@@ -22,7 +22,7 @@ def check_new_name(name: str) -> str:
     name = real_name(name)
     if not _NAME.match(name):
         raise InvalidRequest(
-            f"{name!r} cannot name a database",
+            f"{name!r} is not a valid database name",
             hint="Use letters, digits and underscores, at most 63, and begin with a letter or underscore.",
         )
     if is_reserved(name):

@@ -1,4 +1,4 @@
-"""Pairs: the table `kv`, which holds keys and values as raw bytes for the faces that know no other table."""
+"""The table `kv` of keys and values as raw bytes, for key-value APIs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPE = Table(
 
 
 def holds_pairs(table: Table) -> bool:
-    """Whether `table` is one that we would have made."""
+    """Return whether `table` has the columns and key of a table `kv` that Headwater created."""
     kinds = {column.name: column.kind for column in table.columns}
     wanted = {column.name: column.kind for column in SHAPE.columns}
     same = all(kinds.get(name) in (kind, "any") for name, kind in wanted.items())

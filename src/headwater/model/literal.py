@@ -1,7 +1,7 @@
-"""Values and their three written forms: `Lit` (tagged JSON), plain JSON, and msgpack for disk.
+"""Values and their JSON forms: `Lit` (tagged JSON) and plain JSON.
 
-A value is a plain Python object where one fits (None, bool, int, float, str, bytes, Decimal, UUID) and a
-small class where the tag would be lost (U64, Json, Embedding, Date, Time, DateTime).
+A value is a plain Python object if its type determines the tag (None, bool, int, float, str, bytes, Decimal, UUID),
+else a small class (U64, Json, Embedding, Date, Time, DateTime).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ EXACT_JSON_INT = 2**53  # beyond this a JSON number is not safe in JavaScript
 
 
 class U64(msgspec.Struct, frozen=True):
-    """An unsigned 64-bit integer: not equal to the signed one, as `Lit` equality demands."""
+    """An unsigned 64-bit integer, which differs from the signed one as their `Lit`s do."""
 
     v: int
 
 
 class Json(msgspec.Struct, frozen=True):
-    """A JSON document, kept as its text: parsed only by whoever needs it."""
+    """A JSON document as its text, parsed only on use."""
 
     text: str
 
     def value(self) -> Any:
-        """The parsed document."""
+        """Return the parsed document."""
         return msgspec.json.decode(self.text)
 
 
@@ -65,7 +65,7 @@ class Embedding(msgspec.Struct, frozen=True):
 
 
 class Unavailable:
-    """A value the source did not send. It is not null: it is not known."""
+    """A value that the source did not send, such as an unchanged TOAST value. It is unknown, not null."""
 
     _only: Unavailable | None = None
 
@@ -110,22 +110,22 @@ _ODD_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def is_date(text: str) -> bool:
-    """Whether `text` is an ISO date."""
+    """Return whether `text` is an ISO date."""
     return bool(_DATE.match(text))
 
 
 def is_time(text: str) -> bool:
-    """Whether `text` is an ISO time of day."""
+    """Return whether `text` is an ISO time of day."""
     return bool(_TIME.match(text))
 
 
 def is_datetime(text: str) -> bool:
-    """Whether `text` is an ISO date and time."""
+    """Return whether `text` is an ISO date and time."""
     return bool(_DATETIME.match(text))
 
 
 def is_broken_text(text: str) -> bool:
-    """Whether `text` stands for bytes that are not UTF-8 (see `surrogateescape`)."""
+    """Return whether `text` represents bytes that are not UTF-8 (see `surrogateescape`)."""
     if text.isascii():
         return False
     try:
@@ -176,12 +176,12 @@ _TO_LIT: dict[type, Callable[[Any], dict[str, Any]]] = {
 
 
 def decimal_text(value: Decimal) -> str:
-    """The decimal digit for digit, without exponent: `12.3400` stays `12.3400`."""
+    """Return all digits of the decimal without an exponent: `12.3400` stays `12.3400`."""
     return format(value, "f") if value.is_finite() else str(value)
 
 
 def to_lit(value: Value) -> dict[str, Any]:
-    """The tagged JSON form of `value`."""
+    """Return the tagged JSON form of `value`."""
     return _TO_LIT[type(value)](value)
 
 
@@ -208,7 +208,7 @@ _TO_PLAIN: dict[type, Callable[[Any], Any]] = {
 
 
 def to_plain(value: Value) -> Any:
-    """The plain JSON form. `UNAVAILABLE` has none: the caller leaves the column out and names it."""
+    """Return the plain JSON form. `UNAVAILABLE` has none: the caller omits the column and lists its name."""
     return _TO_PLAIN[type(value)](value)
 
 
@@ -258,7 +258,7 @@ def _read_dec(body: dict[str, Any]) -> Decimal:
     except InvalidOperation:
         raise _bad("dec", f"{text[:40]!r} is not a decimal number") from None
     if value.is_finite() and abs(value.adjusted()) > 20_000:
-        raise _bad("dec", "the exponent is too large")  # printed without exponent it would fill the memory
+        raise _bad("dec", "the exponent is too large")  # without exponent its text would fill the memory
     return value
 
 
@@ -351,7 +351,7 @@ TAGS = tuple(_FROM_LIT)
 
 
 def from_lit(body: Any) -> Value:
-    """The value of one `Lit`; raises InvalidRequest with the reason."""
+    """Return the value of one `Lit`; InvalidRequest with the reason if it is malformed."""
     if not isinstance(body, dict) or not isinstance(body.get("t"), str):
         raise _bad("value", "an object with a `t` tag was expected")
     known = _FROM_LIT.get(body["t"])
@@ -365,7 +365,7 @@ def from_lit(body: Any) -> Value:
 
 
 def from_json(body: Any) -> Value:
-    """The value of a `Lit`, or of a plain JSON scalar where a request allows both."""
+    """Return the value of a `Lit` or of a plain JSON scalar, for requests that allow both."""
     if isinstance(body, dict):
         return from_lit(body)
     if isinstance(body, int) and not isinstance(body, bool):

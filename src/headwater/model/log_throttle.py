@@ -1,30 +1,30 @@
-"""What is worth a line in the server's log again: the first time, and then at most one a minute, with a count. Pure."""
+"""Throttling of repeated log messages: the first at once, then at most one a minute, with a count."""
 
 from __future__ import annotations
 
 SECONDS = 60.0
-MOST = 64  # kinds that are remembered
+MOST = 64  # kinds of messages remembered
 
 
 class Repeats:
-    """Of one speaker, who names each thing by a `kind`. Not for several threads."""
+    """Throttles messages by `kind`. Not thread-safe."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
-        self._said: dict[str, tuple[float, int]] = {}  # when a kind was last said, and how often it came since
+        self._logged: dict[str, tuple[float, int]] = {}  # by kind: time of the last message, and how many were dropped
 
     def again(self, kind: str, now: float) -> int | None:
-        """None: say nothing. Else how often the same was left out before."""
-        at, left_out = self._said.pop(kind, (None, 0))
+        """Return None if a message of `kind` is to be dropped; else how many were dropped since the last one."""
+        at, left_out = self._logged.pop(kind, (None, 0))
         if at is not None and now - at < self._seconds:
-            self._said[kind] = at, left_out + 1
+            self._logged[kind] = at, left_out + 1
             return None
-        self._said[kind] = now, 0
-        if len(self._said) > MOST:
-            del self._said[next(iter(self._said))]
+        self._logged[kind] = now, 0
+        if len(self._logged) > MOST:
+            del self._logged[next(iter(self._logged))]
         return left_out
 
 
 def counted(text: str, left_out: int) -> str:
-    """`text`, and how often it was not said."""
-    return text if not left_out else f"{text} (and {left_out} more since it was last said)"
+    """Return `text` with the number of messages that were dropped."""
+    return text if not left_out else f"{text} (and {left_out} more since the last such message)"

@@ -1,4 +1,4 @@
-"""PerTable: something compiled once per shape of a table, found again without hashing the shape."""
+"""Cache of values computed once per version of a table, looked up without hashing the table."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Generic, TypeVar
 from headwater.model.table import Table
 
 T = TypeVar("T")
-MOST = 256  # shapes held at a time
+MOST = 256  # table versions cached at a time
 
 
 class PerTable(Generic[T]):
-    """`per_table(table)` is `make(table)`, made once. From any thread: at worst it is made twice."""
+    """`per_table(table)` returns `make(table)`, computed once. Thread-safe: a race computes it twice."""
 
     def __init__(self, make: Callable[[Table], T]) -> None:
         self._make = make
-        self._near: dict[int, tuple[Table, T]] = {}  # by identity; holds the table, so that no id is reused
-        self._far: dict[Table, T] = {}  # by value: blocks read from disk bring equal shapes of their own
+        self._near: dict[int, tuple[Table, T]] = {}  # by identity; references the table, so that its id is not reused
+        self._far: dict[Table, T] = {}  # by value: blocks read from disk have equal tables that are other objects
 
     def __call__(self, table: Table) -> T:
         found = self._near.get(id(table))

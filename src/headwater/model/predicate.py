@@ -1,7 +1,7 @@
-"""Row conditions as values: the JSON expressions of the wire, checked and bound, without any SQL text.
+"""Row conditions as values: parsed, checked and bound JSON expressions, without SQL text.
 
-An Expr is complete and small: params are already literals, every `op` is one Call, so that a source renders
-it, or a room evaluates it, with one match statement.
+In an Expr, params are already literals and every `op` is one Call, so that a source renders it, or another part of
+the server evaluates it, with one match statement.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Call(msgspec.Struct, frozen=True):
     """An operator and its operands.
 
     and or: one or more; not is_null: a; in: a, then the list (may be empty); between: a, low, high;
-    all others: a, b. `is` compares like `eq` and calls NULL equal to NULL; only we write it.
+    all others: a, b. `is` compares like `eq`, with NULL equal to NULL; it is internal, not in the JSON form.
     """
 
     op: str
@@ -51,21 +51,21 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class Cast(msgspec.Struct, frozen=True):
-    """`expr` turned into another kind: one of CASTS."""
+    """`expr` converted to another kind, one of CASTS."""
 
     expr: Expr
     kind: str
 
 
 class Case(msgspec.Struct, frozen=True):
-    """The first branch (condition, result) whose condition holds, else `otherwise`."""
+    """The result of the first branch (condition, result) whose condition is true, else `otherwise`."""
 
     branches: tuple[tuple[Expr, Expr], ...]
     otherwise: Expr
 
 
 class Queried(msgspec.Struct, frozen=True):
-    """What only a query holds and no condition on one row: see `query_form`."""
+    """Base class of expressions that are allowed in queries and not in a condition on one row."""
 
 
 Expr = Col | Literal | Call | Function | Cast | Case | Queried
@@ -91,26 +91,26 @@ FUNCTIONS: dict[str, tuple[int, int]] = {  # name -> fewest and most arguments
     "char": (1, MANY),
 }
 CASTS = {"i64": "i64", "f64": "f64", "str": "str", "varchar": "str", "bytes": "bytes"}
-_LATER = "A condition looks at one row. Subqueries and aggregates belong to queries."
+_LATER = "A condition reads one row. Use subqueries and aggregates in queries."
 
 
 # --- making ----------------------------------------------------------------------------------------------
 
 
 def eq(column: str, value: Value) -> Expr:
-    """`column` equals `value`; NULL equals nothing."""
+    """Return the condition that `column` equals `value`; NULL equals nothing."""
     return Call("eq", (Col(column), Literal(value)))
 
 
 def all_of(exprs: Sequence[Expr]) -> Expr:
-    """Every one of `exprs` holds; true when there is none."""
+    """Return the condition that all `exprs` are true; true if there are none."""
     if len(exprs) == 1:
         return exprs[0]
     return Call("and", tuple(exprs)) if exprs else Literal(True)
 
 
 def key_is(table: Table, key: Key) -> Expr:
-    """The row of `table` whose key is `key`; a NULL in it is equal to NULL."""
+    """Return the condition that the key of a row of `table` is `key`; NULL in it equals NULL."""
     if len(key) != len(table.key):
         raise InvalidRequest(
             f"the key of {table.name!r} has {len(table.key)} values, {len(key)} given",
@@ -124,7 +124,7 @@ def key_is(table: Table, key: Key) -> Expr:
 
 
 def children(expr: Expr) -> Iterator[Expr]:
-    """The expressions directly inside `expr`."""
+    """Yield the expressions directly inside `expr`."""
     match expr:
         case Call(args=args) | Function(args=args):
             yield from args
@@ -137,7 +137,7 @@ def children(expr: Expr) -> Iterator[Expr]:
 
 
 def columns(expr: Expr) -> set[str]:
-    """The names of the columns that `expr` looks at."""
+    """Return the names of the columns that `expr` reads."""
     found = {expr.name} if isinstance(expr, Col) else set()
     return found.union(*map(columns, children(expr)))
 
@@ -146,20 +146,20 @@ def columns(expr: Expr) -> set[str]:
 
 
 def parse_expr(body: Any, *, args: Sequence[Value] = (), path: str = "where") -> Expr:
-    """The expression that the JSON `body` stands for, with `args` in place of its params.
+    """Return the expression in the JSON `body`, with `args` in place of its params.
 
-    Raises InvalidRequest or NotSupported, naming the place of the fault: `where.a.b[2]: unknown op 'foo'`.
+    Raise InvalidRequest or NotSupported with the path of the error: `where.a.b[2]: unknown op 'foo'`.
     """
     return ExprReader(args).read(body, path, 1)
 
 
 def bad(path: str, why: str, hint: str = "") -> InvalidRequest:
-    """What is wrong at `path`."""
+    """Return the error for a fault at `path`."""
     return InvalidRequest(f"{path}: {why}", hint=hint)
 
 
 def field(body: dict[str, Any], name: str, wanted: type, path: str) -> Any:
-    """The field `name`, if it is exactly of the `wanted` type."""
+    """Return the field `name`; InvalidRequest if it is not exactly of the `wanted` type."""
     value = body[name]
     if type(value) is not wanted:
         words = {str: "a string", list: "a list", dict: "an object", int: "an integer", bool: "true or false"}
@@ -168,7 +168,7 @@ def field(body: dict[str, Any], name: str, wanted: type, path: str) -> Any:
 
 
 def check_fields(body: dict[str, Any], path: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:
-    """Refuse unknown fields, and demand the `required` ones."""
+    """Raise InvalidRequest for unknown fields and for missing `required` ones."""
     for name in body:
         if name not in required and name not in optional:
             raise bad(path, f"unknown field {name[:40]!r}")
@@ -178,7 +178,7 @@ def check_fields(body: dict[str, Any], path: str, required: Sequence[str], optio
 
 
 class ExprReader:
-    """One pass over one body: it holds the arguments and counts the nodes, so hostile JSON stays small."""
+    """Parses one body. It has the arguments, and limits the number and depth of nodes against hostile JSON."""
 
     def __init__(self, args: Sequence[Value]) -> None:
         self.args = args
@@ -196,7 +196,7 @@ class ExprReader:
         }
 
     def enter(self, path: str, depth: int) -> None:
-        """Count one more node, so many levels down."""
+        """Count one more node at `depth`; InvalidRequest if there are too many or it is too deep."""
         self.nodes += 1
         if self.nodes > MAX_NODES:
             raise bad(path, f"more than {MAX_NODES} parts in one expression")
@@ -204,7 +204,7 @@ class ExprReader:
             raise bad(path, f"nested deeper than {MAX_DEPTH}")
 
     def read(self, body: Any, path: str, depth: int) -> Expr:
-        """The expression at `path`."""
+        """Parse the expression at `path`."""
         self.enter(path, depth)
         forms = [form for form in self.forms if form in body] if isinstance(body, dict) else []
         if len(forms) != 1:
@@ -212,18 +212,18 @@ class ExprReader:
         return self.forms[forms[0]](body, path, depth)
 
     def many(self, body: dict[str, Any], name: str, path: str, depth: int) -> tuple[Expr, ...]:
-        """The list of expressions in the field `name`."""
+        """Parse the list of expressions in the field `name`."""
         items = enumerate(field(body, name, list, path))
         return tuple([self.read(item, f"{path}.{name}[{place}]", depth + 1) for place, item in items])
 
     def col(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """A column."""
+        """Parse a column."""
         check_fields(body, path, ["col"], ["table"])
         table = field(body, "table", str, path) if body.get("table") is not None else None
         return Col(field(body, "col", str, path), table)
 
     def lit(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """A value."""
+        """Parse a literal."""
         check_fields(body, path, ["lit"])
         try:
             value = from_json(body["lit"])
@@ -232,7 +232,7 @@ class ExprReader:
         return known_literal(value, path)
 
     def param(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """The argument in its place."""
+        """Return the argument of a param as a literal."""
         check_fields(body, path, ["param"])
         place = field(body, "param", int, path)
         if not 0 <= place < len(self.args):
@@ -240,7 +240,7 @@ class ExprReader:
         return known_literal(self.args[place], path)
 
     def op(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """An operator with its operands."""
+        """Parse an operator with its operands."""
         name = field(body, "op", str, path)
         operands = OPS.get(name)
         if operands is None:
@@ -259,12 +259,12 @@ class ExprReader:
         return Call(name, tuple(args))
 
     def function(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """A function of the list."""
+        """Parse a call of one of FUNCTIONS."""
         check_fields(body, path, ["fn", "args"], ["distinct"])
         name = field(body, "fn", str, path).lower()
         if name not in FUNCTIONS:
             known = ", ".join(sorted(FUNCTIONS))
-            raise NotSupported(f"{path}: function {name[:40]!r} is not served", hint=f"Served are {known}.")
+            raise NotSupported(f"{path}: function {name[:40]!r} is not supported", hint=f"Supported are {known}.")
         if "distinct" in body and field(body, "distinct", bool, path):
             raise NotSupported(f"{path}: distinct belongs to aggregates", hint=_LATER)
         args = self.many(body, "args", path, depth)
@@ -272,14 +272,14 @@ class ExprReader:
         return Function(name, args)
 
     def cast(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """A cast that is exact."""
+        """Parse an exact cast."""
         check_fields(body, path, ["cast"])
         inner, path = field(body, "cast", dict, path), f"{path}.cast"
         check_fields(inner, path, ["expr", "to"])
         return Cast(self.read(inner["expr"], f"{path}.expr", depth + 1), _cast_kind(inner, path))
 
     def case(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """The branches of a case."""
+        """Parse a case expression."""
         check_fields(body, path, ["case"])
         inner, path = field(body, "case", dict, path), f"{path}.case"
         check_fields(inner, path, ["when"], ["else"])
@@ -298,12 +298,12 @@ class ExprReader:
         return Case(tuple(branches), last)
 
     def later(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """What a condition on one row cannot hold."""
-        raise NotSupported(f"{path}: subqueries are not served here", hint=_LATER)
+        """Raise NotSupported for a form that a condition on one row cannot have."""
+        raise NotSupported(f"{path}: subqueries are not supported here", hint=_LATER)
 
 
 def check_count(name: str, takes: tuple[int, int], given: int, path: str) -> None:
-    """Refuse a call of `name` with too few or too many arguments."""
+    """Raise InvalidRequest for a call of `name` with too few or too many arguments."""
     fewest, most = takes
     if not fewest <= given <= most:
         wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
@@ -311,9 +311,9 @@ def check_count(name: str, takes: tuple[int, int], given: int, path: str) -> Non
 
 
 def known_literal(value: Value, path: str) -> Literal:
-    """`value`, unless it is not known."""
+    """Return `value` as a literal; InvalidRequest if it is UNAVAILABLE."""
     if value is UNAVAILABLE:
-        raise bad(path, "an unavailable value cannot be compared with")
+        raise bad(path, "an unavailable value cannot be compared")
     return Literal(value)
 
 

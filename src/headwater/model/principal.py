@@ -1,4 +1,4 @@
-"""Principal: who asks, what they may do, and where. Every entry into feeds, queries and ranges takes one."""
+"""The caller of a request, with its role and scopes; feeds, queries and ranges check it on every call."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headwater.errors import Forbidden, InvalidRequest, NotFound
 
 VIEWER, EDITOR, OWNER = "viewer", "editor", "owner"
 RANK = {VIEWER: 1, EDITOR: 2, OWNER: 3}
-JWT = "jwt:"  # before the id of a token in `credential`; those of API keys have nothing before them
+JWT = "jwt:"  # prefix of the id of a token in `credential`; ids of API keys have no prefix
 
 
 def is_label(text: object) -> bool:
-    """Return whether `text` can name somebody in logs and lists: not empty, no control or formatting characters."""
+    """Return whether `text` is usable as a name in logs and lists: not blank, no control or formatting characters."""
     return isinstance(text, str) and bool(text.strip()) and text.isprintable()
 
 
@@ -24,75 +24,75 @@ class Scope(msgspec.Struct, frozen=True, order=True):
     """A database, or some of its tables."""
 
     db: str
-    tables: tuple[str, ...] = ()  # none named: all of them, and statements of any kind
+    tables: tuple[str, ...] = ()  # empty: all tables, and statements of any kind
 
     def __str__(self) -> str:
         return ",".join(f"{self.db}.{table}" for table in self.tables) or self.db
 
 
 class Depends(Protocol):
-    """A table whose changes change an answer."""
+    """A table whose changes can change an answer."""
 
     @property
     def table(self) -> str:
-        """Its name."""
+        """Return the name of the table."""
         ...
 
 
 class Reads(Protocol):
-    """What is known of a statement that reads."""
+    """The objects that a statement reads."""
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Base tables."""
+        """Return the base tables."""
         ...
 
     @property
     def beyond(self) -> tuple[str, ...]:
-        """What else it may read of what is stored."""
+        """Return other stored objects that it may read."""
         ...
 
     @property
     def dependencies(self) -> Sequence[Depends]:
-        """Return the tables whose changes its subscribers hear of."""
+        """Return the tables whose changes its subscribers receive."""
         ...
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """A caller: a name for the logs, a role, and the scopes to which it is held."""
+    """A caller: a name for the logs, a role, and the scopes to which it is restricted."""
 
     name: str
     role: str = OWNER
     scopes: tuple[Scope, ...] | None = None  # None: everywhere
-    credential: str = ""  # the id by which it is revoked
-    until: int | None = None  # in ms of the epoch: then it is nobody's any more
-    issuer: str = ""  # of a token
+    credential: str = ""  # the id of the key or token, by which it can be revoked
+    until: int | None = None  # expiry in ms since 1970
+    issuer: str = ""  # the issuer of a token
 
     @property
     def account(self) -> str:
-        """Return the id under which the use of the server is counted.
+        """Return the id under which limits count the caller's use of the server.
 
-        It is unique to a key, and to a subject of tokens, who may have many of them; `name` is only a label. Whatever
-        anybody is named, only ANONYMOUS has the account "anonymous".
+        It is unique to an API key, and to the subject of tokens, which may have many tokens; `name` is only a label.
+        Whatever the name of a caller, only ANONYMOUS has the account "anonymous".
         """
         if self.credential and not self.credential.startswith(JWT):
             return f"key:{self.credential}"
-        if self.until is not None:  # every token has an end
+        if self.until is not None:  # every token has an expiry
             return f"{JWT}{self.name}\n{self.issuer}"  # a name has no line breaks
         return self.name if self is ANONYMOUS or self == ANONYMOUS else f"name:{self.name}"
 
     def need(self, role: str, what: str, instead: str = "") -> None:
-        """Forbidden unless it may do what takes `role`; `instead` says what may be done without."""
+        """Raise Forbidden unless the caller has at least `role`; `instead` is a hint at what needs no such role."""
         if RANK.get(self.role, 0) < RANK[role]:
             hint = f"Ask for another role. {instead}".rstrip()
             raise Forbidden(f"{what} needs the role {role}", hint=hint, role=role)
 
     def sees(self, db: str) -> bool:
-        """Whether any of `db` is its business."""
+        """Return whether any part of `db` is in the caller's scopes."""
         return self.scopes is None or any(scope.db == db for scope in self.scopes)
 
     def tables(self, db: str) -> frozenset[str] | None:
-        """The tables of `db` to which it is held; None where it has the whole database."""
+        """Return the tables of `db` to which the caller is restricted; None if it may use the whole database."""
         if self.scopes is None:
             return None
         mine = [scope for scope in self.scopes if scope.db == db]
@@ -101,9 +101,9 @@ class Principal(msgspec.Struct, frozen=True):
         return frozenset(table for scope in mine for table in scope.tables)
 
     def check(self, db: str, tables: Iterable[str] | None = None) -> None:
-        """Forbidden unless these tables of `db`, or without any named the whole of it, are in its scopes.
+        """Raise Forbidden unless these tables of `db`, or the whole of it if `tables` is None, are in the scopes.
 
-        The same is said of what exists and of what does not.
+        The message is the same whether or not they exist.
         """
         if self.scopes is None:
             return
@@ -117,9 +117,9 @@ class Principal(msgspec.Struct, frozen=True):
             raise self._denied(db, missing[0])
 
     def check_reads(self, db: str, reads: Reads) -> None:
-        """Forbidden if it is held to tables, and a statement may read anything but them.
+        """Raise Forbidden if the caller is restricted to tables and the statement may read others.
 
-        The statement is not told which: a view may read tables whose names are nobody's business.
+        The message does not name them: a view may read tables whose names the caller must not learn.
         """
         held = self.tables(db)
         if held is None:
@@ -129,8 +129,9 @@ class Principal(msgspec.Struct, frozen=True):
 
     @contextmanager
     def understanding(self, db: str) -> Iterator[None]:
-        """Inside, a statement is understood. To those held to tables a failure says the same as a refusal: else
-        a statement would tell by its errors which names there are.
+        """Turn errors of an analysis inside into Forbidden for a caller restricted to tables.
+
+        Otherwise the errors of a statement would reveal which names exist.
         """
         if self.tables(db) is None:
             yield
@@ -141,7 +142,7 @@ class Principal(msgspec.Struct, frozen=True):
             raise self.unread(db) from None
 
     def unread(self, db: str) -> Forbidden:
-        """What is said of a statement that may not run, or cannot, to those held to tables."""
+        """Return the error for any statement that a caller restricted to tables cannot run."""
         return Forbidden(
             f"the statement is not one that the tables of {self.name!r} in {db!r} alone can answer",
             hint=f"Send a SELECT of their rows. {self._scopes}",
@@ -150,16 +151,16 @@ class Principal(msgspec.Struct, frozen=True):
         )
 
     def may(self, db: str, table: str) -> bool:
-        """Whether this table is in its scopes."""
+        """Return whether this table is in the caller's scopes."""
         held = self.tables(db)
         return held is None or table in held
 
     def seen(self, db: str, tables: Iterable[str]) -> list[str]:
-        """Those of `tables` that are in its scopes."""
+        """Return the `tables` that are in the caller's scopes."""
         return [table for table in tables if self.may(db, table)]
 
     def glimpse(self, db: str) -> None:
-        """Forbidden unless it may know of `db` at all."""
+        """Raise Forbidden unless any part of `db` is in the caller's scopes."""
         if not self.sees(db):
             raise self._denied(db)
 
@@ -174,4 +175,4 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 ANONYMOUS = Principal("anonymous")  # loopback with authentication off
-ADMIN = Principal("admin")  # holds HEADWATER_TOKEN
+ADMIN = Principal("admin")  # the caller that sends HEADWATER_TOKEN

@@ -1,10 +1,10 @@
-"""Numbers as people read them: counts with their noun, and sizes in bytes."""
+"""Formatting of numbers for people: counts with their noun, and sizes in bytes."""
 
 from __future__ import annotations
 
 
 def amount(number: int | None) -> str:
-    """Return a count with thousands set apart; `?` when it is not known."""
+    """Return a count with thousands separators; `?` if it is not known."""
     return "?" if number is None else f"{number:,}"
 
 
@@ -14,7 +14,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def byte_size(count: int | None) -> str:
-    """Return bytes in the largest unit that keeps the number above one."""
+    """Return a size in the largest unit in which it is at least one."""
     if count is None:
         return "?"
     value, unit = float(count), "B"

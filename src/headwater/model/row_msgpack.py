@@ -1,4 +1,4 @@
-"""Rows to msgpack and back: the form values have in log blocks and in content hashes."""
+"""The msgpack encoding of rows, used in log blocks and in content hashes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _DECODE: dict[int, Callable[[bytes], Any]] = {
 
 
 def pack_value(value: Any) -> Any:
-    """What msgspec is to write for `value`: itself, or an extension."""
+    """Return `value` in the form that msgspec can encode: itself, or an extension."""
     if type(value) in _NATIVE:
         if type(value) is str and is_broken_text(value):
             return Ext(_BROKEN, value.encode("utf-8", "surrogateescape"))
@@ -77,12 +77,12 @@ def pack_value(value: Any) -> Any:
 
 
 def pack_row(row: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    """`row` with every value in the form msgspec can write."""
+    """Return `row` with every value in the form that msgspec can encode."""
     return None if row is None else tuple(map(pack_value, row))
 
 
 def ext_hook(code: int, data: memoryview) -> Any:
-    """For msgspec.msgpack.Decoder: an extension back to its value."""
+    """Return the value of an extension, for msgspec.msgpack.Decoder."""
     return _DECODE[code](bytes(data))
 
 
@@ -91,10 +91,10 @@ _decoder = msgspec.msgpack.Decoder(tuple[Any, ...], ext_hook=ext_hook)
 
 
 def encode_row(row: tuple[Any, ...]) -> bytes:
-    """One row as bytes; equal rows of equal types give equal bytes."""
+    """Return a row as bytes, which are equal for equal rows of equal types."""
     return _encoder.encode(pack_row(row))
 
 
 def decode_row(data: bytes) -> tuple[Any, ...]:
-    """The row `encode_row` wrote."""
+    """Return the row that `encode_row` encoded."""
     return _decoder.decode(data)

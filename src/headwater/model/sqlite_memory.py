@@ -18,7 +18,7 @@ SETTINGS = {
 
 @cache
 def count_memory() -> None:
-    """Turn the accounting on, once. SQLite allows that before its first connection: modules that open one call this."""
+    """Turn the accounting on, once; every module that opens a connection calls this before SQLite's first."""
     apsw.shutdown()
     apsw.config(apsw.SQLITE_CONFIG_MEMSTATUS, True)
     apsw.initialize()

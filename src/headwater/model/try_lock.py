@@ -1,4 +1,4 @@
-"""Taking a lock without waiting for it."""
+"""A context manager that takes a lock without waiting."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ def test_an_open_bound_is_open() -> None:
 
 
 def test_bounds_in_the_wrong_order_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="lower bound lies above"):
+    with pytest.raises(InvalidRequest, match="lower bound is above"):
         Span.between((2,), (1,))
 
 

@@ -190,8 +190,8 @@ def joined(**fields: Any) -> dict[str, Any]:
         (joined(left={"table": ""}), "query.body.select.from[0].join.left.table: a name was expected"),
         (joined(y=5), "query.body.select.from[0].join: unknown field 'y'"),
         (select(where={"op": "x"}), "query.body.select.where: unknown op 'x'"),
-        (select(where={"col": "*"}), "query.body.select.where: `*` stands for columns in a projection"),
-        (select(where={"fn": "sum", "args": [{"col": "*"}]}), "query.body.select.where.args[0]: `*` stands for"),
+        (select(where={"col": "*"}), "query.body.select.where: `*` is allowed only in a projection"),
+        (select(where={"fn": "sum", "args": [{"col": "*"}]}), "query.body.select.where.args[0]: `*` is allowed only"),
         (select(where={"fn": "sum", "args": []}), "query.body.select.where: sum takes 1 arguments, 0 given"),
         (select(where={"fn": "count", "distinct": True}), "query.body.select.where.distinct: exactly one argument"),
         (
@@ -254,15 +254,15 @@ def test_a_fault_is_named_by_its_place(body: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (select(lock="for_update"), "query.lock: a query locks nothing"),
-        (select(lock="for_share"), "query.lock: a query locks nothing"),
+        (select(lock="for_update"), "query.lock: a query cannot lock rows"),
+        (select(lock="for_share"), "query.lock: a query cannot lock rows"),
         (
             select(from_=[{"db": "other", "table": "t"}, {"db": "shop", "table": "t"}]),
-            "query.body.select.from[1].db: a query reads one database",
+            "query.body.select.from[1].db: a query can read only one database",
         ),
-        (select(where={"fn": "random"}), "query.body.select.where: function 'random' is not served"),
+        (select(where={"fn": "random"}), "query.body.select.where: function 'random' is not supported"),
         (select(where={"fn": "vector.l2", "args": [ID, ID]}), "query.body.select.where: function 'vector.l2' is not"),
-        (select(where={"fn": "x) --", "args": []}), "query.body.select.where: function 'x) --' is not served"),
+        (select(where={"fn": "x) --", "args": []}), "query.body.select.where: function 'x) --' is not supported"),
         (
             select(where={"cast": {"expr": ID, "to": {"kind": "uuid"}}}),
             "query.body.select.where.cast.to: no exact cast",
@@ -281,7 +281,7 @@ def test_database_of_tables_is_the_one_of_the_query() -> None:
     assert parse_query_of(select(from_=[own, shop]))[1] == "shop"
     assert parse_query_of(select(from_=[{"db": "default", "table": "t"}]))[1] == "main"
     assert parse_query_of(select(from_=[own]))[1] == "main"
-    with pytest.raises(NotSupported, match="reads one database"):
+    with pytest.raises(NotSupported, match="read only one database"):
         parse_query_of(select(from_=[shop, {"db": "other", "table": "t"}]))
 
 

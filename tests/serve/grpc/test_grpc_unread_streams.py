@@ -80,7 +80,7 @@ def test_caller_with_unread_messages_is_refused_and_others_are_not(
             streams = [opened(caller) for _ in range(2)]
             wait_until(lambda: UNREAD.used >= 2 * each, "both messages are being sent")
             failure = opened(caller).failure()
-            assert failure.code() is grpc.StatusCode.UNAVAILABLE and "wait for you to read" in str(failure.details())
+            assert failure.code() is grpc.StatusCode.UNAVAILABLE and "unread answers" in str(failure.details())
             streams.append(opened(other))
             wait_until(lambda: UNREAD.used >= 3 * each, "that of another caller is being sent too")
             for stream in streams:

@@ -1,1 +1,1 @@
-"""What a query reads, as values, and their description for people."""
+"""The dependencies of a query, which columns and rows it reads, and their description in words."""

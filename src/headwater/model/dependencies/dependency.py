@@ -1,7 +1,7 @@
-"""Dependencies: what a query reads, as values. Per place where a table stands in it: columns, and a row condition.
+"""Dependencies of a query: for each reference to a table, the columns that it reads, and a condition on its rows.
 
-A change matters to a place unless its condition is not true of both images, or both images hold the very same
-in the columns. A condition is necessary, never sufficient: a part that is not understood is left out.
+A change is irrelevant to a reference if the condition is true of neither image, or if both images are identical in
+the columns. A condition is necessary, never sufficient: a part that the analysis cannot interpret is dropped.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ class Param(msgspec.Struct, frozen=True, tag="param"):
 
 
 class Const(msgspec.Struct, frozen=True, tag="const"):
-    """A value that stands in the query."""
+    """A constant in the query."""
 
     value: Value
 
 
 Operand = Param | Const
 
-# What a test asks of a column. NULL makes all of them unknown, but `is` and `is_not`, which call NULL equal to NULL.
+# Operators of a test. NULL makes all of them unknown except `is` and `is_not`, for which NULL equals NULL.
 OPS = ("eq", "ne", "lt", "le", "gt", "ge", "is", "is_not", "in", "not_in", "between", "not_between")
 
 
 class Test(msgspec.Struct, frozen=True, tag="test"):
-    """One column against operands, compared as the database compares that column with a bare value."""
+    """A comparison of one column with operands, as the database compares that column with a plain value."""
 
     column: str
     op: str  # of OPS
@@ -56,63 +56,63 @@ ALWAYS = AllOf()
 
 
 class Dependency(msgspec.Struct, frozen=True):
-    """One place of a table in a query: it sees the rows of which `condition` is true, in these columns alone."""
+    """One reference to a table in a query: it reads only these columns, of the rows that fulfil `condition`."""
 
     table: str
-    columns: frozenset[str] | None = None  # None: all of them, those of tomorrow too. Those of `condition` are inside.
+    columns: frozenset[str] | None = None  # including those of `condition`; None: all, also columns added later
     condition: Condition = ALWAYS
 
 
-MAX_KEYS = 10_000  # of one guard; where there are more there is none
+MAX_KEYS = 10_000  # of one guard; with more keys no guard is recorded
 
 
 class KeyGuard(msgspec.Struct, frozen=True):
-    """Rows of a place matter only where `column` holds one of the keys that `sql` selects.
+    """Rows of a place are relevant only if `column` has one of the keys that `sql` selects.
 
-    It holds for as long as nothing relevant to the places that `sql` reads (`sees`) was changed.
+    The guard is valid until a change is relevant to the places that `sql` reads (`sees`).
     """
 
     place: int  # in Analysis.dependencies
     column: str
-    sql: str  # of one column, with the parameters of the query
+    sql: str  # selects one column, with the parameters of the query
     sees: tuple[int, ...]
 
 
 class TopGuard(msgspec.Struct, frozen=True):
-    """Of a full window, only rows that sort at or before its last row matter.
+    """If the answer fills its LIMIT, only rows that sort at or before its last row are relevant.
 
-    `order` are columns of the one table, True where they descend; `last` are their places in the answer.
+    `order` are columns of the one table, True if they sort descending; `last` are their places in the answer.
     """
 
     place: int
     order: tuple[tuple[str, bool], ...]
     last: tuple[int, ...]
-    rows: Operand  # how many rows make the window full
+    rows: Operand  # the LIMIT
 
 
 Guard = KeyGuard | TopGuard
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of one read-only statement, before it runs. Made by `Source.analyse`; holds for one epoch."""
+    """The analysis of one read-only statement before it runs. Made by `Source.analyse`; valid for one epoch."""
 
-    sql: str  # what is run: the caller's statement, its order made total where that can be done
+    sql: str  # the statement to run: the caller's, with its order made total if possible
     parameters: tuple[str, ...]  # "1", "2" … for positional ones, else their names without the mark, in order
     columns: tuple[str, ...]  # of the answer
-    tables: tuple[str, ...]  # base tables, sorted; views and WITH names are seen through
-    objects: tuple[str, ...]  # all that is named: tables and views, sorted
+    tables: tuple[str, ...]  # base tables, sorted; views and WITH names are resolved to their tables
+    objects: tuple[str, ...]  # all tables and views in the statement, sorted
     dependencies: tuple[Dependency, ...]
-    beyond: tuple[str, ...] = ()  # what else may be read of what is stored: no table scope holds it unless it names it
-    calls: tuple[str, ...] = ()  # functions in the text itself that may do anything each time they are called
-    epoch: str  # of the definitions of all that is named: another one is another query
-    volatile: tuple[str, ...] = ()  # why no answer of it may be kept; usually none
-    unseen: tuple[str, ...] = ()  # of these reasons those that name something whose changes no log has
-    doubts: tuple[str, ...] = ()  # why whole tables are depended on where that is so
-    is_total: bool = False  # two runs over the same rows give the same bytes
-    key: tuple[int, ...] | None = None  # places in the answer that tell its rows apart, if there are such
+    beyond: tuple[str, ...] = ()  # other stored objects that may be read: in a table scope only if it names them
+    calls: tuple[str, ...] = ()  # functions in the text itself that may have side effects
+    epoch: str  # identifies the definitions of all objects: in another epoch it is another query
+    volatile: tuple[str, ...] = ()  # reasons why answers are not cacheable; usually none
+    unseen: tuple[str, ...] = ()  # the reasons in `volatile` that are data whose changes are not in the log
+    doubts: tuple[str, ...] = ()  # reasons why the query depends on whole tables, if it does
+    is_total: bool = False  # two executions over the same rows return the same bytes
+    key: tuple[int, ...] | None = None  # places in the answer that identify its rows, if there are any
     guards: tuple[Guard, ...] = ()
 
     @property
     def is_cacheable(self) -> bool:
-        """Whether an answer may have a tag."""
+        """Return whether an answer may have a tag."""
         return not self.volatile

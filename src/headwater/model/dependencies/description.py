@@ -1,4 +1,4 @@
-"""Dependencies in words, for whoever asks why an answer went stale."""
+"""Dependencies in words, which explain why an answer became stale."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headwater.model.dependencies.dependency import (
 from headwater.model.literal import Date, DateTime, Time, Value
 
 _SIGNS = {"eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "is": "is", "is_not": "is not"}
-_SHOWN = 8  # of the values of a list
-_LONG = 60  # characters of one value
+_SHOWN = 8  # values shown of a list
+_LONG = 60  # characters shown of one value
 
 
 def words(analysis: Analysis) -> list[str]:
-    """One sentence for each place, then what holds for the whole."""
+    """Return one sentence for each table reference, then those about the whole query."""
     found = [of_dependency(one) for one in analysis.dependencies]
     found += [f"never cached: {reason}" for reason in analysis.volatile]
     found += [f"in doubt: {reason}" for reason in analysis.doubts]
@@ -33,7 +33,7 @@ def words(analysis: Analysis) -> list[str]:
 
 
 def of_dependency(dependency: Dependency) -> str:
-    """Such as: orders: columns id, total; rows where customer = :p1 and total > 5."""
+    """Return a text such as: orders: columns id, total; rows where customer = :p1 and total > 5."""
     if dependency.columns is None:
         columns = "all columns"
     elif not dependency.columns:
@@ -45,7 +45,7 @@ def of_dependency(dependency: Dependency) -> str:
 
 
 def of_condition(condition: Condition) -> str:
-    """The condition; "" for one that is always true."""
+    """Return the condition in words; "" if it is always true."""
     match condition:
         case Test():
             return _test(condition)
@@ -97,7 +97,7 @@ def _value(value: Value) -> str:
 
 
 def of_guard(guard: Guard, analysis: Analysis) -> str:
-    """What one run teaches about the rows that matter until the next."""
+    """Return a guard in words."""
     table = analysis.dependencies[guard.place].table
     if isinstance(guard, KeyGuard):
         seen = ", ".join(analysis.dependencies[place].table for place in guard.sees)

@@ -1,9 +1,9 @@
-"""Keys as bytes: byte order is the database's key order, and a Span is a half-open interval of it.
+"""Encoding of keys as bytes that sort like the database's keys, and spans, half-open intervals of them.
 
-A key is its values one after the other, each a tag and a body that ends by itself, so that a shorter key
-stands before every longer one that starts with it. What a database calls equal has equal bytes: 1, 1.0, True
-and U64(1) are one number, and dates are their ISO text. Decimal and UUID have tags of their own: a column
-of them holds nothing else. The bytes leave the process (cursors, gRPC): never change them.
+A key is the sequence of its values, each a tag and a self-delimiting body, so that a shorter key sorts before every
+longer key that starts with it. Values that a database treats as equal have equal bytes: 1, 1.0, True and U64(1) are
+one number, and dates are their ISO text. Decimal and UUID have their own tags, because a column of them has no other
+values. Clients receive these bytes (cursors, gRPC): never change the encoding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headwater.model.literal import I64_MAX, I64_MIN, U64, U64_MAX, Date, DateTi
 from headwater.model.table import Key
 
 _NULL, _TEXT, _UUID, _BLOB = 0x05, 0x30, 0x38, 0x40
-# One ladder for binary numbers, one for decimals: -Infinity, below zero, zero, above zero, Infinity, NaN.
+# Tags of binary numbers and of decimals, each in this order: -Infinity, below zero, zero, above zero, Infinity, NaN.
 _NUMBER, _DECIMAL = 0x10, 0x20
 _LOWEST, _BELOW, _ZERO, _ABOVE, _HIGHEST, _NAN = range(6)
 
@@ -37,7 +37,7 @@ _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvw
 
 
 def _groups(groups: Sequence[int]) -> bytes:
-    """Seven bits per byte, the lowest bit saying that more follow: a longer fraction is a larger one."""
+    """Return seven bits per byte; the lowest bit is set if more bytes follow, so that a longer fraction is larger."""
     last = len(groups) - 1
     return bytes(group << 1 | (place < last) for place, group in enumerate(groups))
 
@@ -55,7 +55,7 @@ def _number(value: int | float) -> bytes:
         return bytes([_NUMBER + (_NAN if math.isnan(value) else _HIGHEST if value > 0 else _LOWEST)])
     if isinstance(value, int) and not I64_MIN <= value <= U64_MAX:
         raise InvalidRequest(f"{value} does not fit into 64 bits")
-    top, bottom = abs(value).as_integer_ratio()  # the bottom is a power of two: both are exact
+    top, bottom = abs(value).as_integer_ratio()  # exact: the denominator is a power of two
     exponent = top.bit_length() - bottom.bit_length()
     top >>= (top & -top).bit_length() - 1
     width = top.bit_length() - 1
@@ -78,7 +78,7 @@ def _decimal(value: Decimal) -> bytes:
 
 
 def _string(tag: int, data: bytes) -> bytes:
-    # The end mark is two bytes so that "a" is no byte prefix of "a\0b": spans of prefixes rely on it.
+    # The end mark is two bytes so that "a" is not a byte prefix of "a\0b": spans of prefixes rely on it.
     return bytes([tag]) + data.replace(b"\0", b"\0\xff") + b"\0\x01"
 
 
@@ -90,7 +90,7 @@ def _text_bytes(text: str) -> bytes:
 
 
 def _nocase(data: bytes) -> bytes:
-    # SQLite's NOCASE stops reading at the first NUL; behind it only the length counts.
+    # SQLite's NOCASE compares up to the first NUL; after it only the length counts.
     seen, _, _ = data.partition(b"\0")
     return seen.translate(_FOLD).ljust(len(data), b"\0")
 
@@ -143,19 +143,19 @@ def _encode(value: Value, collate: Callable[[bytes], bytes]) -> bytes:
 
 
 def encode_key(values: Key, collations: Sequence[str] = ()) -> bytes:
-    """The key as bytes that compare as the database compares keys; a missing collation is BINARY."""
+    """Return the key as bytes that sort like the database's keys; a missing collation is BINARY."""
     names = chain(collations, repeat("BINARY"))
     return b"".join([_encode(value, _collation(name)) for value, name in zip(values, names, strict=False)])
 
 
 # --- reading ---------------------------------------------------------------------------------------------
 
-Taken = tuple[Value, int]  # a value, and where the next one begins
-_MOST_GROUPS = 10  # of a number: no double and no integer of 64 bits has more bits
+Taken = tuple[Value, int]  # a value, and the position of the next
+_MOST_GROUPS = 10  # of a number: enough for every double and every 64-bit integer
 
 
 def _take_groups(data: bytes, at: int, sign: int, most: int) -> tuple[list[int], int]:
-    """Groups from `at` on, at most so many; those of a number below zero are written upside down."""
+    """Return at most `most` groups from `at` on, and their end; the bits of a negative number are inverted."""
     end, more = at + 1, sign > 0
     while bool(data[end - 1] & 1) is more:
         end += 1
@@ -169,7 +169,7 @@ def _upright(body: bytes, sign: int) -> bytes:
 
 
 def _whole(number: int) -> Value:
-    """An integer as the type that every database can bind; U64 only where nothing else is exact."""
+    """Return an integer as a type that every database can bind; U64 only if no other type is exact."""
     if I64_MIN <= number <= I64_MAX:
         return number
     return float(number) if int(float(number)) == number else U64(number)
@@ -227,9 +227,9 @@ _READ: dict[int, Callable[[bytes, int], Taken]] = {
 
 
 def decode_key(data: bytes) -> Key:
-    """Values that the database calls equal to those encoded; InvalidRequest if `data` is not a key.
+    """Return values that the database treats as equal to those encoded; InvalidRequest if `data` is not a key.
 
-    Strangers send such bytes, as many as they like: the time is that of reading them once.
+    Untrusted clients send such bytes: the time is linear in their length.
     """
     values: list[Value] = []
     at = 0
@@ -249,7 +249,7 @@ def decode_key(data: bytes) -> Key:
 
 
 def prefix_end(data: bytes) -> bytes | None:
-    """The first bytes after everything that starts with `data`; None when nothing comes after."""
+    """Return the smallest bytes after all bytes that start with `data`; None if there are none."""
     kept = data.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 
@@ -262,35 +262,35 @@ class Span(msgspec.Struct, frozen=True):
 
     @classmethod
     def all(cls) -> Span:
-        """Every key."""
+        """Return the span of every key."""
         return cls()
 
     @classmethod
     def of_prefix(cls, values: Key, collations: Sequence[str] = ()) -> Span:
-        """The keys whose first values are `values`."""
+        """Return the span of the keys whose first values are `values`."""
         start = encode_key(values, collations)
         return cls(start, prefix_end(start))
 
     @classmethod
     def between(cls, low: Key | None, high: Key | None, collations: Sequence[str] = ()) -> Span:
-        """The keys from `low` to `high`, both included with all keys that start with them; None is open."""
+        """Return the span from `low` to `high`, both included with all keys that start with them; None is open."""
         start = b"" if low is None else encode_key(low, collations)
         end = None if high is None else prefix_end(encode_key(high, collations))
         if end is not None and start >= end:
-            raise InvalidRequest("the lower bound lies above the upper bound")
+            raise InvalidRequest("the lower bound is above the upper bound")
         return cls(start, end)
 
     def contains(self, key: bytes) -> bool:
-        """Whether the encoded `key` lies inside."""
+        """Return whether the encoded `key` is in the span."""
         return self.start <= key and (self.end is None or key < self.end)
 
     def intersect(self, other: Span) -> Span | None:
-        """What both hold; None when that is nothing."""
+        """Return the intersection with `other`; None if it is empty."""
         start = max(self.start, other.start)
         ends = [end for end in (self.end, other.end) if end is not None]
         end = min(ends, default=None)
         return Span(start, end) if end is None or start < end else None
 
     def overlaps(self, other: Span) -> bool:
-        """Whether some key lies in both."""
+        """Return whether any key is in both."""
         return self.intersect(other) is not None

@@ -1,4 +1,4 @@
-"""SpanIndex: which of many spans of keys hold a key, in time and memory that bear thousands of them overlapping."""
+"""Index of key spans that finds those containing a key, also among thousands of overlapping spans."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Spans = tuple[Span, ...]
 
 
 class SpanIndex(Generic[T]):
-    """Spans under tokens.
+    """Spans by token.
 
-    They lie in layers that cannot be added to, each less than half the one before: what is new makes a layer
-    together with the last ones that are not larger, so that a span is laid anew only a few times.
+    Spans are in immutable layers, each less than half as large as the one before: new spans are merged with the last
+    layers that are not larger into one new layer, so that a span is indexed again only a few times.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class SpanIndex(Generic[T]):
         return bool(self._fresh or self._layers)
 
     def add(self, token: T, spans: Spans) -> None:
-        """`token` was not here."""
+        """Add a token that is not in the index."""
         self._fresh[token] = spans
 
     def remove(self, token: T) -> None:
-        """`token` is here."""
+        """Remove a token that is in the index."""
         if self._fresh.pop(token, None) is not None:
             return
         layer = next(layer for layer in self._layers if token in layer.spans)
@@ -41,7 +41,7 @@ class SpanIndex(Generic[T]):
             self._fresh.update(layer.spans)
 
     def at(self, key: bytes) -> Sequence[Iterable[T]]:
-        """The tokens with a span that holds `key`; some perhaps more than once."""
+        """Return the tokens with a span that contains `key`; a token may occur more than once."""
         if self._fresh:
             self._lay()
         if len(self._layers) == 1:
@@ -56,38 +56,40 @@ class SpanIndex(Generic[T]):
 
 
 class _Layer(Generic[T]):
-    """A segment tree: the edges of all spans cut the keys into leaves, and a span hangs on the few nodes that
-    cover its leaves exactly. Leaf n is node `size + n`, the node above n is n // 2."""
+    """A segment tree: the edges of all spans split the keys into leaves, and a span is stored at few nodes.
+
+    These nodes cover its leaves exactly. Leaf n is node `size + n`, the parent of n is n // 2.
+    """
 
     def __init__(self, spans: dict[T, Spans]) -> None:
         self.spans = spans
         self._first = len(spans)
         edges = {edge for held in spans.values() for span in held for edge in (span.start, span.end)}
-        # Copied in their order: with 100,000 of them a search touches fewer pages, and takes half the time.
+        # Copied in sorted order: with 100,000 edges a search touches fewer memory pages, and takes half the time.
         self._edges = [bytes(bytearray(edge)) for edge in sorted(edge for edge in edges if edge is not None)]
         self._size = len(self._edges) + 1
         self._nodes: dict[int, dict[T, None]] = {}
         for token, held in spans.items():
             for node in self._nodes_of(held):
                 self._nodes.setdefault(node, {})[token] = None
-        self._ways: list[tuple[dict[T, None], ...]] = [()]  # by node, all that hangs between it and the root
+        self._ways: list[tuple[dict[T, None], ...]] = [()]  # by node, the tokens of all nodes from it to the root
         for node in range(1, 2 * self._size):
             way = self._ways[node >> 1]
             self._ways.append((*way, self._nodes[node]) if node in self._nodes else way)
-        self._ways = self._ways[self._size :]  # those of the leaves
+        self._ways = self._ways[self._size :]  # only the entries of leaves are needed
 
     @property
     def is_hollow(self) -> bool:
-        """Whether most of it is gone."""
+        """Return whether at least half of the tokens were removed."""
         return 2 * len(self.spans) <= self._first
 
     def remove(self, token: T) -> None:
-        """Its edges stay."""
+        """Remove a token; its edges stay."""
         for node in self._nodes_of(self.spans.pop(token)):
             self._nodes.get(node, {}).pop(token, None)  # two spans of one token may share a node
 
     def at(self, key: bytes) -> Sequence[Iterable[T]]:
-        """Everything on the way from the leaf of `key` to the root."""
+        """Return the tokens of all nodes from the leaf of `key` to the root."""
         return self._ways[bisect_right(self._edges, key)]
 
     def _nodes_of(self, spans: Spans) -> Iterator[int]:

@@ -1,7 +1,7 @@
-"""The one spelling of a query in JSON: forms that differ only in how they are written give the same bytes.
+"""Canonical JSON of a query: equal bytes for JSON forms that differ only in spelling.
 
-Like RFC 8785: keys sorted, no white space, UTF-8. Unlike it, integers keep all their digits, and the keys of a value
-of tag `json` keep their order: its text is data.
+As in RFC 8785, keys are sorted, without white space, in UTF-8. Unlike there, integers keep all digits, and the keys
+of a value of tag `json` keep their order, because its text is data.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from headwater.model.query.query import (
 
 
 def canonical(body: Any, *, db: str = "main") -> bytes:
-    """The bytes by which the query of the JSON `body` is known. Refuses what `parse_query` refuses."""
+    """Return the canonical bytes of the query in the JSON `body`; raise what `parse_query` raises."""
     return canonical_bytes(parse_query(body, db=db))
 
 
 def canonical_bytes(query: Query) -> bytes:
-    """The same, of a query that was read."""
+    """Return the canonical bytes of a parsed query."""
     return msgspec.json.encode(form_of(query), order="sorted")
 
 
 def form_of(query: Query) -> dict[str, Any]:
-    """The JSON form of `query`, read back as the same query. Whatever need not be said is left out."""
+    """Return the JSON form of `query`, which parses to the same query; defaults are omitted."""
     limit = _some(limit=_maybe(query.limit), offset=_maybe(query.offset))
     return _some(
         body=_body(query.body),
@@ -53,7 +53,7 @@ def form_of(query: Query) -> dict[str, Any]:
 
 
 def _some(**fields: Any) -> dict[str, Any]:
-    """Those of `fields` that say something: null, false and empty ones do not."""
+    """Return `fields` without those that are None, False or empty."""
     return {name: value for name, value in fields.items() if value is not None and value is not False and value != []}
 
 

@@ -1,9 +1,8 @@
-"""Queries in the JSON form of the wire: read, and every fault named by its place.
+"""Parser of queries in the JSON form; errors have the path of the fault.
 
     {"body": {"select": {"projection": [{"expr": {"col": "id"}}], "from": [{"table": "users"}]}}}
 
-The form says what is asked and nothing else: all names, values and functions in it are checked here, and a source
-writes SQL from the result alone.
+All names, values and functions of the form are checked here, and a source generates SQL from the result alone.
 """
 
 from __future__ import annotations
@@ -74,13 +73,13 @@ STAR = "*"
 def parse_query(body: Any, *, db: str | None = None, path: str = "query") -> Query:
     """Return the query that the JSON `body` describes.
 
-    Raises InvalidRequest or NotSupported, naming the place of the fault.
+    Raise InvalidRequest or NotSupported with the path of the fault.
     """
     return parse_query_of(body, db=db, path=path)[0]
 
 
 def parse_query_of(body: Any, *, db: str | None = None, path: str = "query") -> tuple[Query, str]:
-    """Return the query and its database: `db`, else the one that its tables name, else `main`."""
+    """Return the query and its database: `db`, else that of its tables, else `main`."""
     reader = _QueryReader(None if db is None else real_name(db))
     query = reader.query(body, path, 1)
     parameters = tuple(str(place + 1) for place in range(reader.parameters))
@@ -88,7 +87,7 @@ def parse_query_of(body: Any, *, db: str | None = None, path: str = "query") -> 
 
 
 def _object(body: Any, path: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
-    """`body` with these fields; an optional one that is null is as good as absent."""
+    """Return `body` if it has these fields; an optional field that is null counts as absent."""
     if not isinstance(body, dict):
         raise bad(path, "an object was expected")
     check_fields(body, path, required, optional)
@@ -103,7 +102,7 @@ def _one_of(body: dict[str, Any], name: str, words: Sequence[str], path: str) ->
 
 
 def _name(body: dict[str, Any], name: str, path: str) -> str:
-    """A field that names something in the database."""
+    """Return a field that is the name of an object in the database."""
     text: str = field(body, name, str, path)
     return _check_name(text, f"{path}.{name}")
 
@@ -115,7 +114,7 @@ def _check_name(text: str, path: str) -> str:
 
 
 class _QueryReader(ExprReader):
-    """Reads queries, and inside them all that a condition on one row cannot hold."""
+    """Parses queries, including expressions that are not allowed in a condition on one row."""
 
     def __init__(self, db: str | None) -> None:
         super().__init__(())
@@ -134,7 +133,9 @@ class _QueryReader(ExprReader):
         self.enter(path, depth)
         body = _object(body, path, ["body"], ["with", "order_by", "limit", "lock"])
         if "lock" in body and _one_of(body, "lock", LOCKS, path) != "none":
-            raise NotSupported(f"{path}.lock: a query locks nothing", hint="Leave it out, or write inside tx.begin.")
+            raise NotSupported(
+                f"{path}.lock: a query cannot lock rows", hint="Omit it, or use a transaction (tx.begin)."
+            )
         limit, offset = self.limits(body, path, depth)
         return Query(
             self.body(body["body"], f"{path}.body", depth + 1),
@@ -147,7 +148,7 @@ class _QueryReader(ExprReader):
     def each(
         self, body: dict[str, Any], name: str, path: str, depth: int, read: Callable[[Any, str, int], Any]
     ) -> list[Any]:
-        """The list in the field `name`, each entry by `read`; an absent one is empty."""
+        """Parse each entry of the list in the field `name` by `read`; an absent list is empty."""
         items = enumerate(field(body, name, list, path) if name in body else ())
         return [read(item, f"{path}.{name}[{place}]", depth + 1) for place, item in items]
 
@@ -161,13 +162,13 @@ class _QueryReader(ExprReader):
         return Order(self.varying(body["expr"], f"{path}.expr", depth), descending)
 
     def varying(self, body: Any, path: str, depth: int) -> Expr:
-        """An expression to sort or group by. SQL takes a bare number there for the place of a column."""
+        """Parse an expression to sort or group by; a constant is rejected, because SQL would take it for a column."""
         found = self.read(body, path, depth)
         bare = found
         while isinstance(bare, Call) and len(bare.args) == 1 and bare.op in ("and", "or"):
-            bare = bare.args[0]  # brackets alone do not keep a number from being a place
+            bare = bare.args[0]  # SQL takes a number in brackets for a column, too
         if isinstance(bare, Literal | Param):
-            raise bad(path, "a constant neither sorts nor groups", "Name a column, or the `as` of one.")
+            raise bad(path, "a constant neither sorts nor groups", "Send a column, or the `as` of one.")
         return found
 
     def limits(self, body: dict[str, Any], path: str, depth: int) -> tuple[Expr | None, Expr | None]:
@@ -178,7 +179,7 @@ class _QueryReader(ExprReader):
         return limit, offset
 
     def number(self, body: dict[str, Any], name: str, path: str, depth: int) -> Expr | None:
-        """How many rows: a number, or a param or literal that is one."""
+        """Parse a number of rows: a number, or a param or literal."""
         if name not in body:
             return None
         given = body[name]
@@ -186,7 +187,7 @@ class _QueryReader(ExprReader):
         if isinstance(found, Param):
             return found
         value = found.value if isinstance(found, Literal) else None
-        count = getattr(value, "v", value)  # a u64 is as good as an i64
+        count = getattr(value, "v", value)  # a u64 is accepted like an i64
         if type(count) is not int or not 0 <= count <= I64_MAX:
             raise bad(f"{path}.{name}", "a count of rows was expected: 0 or more, or a param")
         return Literal(count)
@@ -233,7 +234,7 @@ class _QueryReader(ExprReader):
         return Item(star or self.read(body["expr"], f"{path}.expr", depth), alias)
 
     def star(self, body: Any, path: str) -> Star | None:
-        """`{"col": "*"}`, with a table or without; None for anything else."""
+        """Parse `{"col": "*"}`, with or without a table; return None for anything else."""
         if not isinstance(body, dict) or body.get("col") != STAR:
             return None
         body = _object(body, path, ["col"], ["table"])
@@ -256,7 +257,7 @@ class _QueryReader(ExprReader):
                 self.db = named
             if named != self.db:
                 raise NotSupported(
-                    f"{path}.db: a query reads one database, and this one reads {self.db!r}",
+                    f"{path}.db: a query can read only one database, and this one reads {self.db!r}",
                     hint="Send one query for each database.",
                 )
         return Named(_name(body, "table", path), _name(body, "as", path) if "as" in body else None)
@@ -282,14 +283,14 @@ class _QueryReader(ExprReader):
     # Expressions
 
     def col(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """A column, of a table of the query if it says so."""
+        """Parse a column, with or without its table."""
         body = _object(body, path, ["col"], ["table"])
         if body["col"] == STAR:
-            raise bad(path, "`*` stands for columns in a projection and for rows in count, nowhere else")
+            raise bad(path, "`*` is allowed only in a projection and in count")
         return Col(_name(body, "col", path), _name(body, "table", path) if "table" in body else None)
 
     def param(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """An argument that comes later."""
+        """Parse a parameter, whose argument is bound later."""
         check_fields(body, path, ["param"])
         place = field(body, "param", int, path)
         if not 0 <= place < MAX_PARAMETERS:
@@ -298,23 +299,23 @@ class _QueryReader(ExprReader):
         return Param(place)
 
     def op(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """An operator; `in` has a list, or the rows of a subquery as `b`."""
+        """Parse an operator; `in` has a list, or a subquery as `b`."""
         if body.get("op") != "in":
             return super().op(body, path, depth)
         if "b" not in body:
             found = super().op(body, path, depth)
             if any(isinstance(item, dict) and "subquery" in item for item in body["list"]):
-                raise bad(f"{path}.list", "a subquery here would be one value", "For all its rows send it as `b`.")
+                raise bad(f"{path}.list", "a subquery here would be one value", "Send it as `b` to use all its rows.")
             return found
         check_fields(body, path, ["op", "a", "b"])
         expr = self.read(body["a"], f"{path}.a", depth + 1)
         rows = self.read(body["b"], f"{path}.b", depth + 1)
         if not isinstance(rows, Subquery):
-            raise bad(f"{path}.b", "a subquery was expected", "Values stand in `list`.")
+            raise bad(f"{path}.b", "a subquery was expected", "Send values in `list`.")
         return InQuery(expr, rows.query)
 
     def function(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """A function of one row, or an aggregate."""
+        """Parse a call of a scalar function or of an aggregate."""
         body = _object(body, path, ["fn"], ["args", "distinct"])
         name, distinct = (
             field(body, "fn", str, path).lower(),
@@ -324,25 +325,25 @@ class _QueryReader(ExprReader):
         if name == "count" and len(given) == 1 and self.star(given[0], f"{path}.args[0]") == Star():
             given = []
         args = self.many({"args": given}, "args", path, depth)
-        if name in AGGREGATES and (name not in FUNCTIONS or len(args) < 2):  # min and max of several look at one row
+        if name in AGGREGATES and (name not in FUNCTIONS or len(args) < 2):  # min and max of many are scalar
             return _aggregate(name, args, distinct, path)
         if name not in QUERY_FUNCTIONS:
             known = ", ".join(sorted({*QUERY_FUNCTIONS, *AGGREGATES}))
-            raise NotSupported(f"{path}: function {name[:40]!r} is not served", hint=f"Served are {known}.")
+            raise NotSupported(f"{path}: function {name[:40]!r} is not supported", hint=f"Supported are {known}.")
         if distinct:
             raise bad(f"{path}.distinct", "only an aggregate can be distinct")
         check_count(name, QUERY_FUNCTIONS[name], len(args), path)
         return Function(name, args)
 
     def subquery(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """The value of a query."""
+        """Parse a subquery used as a value."""
         check_fields(body, path, ["subquery"])
         path = f"{path}.subquery"
         inner = _object(body["subquery"], path, ["query"])
         return Subquery(self.query(inner["query"], f"{path}.query", depth + 1))
 
     def exists(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """Whether a query has rows."""
+        """Parse an EXISTS test."""
         check_fields(body, path, ["exists"])
         path = f"{path}.exists"
         inner = _object(body["exists"], path, ["query"], ["negated"])

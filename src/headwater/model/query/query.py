@@ -1,4 +1,4 @@
-"""A query as values: what its JSON form says, checked, without any SQL text. A source writes it in its own SQL."""
+"""Queries as values: the checked content of their JSON form, from which a source generates its own SQL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headwater.model.predicate import Expr, Queried
 
 
 class Param(Queried, frozen=True):
-    """The argument in this place, counted from 0."""
+    """The argument at this position, counted from 0."""
 
     place: int
 
@@ -20,7 +20,7 @@ class Star(Queried, frozen=True):
 
 
 class Aggregate(Queried, frozen=True):
-    """One value of many rows. Without arguments it counts rows."""
+    """An aggregate function. Without arguments it counts rows."""
 
     name: str
     args: tuple[Expr, ...]
@@ -28,7 +28,7 @@ class Aggregate(Queried, frozen=True):
 
 
 class Subquery(Queried, frozen=True):
-    """The one value of a query, NULL where it has no row."""
+    """The single value of a query, NULL if it has no row."""
 
     query: Query
 
@@ -48,7 +48,7 @@ class InQuery(Queried, frozen=True):
 
 
 class Named(msgspec.Struct, frozen=True):
-    """A table, a view or a WITH name, under a name of its own if it has one."""
+    """A table, a view or a WITH name, with an optional alias."""
 
     table: str
     alias: str | None = None
@@ -62,7 +62,7 @@ class Derived(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Two tables joined: `on` a condition, by the columns `using`, or (cross) each row with each."""
+    """A join of two tables: `on` a condition, by the columns `using`, or (cross) of all pairs of rows."""
 
     kind: str  # of JOINS
     left: TableRef
@@ -94,7 +94,7 @@ class Select(msgspec.Struct, frozen=True):
 
 
 class SetOp(msgspec.Struct, frozen=True):
-    """Two bodies as one; `all` keeps equal rows."""
+    """A set operation on two bodies; `all` keeps duplicate rows."""
 
     kind: str  # of SET_OPS
     all: bool
@@ -107,21 +107,21 @@ SET_OPS = ("union", "intersect", "except")
 
 
 class Order(msgspec.Struct, frozen=True):
-    """One thing to sort by."""
+    """One expression of ORDER BY."""
 
     expr: Expr
     descending: bool = False
 
 
 class With(msgspec.Struct, frozen=True):
-    """A query that the rest calls by a name."""
+    """A common table expression: a query with a name."""
 
     name: str
     query: Query
 
 
 class Query(msgspec.Struct, frozen=True):
-    """A whole query, or one inside another."""
+    """A complete query, or a subquery."""
 
     body: Body
     with_: tuple[With, ...] = ()

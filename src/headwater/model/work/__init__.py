@@ -1,1 +1,1 @@
-"""Work of the server: for whom it is done, and how databases and callers share its places."""
+"""The database and caller of each task, and fair shares of worker slots between them."""

@@ -1,4 +1,4 @@
-"""Places shared fairly by databases and by the callers of each. Pure: the owner brings the lock and the waiting."""
+"""Worker slots shared fairly by databases and by their callers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Generic, Protocol, TypeVar
 from headwater.errors import Busy
 from headwater.model.work.work_context import UNNAMED, Holder
 
-SPARE = 4  # one place in so many is left to other databases, and to other callers of a database
+SPARE = 4  # one place in so many is reserved for other databases, and for other callers of a database
 
 
 class Waiter(Protocol):
     """A future of asyncio or of a thread."""
 
     def done(self) -> bool:
-        """Return whether nobody waits any more."""
+        """Return whether the waiting ended, for example because the caller left."""
         ...
 
     def set_result(self, result: None, /) -> None:
@@ -32,20 +32,20 @@ W = TypeVar("W", bound=Waiter)
 
 
 class FairShares(Generic[W]):
-    """Shares `places` among databases and their callers; at most `most` calls of one database hold one or wait.
+    """Shares `places` among databases and their callers; at most `most` calls of one database hold a place or wait.
 
-    The calls of a caller wait behind its own only: the callers that wait go on in turn. A call that runs is not
-    stopped, so of SPARE places or more no database may have every one, and no caller the places of a whole database,
-    in whichever databases it calls. Not thread-safe.
+    A call waits only for earlier calls of the same caller: waiting callers take turns. A running call is not
+    interrupted, so with SPARE places or more no database may have all of them, and no caller may have as many places
+    as a database, whichever databases it calls. Not thread-safe.
     """
 
     def __init__(self, places: int, most: int = sys.maxsize, *, caller_share: int | None = None) -> None:
         self._free, self._share, self._most = places, places - places // SPARE, most
         self._caller_share = caller_share or max(self._share - max(self._share // SPARE, 1), 1)
-        self._open_share = self._share - self._share // SPARE  # of all who have no name of their own
+        self._open_share = self._share - self._share // SPARE  # of all callers without a name together
         self._running: Counter[Holder] = Counter()  # by database, and by caller
         self._queued: Counter[str] = Counter()  # by database
-        self._waiting: dict[Holder, deque[W]] = {}  # whose turn is next comes first
+        self._waiting: dict[Holder, deque[W]] = {}  # in the order of their turns
 
     @property
     def has_waiting(self) -> bool:
@@ -64,14 +64,14 @@ class FairShares(Generic[W]):
         return True
 
     def enqueue(self, whose: Holder, waiter: W) -> None:
-        """Give `waiter` a place when it is its turn; raise Busy when too many calls of the database wait already."""
+        """Give `waiter` a place when its turn comes; raise Busy if too many calls of the database wait already."""
         if self._queued[whose[0]] + self._running[_counted(whose)[0]] >= self._most:
-            raise Busy(f"{self._most} reads are waiting already")
+            raise Busy(f"{self._most} reads of this database are running or waiting already")
         self._waiting.setdefault(whose, deque()).append(waiter)
         self._queued[whose[0]] += 1
 
     def give_back(self, whose: Holder) -> None:
-        """Release the place of a call that is over."""
+        """Release the place of a call that ended."""
         self._free += 1
         for each in _counted(whose):
             self._running[each] -= 1
@@ -83,11 +83,11 @@ class FairShares(Generic[W]):
     def _hand_on(self) -> None:
         for whose in list(self._waiting):
             queue = self._waiting[whose]
-            while queue and queue[0].done():  # its caller left
+            while queue and queue[0].done():  # the caller left
                 self._next(whose)
             if queue and self.take(whose):
                 self._next(whose).set_result(None)
-                self._waiting[whose] = self._waiting.pop(whose)  # from now on the last in turn
+                self._waiting[whose] = self._waiting.pop(whose)  # move it to the end of the turns
             if not queue:
                 del self._waiting[whose]
 
@@ -99,13 +99,13 @@ class FairShares(Generic[W]):
 
 
 def _counted(whose: Holder) -> tuple[Holder, Holder]:
-    """Return what a call counts for: its database, and its caller. Callers without a name count by database."""
+    """Return the two counters of a call: its database and its caller. Callers without a name count by database."""
     database, caller = whose
     return (database, ""), ("", caller) if caller not in UNNAMED else (database, "unnamed")
 
 
 class FairPlaces:
-    """Places shared fairly by threads, which wait for them. Thread-safe."""
+    """Places shared fairly by threads, which block until they get one. Thread-safe."""
 
     def __init__(self, count: int, caller_share: int | None = None) -> None:
         self._lock = threading.Lock()  # guards _shares
@@ -113,7 +113,7 @@ class FairPlaces:
 
     @contextmanager
     def held(self, whose: Holder) -> Generator[None]:
-        """Hold a place; wait for it first."""
+        """Wait for a place and hold it."""
         self._acquire(whose)
         try:
             yield
@@ -121,7 +121,7 @@ class FairPlaces:
             self._release(whose)
 
     def yield_turn(self, whose: Holder) -> None:
-        """Let the calls that wait go first. The caller holds a place, before and after."""
+        """Let waiting calls run first. The caller holds a place before and after."""
         if self.has_waiting:
             self._release(whose)
             self._acquire(whose)

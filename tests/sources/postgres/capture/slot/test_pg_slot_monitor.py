@@ -115,7 +115,7 @@ def test_a_stream_that_flaps_is_told_once_with_a_count(
     assert [record.getMessage() for record in caplog.records] == ["the stream of shop stopped: refused"]
     now[0] += 60
     stream._fail(psycopg.OperationalError("gone"))
-    assert caplog.records[-1].getMessage().endswith("gone (and 49 more since it was last said)")
+    assert caplog.records[-1].getMessage().endswith("gone (and 49 more since the last such message)")
     stream.wake_in.close()
     stream._wake_out.close()
 
