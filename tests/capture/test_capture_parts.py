@@ -1,4 +1,4 @@
-"""Transactions that a source hands on in parts: small ones are made durable together, a large one as it comes."""
+"""Transactions in parts: small ones are flushed together, a large one part by part."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -68,7 +68,7 @@ class Counting(MemoryLog):
         ((GATHER + 1, GATHER + 1), [2 * GATHER + 2, 2 * GATHER + 2]),
     ],
 )
-def test_what_comes_in_few_parts_is_made_durable_with_others(sizes: tuple[int, ...], steps: list[int]) -> None:
+def test_transaction_of_few_parts_is_flushed_with_others(sizes: tuple[int, ...], steps: list[int]) -> None:
     source, wrapped = Parts(*sizes), Counting()
     log = LiveLog(wrapped)
     capture = Capture(source, log, retention=Retention(), flush_seconds=60)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Closed time: checkpoints advance while somebody listens, and no later transaction falls below one."""
+"""Closed timestamps: they advance while there are listeners, and no later transaction is below one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headwater.model.clock import ts_ms, ts_of_ms
 
 
 class Wall:
-    """A wall clock that stands until it is told."""
+    """A wall clock that the test sets."""
 
     def __init__(self, ms: int = 1_000_000) -> None:
         self.ms = ms
@@ -31,7 +31,7 @@ class Wall:
 
 
 class FullLog(MemoryLog):
-    """A disk that is full until somebody makes room."""
+    """A disk that is full until the test frees space."""
 
     full = True
 
@@ -105,7 +105,7 @@ def test_whatever_the_clock_does_no_time_falls_below_a_closed_one(moves: list[tu
         assert all(part.ts > closed[0] and part.first > closed[1] for part in later)
 
 
-def test_time_is_closed_also_when_idle_but_only_for_those_who_listen(tmp_path: Path) -> None:
+def test_time_is_closed_while_idle_only_with_listeners(tmp_path: Path) -> None:
     log = LiveLog(DiskLog.open(tmp_path / "log.db"))
     capture = Capture(MemorySource("app"), log, retention=Retention(), flush_seconds=0.001)
     capture.start()

@@ -76,7 +76,7 @@ def crashing() -> Crashing:
 
 
 class Story:
-    """What the processes of one test told, over all their crashes."""
+    """The reports of all processes of one test, over all their crashes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +87,7 @@ class Story:
         self.checkpoints = 0
 
     def run(self, point: str = "none", *, skew_ms: int = 0, rounds: int = ROUNDS) -> None:
-        """One process, up to its end; it must end as `point` says."""
+        """Run one process to its end, which must be that of `point`."""
         output, errors = self.folder / "output", self.folder / "errors"
         code = crashing()([str(self.folder), point, skew_ms, rounds, str(output), str(errors)])
         expected = 0 if point == "none" else -signal.SIGKILL
@@ -114,7 +114,7 @@ class Story:
             assert before[1] == number, f"offset {offset} was transaction {before[1]} and is now {number}"
 
     def check(self) -> None:
-        """The log against everything that was ever told or read."""
+        """Compare the log with everything that was ever reported or read."""
         parts = logged(self.folder)
         assert len(self.generations) == 1, f"a needless new generation: {self.generations}"
         _check_order(parts)
@@ -208,7 +208,7 @@ def test_no_time_at_or_below_a_checkpoint_that_was_seen_is_given_after_a_crash(t
 
 
 @pytest.mark.slow
-def test_a_new_generation_cut_off_half_way_is_begun_again(tmp_path: Path) -> None:
+def test_interrupted_new_generation_is_begun_again(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.run(rounds=5)
     before = logged(tmp_path)[-1].upto

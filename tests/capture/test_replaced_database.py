@@ -48,7 +48,7 @@ def installed(one: Running) -> None:
     raise AssertionError("capture was not installed in the new file")
 
 
-def test_what_was_committed_while_nobody_followed_is_followed_later(tmp_path: Path) -> None:
+def test_commits_while_capture_is_stopped_are_captured_later(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
         generation = one.log.generation
@@ -58,7 +58,7 @@ def test_what_was_committed_while_nobody_followed_is_followed_later(tmp_path: Pa
         assert one.log.generation == generation
 
 
-def test_a_backup_from_before_a_trim_is_noticed_at_start(tmp_path: Path) -> None:
+def test_backup_from_before_a_trim_is_detected_at_start(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
@@ -147,7 +147,7 @@ def test_a_file_swapped_for_an_unfit_one_is_reported_until_a_fit_one_comes(tmp_p
 
 
 def wait_for(one: Running, holds: Callable[[], bool]) -> None:
-    """Until the capture thread has come so far."""
+    """Wait until the capture thread has reached this point."""
     end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end, f"capture: {one.capture.error}"
@@ -166,7 +166,7 @@ def test_a_swapped_file_stops_capture_when_so_configured(tmp_path: Path) -> None
         assert one.log.generation_first > 1
 
 
-def test_a_lost_log_never_gives_an_offset_again(tmp_path: Path) -> None:
+def test_new_log_after_a_lost_one_reuses_no_offset(tmp_path: Path) -> None:
     # SkeinDB: when its change log was lost, offsets went back to 0 while cursors stayed ahead.
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
@@ -223,7 +223,7 @@ def test_schema_changes_through_the_server_never_ask_for_a_snapshot(tmp_path: Pa
     assert asked == []
 
 
-def test_a_log_written_by_two_is_refused(tmp_path: Path) -> None:
+def test_second_server_on_the_same_log_is_rejected(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(a)")
         with pytest.raises(SourceMismatch, match="served by another Headwater"), running(tmp_path):
@@ -299,7 +299,7 @@ db.close()
 
 
 def our_ddl_right_after_foreign(one: Running, path: Path, ours: str, *foreign_statements: str) -> None:
-    """Ours waits at the door while another process commits its own: nobody can notice that one in between."""
+    """Our statement waits for the lock while another process commits: its commit cannot be detected in between."""
     command = [sys.executable, "-c", HOLDER, str(path), *foreign_statements]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin and holder.stdout and holder.stdout.readline() == "held\n"
@@ -309,7 +309,7 @@ def our_ddl_right_after_foreign(one: Running, path: Path, ours: str, *foreign_st
         waiting.result(PATIENCE)
 
 
-def test_foreign_ddl_is_not_told_under_the_name_of_our_own(tmp_path: Path) -> None:
+def test_ddl_of_another_process_is_not_attributed_to_our_statement(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
         one.run("CREATE TABLE gone(id INTEGER PRIMARY KEY)")

@@ -1,4 +1,4 @@
-"""What was told and may be lost: its numbers never come again, and nothing is vouched for while history is in doubt."""
+"""Reported offsets that may be lost are never reused, and a log in doubt never counts as caught up."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ def put_back(copy: Path, path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_numbers_told_before_a_power_failure_do_not_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were not durable in the log, nor in the file: another program wrote them with synchronous = NORMAL."""
+def test_offsets_reported_before_a_power_failure_are_not_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The changes were durable neither in the log nor in the file: another program used synchronous = NORMAL."""
     here = str(Path(__file__).parents[2])
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -58,7 +60,7 @@ def test_numbers_told_before_a_power_failure_do_not_come_again(tmp_path: Path, m
         assert one.log.generation_first > told + 1, one.log.generation_reason
 
 
-def test_while_the_history_is_in_doubt_nothing_is_vouched_for(tmp_path: Path) -> None:
+def test_while_the_history_is_in_doubt_the_log_is_not_caught_up(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with running(tmp_path, stop_when_lost=True) as one:
         wrong = prepared(one, path)

@@ -1,4 +1,4 @@
-"""Under which account the use of each caller is counted."""
+"""The account of each kind of caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrow: what pyarrow reads back is what was in the table, typed where it fits and told where it does not."""
+"""Arrow batches: pyarrow reads back the rows of the table, typed, or as misfits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SAMPLES: dict[str, tuple[Value, Any, str]] = {  # kind: a value, what Arrow hold
 
 
 def sent(table: Table, *batches: pa.RecordBatch, of: pa.Schema | None = None) -> pa.Table:
-    """What a client reads from the bytes."""
+    """Return the rows that a client reads from the bytes."""
     stream = ArrowStream(schema(table) if of is None else of)
     data = b"".join([stream.start(), *map(stream.batch, batches), stream.end()])
     with pa.ipc.open_stream(data) as reader:
@@ -87,7 +87,7 @@ def test_every_kind_has_a_type_and_a_value_in_it() -> None:
 
 @pytest.mark.parametrize("kind", sorted(KINDS - {"any"}))
 @given(value=VALUES)
-def test_a_value_is_typed_or_told_as_a_misfit_and_never_changed(kind: str, value: Value) -> None:
+def test_value_is_typed_or_a_misfit_and_never_changed(kind: str, value: Value) -> None:
     table = Table("t", (Column("v", kind), Column("id", "i64")), ("id",))
     (found,) = rows_sent(table, (value, 1))
     if found["_misfit"] is None:
@@ -114,7 +114,7 @@ def test_columns_are_narrowed_to_those_asked_for_and_the_key() -> None:
     assert changes_schema(table, []).names[:3] == ["_rowid", "_misfit", "_change_type"]
 
 
-def test_what_is_said_with_a_batch_comes_with_it_and_changes_no_other_byte() -> None:
+def test_batch_metadata_is_sent_and_changes_no_other_byte() -> None:
     stream = ArrowStream(schema(ORDERS))
     batches = [rows_batch(ORDERS, [(1, "a")]), rows_batch(ORDERS, []), rows_batch(ORDERS, [(2, None)])]
     data = stream.start() + b"".join(stream.batch(batch, {"upto": str(n)}) for n, batch in enumerate(batches))
@@ -152,7 +152,7 @@ def test_a_column_of_any_kind_is_plain_json(value: Value, text: str | None) -> N
 
 
 @pytest.mark.parametrize("value", [math.inf, UNAVAILABLE])
-def test_what_has_no_plain_form_is_told_beside(value: Value) -> None:
+def test_value_without_a_plain_form_is_a_misfit(value: Value) -> None:
     (found,) = rows_sent(Table("t", (Column("v", "any"),), ("v",)), (value,))
     assert found["v"] is None and from_lit(json.loads(found["_misfit"])["v"]) == value
 
@@ -232,7 +232,7 @@ def test_changes_of_the_shape_are_not_rows() -> None:
     assert changes_batch(ORDERS, listed).num_rows == 0
 
 
-def test_a_stream_is_read_as_it_comes_and_its_end_is_told() -> None:
+def test_stream_is_readable_in_pieces_and_has_an_end_marker() -> None:
     stream = ArrowStream(schema(ORDERS))
     pieces = [stream.start(), *(stream.batch(rows_batch(ORDERS, [(n, "x")])) for n in range(3)), stream.end()]
     with pa.ipc.open_stream(b"".join(pieces)) as reader:

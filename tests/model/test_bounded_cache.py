@@ -1,9 +1,9 @@
-"""Caches are bounded by number and weight, and forget what was not used for longest."""
+"""Caches are limited by number and weight, and evict the least recently used."""
 
 from headwater.model.bounded_cache import BoundedCache
 
 
-def test_oldest_value_is_forgotten_beyond_the_number() -> None:
+def test_oldest_value_is_evicted_beyond_the_number() -> None:
     cache = BoundedCache[str, int](2, 100)
     for number, key in enumerate("aba"):
         cache.put(key, number)
@@ -20,7 +20,7 @@ def test_used_value_is_kept_longer() -> None:
     assert [cache.get(key) for key in "abc"] == [1, None, 3]
 
 
-def test_values_are_forgotten_beyond_the_weight() -> None:
+def test_values_are_evicted_beyond_the_weight() -> None:
     cache = BoundedCache[str, int](100, 10)
     for key in "abc":
         cache.put(key, 1, 4)
@@ -29,7 +29,7 @@ def test_values_are_forgotten_beyond_the_weight() -> None:
     assert cache.weight == 5
 
 
-def test_value_heavier_than_all_is_not_kept_and_forgets_nothing_else() -> None:
+def test_value_heavier_than_the_limit_is_not_cached_and_evicts_nothing() -> None:
     cache = BoundedCache[str, int](100, 10)
     cache.put("a", 1, 5)
     cache.put("b", 2, 5)

@@ -39,7 +39,7 @@ def test_a_full_counter_carries_into_the_milliseconds() -> None:
     assert ts_text(clock.tick(5)) == "6.0"
 
 
-def test_a_clock_starts_after_the_last_it_was_told() -> None:
+def test_clock_starts_after_its_last_timestamp() -> None:
     assert HybridClock(ts_of_ms(100)).tick(3) == ts_of_ms(100) + 1
 
 

@@ -24,7 +24,7 @@ IN_KEYS = VALUES.filter(lambda value: not isinstance(value, (Embedding, Json)) a
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> bytes:
-    """Bytes of `whole`, treated badly a few times."""
+    """Return `whole` after a few random mutations."""
     data = draw(whole)
     for _ in range(draw(st.integers(1, 3))):
         at, end = sorted((draw(st.integers(0, len(data))), draw(st.integers(0, len(data)))))
@@ -123,14 +123,14 @@ def run(name: str, examples: int, number: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_whatever_comes_is_a_value_or_refused(name: str) -> None:
+def test_mutated_bytes_are_a_value_or_rejected(name: str) -> None:
     print(f"seed {SEED}")
     run(name, 100, SEED)
 
 
 @pytest.mark.soak(seconds=30)
 @pytest.mark.parametrize("name", CASES)
-def test_much_more_that_comes_is_a_value_or_refused(name: str, fresh_number: int) -> None:
+def test_many_mutated_bytes_are_a_value_or_rejected(name: str, fresh_number: int) -> None:
     run(name, 20_000, fresh_number)
 
 
@@ -148,7 +148,7 @@ def test_much_more_that_comes_is_a_value_or_refused(name: str, fresh_number: int
     ids=["number", "below zero", "far end", "many numbers", "many nulls", "text", "decimal"],
 )
 def test_a_key_as_long_as_a_message_is_read_once(data: bytes) -> None:
-    """A stranger's 200 kB once held up the server for 20 seconds: the rest was copied for every value."""
+    """A key of 200 kB once blocked the server for 20 seconds, because the rest was copied for every value."""
     with pytest.raises(InvalidRequest):
         decode_key(data)
 

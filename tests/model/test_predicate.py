@@ -1,4 +1,4 @@
-"""Expressions of the wire: every form is read, every fault has its place, nothing hostile gets far."""
+"""JSON expressions: every form is parsed, every error has a path, and hostile input is limited."""
 
 from typing import Any
 
@@ -139,7 +139,7 @@ def test_a_fault_is_named_by_its_place(body: Any, message: str) -> None:
         ({"cast": {"expr": A, "to": {"kind": "varchar", "max": 3}}}, "where.cast.to: no exact cast"),
     ],
 )
-def test_what_is_known_but_not_served_says_so_with_a_way_on(body: Any, message: str) -> None:
+def test_unsupported_form_is_rejected_with_a_hint(body: Any, message: str) -> None:
     with pytest.raises(NotSupported) as caught:
         parse_expr(body)
     assert caught.value.message.startswith(message)

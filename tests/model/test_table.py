@@ -1,4 +1,4 @@
-"""The shape of a table, and where its key stands."""
+"""Table definitions, and the indexes of key columns."""
 
 import msgspec
 import pytest

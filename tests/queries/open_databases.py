@@ -16,7 +16,7 @@ from headwater.sources.sqlite.source import SqliteSource
 
 
 class MemoryNotes:
-    """Notes that nobody needs after the test."""
+    """Notes in memory, which are not needed after the test."""
 
     def __init__(self) -> None:
         self._notes: dict[str, str] = {}
@@ -29,7 +29,7 @@ class MemoryNotes:
 
 
 class Files:
-    """Databases, one file each, without capture: nobody moves or trims their changes."""
+    """Databases, one file each, without capture: their changes are not moved or trimmed."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Costly requests: one scan for many tags, and nothing in the loop that takes long or waits for a thread."""
+"""Costly requests: one scan for many tags, and no long work or wait for a thread in the event loop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write(whole: Whole, count: int, *, key: int = 2) -> None:
 
 
 class CountingLog:
-    """A log that notes which thread scans from where."""
+    """A log that records the thread and start of each scan."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
@@ -81,7 +81,7 @@ async def prefix_of(found: Answering) -> str:
 
 @contextmanager
 def held(lock: Any) -> Iterator[Callable[[], bool]]:
-    """Inside, another thread has `lock`; the function makes it let go, and returns whether it had it until then."""
+    """Hold `lock` in another thread; the yielded function releases it, and returns whether it was held until then."""
     taken, let_go = threading.Event(), threading.Event()
     asked_to: list[bool] = []
 
@@ -108,7 +108,7 @@ def held(lock: Any) -> Iterator[Callable[[], bool]]:
 # --- tags ------------------------------------------------------------------------------------------------
 
 
-def test_many_stale_tags_cost_one_scan(whole: Whole) -> None:
+def test_many_stale_tags_cost_one_scan_of_the_log(whole: Whole) -> None:
     first = whole.database("main").log.latest
     write(whole, 20)
     write(whole, 1, key=1)
@@ -187,7 +187,7 @@ def test_large_arguments_are_encoded_once_in_a_thread_and_not_kept(
 
 
 def test_subscribed_instance_with_large_arguments_is_bound_once(whole: Whole) -> None:
-    """Each time it is bound, the log is scanned for what mattered to it before."""
+    """Each binding scans the log for earlier relevant changes."""
 
     async def work() -> None:
         found = opened(whole)
@@ -323,7 +323,7 @@ def test_instance_watched_again_after_a_delayed_forget_stays_watched(whole: Whol
     asyncio.run(work())
 
 
-def test_loop_takes_in_fewer_changes_where_many_instances_are_watched(
+def test_loop_applies_fewer_changes_if_many_instances_are_watched(
     whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = instance_versions.Versions(whole.database("main").source, whole.database("main").log)
@@ -338,9 +338,7 @@ def test_loop_takes_in_fewer_changes_where_many_instances_are_watched(
         assert is_held
 
 
-def test_changes_that_are_too_many_for_the_loop_are_taken_in_by_a_thread(
-    whole: Whole, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_backlog_is_applied_in_a_thread(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_versions, "ROUTED_AT_ONCE", 0)
     monkeypatch.setattr(answering_module, "MAX_BEHIND", 0)
 
@@ -358,7 +356,7 @@ def test_changes_that_are_too_many_for_the_loop_are_taken_in_by_a_thread(
 # --- tenants ---------------------------------------------------------------------------------------------
 
 
-def test_query_of_a_database_the_caller_does_not_see_is_unknown(whole: Whole) -> None:
+def test_query_of_a_database_outside_the_scopes_is_not_found(whole: Whole) -> None:
     async def work() -> None:
         queries = whole.open_queries(asyncio.to_thread)
         kept = (await queries.prepare(ADMIN, SQL)).prepared

@@ -1,4 +1,4 @@
-"""Prepared queries: ids of content, kept over restarts and kill -9, bounded."""
+"""Prepared queries: ids derived from the text, persistence over restarts and kill -9, and limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_preparing_twice_is_preparing_once_here_and_anywhere(tmp_path: Path) -> 
     again.close()
 
 
-def test_there_is_an_end_to_how_many_and_how_long(tmp_path: Path) -> None:
+def test_number_and_length_of_prepared_queries_are_limited(tmp_path: Path) -> None:
     kept = opened(tmp_path, most=1)
     kept.add("main", "SELECT 1")
     kept.add("main", "SELECT 1")
@@ -101,7 +101,7 @@ def test_a_file_of_others_is_not_touched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["SELECT '\0'", "SELECT '\ud800'", "SELECT 1" + " " * MAX_TEXT])
-def test_what_is_no_text_is_refused(text: str) -> None:
+def test_query_that_is_not_text_is_rejected(text: str) -> None:
     with pytest.raises(InvalidRequest):
         unkept(text, None)
 

@@ -1,4 +1,4 @@
-"""An execution that several callers wait for: what the first of them may not do is no answer for the others."""
+"""An execution shared by several callers: a limit of the first caller is not an error for the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater.queries import answers
 from headwater.queries.answers import Answering
 
 
-def test_busy_of_the_first_caller_is_not_told_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_of_the_first_caller_is_not_returned_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_moment", lambda seen: (seen,))
     asked: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Why queries are not kept, or not understood closely: a few classes, whatever the sentence."""
+"""Classes of the reasons why answers are not cacheable or queries depend on whole tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_why_an_answer_is_not_kept(shop: SqliteSource, sql: str, reason: str) ->
     assert uncacheable(shop.analyse(sql)) == reason
 
 
-def test_a_sentence_that_is_not_known_is_other() -> None:
+def test_unknown_reason_is_class_other() -> None:
     made = Analysis(
         sql="", parameters=(), columns=(), tables=(), objects=(), dependencies=(), epoch="", volatile=("the moon",)
     )

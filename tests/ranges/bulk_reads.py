@@ -24,13 +24,13 @@ Rows = list[dict[str, Any]]
 
 
 def place_of(one: Running) -> Place:
-    """Where the worker would find it."""
+    """Return the place of the database for the worker."""
     log = str(one.disk.path)
     return Place("app", one.source.bulk_address(), log, os.stat(log).st_ino, one.log.generation)
 
 
 class Side:
-    """One database, read from beside."""
+    """One database, read as the worker process reads it."""
 
     def __init__(self, one: Running, folder: Path) -> None:
         self.one, self.place = one, place_of(one)
@@ -66,7 +66,7 @@ class Side:
 
 @contextmanager
 def reading(one: Running, folder: Path) -> Iterator[Side]:
-    """Read `one` from beside, slices kept in `folder`."""
+    """Read `one` as the worker process does, with slices cached in `folder`."""
     side = Side(one, folder)
     try:
         yield side
@@ -103,7 +103,7 @@ def rows_in(data: bytes) -> Rows:
 
 
 def told(data: bytes, name: bytes) -> list[tuple[int, bytes]]:
-    """Of each batch the number of rows, and what is said with it."""
+    """Return the number of rows and the metadata of each batch."""
     found = []
     with pa.ipc.open_stream(data) as reader:
         while True:

@@ -1,4 +1,4 @@
-"""The JSON form of queries: every construct is read, every fault has its place, one query has one spelling."""
+"""The JSON form of queries: every construct is parsed, every error has a path, and the form is canonical."""
 
 import json
 import random
@@ -269,7 +269,7 @@ def test_a_fault_is_named_by_its_place(body: Any, message: str) -> None:
         ),
     ],
 )
-def test_what_is_known_but_not_served_says_so_with_a_way_on(body: Any, message: str) -> None:
+def test_unsupported_form_is_rejected_with_a_hint(body: Any, message: str) -> None:
     with pytest.raises(NotSupported) as caught:
         parse_query(body)
     assert caught.value.message.startswith(message) and caught.value.hint
@@ -318,7 +318,7 @@ def test_depth_and_size_are_bounded_wherever_they_grow() -> None:
             parse_query(body)
 
 
-def test_the_way_it_is_written_does_not_count() -> None:
+def test_spelling_of_a_query_does_not_change_its_canonical_form() -> None:
     one = select(where={"op": "or", "a": {"op": "eq", "a": ID, "b": {"lit": 1}}, "b": {"fn": "LOWER", "args": [ID]}})
     where = {
         "args": [
@@ -346,7 +346,7 @@ def test_the_way_it_is_written_does_not_count() -> None:
         ({"col": "a", "table": "b"}, {"col": "a"}),
     ],
 )
-def test_what_means_something_else_is_spelled_otherwise(one: Any, other: Any) -> None:
+def test_different_queries_have_different_canonical_forms(one: Any, other: Any) -> None:
     assert canonical(select(where=one)) != canonical(select(where=other))
 
 

@@ -90,7 +90,7 @@ def args(rng: random.Random) -> dict[str, Any]:
 
 
 def change(rng: random.Random, *, odd: float = 0.1) -> Change:
-    """Mostly of today's shapes and whole; sometimes all that may go wrong."""
+    """Return a random change: mostly valid and of the current table version, sometimes malformed in any way."""
     table = rng.choice(list(TABLES.values()))
     if rng.random() < odd:
         table = rng.choice(OTHERS[table.name])

@@ -1,4 +1,4 @@
-"""When a change matters: SQLite itself is asked what each condition says of each row."""
+"""Relevance of changes to bound dependencies, with SQLite as the oracle for each condition and row."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def fill(app: Running, rng: random.Random, rows: int) -> dict[int, Change]:
 
 
 @pytest.mark.slow
-def test_conditions_say_what_sqlite_says(tmp_path: Path) -> None:
+def test_bound_conditions_agree_with_sqlite(tmp_path: Path) -> None:
     rng = random.Random(5)
     exact = dropped = 0
     with running(tmp_path) as app:
@@ -85,7 +85,7 @@ def test_conditions_say_what_sqlite_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trees_say_what_sqlite_says(tmp_path: Path) -> None:
+def test_bound_condition_trees_agree_with_sqlite(tmp_path: Path) -> None:
     rng = random.Random(6)
     with running(tmp_path) as app:
         rows = fill(app, rng, 100)
@@ -132,19 +132,19 @@ def update(before: Row, after: Row) -> Change:
         (UNAVAILABLE, UNAVAILABLE), (UNAVAILABLE, 1), (float("nan"), -float("nan")),
     ],
 )  # fmt: skip
-def test_what_is_not_the_very_same_matters(old: Any, new: Any) -> None:
+def test_change_of_a_value_or_its_type_is_relevant(old: Any, new: Any) -> None:
     asked = bound(Dependency("t", frozenset({"a"})))
     assert asked.matters(update((1, old, 0, 0, 0), (1, new, 0, 0, 0))) == 0
     assert asked.matters(update((1, 5, old, 0, 0), (1, 5, new, 0, 0))) is None
 
 
 @pytest.mark.parametrize("value", [1, 0.5, float("nan"), Decimal("1.0"), Embedding((float("nan"),)), "a", None])
-def test_what_is_the_very_same_does_not_matter(value: Any) -> None:
+def test_update_with_identical_values_is_irrelevant(value: Any) -> None:
     again = eval(repr(value), {"nan": float("nan"), "Decimal": Decimal, "Embedding": Embedding})
     assert bound(Dependency("t")).matters(update((1, value, 0, 0, 0), (1, again, 0, 0, 0))) is None
 
 
-def test_both_images_are_asked() -> None:
+def test_condition_is_checked_on_both_images() -> None:
     asked = bound(Dependency("t", frozenset({"a", "d"}), Test("a", "eq", (Param("p"),))), p=1)
     assert asked.matters(update((1, 1, 0, 0, 0), (1, 2, 0, 0, 0))) == 0
     assert asked.matters(update((1, 2, 0, 0, 0), (1, 1, 0, 0, 0))) == 0
@@ -154,7 +154,7 @@ def test_both_images_are_asked() -> None:
     assert asked.matters(Change(Op.INSERT, T, None, (1, 2, 0, 0, 0))) is None
 
 
-def test_what_is_not_known_matters() -> None:
+def test_change_with_unknown_rows_is_relevant() -> None:
     asked = bound(Dependency("u"), Dependency("t", frozenset({"a", "c"}), Test("a", "eq", (Const(1),))))
     row = (1, 2, 0, 0, 0)
     for op in (Op.SCHEMA_CHANGE, Op.TRUNCATE):
@@ -167,7 +167,7 @@ def test_what_is_not_known_matters() -> None:
     assert asked.matters(Change(Op.INSERT, T, None, row)) is None
 
 
-def test_another_shape_is_read_by_name() -> None:
+def test_rows_of_another_table_version_are_read_by_column_name() -> None:
     asked = bound(Dependency("t", frozenset({"a"}), Test("a", "eq", (Const(1),))))
     moved = shape("t", "id", "new", "a", version=2)
     assert asked.matters(Change(Op.INSERT, moved, None, (1, 1, 2))) is None
@@ -178,13 +178,13 @@ def test_another_shape_is_read_by_name() -> None:
     assert asked.matters(Change(Op.INSERT, folded, None, (1, 2))) == 0
 
 
-def test_rows_without_columns_are_counted() -> None:
+def test_query_without_columns_depends_on_inserts_and_deletes() -> None:
     asked = bound(Dependency("t", frozenset()))
     assert asked.matters(Change(Op.INSERT, T, None, (1, 1, 0, 0, 0))) == 0
     assert asked.matters(update((1, 1, 0, 0, 0), (2, 2, 1, 1, 1))) is None
 
 
-def test_a_condition_without_bytes_is_left_out() -> None:
+def test_condition_that_cannot_be_encoded_is_dropped() -> None:
     strange = {"t": shape("t", "id", "a:UNICODE_CI")}
     asked = bind(SOURCE, strange, analysis(Dependency("t", None, Test("a", "eq", (Const("x"),)))), {})
     assert asked.matters(Change(Op.INSERT, strange["t"], None, (1, "y"))) == 0
@@ -199,7 +199,7 @@ def test_a_condition_without_bytes_is_left_out() -> None:
         assert bound(Dependency("t", None, condition)).matters(Change(Op.INSERT, T, None, (1, 7, 0, 0, 0))) == 0
 
 
-def test_deep_and_wide_conditions_are_cut() -> None:
+def test_deep_and_wide_conditions_are_dropped() -> None:
     deep: Condition = Test("a", "eq", (Const(1),))
     for turn in range(300):
         deep = (
@@ -213,7 +213,7 @@ def test_deep_and_wide_conditions_are_cut() -> None:
     assert bound(Dependency("t", None, AnyOf(tuple(pairs)))).matters(change) == 0
 
 
-def test_tests_of_one_column_are_put_together() -> None:
+def test_tests_of_one_column_are_merged() -> None:
     both = AllOf((Test("a", "gt", (Const(1),)), Test("a", "lt", (Const(3),)), Test("a", "is_not", (Const(None),))))
     found = bound(Dependency("t", None, both))
     assert len(found.places[0].values) == 1
@@ -246,7 +246,7 @@ def test_template_is_shared_by_instances_of_one_condition() -> None:
     assert first.template is other.template and first.values != other.values
 
 
-def test_a_source_that_is_gone_is_not_held() -> None:
+def test_closed_source_is_garbage_collected() -> None:
     source = MemorySource("gone")
     bind(source, TABLES, analysis(Dependency("t", None, Test("a", "eq", (Const(1),)))), {})
     seen = weakref.ref(source)

@@ -1,4 +1,4 @@
-"""The sketch against the true last match: never below it, and precise where it can be."""
+"""The sketch against the true last relevant change: never below it, and exact without shared slots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TABLES["t"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slots, most, odd", [(1, 2, 0.1), (7, 3, 0.1), (4_096, 256, 0.0), (64, 256, 0.5)])
-def test_it_is_never_below_the_last_match(slots: int, most: int, odd: float) -> None:
+def test_sketch_is_never_below_the_last_relevant_change(slots: int, most: int, odd: float) -> None:
     below = 0  # how often it could tell that an older answer stands
     for seed in range(60):
         rng = random.Random(seed)
@@ -45,7 +45,7 @@ def keyed(number: int) -> Bound:
     return bind(SOURCE, TABLES, analysis(Dependency("t", frozenset({"a", "d"}), both)), {"p": number})
 
 
-def test_keys_have_slots_of_their_own() -> None:
+def test_different_keys_have_different_slots() -> None:
     sketch = Sketch(10)
     assert sketch.version(keyed(1)) == 10
     sketch.apply(11, Change(Op.INSERT, T, None, (1, 1, 0, 0, 0)))
@@ -57,7 +57,7 @@ def test_keys_have_slots_of_their_own() -> None:
     assert sketch.version(keyed(5)) == 14
 
 
-def test_what_was_dropped_comes_back_at_the_newest_offset() -> None:
+def test_evicted_record_starts_again_at_the_newest_offset() -> None:
     sketch = Sketch(10, most=1)
     assert sketch.version(keyed(1)) == 10
     sketch.apply(11, Change(Op.INSERT, T, None, (1, 9, 0, 0, 0)))

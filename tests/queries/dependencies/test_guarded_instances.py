@@ -1,4 +1,4 @@
-"""Guards in use: what they hold back keeps tags good, and nothing else does."""
+"""Guards of watched instances: changes that they suppress keep tags current, and no other relevant change does."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Shop:
         return read, made
 
     def guard(self) -> int:
-        """Its answer was read; where."""
+        """Read the answer with its guards, and return its offset."""
         read, state = self.read()
         self.versions.guard("mine", self.bound, state, read.offset)
         return read.offset
@@ -83,7 +83,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         yield Shop(app)
 
 
-def test_a_tag_stays_good_over_what_guards_hold_back(shop: Shop) -> None:
+def test_tag_stays_current_over_changes_that_guards_suppress(shop: Shop) -> None:
     tag = shop.guard()
     moved = shop.write(OUTSIDE)
     assert shop.is_current(tag)
@@ -98,13 +98,13 @@ def test_a_tag_stays_good_over_what_guards_hold_back(shop: Shop) -> None:
     assert shop.versions.steady("mine", shop.bound, later) == later
 
 
-def test_without_guards_everything_that_matters_counts(shop: Shop) -> None:
+def test_without_guards_every_relevant_change_makes_tags_stale(shop: Shop) -> None:
     tag = shop.app.source.head()
     shop.write(OUTSIDE)
     assert not shop.is_current(tag)
 
 
-def test_a_new_answer_does_not_make_older_tags_good(shop: Shop) -> None:
+def test_new_answer_does_not_make_older_tags_current(shop: Shop) -> None:
     tag = shop.guard()
     shop.write(INSIDE)
     again = shop.guard()
@@ -112,7 +112,7 @@ def test_a_new_answer_does_not_make_older_tags_good(shop: Shop) -> None:
     assert not shop.is_current(tag) and shop.is_current(again)
 
 
-def test_a_new_answer_leaves_the_stretch_as_it_is(shop: Shop) -> None:
+def test_tag_stays_current_after_a_new_answer_and_suppressed_changes(shop: Shop) -> None:
     tag = shop.guard()
     shop.write(OUTSIDE)
     shop.guard()
@@ -120,8 +120,8 @@ def test_a_new_answer_leaves_the_stretch_as_it_is(shop: Shop) -> None:
     assert shop.is_current(tag)
 
 
-def test_guards_have_no_say_over_what_their_answer_has_seen(shop: Shop) -> None:
-    """The log is behind the source: these changes are looked at after the guards were recorded."""
+def test_guards_do_not_suppress_changes_before_their_answer(shop: Shop) -> None:
+    """The log is behind the source: these changes are applied after the guards were recorded."""
     tag = shop.app.source.head()
     shop.versions.advance()
     real = shop.versions.advance
@@ -134,7 +134,7 @@ def test_guards_have_no_say_over_what_their_answer_has_seen(shop: Shop) -> None:
     assert shop.is_current(seen), "but over what comes after"
 
 
-def test_guards_that_come_too_late_are_not_kept(shop: Shop) -> None:
+def test_guards_are_not_stored_after_a_later_relevant_change(shop: Shop) -> None:
     read, state = shop.read()
     shop.write(OUTSIDE)
     shop.versions.guard("mine", shop.bound, state, read.offset)
@@ -146,7 +146,7 @@ def test_guards_that_come_too_late_are_not_kept(shop: Shop) -> None:
     assert len(shop.versions.guarded) == 1
 
 
-def test_in_another_understanding_it_is_another_instance(shop: Shop) -> None:
+def test_instance_with_another_analysis_is_not_the_watched_one(shop: Shop) -> None:
     read, state = shop.read()
     shop.versions.guard("mine", shop.bind(), state, read.offset)
     assert len(shop.versions.guarded) == 0
@@ -182,7 +182,7 @@ def _schema_change(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("ends", [_forget, _watch_again, _new_generation, _trimmed, _schema_change])
-def test_guards_end_with_what_they_were_made_for(shop: Shop, ends: Callable[[Shop], None]) -> None:
+def test_guards_are_dropped_when_they_become_invalid(shop: Shop, ends: Callable[[Shop], None]) -> None:
     shop.guard()
     assert len(shop.versions.guarded) == 1
     ends(shop)
@@ -203,7 +203,7 @@ def test_guards_are_bounded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None
     assert "mine" in held and len(held) == 1 and held._keys == 1
 
 
-def test_guards_are_not_asked_for_ever(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guard_checks_in_one_pass_are_limited(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_instances, "MAX_ASKED", 3)
     tag = shop.guard()
     for _ in range(5):
@@ -214,7 +214,7 @@ def test_guards_are_not_asked_for_ever(shop: Shop, monkeypatch: pytest.MonkeyPat
     assert not shop.is_current(tag) and len(shop.versions.guarded) == 0
 
 
-def test_too_much_that_was_not_looked_at_is_left_to_others(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steady_is_unknown_while_too_many_changes_are_not_applied(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.guard()
     shop.write(OUTSIDE)
     moved = shop.write(OUTSIDE)
@@ -226,14 +226,14 @@ def test_too_much_that_was_not_looked_at_is_left_to_others(shop: Shop, monkeypat
 # --- reading them ----------------------------------------------------------------------------------------
 
 
-def test_keys_come_with_the_answer(shop: Shop) -> None:
+def test_answer_has_guard_keys(shop: Shop) -> None:
     read, _ = shop.read()
     assert read.rows == ((10, "ann"),) and read.keys == (((1,),),)
     plain = shop.app.source.answer(shop.analysis, shop.args)
     assert plain is not None and plain.keys == ()
 
 
-def test_too_many_keys_are_none(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_with_too_many_keys_has_no_guard_keys(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analyse, "MAX_KEYS", 2)
     for id in (2, 3):
         assert shop.read()[0].keys[0] is not None
@@ -242,13 +242,13 @@ def test_too_many_keys_are_none(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(read.rows) == 3 and read.keys == (None,) and not state
 
 
-def test_keys_that_cannot_be_read_are_none(shop: Shop) -> None:
+def test_unreadable_keys_are_omitted(shop: Shop) -> None:
     broken = _with_keys(shop.analysis, "SELECT nothing FROM orders WHERE ?1 IS ?1")
     read = shop.app.source.answer(broken, shop.args, guards=True)
     assert read is not None and read.rows == ((10, "ann"),) and read.keys == (None,)
 
 
-def test_keys_that_take_long_are_none(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_keys_are_omitted(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analyse, "LEAST_SECONDS", 0.05)
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n WHERE ?1 IS ?1"
     read = shop.app.source.answer(_with_keys(shop.analysis, endless), shop.args, guards=True)
@@ -276,7 +276,9 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
         yield made
 
 
-def test_only_who_is_asked_for_often_or_held_is_guarded(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_often_requested_or_subscribed_instances_have_guards(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted: list[bool] = []
     real = SqliteSource.answer
 
@@ -307,9 +309,7 @@ def test_only_who_is_asked_for_often_or_held_is_guarded(whole: Whole, monkeypatc
     asyncio.run(work())
 
 
-def test_where_there_are_too_many_keys_they_are_not_asked_for_again(
-    whole: Whole, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_instance_with_too_many_keys_stops_requesting_guards(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analyse, "MAX_KEYS", 0)
     prepared = Prepared(query_id("main", SQL), "main", SQL)
 
@@ -323,8 +323,8 @@ def test_where_there_are_too_many_keys_they_are_not_asked_for_again(
     asyncio.run(work())
 
 
-def test_an_outdated_instance_is_not_watched_when_its_answer_comes(whole: Whole) -> None:
-    """It took long, and meanwhile it came to be understood otherwise: other changes matter to it now."""
+def test_outdated_instance_is_not_watched_after_its_answer(whole: Whole) -> None:
+    """The read took long, and the query was analysed again concurrently: other changes are relevant now."""
     prepared = Prepared(query_id("main", SQL), "main", SQL)
 
     async def work() -> None:

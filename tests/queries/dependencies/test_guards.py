@@ -1,4 +1,4 @@
-"""Guards against re-execution: what is held back left the answer as it was."""
+"""Guards against re-execution: a suppressed change leaves the answer unchanged."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ FAMILIES = {
 
 
 class Live:
-    """An instance that holds its answer until it is told that it is stale."""
+    """An instance that caches its answer until a change makes it stale."""
 
     def __init__(self, app: Running, found: Analysis, args: dict[str, Any]) -> None:
         self.app, self.analysis, self.args = app, found, args
@@ -140,7 +140,7 @@ def write(app: Running, rng: random.Random) -> list[Change]:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_is_held_back_left_the_answer_as_it_was(tmp_path: Path, seed: int) -> None:
+def test_suppressed_change_leaves_the_answer_unchanged(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     with running(tmp_path) as app:
         app.run("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer INT, region TEXT, total)")
@@ -177,25 +177,25 @@ def recorded(found: Analysis, *keys: list[Row] | None, answer: tuple[Row, ...] =
 JOIN = query("", on("t", "a"), on("u", "a"), guards=(KeyGuard(0, "a", "", (1,)), KeyGuard(1, "a", "", (0,))))
 
 
-def test_a_change_that_is_held_back_ends_the_guards_made_from_its_rows() -> None:
+def test_suppressed_change_ends_guards_made_from_its_rows() -> None:
     state = recorded(JOIN, [(1,)], [(2,)])
     assert state.suppresses(Change(Op.INSERT, U, None, (9, 7, 0, 0)), 1)
     assert not state.suppresses(Change(Op.INSERT, T, None, (9, 7, 0, 0, 0)), 0)  # it meets the row that came before
 
 
-def test_what_is_told_ends_all_guards() -> None:
+def test_change_that_is_not_suppressed_ends_all_guards() -> None:
     state = recorded(JOIN, [(1,)], [(2,)])
     assert not state.suppresses(Change(Op.INSERT, U, None, (9, 2, 0, 0)), 1)
     assert not state and not state.suppresses(Change(Op.INSERT, U, None, (9, 7, 0, 0)), 1)
 
 
-def test_a_row_may_meet_itself() -> None:
+def test_self_join_row_that_matches_itself_is_not_suppressed() -> None:
     guards = (KeyGuard(0, "a", "", (1,)), KeyGuard(1, "d", "", (0,)))
     state = recorded(query("", on("t", "a", "d"), on("t", "a", "d"), guards=guards), [(1,)], [(2,)])
     assert not state.suppresses(Change(Op.INSERT, T, None, (9, 7, 0, 0, 7)), 0)
 
 
-def test_every_place_must_hold_it_back() -> None:
+def test_change_is_suppressed_only_if_every_place_excludes_it() -> None:
     state = recorded(query("", on("t", "a"), on("t", "a"), guards=(KeyGuard(0, "a", "", ()),)), [(1,)])
     assert not state.suppresses(Change(Op.INSERT, T, None, (9, 7, 0, 0, 0)), 0)
 
@@ -211,13 +211,13 @@ def test_every_place_must_hold_it_back() -> None:
         Change(Op.UPDATE, T, (9, 7, 0, 0, 0), (9, 1.0, 0, 0, 0)),
     ],
 )
-def test_what_is_not_known_to_be_outside_is_told(change: Change) -> None:
+def test_change_with_unknown_values_is_not_suppressed(change: Change) -> None:
     found = query("", on("t", "a"), guards=(KeyGuard(0, "a", "", ()),))
     assert not recorded(found, [(1,)]).suppresses(change, 0)
     assert recorded(found, [(1,)]).suppresses(Change(Op.INSERT, T, None, (9, 7, 0, 0, 0)), 0)
 
 
-def test_too_many_keys_make_no_guard() -> None:
+def test_guard_with_too_many_keys_is_not_recorded() -> None:
     found = query("", on("t", "a"), guards=(KeyGuard(0, "a", "", ()),))
     assert recorded(found, [(number,) for number in range(MAX_KEYS)])
     assert not recorded(found, [(number,) for number in range(MAX_KEYS + 1)])
@@ -225,7 +225,7 @@ def test_too_many_keys_make_no_guard() -> None:
 
 
 @pytest.mark.parametrize("rows", [Param("n"), Const(2)])
-def test_only_a_full_window_has_a_boundary(rows: Operand) -> None:
+def test_top_guard_needs_a_full_limit(rows: Operand) -> None:
     found = query("", on("t", "a"), guards=(TopGuard(0, (("a", False),), (0,), rows),))
     assert recorded(found, None, answer=((1,), (2,)), n=2)
     assert not recorded(found, None, answer=((1,),), n=2)

@@ -1,4 +1,4 @@
-"""The router against asking every instance."""
+"""The router against a check of every instance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def naive(bounds: dict[int, Bound], asked: Change) -> dict[int, int]:
 
 
 def one_history(seed: int, *, odd: float, instances: int, changes: int) -> int:
-    """Instances come and go between changes; how many hits there were."""
+    """Add and remove instances between changes, and return the number of hits."""
     rng = random.Random(seed)
     queries = [query(rng) for _ in range(rng.randrange(1, 12))]
     router, bounds, hits = Router(SOURCE), dict[int, Bound](), 0
@@ -52,22 +52,22 @@ def one_history(seed: int, *, odd: float, instances: int, changes: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("odd", [0.0, 0.1, 0.6])
-def test_it_finds_what_asking_each_would_find(odd: float) -> None:
+def test_router_finds_the_same_as_checking_each(odd: float) -> None:
     assert sum(one_history(seed, odd=odd, instances=12, changes=25) for seed in range(60)) > 500
 
 
 @pytest.mark.slow
-def test_it_finds_what_asking_each_would_find_of_many() -> None:
+def test_router_finds_the_same_as_checking_each_of_many() -> None:
     assert sum(one_history(seed, odd=0.1, instances=60, changes=80) for seed in range(1_000, 1_020)) > 3_000
 
 
 @pytest.mark.soak(seconds=30)
-def test_it_finds_what_asking_each_would_find_of_fresh_ones(fresh_number: int) -> None:
+def test_router_finds_the_same_as_checking_each_of_new_ones(fresh_number: int) -> None:
     seeds = range(fresh_number, fresh_number + 300)
     assert sum(one_history(seed, odd=0.1, instances=60, changes=80) for seed in seeds) > 50_000
 
 
-def test_only_candidates_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_router_checks_only_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     router = Router(SOURCE)
     both = AllOf((Test("a", "eq", (Param("p"),)), Test("d", "gt", (Const(5),))))
     either = AnyOf((Test("a", "eq", (Param("p"),)), Test("d", "in", (Param("p"), Const(-1)))))
@@ -89,7 +89,7 @@ def test_only_candidates_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(asked) == [11, 12, 13]
 
 
-def test_what_cannot_be_looked_up_is_asked_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_that_fails_the_index_is_checked_by_each_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     router = Router(SOURCE)
     for key in range(3):
         made = analysis(Dependency("t", None, Test("a", "eq", (Const(key),))))
@@ -103,7 +103,7 @@ def test_what_cannot_be_looked_up_is_asked_of_each(monkeypatch: pytest.MonkeyPat
     assert router.failures == 1
 
 
-def test_a_key_is_told_once_with_its_first_place() -> None:
+def test_router_returns_each_key_once_with_its_first_place() -> None:
     router = Router(SOURCE)
     second = Dependency("t", frozenset({"a"}), Test("a", "eq", (Const(1),)))
     router.add("self-join", bind(SOURCE, TABLES, analysis(Dependency("u"), second, second, Dependency("t")), {}))

@@ -1,4 +1,4 @@
-"""Versions: what is called current is current, watched or not, and after the log forgot or began anew."""
+"""Instance versions: a tag reported current is current, watched or not, also after trimming or a new generation."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def write(one: Running, chooser: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_is_called_current_gives_the_same_answer(one: Running, seed: int) -> None:
-    """Tags of every age, of instances that are watched, were watched, or never were."""
+def test_current_tag_has_the_same_answer(one: Running, seed: int) -> None:
+    """Check tags of every age, of instances that are watched, were watched, or never were."""
     chooser = random.Random(seed)
     found = Versions(one.source, one.log)
     bounds = [bound(one, sql, args) for sql, args in QUERIES]
@@ -82,7 +82,7 @@ def test_what_is_called_current_gives_the_same_answer(one: Running, seed: int) -
     assert stale > 20
 
 
-def test_a_watched_instance_knows_its_last_change_also_of_before(one: Running) -> None:
+def test_watched_instance_knows_its_last_relevant_change_before_the_watch(one: Running) -> None:
     found, mine = Versions(one.source, one.log), bound(one, *QUERIES[0])
     one.run("INSERT INTO t VALUES (1, 1)")
     one.caught_up()
@@ -100,13 +100,13 @@ def test_a_watched_instance_knows_its_last_change_also_of_before(one: Running) -
     assert found.last("mine") is None and found.watching == 0
 
 
-def test_no_tag_of_the_future_is_current(one: Running) -> None:
+def test_tag_beyond_the_log_is_not_current(one: Running) -> None:
     found, mine = Versions(one.source, one.log), bound(one, *QUERIES[0])
     assert found.is_current("mine", mine, one.log.latest)
     assert not found.is_current("mine", mine, one.log.latest + 1)
 
 
-def test_what_is_older_than_a_scan_reaches_is_not_known(one: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tag_older_than_the_scan_limit_is_not_current(one: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_versions, "MAX_SCAN", 3)
     mine = bound(one, "SELECT v FROM t WHERE k = ?", [1])
     before = one.log.latest
@@ -118,7 +118,7 @@ def test_what_is_older_than_a_scan_reaches_is_not_known(one: Running, monkeypatc
     assert found.is_current("mine", mine, one.log.latest - 3), "a few changes are looked at one by one"
 
 
-def test_a_new_generation_makes_everything_stale(one: Running) -> None:
+def test_new_generation_makes_all_tags_stale(one: Running) -> None:
     found, mine = Versions(one.source, one.log), bound(one, *QUERIES[0])
     found.watch("mine", mine)
     one.log.restart(first=one.log.latest + 2, reason="a test")

@@ -1,4 +1,4 @@
-"""Remembered instances and analyses: bounded in number and bytes, with short keys."""
+"""Cached instances and analyses: limited in number and bytes, with short keys."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def instance(value: Value, sql: str = "SELECT ?") -> Instance:
 @pytest.mark.parametrize(
     "value", ["x" * 40_000, b"x" * 40_000, Json('"' + "x" * 40_000 + '"'), Embedding((0.5,) * 9_000)]
 )
-def test_instance_with_large_arguments_is_not_remembered(value: Value) -> None:
+def test_instance_with_large_arguments_is_not_cached(value: Value) -> None:
     known, large = Instances(), instance(value)
     assert known.put(large) == []
     assert len(known) == 0 and known.bytes == 0
     assert known.get(large.key) is None and not known.holds(large)
 
 
-def test_instances_beyond_the_bytes_forget_the_oldest() -> None:
+def test_instances_beyond_the_byte_limit_evict_the_oldest() -> None:
     one = instance("a" * 1_000)
     known = Instances(max_bytes=3 * one.size + instances.TEXT_FACTOR * len("SELECT ?"))
     made = [one, *(instance(letter * 1_000) for letter in "bcd")]
@@ -57,7 +57,7 @@ def test_instance_put_again_is_counted_once() -> None:
     assert known.bytes == before and len(known) == 1
 
 
-def test_analyses_beyond_the_number_or_the_bytes_forget_the_least_used() -> None:
+def test_analyses_beyond_the_limits_evict_the_least_recently_used() -> None:
     texts = [f"SELECT {number}" for number in range(4)]
     made = [Prepared(query_id("main", sql), "main", sql) for sql in texts]
     size = instances.TEXT_FACTOR * len(texts[0])

@@ -1,4 +1,4 @@
-"""Sets of bytes against sets written out."""
+"""Sets of byte strings as intervals against explicit sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def some(rng: random.Random) -> Spans:
     return Spans(tuple(sorted(rng.sample(POINTS, rng.randrange(5)))))
 
 
-def test_sets_are_joined_and_cut_as_sets_are() -> None:
+def test_unions_and_intersections_agree_with_explicit_sets() -> None:
     for seed in range(2_000):
         rng = random.Random(seed)
         one, two = some(rng), some(rng)
@@ -31,7 +31,7 @@ def test_sets_are_joined_and_cut_as_sets_are() -> None:
         assert list(union([one, two]).edges) == sorted(set(union([one, two]).edges)), seed
 
 
-def test_points_are_told_from_stretches() -> None:
+def test_points_are_listed_only_for_finite_sets() -> None:
     assert Spans.of([b"b", b"a"]).points == {b"a", b"b"}
     assert Spans.of([]) == NOTHING and NOTHING.points == frozenset()
     assert EVERYTHING.points is None and Spans((b"a", b"b")).points is None
@@ -39,7 +39,7 @@ def test_points_are_told_from_stretches() -> None:
 
 
 @pytest.mark.parametrize("null", [encode_key((None,)), b"\x7f"])  # a database may sort NULL elsewhere
-def test_null_passes_only_where_it_may(null: bytes) -> None:
+def test_null_is_true_only_for_tests_that_accept_null(null: bytes) -> None:
     low, high = b"\x10", b"\x90"
     for op in ("eq", "ne", "lt", "le", "gt", "ge", "in", "not_in"):
         assert not where_true(op, [low], null).contains(null), op
@@ -55,6 +55,6 @@ def test_null_passes_only_where_it_may(null: bytes) -> None:
     assert where_true("between", [high, low], null) == NOTHING
 
 
-def test_an_unknown_test_is_an_error() -> None:
+def test_unknown_test_raises() -> None:
     with pytest.raises(ValueError, match="unknown"):
         where_true("like", [b"a"], b"\x05")

@@ -119,7 +119,7 @@ def test_merging_takes_the_most_in_any_order(a: Token, b: Token, c: Token) -> No
 
 
 @given(tokens, tokens)
-def test_who_dominates_has_nothing_to_learn(a: Token, b: Token) -> None:
+def test_dominating_token_merges_to_itself(a: Token, b: Token) -> None:
     seen = [(dep.key, dep.seen) for dep in merge(a).deps]
     assert dominates(a, b) == ([(dep.key, dep.seen) for dep in merge(a, b).deps] == seen)
 

@@ -1,4 +1,4 @@
-"""Tags of answers: another question has another prefix, whatever makes it another one; and what is none of ours."""
+"""Tags of answers: different questions have different prefixes, and foreign tags are rejected."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_a_tag_reads_back_and_is_quoted() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "row:abc", ONE.prefix, f"{ONE.prefix}.", f"{ONE.prefix}.-1", f"{ONE.prefix}.1 "]
 )
-def test_what_is_no_tag_of_ours_is_none(text: str) -> None:
+def test_foreign_tag_is_read_as_none(text: str) -> None:
     assert read_tag(text) is None
     assert read_tag(f"{ONE.prefix}.{'f' * 40}") is None
 
 
-def test_whatever_makes_another_question_makes_another_prefix() -> None:
+def test_every_part_of_a_question_changes_the_prefix() -> None:
     values = [1, 1.0, True, "1", b"1", U64(1), Decimal(1), None, Date("2026-01-01"), "2026-01-01", Decimal("1.0")]
     others = [msgspec.structs.replace(ONE, args=(("1", value),)) for value in values]
     others += [
@@ -42,10 +42,10 @@ def test_whatever_makes_another_question_makes_another_prefix() -> None:
     assert msgspec.structs.replace(ONE).prefix == ONE.prefix
 
 
-def test_parts_do_not_run_into_each_other() -> None:
+def test_parts_of_a_question_are_delimited_in_the_prefix() -> None:
     one = msgspec.structs.replace(ONE, db="a", generation="bc")
     assert one.prefix != msgspec.structs.replace(ONE, db="ab", generation="c").prefix
 
 
-def test_the_order_of_named_arguments_does_not_count() -> None:
+def test_order_of_named_arguments_does_not_change_the_prefix() -> None:
     assert sorted_args({"b": 1, "a": 2}) == sorted_args({"a": 2, "b": 1})

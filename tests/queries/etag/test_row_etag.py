@@ -1,4 +1,4 @@
-"""Row tags: equal exactly while the row is; read in every form the wire allows."""
+"""Row tags: equal exactly if the rows are, and parsed in every form that requests allow."""
 
 import re
 from decimal import Decimal

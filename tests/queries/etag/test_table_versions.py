@@ -1,4 +1,4 @@
-"""Table versions: exact while they can be, too high where something was dropped unread, never going back."""
+"""Table versions: exact, or too high after changes were trimmed unread, and never decreasing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def log(path: Path) -> Iterator[LiveLog]:
     made.close()
 
 
-def test_each_table_stands_at_its_last_change(log: LiveLog) -> None:
+def test_version_of_a_table_is_its_last_change(log: LiveLog) -> None:
     versions = TableVersions(log)
     assert versions.advance() == 0 and versions.at(["a"]) == {"a": 0}
     add(log, "a", "b", "a")
@@ -58,7 +58,7 @@ def test_each_table_stands_at_its_last_change(log: LiveLog) -> None:
     assert versions.advance() == 4 and versions.at([]) == {}
 
 
-def test_a_read_counts_only_what_it_saw(log: LiveLog) -> None:
+def test_version_at_a_read_excludes_later_changes(log: LiveLog) -> None:
     versions = TableVersions(log)
     add(log, "a", "b")
     add(log, "a")
@@ -67,7 +67,7 @@ def test_a_read_counts_only_what_it_saw(log: LiveLog) -> None:
     assert versions.at(["a", "b"], 3) == {"a": 3, "b": 2}
 
 
-def test_a_read_ahead_of_the_log_is_believed_from_then_on(log: LiveLog) -> None:
+def test_read_ahead_of_the_log_raises_later_versions(log: LiveLog) -> None:
     versions = TableVersions(log)
     add(log, "a", "b")
     versions.advance()
@@ -90,7 +90,7 @@ def test_versions_are_kept_past_the_horizon(log: LiveLog) -> None:
     assert versions.reached(["old", "new", "none"]) == {"old": 8, "new": 10, "none": 8, "*": 10}
 
 
-def test_a_restart_goes_on_from_what_was_saved(path: Path) -> None:
+def test_restart_continues_from_the_saved_versions(path: Path) -> None:
     log = LiveLog(DiskLog.open(path))
     versions = TableVersions(log)
     add(log, "old", "new")
@@ -108,7 +108,7 @@ def test_a_restart_goes_on_from_what_was_saved(path: Path) -> None:
     log.close()
 
 
-def test_what_was_dropped_unread_is_told_too_high(path: Path) -> None:
+def test_table_with_unread_trimmed_changes_is_reported_at_the_horizon(path: Path) -> None:
     log = LiveLog(DiskLog.open(path))
     versions = TableVersions(log)
     add(log, "old", "seen")
@@ -126,7 +126,7 @@ def test_what_was_dropped_unread_is_told_too_high(path: Path) -> None:
     log.close()
 
 
-def test_without_a_note_the_retained_log_tells_and_the_horizon_bounds(log: LiveLog) -> None:
+def test_without_saved_versions_the_retained_log_and_horizon_decide(log: LiveLog) -> None:
     add(log, "old")
     add(log, "a", "b")
     assert _fresh(log) == {"old": 1, "a": 2, "b": 3}
@@ -148,7 +148,7 @@ def _fresh(log: Log) -> dict[str, int]:
     return versions.at(["old", "a", "b"])
 
 
-def test_retention_that_is_faster_than_we_are(log: LiveLog) -> None:
+def test_retention_past_the_applied_offset_reports_the_horizon(log: LiveLog) -> None:
     versions = TableVersions(log)
     add(log, "a")
     versions.advance()
@@ -175,7 +175,7 @@ def test_a_new_generation_starts_every_table_at_its_beginning(log: LiveLog) -> N
     assert _fresh(log) == {"old": 9, "a": 10, "b": 9}, "the note is of another generation"
 
 
-def test_what_is_only_staged_is_not_saved_as_if_it_were_sure(path: Path) -> None:
+def test_staged_changes_are_not_saved(path: Path) -> None:
     log = LiveLog(DiskLog.open(path))
     versions = TableVersions(log)
     add(log, "a")
@@ -194,7 +194,7 @@ def test_what_is_only_staged_is_not_saved_as_if_it_were_sure(path: Path) -> None
     log.close()
 
 
-def test_very_many_tables_share_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_beyond_the_limit_share_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_versions, "MAX_TABLES", 10)
     log = MemoryLog()
     versions = TableVersions(log)
@@ -208,7 +208,7 @@ def test_very_many_tables_share_a_number(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_never_too_low_never_back_and_exact_when_nothing_was_missed(path: Path, seed: int) -> None:
+def test_versions_never_decrease_and_are_exact_without_trimming(path: Path, seed: int) -> None:
     print("seed", seed)
     rng = random.Random(seed)
     names = ["a", "b", "c", "d"]

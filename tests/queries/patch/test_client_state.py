@@ -1,4 +1,4 @@
-"""A client that says what it holds gets a patch from there; ways that are only probably right are refused."""
+"""Patches for a client that sends the keys of its rows; inexact modes are rejected."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ def answer(rows: Any, key: tuple[int, ...] | None = (0,)) -> Answer:
 
 
 def state(held: Answer, mode: str = "strict") -> ClientState:
-    """What a client that holds `held` says."""
+    """Return the state that a client with the rows `held` sends."""
     pks = [json.loads(held.key_of(place)) for place in range(len(held.texts))]
     fps = [fingerprint(text) if mode == "strict" else None for text in held.texts]
     return ClientState(mode, [HeldRow(pk, fp) for pk, fp in zip(pks, fps, strict=True)])
@@ -70,7 +70,7 @@ def one(pk: Any, fp: Any = "0" * 32) -> HeldRow:
         (ClientState("strict", [one([to_lit(1)]), one([to_lit(1)], "1" * 32)]), InvalidRequest),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(said: ClientState, error: type[HeadwaterError]) -> None:
+def test_unsupported_client_state_is_rejected_by_name(said: ClientState, error: type[HeadwaterError]) -> None:
     with pytest.raises(error):
         diff_state(said, answer([(1, "a")]))
 

@@ -151,9 +151,7 @@ def test_four_edits_of_a_thousand_rows_are_a_small_patch() -> None:
         ([(n, "x" * 9) for n in range(300)], [(n, "y" * 9) for n in range(300)], {}, "patch_larger"),
     ],
 )
-def test_without_a_smaller_way_the_patch_is_a_reset_with_all_rows(
-    old: Any, new: Any, options: Any, reason: str
-) -> None:
+def test_without_a_smaller_patch_a_reset_has_all_rows(old: Any, new: Any, options: Any, reason: str) -> None:
     found = patch(old, new, **options)
     assert found["reset"] is True and found["reset_reason"] == reason and "added" not in found
     assert len(found["full"]["rows"]) == len(new)
@@ -217,7 +215,7 @@ def test_where_order_means_nothing_new_rows_go_to_the_end() -> None:
     assert read == [3, 2, 0, 4]
 
 
-def test_rows_that_cannot_be_told_apart_have_no_steps() -> None:
+def test_rows_with_duplicate_keys_have_no_steps() -> None:
     for old, new in (([b"x", b"a", b"a"], [b"a", b"x"]), ([b"a", b"x"], [b"x", b"a", b"a", b"y"])):
         with pytest.raises(NoSteps, match="duplicate_keys"):
             steps(old, new, old.__getitem__, new.__getitem__)
@@ -226,7 +224,7 @@ def test_rows_that_cannot_be_told_apart_have_no_steps() -> None:
 
 
 @given(LISTS, LISTS)
-def test_texts_that_are_found_again_are_those_that_would_be_written(old: Any, new: Any) -> None:
+def test_reused_texts_equal_newly_encoded_texts(old: Any, new: Any) -> None:
     base = answer(old)
     assert answer(new, like=base).texts == answer(new).texts
 

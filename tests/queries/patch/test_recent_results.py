@@ -1,4 +1,4 @@
-"""Kept answers: bounded, found by their very tag, and never where a tag stands for two contents."""
+"""The cache of answers: limited, found by exact tag, and never by a tag of two contents."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def test_an_answer_is_found_by_its_tag_in_every_form_and_by_no_other() -> None:
     assert results.find("q", '"p.1"', answer('"p.1"', 2).hash) is None
 
 
-def test_a_tag_over_two_contents_names_neither_for_ever() -> None:
+def test_tag_of_two_contents_finds_neither() -> None:
     results, first = Results(), answer('W/"p.1"', 1)
     results.keep("q", first)
     results.keep("q", answer('W/"p.1"', 1))
@@ -30,7 +30,7 @@ def test_a_tag_over_two_contents_names_neither_for_ever() -> None:
     assert results.find("q", '"p.1"') is None and results.latest("q") is None and results.bytes == 0
 
 
-def test_of_one_instance_the_last_few_are_kept() -> None:
+def test_only_the_last_answers_of_an_instance_are_cached() -> None:
     results = Results(per_instance=2)
     for number in range(4):
         results.keep("q", answer(f'"p.{number}"', number))

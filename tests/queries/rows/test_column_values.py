@@ -1,4 +1,4 @@
-"""Which value fits which column, and what it becomes."""
+"""Checks and conversions of values for their columns."""
 
 from decimal import Decimal
 from typing import Any
@@ -56,7 +56,7 @@ def test_a_column_without_a_kind_takes_everything(value: Any) -> None:
         ("f64", True),
     ],
 )
-def test_a_number_that_would_change_is_refused(kind: str, value: Any) -> None:
+def test_number_that_would_be_rounded_is_rejected(kind: str, value: Any) -> None:
     with pytest.raises(InvalidRequest):
         fit(Column("c", kind), value)
 

@@ -55,7 +55,7 @@ def delete(rows: Rows, where: Expr, place: Place = USERS, **more: Any) -> Stored
     return rows.delete(ANONYMOUS, place, where, **more).result(PATIENCE)
 
 
-def test_what_is_inserted_is_what_is_read_with_its_types(rows: Rows) -> None:
+def test_inserted_row_is_read_back_with_its_types(rows: Rows) -> None:
     given = {"email": "a@x", "age": U64(3), "born": DateTime("2026-01-01T00:00:00Z"), "extra": Json('{"k":1}')}
     stored = insert(rows, given, returning=["id", "shout"])
     assert (stored.affected, stored.last_insert_id) == (1, 1)
@@ -73,7 +73,7 @@ def test_what_is_inserted_is_what_is_read_with_its_types(rows: Rows) -> None:
     assert found.etag == row_etag("main", found.table, found.row)
 
 
-def test_a_row_that_is_not_there_and_a_table_that_is_not_there_are_not_found(rows: Rows) -> None:
+def test_missing_row_and_missing_table_are_not_found(rows: Rows) -> None:
     with pytest.raises(NotFound):
         get(rows, [1])
     with pytest.raises(NotFound) as found:
@@ -145,7 +145,7 @@ def test_an_update_that_fails_on_its_second_row_changes_none(files: Files, rows:
     assert (dump(files.path("main")), files.get("main").head()) == (before, head)
 
 
-def test_every_write_says_where_it_stands_in_the_log(files: Files, rows: Rows) -> None:
+def test_every_write_returns_its_causality_token(files: Files, rows: Rows) -> None:
     stored = insert(rows, {"email": "a"}, {"email": "b"})
     head = files.get("main").head()
     assert stored.causality is not None
@@ -165,7 +165,7 @@ def test_a_limit_stops_at_the_first_rows_in_key_order(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("form", ["{}", 'W/"{}"', '"{}"'])
-def test_a_tag_that_holds_lets_the_write_through_once(rows: Rows, form: str) -> None:
+def test_write_with_a_current_tag_succeeds_once(rows: Rows, form: str) -> None:
     insert(rows, {"email": "a"})
     tag = form.format((get(rows, [1]).etag or "").strip('"'))
     done = update(rows, eq("id", 1), values={"age": 5}, if_match=tag)
@@ -226,7 +226,7 @@ def test_no_rows_and_unknown_returning_columns_are_refused(files: Files, rows: R
     "where",
     [{"col": "nope"}, {"col": "id", "table": "other"}, {"op": "eq", "a": {"col": "x"}, "b": {"lit": 1}}],
 )
-def test_a_condition_on_what_is_not_there_is_refused(rows: Rows, where: dict[str, Any]) -> None:
+def test_condition_on_a_missing_column_is_rejected(rows: Rows, where: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         delete(rows, parse_expr(where))
 

@@ -38,7 +38,7 @@ def test_a_table_is_created_described_listed_and_dropped(files: Files, schema: S
     assert schema.list_tables(ANONYMOUS) == []
 
 
-def test_creating_and_dropping_twice_is_told(schema: Schema) -> None:
+def test_creating_or_dropping_twice_is_an_error(schema: Schema) -> None:
     schema.create_table(ANONYMOUS, None, USERS).result(PATIENCE)
     with pytest.raises(Conflict):
         schema.create_table(ANONYMOUS, None, USERS).result(PATIENCE)
@@ -51,7 +51,7 @@ def test_creating_and_dropping_twice_is_told(schema: Schema) -> None:
         schema.describe_table(ANONYMOUS, None, "users")
 
 
-def test_databases_come_and_go(files: Files, schema: Schema) -> None:
+def test_databases_are_created_listed_and_dropped(files: Files, schema: Schema) -> None:
     assert schema.create_database(ANONYMOUS, "shop").changed
     assert schema.list_databases(ANONYMOUS) == ["main", "shop"]
     with pytest.raises(Conflict):

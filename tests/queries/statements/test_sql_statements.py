@@ -102,7 +102,7 @@ def test_a_write_that_returns_rows_returns_them(run: Run) -> None:
         "\ud800",
     ],
 )
-def test_what_is_not_one_honest_statement_is_refused_and_changes_nothing(files: Files, run: Run, sql: str) -> None:
+def test_text_that_is_not_one_statement_is_rejected_and_changes_nothing(files: Files, run: Run, sql: str) -> None:
     before, head = dump(files.path("main")), files.get("main").head()
     with pytest.raises(InvalidRequest):
         run(sql)
@@ -126,7 +126,9 @@ def test_arguments_must_be_those_of_the_statement(files: Files, run: Run, args: 
         ("INSERT INTO t (v) VALUES ('x')", [1], "the statement takes 0 arguments, 1 given"),
     ],
 )
-def test_how_many_arguments_a_statement_takes_is_told(run: Run, sql: str, args: list[Any], said: str) -> None:
+def test_wrong_number_of_arguments_error_has_the_expected_number(
+    run: Run, sql: str, args: list[Any], said: str
+) -> None:
     with pytest.raises(InvalidRequest) as refused:
         run(sql, args)
     assert refused.value.message == said and refused.value.hint
@@ -134,7 +136,7 @@ def test_how_many_arguments_a_statement_takes_is_told(run: Run, sql: str, args: 
 
 
 @pytest.mark.parametrize("sql", ["SELECT * FROM user", "DELETE FROM main.user", "INSERT INTO user VALUES (1)"])
-def test_a_table_that_is_not_there_is_told_with_the_one_that_was_meant(files: Files, run: Run, sql: str) -> None:
+def test_missing_table_error_suggests_a_similar_name(files: Files, run: Run, sql: str) -> None:
     files.run("CREATE TABLE users (id INTEGER PRIMARY KEY)")
     with pytest.raises(InvalidRequest) as refused:
         run(sql)

@@ -1,4 +1,4 @@
-"""How much each caller may have read again: a budget that is paid back with time, and places that are waited for."""
+"""Catch-up limits per caller: a budget that refills with time, and slots that callers wait for."""
 
 import asyncio
 
@@ -39,7 +39,7 @@ def test_debt_is_paid_back_with_time() -> None:
     asyncio.run(main())
 
 
-def test_who_comes_late_waits_and_who_leaves_gives_its_place_back() -> None:
+def test_late_catch_up_waits_and_leaving_frees_its_slot() -> None:
     async def main() -> None:
         catchups = Catchups(1, 10**9)
         order: list[str] = []
@@ -67,7 +67,7 @@ def test_who_comes_late_waits_and_who_leaves_gives_its_place_back() -> None:
     asyncio.run(main())
 
 
-def test_callers_that_owe_nothing_are_forgotten() -> None:
+def test_accounts_with_full_budget_are_removed() -> None:
     async def main() -> None:
         clock = Clock()
         catchups = Catchups(1, 60, clock=clock)

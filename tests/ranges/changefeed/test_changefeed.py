@@ -1,4 +1,4 @@
-"""A change feed by itself, over a log that moves when the test says so: pages, pace, and every way it ends."""
+"""One change feed over a log that the test controls: pages, pace, and every way in which it ends."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def keys(events: list[Any]) -> list[bytes]:
     return [each.key for each in events if isinstance(each, Put)]
 
 
-def test_it_catches_up_in_pages_and_goes_on() -> None:
+def test_feed_catches_up_in_pages_and_continues_live() -> None:
     async def main() -> None:
         fed = Fed()
         life = Life(fed)
@@ -82,7 +82,7 @@ def test_it_catches_up_in_pages_and_goes_on() -> None:
     asyncio.run(main())
 
 
-def test_what_is_only_staged_waits_until_it_is_durable() -> None:
+def test_staged_changes_are_sent_once_durable() -> None:
     async def main() -> None:
         fed = Fed()
         life = Life(fed)
@@ -101,7 +101,7 @@ APPLICATION = Table("odd", (Column("k", "str", nullable=False, collation="BY_APP
 
 
 class Failing(Spans):
-    """Fails at an offset, as often as is said."""
+    """Spans that fail at an offset, a given number of times."""
 
     at, times = 0, 0
 
@@ -113,7 +113,7 @@ class Failing(Spans):
 
 
 @pytest.mark.parametrize("at", [1, 4, 40])
-def test_nothing_is_promised_over_what_an_error_kept_back(at: int) -> None:
+def test_checkpoint_does_not_pass_changes_after_an_error(at: int) -> None:
     async def main() -> None:
         life = Life(Fed(), make=Failing)
         spans = life.spans
@@ -134,7 +134,7 @@ def test_nothing_is_promised_over_what_an_error_kept_back(at: int) -> None:
     asyncio.run(main())
 
 
-def test_what_was_read_is_told_before_the_look_that_ends_it() -> None:
+def test_page_is_sent_before_the_check_that_ends_the_feed() -> None:
     async def main() -> None:
         life = Life(Fed(), checkpoints=0.0)
         life.commit(*map(insert, range(3)))
@@ -152,7 +152,7 @@ def test_what_was_read_is_told_before_the_look_that_ends_it() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
-def test_checkpoints_are_no_closer_together_than_the_caller_is_held_to(seconds: float) -> None:
+def test_checkpoint_interval_respects_the_callers_limit(seconds: float) -> None:
     async def main() -> None:
         life = Life(Fed(), checkpoints=0.0)
         life.feed.least = lambda: seconds
@@ -166,7 +166,7 @@ def test_checkpoints_are_no_closer_together_than_the_caller_is_held_to(seconds: 
     asyncio.run(main())
 
 
-def test_a_table_whose_order_only_the_database_knows_is_told_too() -> None:
+def test_table_with_an_unknown_collation_is_followed_as_a_whole() -> None:
     async def main() -> None:
         odd = Table("odd", (Column("k", "str", nullable=False),), ("k",))
         fed = Fed(ITEMS, odd)
@@ -182,7 +182,7 @@ def test_a_table_whose_order_only_the_database_knows_is_told_too() -> None:
     asyncio.run(main())
 
 
-def test_nothing_at_or_below_the_floor() -> None:
+def test_changes_at_or_below_the_floor_are_not_sent() -> None:
     async def main() -> None:
         life = Life(Fed(), floor=2 << 16)
         for id in range(4):
@@ -192,7 +192,7 @@ def test_nothing_at_or_below_the_floor() -> None:
     asyncio.run(main())
 
 
-def test_who_is_never_done_is_slow() -> None:
+def test_reader_that_never_catches_up_is_ended_as_slow() -> None:
     async def main() -> None:
         life = Life(Fed(), patience=0.0)
         await life.steady()
@@ -208,7 +208,7 @@ def test_who_is_never_done_is_slow() -> None:
     asyncio.run(main())
 
 
-def test_who_keeps_up_is_not() -> None:
+def test_reader_that_keeps_up_is_not_ended() -> None:
     async def main() -> None:
         life = Life(Fed(), patience=0.0)
         await life.steady()
@@ -220,7 +220,7 @@ def test_who_keeps_up_is_not() -> None:
 
 
 @pytest.mark.parametrize("what", ["stopping", "gone", "generation"])
-def test_its_ends(what: str) -> None:
+def test_feed_ends_with_the_matching_error(what: str) -> None:
     async def main() -> None:
         fed = Fed()
         life = Life(fed, cursor=0)
@@ -246,7 +246,7 @@ def test_its_ends(what: str) -> None:
     asyncio.run(main())
 
 
-def test_who_is_overtaken_by_the_horizon_is_told() -> None:
+def test_reader_overtaken_by_the_horizon_gets_an_error() -> None:
     async def main() -> None:
         fed = Fed()
         life = Life(fed)
@@ -261,7 +261,7 @@ def test_who_is_overtaken_by_the_horizon_is_told() -> None:
     asyncio.run(main())
 
 
-def test_what_empties_a_table_is_told_for_each_span_of_it() -> None:
+def test_truncate_and_drop_are_sent_for_each_span() -> None:
     async def main() -> None:
         low, high = Span(b"", encode_key((5,))), Span(encode_key((5,)), None)
         life = Life(Fed(), Watched("items", low), Watched("items", high))
@@ -273,7 +273,7 @@ def test_what_empties_a_table_is_told_for_each_span_of_it() -> None:
     asyncio.run(main())
 
 
-def test_rows_told_apart_otherwise_end_it_unless_the_table_began_anew() -> None:
+def test_changed_key_columns_end_the_feed_unless_the_table_was_dropped() -> None:
     other = Table("items", ITEMS.columns, ("note",), 2)
 
     async def main(*between: Change) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Where a change feed begins, and what can be promised at any place of the log."""
+"""The start offset of a change feed, and the checkpoint time at any offset of the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def filled(*, part: int = 512) -> Fed:
     return fed
 
 
-def test_after_a_time_and_not_of_it() -> None:
+def test_feed_from_a_time_excludes_changes_at_that_time() -> None:
     log = filled().log
     for ts, offset in ((0, 0), (1 << 16, 3), ((4 << 16) - 1, 3), (4 << 16, 4), (5 << 16, 8), (9 << 16, 10)):
         assert begin(log, Base(ts=ts)) == offset
@@ -29,7 +29,7 @@ def test_after_a_time_and_not_of_it() -> None:
 
 
 @pytest.mark.parametrize("part", [2, 512])
-def test_what_is_gone_is_refused_with_the_oldest_that_can_be_had(part: int) -> None:
+def test_trimmed_base_is_rejected_with_the_oldest_available_time(part: int) -> None:
     fed = filled(part=part)
     fed.trim(4)  # 7 is the first, in the midst of a transaction; 9 begins one
     oldest = (9 << 16) - 1
@@ -42,7 +42,7 @@ def test_what_is_gone_is_refused_with_the_oldest_that_can_be_had(part: int) -> N
         assert refused.value.extra["resnapshot_reason"] == "wal_horizon_exceeded"
 
 
-def test_a_log_that_kept_nothing_takes_only_what_lies_behind_all_of_it() -> None:
+def test_empty_log_accepts_only_a_base_after_all_trimmed_changes() -> None:
     fed = filled()
     fed.trim(0)
     with pytest.raises(OffsetExpired):
@@ -50,7 +50,7 @@ def test_a_log_that_kept_nothing_takes_only_what_lies_behind_all_of_it() -> None
     assert begin(fed.log, Base(ts=fed.log.clock_ceiling)) == 10
 
 
-def test_another_history_has_other_times() -> None:
+def test_base_of_another_generation_is_rejected() -> None:
     fed = filled()
     old = fed.log.generation
     fed.log.restart(first=20, reason="restored")
@@ -62,7 +62,7 @@ def test_another_history_has_other_times() -> None:
     assert begin(fed.log, Base(offset=19)) == begin(fed.log, Base()) == 19
 
 
-def test_the_future_is_refused() -> None:
+def test_base_in_the_future_is_rejected() -> None:
     log = filled().log
     now = 1_000_000
     assert begin(log, Base(ts=(now + 59_000) << 16), now_ms=lambda: now) == 10
@@ -72,8 +72,8 @@ def test_the_future_is_refused() -> None:
         begin(log, Base(offset=11))
 
 
-def test_what_is_resolved_at_each_place() -> None:
-    """Never at or above what follows, and in the midst of a transaction below all of it."""
+def test_resolved_time_is_below_all_following_changes() -> None:
+    """The time is below all following changes, and inside a transaction below all of its changes."""
     log = filled().log
     times = {1: 1, 2: 1, 3: 1, 4: 4, 5: 5, 6: 5, 7: 5, 8: 5, 9: 9, 10: 9}
     for cursor in range(10):

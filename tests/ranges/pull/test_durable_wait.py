@@ -1,4 +1,4 @@
-"""Waiting for durable changes: who is woken, and how many of one caller may wait."""
+"""Waits for durable changes: which are woken, and how many one caller may have."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def test_those_whose_offset_became_durable_are_woken_and_others_sleep_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_waits_whose_offset_is_durable_are_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable_wait, "FLUSH_SECONDS", 0)
     looks = 0
     inherited = asyncio.Event.set

@@ -147,7 +147,7 @@ def test_every_offset_of_a_history_can_be_read(one: Running) -> None:
     assert {offset: as_of(one, offset, 4) for offset in known} == known
 
 
-def test_rows_deleted_since_come_back_a_bounded_number_at_a_time(one: Running) -> None:
+def test_rows_deleted_since_are_returned_in_bounded_pieces(one: Running) -> None:
     one.run(TABLES["integer"])
     one.run(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500) INSERT INTO t SELECT i, i FROM n"
@@ -182,7 +182,7 @@ def test_the_head_itself_can_be_read(one: Running) -> None:
         as_of(one, offset + 1)
 
 
-def test_what_is_not_there_or_not_captured_is_refused_at_once(tmp_path: Path) -> None:
+def test_missing_or_uncaptured_table_is_rejected_immediately(tmp_path: Path) -> None:
     with running(tmp_path, tables=("t",)) as one:
         one.run(TABLES["integer"])
         one.run("CREATE TABLE other(k INTEGER PRIMARY KEY)")
@@ -197,7 +197,7 @@ def trimmed(one: Running) -> None:
     one.log.retain(Retention(changes=1), now_ms=0)
 
 
-def test_an_offset_that_is_gone_is_refused_at_once(one: Running) -> None:
+def test_trimmed_offset_is_rejected_immediately(one: Running) -> None:
     one.run(TABLES["integer"])
     offset = one.run("INSERT INTO t VALUES (1, 'a')")
     one.run("INSERT INTO t VALUES (2, 'b'), (3, 'c')")
@@ -206,7 +206,7 @@ def test_an_offset_that_is_gone_is_refused_at_once(one: Running) -> None:
         read_as_of(one.source, one.log, "t", offset)
 
 
-def test_changes_that_go_before_they_are_undone_end_the_read_and_those_undone_do_not(one: Running) -> None:
+def test_trimming_ends_the_read_only_before_changes_are_undone(one: Running) -> None:
     one.run(TABLES["integer"])
     one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3), (4, 4)")
     oracle, offset = contents(one)
@@ -237,7 +237,7 @@ def test_a_new_generation_ends_the_read(one: Running) -> None:
     "ddl",
     ["ALTER TABLE t ADD COLUMN w", "ALTER TABLE t RENAME COLUMN v TO w", "DROP TABLE t", "ALTER TABLE t RENAME TO u"],
 )
-def test_a_shape_of_then_that_is_not_the_one_of_now_is_a_conflict(one: Running, ddl: str) -> None:
+def test_table_altered_since_the_offset_is_a_conflict(one: Running, ddl: str) -> None:
     one.run(TABLES["integer"])
     offset = one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
     chunks = read_as_of(one.source, one.log, "t", offset, chunk_rows=1)
@@ -264,7 +264,7 @@ def test_a_read_left_half_way_leaves_nothing_behind(one: Running) -> None:
     read_as_of(one.source, one.log, "t", offset)
 
 
-def test_images_that_are_not_whole_are_refused() -> None:
+def test_incomplete_before_images_are_rejected() -> None:
     table = Table("t", (Column("k", "i64"), Column("v", "str")), ("k",))
     undo = Undo(table, lambda key: str(key[0]).encode())
     with pytest.raises(NotSupported, match="full before images"):

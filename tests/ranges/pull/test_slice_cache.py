@@ -1,4 +1,4 @@
-"""The cache of slices holds what was put in, notices damage, stays within its bytes and never fails a reader."""
+"""The slice cache returns what was stored, detects damage, stays within its limit and never fails a reader."""
 
 import os
 import time
@@ -45,7 +45,7 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path, 10_000)
 
 
-def test_what_was_put_in_comes_out(cache: Cache) -> None:
+def test_cached_slice_is_read_back(cache: Cache) -> None:
     assert cache.get(name(0)) is None
     keep(cache, name(0), b"some bytes of Arrow", [(5, "truncated")])
     found = cache.get(name(0))
@@ -64,7 +64,7 @@ def test_other_tables_shapes_and_databases_are_other_slices(cache: Cache) -> Non
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "grow", "empty", "mark", "notes"])
-def test_a_damaged_file_is_noticed_and_goes(tmp_path: Path, damage: str) -> None:
+def test_damaged_file_is_detected_and_deleted(tmp_path: Path, damage: str) -> None:
     keep(Cache(tmp_path, 10_000), name(0), b"x" * 100, [(1, "truncated")])
     (path,) = files(tmp_path)
     data = bytearray(path.read_bytes())
@@ -82,7 +82,7 @@ def test_a_damaged_file_is_noticed_and_goes(tmp_path: Path, damage: str) -> None
     assert body(cache, name(0)) == b"again"
 
 
-def test_damage_after_the_first_use_is_noticed_too(cache: Cache) -> None:
+def test_damage_after_the_first_use_is_detected(cache: Cache) -> None:
     keep(cache, name(0), b"x" * 100)
     assert body(cache, name(0)) == b"x" * 100
     (path,) = files(cache._folder)
@@ -93,7 +93,7 @@ def test_damage_after_the_first_use_is_noticed_too(cache: Cache) -> None:
     assert cache.get(name(0)) is None
 
 
-def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+def test_least_recently_used_slice_is_evicted_first(tmp_path: Path) -> None:
     ticks = count(time.time_ns() + 10**12, 10**9)  # later than any write: else a file system may set it by itself
     cache = Cache(tmp_path, 450, clock=lambda: next(ticks))
     for after in (0, 1, 2):
@@ -119,7 +119,7 @@ def test_a_cache_of_no_bytes_keeps_nothing(tmp_path: Path) -> None:
     assert Cache(tmp_path, 0).begin(name(0)) is None
 
 
-def test_slices_of_an_older_generation_go_when_a_new_one_comes(cache: Cache) -> None:
+def test_slices_of_older_generations_are_deleted(cache: Cache) -> None:
     keep(cache, name(0, "g1"), b"old")
     keep(cache, name(0, "g1", db="other"), b"of another database")
     keep(cache, name(0, "g2"), b"new")
@@ -128,7 +128,7 @@ def test_slices_of_an_older_generation_go_when_a_new_one_comes(cache: Cache) -> 
     assert cache.bytes == sum(path.stat().st_size for path in files(cache._folder))
 
 
-def test_half_written_files_of_a_killed_process_go(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_killed_process_are_deleted(tmp_path: Path) -> None:
     first = Cache(tmp_path, 10_000)
     keep(first, name(0), b"whole")
     writing = first.begin(name(1))
@@ -140,7 +140,7 @@ def test_half_written_files_of_a_killed_process_go(tmp_path: Path) -> None:
     writing.drop()
 
 
-def test_a_slice_that_is_open_can_be_read_to_its_end_after_it_went(cache: Cache) -> None:
+def test_open_slice_is_readable_after_eviction(cache: Cache) -> None:
     keep(cache, name(0), b"x" * 100)
     found = cache.get(name(0))
     assert found is not None
@@ -158,6 +158,6 @@ def no_space(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_without_space_nothing_is_kept_and_nothing_fails(no_space: None, cache: Cache) -> None:
+def test_full_disk_disables_the_cache_without_errors(no_space: None, cache: Cache) -> None:
     assert cache.begin(name(0)) is None
     assert cache.get(name(0)) is None

@@ -1,4 +1,4 @@
-"""Gathering: changes that are alike are taken together, and that is no other result than one by one."""
+"""Changes of one kind are processed together, with the same result as one by one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _parts(chooser: random.Random) -> list[Transaction]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_changes_taken_together_are_those_taken_one_by_one(
+def test_changes_processed_together_equal_those_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     log = MemoryLog()

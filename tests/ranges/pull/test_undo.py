@@ -1,4 +1,4 @@
-"""The size of what a snapshot of the past keeps on disk."""
+"""The size limit of the undo file of a snapshot."""
 
 import pytest
 

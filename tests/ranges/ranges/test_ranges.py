@@ -1,4 +1,4 @@
-"""Ranges of real tables: cut once, kept through restarts, cut anew when the table is another; leases that hold."""
+"""Ranges of real tables: split once, kept over restarts, split again after a table changed; and leases."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_ranges_that_grow_are_split_and_those_that_shrink_are_merged(one: One) -
     assert one.stale(grown[-1]) == wire(shrunk[-1:])
 
 
-def test_the_last_target_that_was_asked_for_is_kept(one: One) -> None:
+def test_last_requested_target_is_stored(one: One) -> None:
     one.made.run(MANY)
     large = one.listed(target=400_000)
     assert len(large) == 1 and one.listed() == large
@@ -183,7 +183,7 @@ def test_ranges_that_grow_are_split_for_a_viewer(one: One) -> None:
     assert len(one.listed(target=10**6, who=ANN)) == 7
 
 
-def test_few_changes_are_not_looked_at_again(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_changes_do_not_measure_ranges_again(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     one.made.run(MANY)
     found = one.listed()
     one.made.run("UPDATE t SET v = 1 WHERE k < 10")
@@ -225,7 +225,7 @@ def test_neighbours_are_merged_and_others_are_not(one: One) -> None:
         one.ranges.merge(ANONYMOUS, None, "t", [(found[3].id, 1), (found[2].id, 1)])
 
 
-def test_a_range_that_never_was_is_not_found(one: One) -> None:
+def test_unknown_range_is_not_found(one: One) -> None:
     one.made.run("CREATE TABLE u(k INTEGER PRIMARY KEY)")
     (other,) = one.listed("u")
     one.listed()
@@ -237,7 +237,7 @@ def test_a_range_that_never_was_is_not_found(one: One) -> None:
 @pytest.mark.parametrize(
     "ddl", [("DROP TABLE t", "CREATE TABLE t(k TEXT PRIMARY KEY, v)"), ("ALTER TABLE t ADD COLUMN w",)]
 )
-def test_a_table_that_is_another_is_cut_anew_under_new_ids(one: One, ddl: tuple[str, ...]) -> None:
+def test_changed_table_is_split_again_with_new_ids(one: One, ddl: tuple[str, ...]) -> None:
     one.made.run(MANY)
     old = one.listed()
     for sql in ddl:
@@ -247,7 +247,7 @@ def test_a_table_that_is_another_is_cut_anew_under_new_ids(one: One, ddl: tuple[
     assert not {each["id"] for each in new} & {each.id for each in old}
 
 
-def test_a_new_generation_of_the_log_cuts_anew(tmp_path: Path) -> None:
+def test_new_generation_of_the_log_splits_tables_again(tmp_path: Path) -> None:
     with running(tmp_path) as made:
         made.run("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")
         made.run(MANY)
@@ -310,7 +310,7 @@ def test_a_registered_pull_holds_the_log_until_it_is_released(one: One) -> None:
     assert one.ranges.release(ANONYMOUS, None, "t", "lake") is False
 
 
-def test_a_later_registration_moves_on_unless_it_keeps_what_was(one: One) -> None:
+def test_later_registration_moves_the_lease_unless_it_has_keep(one: One) -> None:
     first = one.ranges.register(ANONYMOUS, None, "t", "lake")
     one.made.run(MANY)
     second = one.ranges.register(ANONYMOUS, None, "t", "lake", keep=first.version)
@@ -349,7 +349,7 @@ def test_a_subscriber_has_a_printable_name(one: One, name: str) -> None:
         one.ranges.release(ANONYMOUS, None, "t", name)
 
 
-def test_there_are_only_so_many_leases(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_leases_is_limited(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "MOST_LEASES", 2)
     for name in ("a", "b", "a"):
         one.ranges.register(ANONYMOUS, None, "t", name)
@@ -490,7 +490,7 @@ def test_a_table_is_described_with_the_durable_end_of_its_log(one: One) -> None:
         asyncio.run(one.ranges.describe(ANONYMOUS, "nowhere", "t"))
 
 
-def test_the_first_change_of_the_shape_after_an_offset_is_told(one: One) -> None:
+def test_describe_returns_the_first_schema_change_after_an_offset(one: One) -> None:
     start = one.describe()
     one.made.run("INSERT INTO t VALUES (1, 1)")
     one.made.run("CREATE TABLE u(k INTEGER PRIMARY KEY)")
@@ -507,14 +507,12 @@ def test_the_first_change_of_the_shape_after_an_offset_is_told(one: One) -> None
     assert one.describe(**asked).schema_changed_at is None
 
 
-def test_a_shape_that_changes_in_the_midst_of_a_look_is_not_passed_unseen(
-    one: One, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_describe_during_a_schema_change_does_not_skip_it(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     start, status = one.describe(), one.source.status
     late, offsets = ["ALTER TABLE t ADD COLUMN w", "INSERT INTO t VALUES (1, 1, 1)"], []
 
     def altering() -> dict[str, Any]:
-        """Asked for once the shape was read."""
+        """Return the status, and alter the table after its definition was read."""
         todo, late[:] = late[:], []
         for statement in todo:
             offsets.append(one.made.run(statement))
@@ -527,7 +525,7 @@ def test_a_shape_that_changes_in_the_midst_of_a_look_is_not_passed_unseen(
     assert seen.schema_changed_at == offsets[0]
 
 
-def test_a_change_that_lost_rows_says_so(one: One) -> None:
+def test_schema_change_that_lost_rows_has_resnapshot(one: One) -> None:
     start = one.describe()
     one.made.run("CREATE TABLE made(k INTEGER PRIMARY KEY, v, w)")
     one.made.run("INSERT INTO made VALUES (1, 2, 3)")
@@ -569,7 +567,7 @@ def test_a_wait_takes_no_thread_and_ends_when_the_server_does(one: One) -> None:
     assert {seen.latest for seen in asyncio.run(many())} == {start.latest}
 
 
-def test_only_so_many_wait(one: One) -> None:
+def test_number_of_concurrent_waits_is_limited(one: One) -> None:
     start = one.describe()
     one.ranges._waiting._most = 0
     with pytest.raises(LimitExceeded):
@@ -593,7 +591,7 @@ class StuckLog:
         return iter(())
 
 
-def test_nothing_is_told_of_what_is_not_durable(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_excludes_changes_that_are_not_durable(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     log = StuckLog()
     monkeypatch.setattr(one, "log", log)
     monkeypatch.setattr(one, "catch_up", lambda timeout: True)

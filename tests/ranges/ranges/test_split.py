@@ -1,4 +1,4 @@
-"""Where a table is cut: every key in one span, shares of equal bytes, and a second look that changes little."""
+"""Split points of a table: every key in one span, parts of equal bytes, and stable results when repeated."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_table_without_keys_or_order_is_one_span() -> None:
     assert sizes(Sample(T, 10**6, 10**9), [Span.all()]) == [(10**6, 10**9)]
 
 
-def test_one_heavy_row_leaves_no_crumbs_behind_it() -> None:
+def test_heavy_row_is_not_followed_by_tiny_ranges() -> None:
     found = cut(sample(Point(b"a", 1, 900), Point(b"b", 1, 1), Point(b"c", 1, 1), Point(b"d", 1, 98)), 100)
     assert found == [Span(b"", b"b"), Span(b"b", None)]
 
@@ -96,7 +96,7 @@ def test_a_table_is_never_cut_into_more_ranges_than_can_be_kept(monkeypatch: pyt
 # --- a second look -----------------------------------------------------------------------------------------------
 
 
-def test_what_grew_beyond_twice_the_target_is_split_and_not_before() -> None:
+def test_range_beyond_twice_the_target_is_split_and_not_before() -> None:
     halves = spans_of([(100).to_bytes(2)])
     assert resized(sample(*even(300)), halves, 1000) == []  # 1000 and 2000 bytes
     (step,) = resized(sample(*even(330)), halves, 1000)

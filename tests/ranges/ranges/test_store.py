@@ -1,4 +1,4 @@
-"""The file of ranges: epochs against a model, ids that never come back, leases, and files that are not ours."""
+"""The file of ranges: epochs against a model, ids that are never reused, leases, and foreign files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def step(store: Store, *steps: Split | Merge) -> list[Range]:
     return store.ranges("main", "t")
 
 
-def test_a_split_keeps_the_left_id_and_a_merge_too() -> None:
+def test_split_and_merge_keep_the_left_id() -> None:
     """As the design says: both raise the epoch."""
     ids = iter([7, 8])
     one = Range(3, 4, Span(b"a", b"z"))
@@ -50,7 +50,7 @@ def test_a_split_keeps_the_left_id_and_a_merge_too() -> None:
     assert (whole.id, whole.epoch, whole.span) == (3, 10, Span(b"a", b"z"))
 
 
-def test_a_split_range_is_told_as_its_children_and_a_merged_one_as_its_heir(store: Store) -> None:
+def test_split_range_has_its_parts_and_merged_range_its_union_as_heirs(store: Store) -> None:
     first, second = begin(store, b"m")
     left, right, other = step(store, Split(0, (b"c",)))
     assert store.heirs("main", "t", first.id, 1) == [left, right]
@@ -64,18 +64,18 @@ def test_a_split_range_is_told_as_its_children_and_a_merged_one_as_its_heir(stor
     )
 
 
-def test_who_changes_what_is_no_more_changes_nothing(store: Store) -> None:
+def test_change_of_outdated_ranges_has_no_effect(store: Store) -> None:
     held = begin(store, b"m")
     step(store, Merge(0, 1))
     assert not store.change("main", "t", CUT, held, lambda new_id: pytest.fail("never asked"))
 
 
-def test_a_table_is_cut_once_for_all_who_ask(store: Store) -> None:
+def test_concurrent_first_requests_split_a_table_once(store: Store) -> None:
     first = begin(store, b"m")
     assert begin(store, b"a", b"b") == first
 
 
-def test_a_new_cut_has_new_ids_and_the_old_ones_are_told_of_all_ranges(store: Store) -> None:
+def test_new_split_has_new_ids_and_old_ids_lead_to_all_ranges(store: Store) -> None:
     old = begin(store, b"m")
     new = begin(store, b"a", b"b", cut=Cut("g", 2, 100, 0))
     assert not {one.id for one in old} & {one.id for one in new}
@@ -96,7 +96,7 @@ def test_ids_are_not_given_out_again_after_a_drop_or_a_restart(tmp_path: Path) -
     assert len(set(given)) == len(given) == 12
 
 
-def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_ranges_and_leases_survive_a_restart(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "ranges.db")
     begin(store, b"m")
     held = step(store, Split(1, (b"x",)))
@@ -143,7 +143,7 @@ def pull(
     return Pull("main", subscriber, table, range, "g", kept, until, owner)
 
 
-def test_a_lease_replaces_the_one_of_its_name_and_old_ones_go(store: Store) -> None:
+def test_lease_replaces_that_of_its_name_and_expired_ones_are_deleted(store: Store) -> None:
     store.put_lease(pull(kept=5), now_ms=1)
     store.put_lease(pull(kept=9), now_ms=1)
     assert store.leases("main") == [pull(kept=9)] and store.leases("b") == []

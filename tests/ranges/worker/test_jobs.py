@@ -52,7 +52,7 @@ def test_a_name_that_no_table_can_have_is_not_found() -> None:
         encode_job(SnapshotJob(PLACE, "\udcff", 5))
 
 
-def test_the_end_says_what_the_cache_did() -> None:
+def test_end_frame_has_the_cache_counters() -> None:
     data = encode_end(Done(3, 2, 10))
     kind, rows, length = HEAD.unpack(data[: HEAD.size])
     assert (kind, rows, length) == (END, 0, len(data) - HEAD.size)
@@ -69,7 +69,7 @@ KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issu
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_comes_out_as_what_it_was(kind: type[HeadwaterError]) -> None:
+def test_every_error_is_decoded_as_it_was(kind: type[HeadwaterError]) -> None:
     error = kind(1, 2, 3) if kind is OffsetExpired else kind("no", hint="do this", ranges=[{"id": 1}])  # type: ignore
     found = through(error)
     assert type(found) is kind
@@ -85,7 +85,7 @@ def test_a_stale_epoch_keeps_its_ranges() -> None:
     assert through(StaleEpoch("split", ranges=[{"id": 4}])).extra == {"ranges": [{"id": 4}]}
 
 
-def test_what_is_gone_says_why() -> None:
+def test_trimmed_offset_error_has_its_reason() -> None:
     found = through(gone(3, 10, 20, "truncated", "table 't' was emptied"))
     assert (found.code, found.status, found.message) == ("resnapshot_required", 410, "table 't' was emptied")
     assert found.extra == {"earliest_offset": 10, "latest_offset": 20, "resnapshot_reason": "truncated"}

@@ -1,4 +1,4 @@
-"""What the bulk worker makes of rows and changes: exact under writers, for any span, stretch, filter and shape."""
+"""Rows and changes from the bulk worker: exact under concurrent writes, for any span, filter and table version."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_a_value_of_another_kind_is_a_misfit(side: Side) -> None:
         ("ALTER TABLE w RENAME COLUMN id TO uid", "schema_changed"),
     ],
 )
-def test_no_reader_passes_unknowingly_where_rows_changed_unseen(
+def test_reader_stops_where_rows_changed_without_row_changes(
     side: Side, ddl: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_slices, "SLICE", 4)
@@ -323,7 +323,7 @@ def test_a_table_rebuilt_by_another_process_stops_its_readers(side: Side, tmp_pa
 # --- what is not there -----------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_or_no_more_or_not_yet_is_said(side: Side) -> None:
+def test_missing_tables_and_trimmed_or_future_offsets_are_rejected(side: Side) -> None:
     side.one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
     upto = side.durable()
     with pytest.raises(NotFound):
@@ -343,7 +343,7 @@ def test_what_is_not_there_or_no_more_or_not_yet_is_said(side: Side) -> None:
     assert len(side.changes(upto - 1, upto)) == 1
 
 
-def test_a_table_that_is_not_captured_is_not_served(tmp_path: Path) -> None:
+def test_uncaptured_table_is_rejected(tmp_path: Path) -> None:
     with running(tmp_path, tables=("t",)) as one:
         one.run(TABLES["integer"])
         one.run("CREATE TABLE other(k INTEGER PRIMARY KEY)")
@@ -408,7 +408,7 @@ def test_changes_of_several_tables_come_in_bounded_batches(side: Side, monkeypat
 
 
 class Tampered:
-    """A reader of a file in which somebody changed rows past capture."""
+    """A reader of a file in which rows were changed without capture."""
 
     def __init__(self, reader: SqliteReader, tamper: Callable[[list[Row]], list[Row]]) -> None:
         self._reader, self._tamper = reader, tamper
@@ -432,7 +432,7 @@ class Tampered:
         (lambda rows: [(1, "unseen") if row[0] == 1 else row for row in rows], ""),  # of which the log says nothing
     ],
 )
-def test_a_row_that_is_not_what_the_log_says_is_told(
+def test_row_that_differs_from_the_log_is_a_conflict(
     side: Side, tamper: Callable[[list[Row]], list[Row]], key: str
 ) -> None:
     one = side.one
@@ -452,7 +452,7 @@ def test_a_row_that_is_not_what_the_log_says_is_told(
     assert caught.value.extra == {"resnapshot_reason": LOG_DISAGREES, "table": "t", "key": key}
 
 
-def test_rows_that_change_again_after_their_chunk_are_no_disagreement(side: Side) -> None:
+def test_rows_changed_after_their_chunk_are_not_a_conflict(side: Side) -> None:
     side.one.run("INSERT INTO t VALUES (1, 0), (2, 0), (3, 0), (4, 0)")
     version = side.durable()
     found: list[Row] = []
@@ -493,7 +493,7 @@ def test_a_file_of_another_history_is_never_read(one: Running, tmp_path: Path) -
         reader.close()
 
 
-def test_a_place_that_changed_is_opened_anew_and_the_old_one_closed(one: Running, tmp_path: Path) -> None:
+def test_changed_place_is_opened_again_and_the_old_one_closed(one: Running, tmp_path: Path) -> None:
     one.run(TABLES["integer"])
     opened: list[SqliteReader] = []
 
@@ -550,7 +550,7 @@ def test_caller_with_slow_conditions_leaves_places_to_other_callers() -> None:
     assert order == ["victim"]
 
 
-def test_job_that_asks_whether_its_reader_left_lets_waiting_jobs_go_first() -> None:
+def test_job_that_checks_its_reader_lets_waiting_jobs_run_first() -> None:
     places, whose = FairPlaces(1, 1), ("app", "key:one")
     order: list[str] = []
 
@@ -569,7 +569,7 @@ def test_job_that_asks_whether_its_reader_left_lets_waiting_jobs_go_first() -> N
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "log"])
-def test_condition_is_asked_about_few_rows_between_two_looks_at_the_reader(
+def test_condition_checks_few_rows_between_two_checks_of_the_reader(
     side: Side, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_changes, "JUDGED", 10)

@@ -23,22 +23,22 @@ from headwater.sources.sqlite.source import SqliteSource
 
 ELSEWHERE = {
     10: [
-        "queries/dependencies/test_bound_dependencies.py::test_what_is_not_the_very_same_matters",
-        "queries/dependencies/test_bound_dependencies.py::test_what_is_the_very_same_does_not_matter",
+        "queries/dependencies/test_bound_dependencies.py::test_change_of_a_value_or_its_type_is_relevant",
+        "queries/dependencies/test_bound_dependencies.py::test_update_with_identical_values_is_irrelevant",
     ],
-    18: ["queries/dependencies/test_bound_dependencies.py::test_what_is_not_known_matters"],
+    18: ["queries/dependencies/test_bound_dependencies.py::test_change_with_unknown_rows_is_relevant"],
     19: [
         "sources/sqlite/capture/test_triggers.py::test_foreign_key_actions",
         "sources/sqlite/capture/test_conflicts.py::test_replace_that_displaces_several_rows_at_once",
     ],
     22: [
-        "queries/dependencies/test_instance_router.py::test_it_finds_what_asking_each_would_find",
-        "queries/dependencies/test_change_sketch.py::test_it_is_never_below_the_last_match",
+        "queries/dependencies/test_instance_router.py::test_router_finds_the_same_as_checking_each",
+        "queries/dependencies/test_change_sketch.py::test_sketch_is_never_below_the_last_relevant_change",
         "queries/dependencies/test_change_sketch.py::test_slots_are_the_same_in_every_process",
         "soundness/test_matchers_agree.py::test_no_matcher_misses_what_sqlite_calls_true",
     ],
     23: [
-        "queries/dependencies/test_instance_versions.py::test_no_tag_of_the_future_is_current",
+        "queries/dependencies/test_instance_versions.py::test_tag_beyond_the_log_is_not_current",
         "soundness/test_http_soundness.py::test_nothing_acknowledged_is_missing_while_two_processes_write",
         "soundness/test_http_soundness.py::test_a_broken_server_is_caught",
     ],
