@@ -1,4 +1,4 @@
-"""Why answers are not cacheable and why queries depend on whole tables, as a few classes for metrics."""
+"""Classes of reasons why answers are not cacheable or queries depend on whole tables, for metrics."""
 
 from __future__ import annotations
 

@@ -34,14 +34,14 @@ class Subquery(Queried, frozen=True):
 
 
 class Exists(Queried, frozen=True):
-    """Whether a query has a row, or has none."""
+    """The test that a query has a row, or if `negated` that it has none."""
 
     query: Query
     negated: bool = False
 
 
 class InQuery(Queried, frozen=True):
-    """Whether `expr` is among the rows of a query of one column."""
+    """The test that `expr` is among the rows of a query of one column."""
 
     expr: Expr
     query: Query

@@ -49,7 +49,7 @@ class FairShares(Generic[W]):
 
     @property
     def has_waiting(self) -> bool:
-        """Whether any call waits for a place."""
+        """Return whether any call waits for a place."""
         return bool(self._waiting)
 
     def take(self, whose: Holder) -> bool:
@@ -128,7 +128,7 @@ class FairPlaces:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether any call waits for a place."""
+        """Return whether any call waits for a place."""
         with self._lock:
             return self._shares.has_waiting
 

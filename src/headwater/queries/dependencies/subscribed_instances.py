@@ -31,7 +31,7 @@ Args = list[Any] | dict[str, Any]  # Lits
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a change is relevant to an instance."""
+    """The reason why a change is relevant to an instance."""
 
     table: str
     columns: list[str] | None
