@@ -1,4 +1,4 @@
-"""What the compiled twin offers: see `envelope`."""
+"""Types of the compiled Debezium encoder; `envelope` has the plan that it uses."""
 
 from collections.abc import Callable
 

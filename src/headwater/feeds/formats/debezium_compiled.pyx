@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, embedsignature=True
-"""Debezium's envelope, compiled: the twin of what `debezium` writes in Python, byte for byte. Built where there is a
-compiler (`hatch_build.py`); nothing but speed is lost without.
+"""The compiled encoder of Debezium's envelope, which writes the same bytes as `debezium` does in Python. Built where
+there is a compiler (`hatch_build.py`); without it only speed is lost.
 
-Plain values are written in place. Whatever takes thought (texts to be escaped, long floats, dates, decimals, …) is
-written by the plan's form, as there.
+Plain values are written in place. Other values (texts with escapes, long floats, dates, decimals, …) are written by the
+plan's form, as in Python.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -33,19 +33,19 @@ cdef tuple WORDS = (b"", *[op.word.encode() for op in Op])
 cdef const char *LETTERS = b"?cud?t"  # by number
 
 cdef enum:
-    NUMBER = 24  # bytes of the longest, quoted
+    NUMBER = 24  # bytes of the longest number, with quotes
     SMALLEST = 1024
 
 
 cdef class Plan:
-    """What is the same in all changes of one shape of a table."""
+    """The parts that all changes of one version of a table have in common."""
 
     cdef object around
     cdef dict form
     cdef bint before, after
-    cdef tuple columns, keys  # of bytes: what stands before each value
-    cdef Py_ssize_t *places  # of the columns, then of the keys
-    cdef tuple shared  # the newest part, and what its changes have in common; replaced whole, from any thread
+    cdef tuple columns, keys  # the bytes before each value
+    cdef Py_ssize_t *places  # indexes in a row: of the columns, then of the keys
+    cdef tuple shared  # the newest part and the bytes that its changes share; any thread may replace it, as one object
 
     def __cinit__(self, plan):
         self.places = <Py_ssize_t *> PyMem_Malloc((len(plan.columns) + len(plan.keys) + 1) * sizeof(Py_ssize_t))
@@ -64,7 +64,7 @@ cdef class Plan:
             self.places[at] = place
 
     def change(self, part, Py_ssize_t offset, change, int op):
-        """The envelope of one change; none of the schema."""
+        """Return the envelope of one change, which is not a schema change."""
         cdef Frames out = Frames(None, None, None, 1, 0)
         self.write(out, part, offset, change, op)
         return out.data()
@@ -112,7 +112,7 @@ cdef class Plan:
         end = out.size
         self.values(out, <tuple?> before, self.keys, places)
         if middle - start == out.size - end and not memcmp(out.at + start, out.at + end, middle - start):
-            out.size = middle  # it is the same
+            out.size = middle  # the key did not change
             return 0
         for place in range(PyTuple_GET_SIZE(self.keys)):
             if <object> PyTuple_GET_ITEM(<tuple> before, places[place]) is unavailable:
@@ -121,7 +121,7 @@ cdef class Plan:
         return 0
 
     cdef int values(self, Frames out, tuple row, tuple names, Py_ssize_t *places) except -1:
-        """An object: each of `names` and the value at its place."""
+        """Write an object: each of `names` with the value at its index."""
         cdef Py_ssize_t width = PyTuple_GET_SIZE(row)
         cdef Py_ssize_t place
         if not PyTuple_GET_SIZE(names):
@@ -157,13 +157,13 @@ cdef class Plan:
 
 
 cdef class Frames:
-    """Changes one after another, each in its frame. For one page, in one thread."""
+    """The framed changes of one page. Not thread-safe."""
 
     cdef char *at
     cdef readonly Py_ssize_t size
     cdef Py_ssize_t room, limit, most
-    cdef readonly Py_ssize_t count  # of changes
-    cdef readonly Py_ssize_t last  # the offset of the last of them
+    cdef readonly Py_ssize_t count  # the number of changes
+    cdef readonly Py_ssize_t last  # the offset of the last change
     cdef object find, careful, table
     cdef Plan plan
     cdef bytes id, word, start, end
@@ -177,24 +177,24 @@ cdef class Frames:
         PyMem_Free(self.at)
 
     def __init__(self, find, careful, enclosing, Py_ssize_t limit, Py_ssize_t most):
-        """`find` gives the Plan of a table, `careful` writes the changes that no plan writes."""
+        """`find` returns the Plan of a table; `careful` writes the changes that a plan cannot write."""
         self.find, self.careful, self.limit, self.most = find, careful, limit, most
         if enclosing is not None:
             self.id, self.word, self.start, self.end = enclosing
 
     def data(self):
-        """Everything that was written."""
+        """Return all frames."""
         return PyBytes_FromStringAndSize(self.at, self.size)
 
     @property
     def is_full(self):
-        """Whether no more will be taken."""
+        """Whether the page is full."""
         return self.count >= self.limit or self.size >= self.most
 
     def take(self, part, list ops not None):
-        """Add the changes of `part` as what `ops` say, until it is full, but one at least.
+        """Add the changes of `part`, delivered as `ops`, until the page is full, but at least one change.
 
-        Returns how many were looked at, those that have no op included.
+        Return the number of changes processed, those without an op included.
         """
         cdef tuple changes = part.changes
         cdef Py_ssize_t first = part.first
@@ -267,11 +267,11 @@ cdef class Frames:
         return self.put(at, digits + NUMBER - at)
 
     cdef bint double(self, double number) except -1:
-        """Write it, if it has few digits: then they are found by trying, and are the only ones so short. Else False."""
+        """Write `number` if it has few digits, which are then unique and found by trying; otherwise return False."""
         cdef long long scale = 1
         cdef long long whole
         cdef int digits
-        if not 1e-3 <= fabs(number) < 1e11:  # not zero either: it has a sign
+        if not 1e-3 <= fabs(number) < 1e11:  # excludes zero, too, which has a sign
             return False
         for digits in range(5):
             whole = llround(number * scale)
@@ -300,7 +300,7 @@ cdef class Frames:
         return 0
 
     cdef bint string(self, text) except -1:
-        """Write it, if it is valid and nothing in it must be escaped. Else False."""
+        """Write the text if it is valid and needs no escaping; otherwise return False."""
         cdef Py_ssize_t size = 0
         cdef const char *source = PyUnicode_AsUTF8AndSize(text, &size)
         if not source:
@@ -317,14 +317,15 @@ cdef class Frames:
 
 
 cdef bint _is_plain(const unsigned char *at, Py_ssize_t size) noexcept:
-    """Whether JSON takes the text as it is: no control character, quotation mark or backslash. Eight bytes at a time."""
+    """Return whether JSON needs no escape in the text: no control character, quotation mark or backslash. Checks eight
+    bytes at a time."""
     cdef const unsigned char *end = at + size
     cdef uint64_t eight, quotes, slashes, found
     while end - at >= 8:
         memcpy(&eight, at, 8)
-        quotes = eight ^ <uint64_t> 0x2222222222222222  # zero where one is
+        quotes = eight ^ <uint64_t> 0x2222222222222222  # a zero byte where there is a quotation mark
         slashes = eight ^ <uint64_t> 0x5C5C5C5C5C5C5C5C
-        found = (eight - <uint64_t> 0x2020202020202020) & ~eight  # a byte's highest bit where it was smaller
+        found = (eight - <uint64_t> 0x2020202020202020) & ~eight  # the high bit of each control character
         found |= (quotes - <uint64_t> 0x0101010101010101) & ~quotes
         found |= (slashes - <uint64_t> 0x0101010101010101) & ~slashes
         if found & <uint64_t> 0x8080808080808080:
