@@ -233,7 +233,7 @@ def test_call_that_waits_for_a_thread_when_threads_close_is_unavailable() -> Non
         running = asyncio.ensure_future(threads.run(hold))
         await asyncio.to_thread(begun.wait, PATIENCE)
         waiting = asyncio.ensure_future(threads.run(int))
-        await asyncio.sleep(0)  # it is in the queue
+        await asyncio.sleep(0)  # the call is in the queue
         threads._pool.shutdown(wait=False)  # `close`, without its wait for the call that runs
         release.set()
         await running
@@ -254,7 +254,7 @@ def test_caller_has_one_share_in_all_databases() -> None:
 def test_call_that_has_its_turn_and_not_begun_when_threads_close_is_unavailable() -> None:
     async def main() -> None:
         threads, begun, release = Threads(2, "test"), threading.Event(), threading.Event()
-        threads._pool._max_workers = 1  # a call that has its turn stays in the queue of the pool
+        threads._pool._max_workers = 1  # a call that was granted a thread stays in the queue of the pool
 
         def hold() -> None:
             begun.set()
@@ -267,7 +267,7 @@ def test_call_that_has_its_turn_and_not_begun_when_threads_close_is_unavailable(
         running = asyncio.ensure_future(run("x", hold))
         await asyncio.to_thread(begun.wait, PATIENCE)
         queued = asyncio.ensure_future(run("y", int))
-        await asyncio.sleep(0)  # it is submitted
+        await asyncio.sleep(0)  # the call is submitted
         threads._pool.shutdown(wait=False, cancel_futures=True)
         release.set()
         await running

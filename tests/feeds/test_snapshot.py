@@ -269,7 +269,7 @@ def first_ids(fed: Fed, count: int) -> list[Any]:
     return [row[0] for row in fed.source.chunk("items", after=None, span=None, limit=count).rows]
 
 
-# --- on SQLite: keys with NULL, without case, without a key ------------------------------------------------------
+# --- SQLite: keys with NULL, case-insensitive keys, tables without a key -----------------------------------------
 
 SQLITE = {
     "integer": "CREATE TABLE t(k INTEGER PRIMARY KEY, v)",
@@ -350,7 +350,7 @@ def test_rows_with_a_shared_null_key_are_all_sent_after_a_disconnect_among_them(
             one.log.release(LEASE.name)
 
 
-# --- a snapshot that cannot go on --------------------------------------------------------------------------------
+# --- a snapshot that must restart --------------------------------------------------------------------------------
 
 
 def begun(fed: Fed, rows: int = 20, **options: Any) -> Client:
@@ -551,7 +551,7 @@ def test_repeated_page_uses_the_new_limit() -> None:
     client = Client(fed, ("items",))
     assert len(client.reader.page(2, BIG).rows) == 2
     fed.commit(insert(30), Change(Op.DELETE, ITEMS, (0, 0, ""), None))
-    client.connect()  # nothing of that page was confirmed
+    client.connect()  # no row of that page was acknowledged
     page = client.reader.page(200, BIG)
     assert len(page.rows) == 7 and page.done
     client.take(page)
@@ -740,7 +740,7 @@ def test_rows_read_again_raise_the_caught_up_offset() -> None:
     fed = Fed()
     fed.commit(*(insert(id) for id in range(4)))
     client = Client(fed, ("items",))
-    assert client.reader.page(200, BIG).done  # and none of it arrived
+    assert client.reader.page(200, BIG).done  # the client received none of these rows
     before = highest(client.stored)
     fed.commit(insert(30))
     client.connect()

@@ -217,7 +217,7 @@ class SnapshotReader:
     # --- the lease ---------------------------------------------------------------------------------------------------
 
     def _hold(self) -> None:
-        """Check the lease; acquire it, and restart the snapshot if the log evicted changes that it needs."""
+        """Acquire the lease of a new snapshot; restart a snapshot that lost its lease or its log generation."""
         log, state = self._database.log, self.state
         if state.generation != log.generation:
             self._begin(LOG_GENERATION_CHANGED if state.generation else "")

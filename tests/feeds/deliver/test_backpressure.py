@@ -76,7 +76,7 @@ def test_missing_forecast_is_omitted_and_zeros_are_sent() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found))["will_expire_at_ms"] == 7
 
 
-# --- being lost ------------------------------------------------------------------------------------------
+# --- lost cursors ----------------------------------------------------------------------------------------
 
 
 def why(cursor: int, horizon: int, generation_first: int = 1) -> str:
@@ -160,7 +160,7 @@ def test_repeated_samples_and_steps_back_are_ignored() -> None:
         forecast.observe(5000, latest, 0)
     forecast.observe(4000, 10, 0)  # the clock was set back
     assert forecast.expires_at(5000, remaining=1000) == 15_000
-    forecast.observe(6000, 550, -500)  # a seek back: no speed
+    forecast.observe(6000, 550, -500)  # a seek back is not a rate
     assert forecast.expires_at(6000, remaining=1000) is not None
 
 

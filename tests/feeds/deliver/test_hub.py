@@ -97,7 +97,7 @@ class Taker:
             self.found.append(ReceivedFrame(str(offset), op.word, data))
         self.cursor, self.epoch = self.hub.upto, self.hub.epoch
         self.seen = self.group.seek(self.cursor)
-        # A group that was made while a batch was published begins behind that batch.
+        # A group that is created while a batch is published begins after that batch.
         assert self.seen is not None or self.hub._routed > self.hub.upto
 
     async def finish(self) -> None:
@@ -252,10 +252,10 @@ def test_changes_missed_at_a_reset_are_read_from_the_log(
             slow.take()
             at = slow.cursor
             with monkeypatch.context() as patch:
-                patch.setattr(hub, "_publish", _breaks)  # the database is away, say
+                patch.setattr(hub, "_publish", _breaks)  # as if the database were unavailable
                 fed.commit(*(insert(id) for id in range(8, 12)))
                 await settled(hub, fed)
-            fed.commit(*(insert(id) for id in range(12, 20)))  # what is held from before goes, frame by frame
+            fed.commit(*(insert(id) for id in range(12, 20)))  # drops the older frames one by one
             await settled(hub, fed)
             assert hub.epoch == 1 and slow.group.seek(at) is None, "the log has what was passed over"
             slow.take()
@@ -554,7 +554,7 @@ def test_seek_finds_the_position_of_any_cursor_in_memory() -> None:
     in_loop(work)
 
 
-# --- what one batch may take of the loop ---------------------------------------------------------------------
+# --- loop time of one batch ----------------------------------------------------------------------------------
 
 
 class Ticking:
@@ -616,7 +616,7 @@ def test_long_filter_over_many_or_large_rows_is_decided_in_a_thread_at_once(
         where = balanced([f"size<>{number}" for number in range(1, terms + 1)])
         async with opened(fed, found) as hub:
             taker = Taker(fed, hub, options(tables=("items",), where=where))
-            for number in range(hub_module.FEW):  # where few read, many changes are not published
+            for number in range(hub_module.FEW):  # with few streams the hub does not publish many changes
                 hub.join(hub.view(options(tables=("names",), where=f"size = {number}")), line)
             assert taker.view.filter.is_cheap(insert(1).table)
             fed.commit(*(insert(id, note=note) for id in range(rows)))

@@ -24,7 +24,7 @@ def history(seed: int, *, largest: int = 40, count: int = 60, part: int = 512) -
     fed = Fed(part=part, keep_changes=64)
     Writer(fed, seed, keys=30, largest=largest).write(count)
     if seed % 2:
-        fed.log.flush()  # what is old is read from the wrapped log then
+        fed.log.flush()  # older changes are then read from the log on disk
     return fed
 
 
@@ -285,7 +285,7 @@ def test_whole_page_without_matches_advances_by_the_scan_limit(parts: int) -> No
     assert max(steps) <= 1300 and found == fed.expected(view)
 
 
-# --- a filter that fits no more ----------------------------------------------------------------------------------
+# --- a filter that no longer fits --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("read", [read_page, read_whole])

@@ -26,7 +26,7 @@ from headwater.model.change import Change, Op
 from headwater.model.principal import Principal
 
 WHO = Principal("ann", "owner")
-LONG = 20_000  # milliseconds that no test waits for
+LONG = 20_000  # milliseconds: longer than any test may wait
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_poll_body_has_offsets_and_backpressure(registry: Registry) -> None:
     in_loop(work)
 
 
-# --- where it begins -----------------------------------------------------------------------------------------
+# --- start position ------------------------------------------------------------------------------------------
 
 
 def test_acked_changes_are_not_repeated_and_future_offsets_are_rejected(registry: Registry) -> None:
@@ -242,7 +242,7 @@ def test_cancelled_poll_leaves_its_group(registry: Registry) -> None:
     in_loop(work)
 
 
-# --- being quiet, being lost -----------------------------------------------------------------------------------
+# --- selective filters, evicted polls --------------------------------------------------------------------------
 
 
 def test_poll_advances_over_changes_that_do_not_pass(registry: Registry) -> None:
@@ -350,7 +350,7 @@ def test_new_generation_is_reported_to_a_waiting_poll(registry: Registry) -> Non
     in_loop(work)
 
 
-# --- what cannot be delivered ------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------------------
 
 
 def test_filter_that_no_longer_fits_is_reported_to_a_waiting_poll_after_earlier_changes(registry: Registry) -> None:

@@ -108,7 +108,7 @@ def test_time_before_the_horizon_is_rejected_if_changes_were_evicted() -> None:
 
 def test_time_inside_a_partly_evicted_transaction_is_rejected() -> None:
     fed = filled()
-    fed.trim(4)  # begins in the midst of the transaction at 5
+    fed.trim(4)  # begins inside the transaction at 5
     with pytest.raises(OffsetExpired):
         at_time(fed.log, time_of(5) - 1)
     assert at_time(fed.log, time_of(5)) == 8

@@ -452,7 +452,7 @@ def test_stalled_reader_holds_one_piece_however_much_is_written(monkeypatch: pyt
     in_loop(work)
 
 
-# --- pausing and ending --------------------------------------------------------------------------------------------
+# --- pause and end -------------------------------------------------------------------------------------------------
 
 
 def test_paused_stream_is_silent_and_resumes_where_it_was(registry: Registry) -> None:
@@ -626,7 +626,7 @@ def test_refused_reader_receives_the_reason() -> None:
     in_loop(work)
 
 
-# --- being lost ----------------------------------------------------------------------------------------------------
+# --- evicted streams -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -707,7 +707,7 @@ def test_selective_filter_on_a_busy_log_is_not_evicted(registry: Registry) -> No
     in_loop(work)
 
 
-# --- a filter that fits no more ------------------------------------------------------------------------------------
+# --- a filter that no longer fits ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -761,7 +761,7 @@ def test_internal_error_ends_only_its_own_stream(
     assert "tuple index" in caplog.text
 
 
-# --- what is due by the clock --------------------------------------------------------------------------------------
+# --- checkpoints and pings -----------------------------------------------------------------------------------------
 
 
 def test_checkpoints_are_sent_at_the_interval_when_idle(clock: Clock) -> None:
@@ -837,7 +837,7 @@ def test_idle_stream_sends_a_ping(clock: Clock) -> None:
     in_loop(work)
 
 
-# --- pressure ------------------------------------------------------------------------------------------------------
+# --- backpressure --------------------------------------------------------------------------------------------------
 
 
 def test_backpressure_is_sent_once_per_change_of_state(registry: Registry, clock: Clock) -> None:

@@ -50,7 +50,7 @@ def routed(filters: dict[Any, Filter], *changes: Change) -> dict[Any, list[int]]
     return router.route(changes)
 
 
-# --- nothing is missed -----------------------------------------------------------------------------------
+# --- completeness ----------------------------------------------------------------------------------------
 
 
 def missed(held: dict[int, Filter], found: dict[int, list[int]], changes: list[Change]) -> list[Any]:
@@ -158,7 +158,7 @@ def test_span_index_returns_exactly_the_spans_with_the_key(data: st.DataObject) 
         assert found == {token for token, spans in held.items() if any(span.contains(key) for span in spans)}
 
 
-# --- little else is found --------------------------------------------------------------------------------
+# --- selectivity -----------------------------------------------------------------------------------------
 
 
 def test_key_filter_matches_both_images() -> None:
@@ -239,7 +239,7 @@ def test_change_without_images_is_routed_to_every_filter_on_the_table() -> None:
     assert found == {"key": [0, 1], "all": [0, 1], "ops": [0, 1]}
 
 
-# --- shapes ----------------------------------------------------------------------------------------------
+# --- table versions --------------------------------------------------------------------------------------
 
 
 def test_new_table_version_is_indexed_again() -> None:
@@ -357,7 +357,7 @@ def test_change_evaluates_few_of_many_filters(parts: Any) -> None:
     for n, token in enumerate(held):
         router.add(token, on(NUMBERED, **parts(n)))
     changes = [update(("n3", key, 0), ("n7", key, 0)) for key in range(50)]
-    router.route(changes)  # indexes
+    router.route(changes)  # builds the indexes
     Watched.looked_at.clear()
     router.route(changes)
     assert Watched.looked_at["hash"] <= 3 * len(changes)

@@ -64,7 +64,7 @@ def test_compiled_and_python_encoders_write_the_same_bytes(
     new = tuple(old[at] if is_kept and at in table.key_places else value for at, value in enumerate(new))
     shape = Shape("m%n", "debezium_json", *images, columns)
     changes = changes_of(table, old, new)
-    # An update may be delivered as something else; others are what they are, or nothing.
+    # An update may be delivered as any op; other changes are delivered as their own op, or not at all.
     ops = [op and (op if each.op is Op.UPDATE else each.op) for op, each in zip(said, changes, strict=True)]
     parts = [Transaction('x"%d', changes, 7, 5 << 16, 9, 3), Transaction("4611686018427387904", changes, 14, 6 << 16)]
     python, compiled = Debezium(shape), Compiled(shape)

@@ -41,7 +41,7 @@ ORDERS = Table(
 )
 WIDER = Table("orders", (*ORDERS.columns, Column("note", "str", "TEXT")), ("id",), 2)
 OPEN, PAID, MOVED = (7, "Ada", Decimal("12.50")), (7, "Ada", Decimal("10.00")), (8, "Ada", Decimal("10.00"))
-CHANGES = {  # how an example is called -> the change
+CHANGES = {  # by the name of the example
     "insert": Change(Op.INSERT, ORDERS, None, OPEN),
     "update": Change(Op.UPDATE, ORDERS, OPEN, PAID),
     "update of the key": Change(Op.UPDATE, ORDERS, PAID, MOVED),
@@ -86,7 +86,7 @@ def test_docs_show_the_written_bytes(format: str, case: str) -> None:
     assert ordered(shown[f"{format} {case}"]) == ordered(written)
 
 
-# --- the native formats against a definition written with dicts ------------------------------------------
+# --- the native formats against a reference implementation with dicts ------------------------------------
 
 
 def image(table: Table, row: Row, format: str, columns: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def test_txn_last_is_true_only_at_the_end_of_the_last_part() -> None:
     assert [txn["last"] for txn in said] == [False, False, False, True]
 
 
-# --- whatever a row holds --------------------------------------------------------------------------------
+# --- random rows -----------------------------------------------------------------------------------------
 
 
 def every_change(table: Table, old: Row, new: Row) -> tuple[Transaction, list[tuple[int, Change, Op]]]:
@@ -344,7 +344,7 @@ def test_hidden_identity_is_not_a_column(format: str) -> None:
         assert (found["key"], found["key_before"]) == ({"rowid": 6}, {"rowid": 5})
 
 
-# --- the rules of the foreign envelopes ------------------------------------------------------------------
+# --- the rules of Debezium, CloudEvents and CockroachDB --------------------------------------------------
 
 
 def test_debezium_has_a_letter_for_every_op() -> None:

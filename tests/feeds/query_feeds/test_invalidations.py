@@ -90,7 +90,7 @@ def test_reader_inside_a_transaction_receives_all_its_keys(cursor: int) -> None:
     [
         ({"pk": [{"t": "i64", "v": 1}]}, True),
         ({"pk": [{"t": "i64", "v": 2}]}, True),
-        ({"pk": [{"t": "i64", "v": 3}]}, False),  # it does not matter to the instance
+        ({"pk": [{"t": "i64", "v": 3}]}, False),  # the change is not relevant to the instance
         ({"where": "size = 0"}, False),
         ({"ops": ("delete",)}, False),
         ({"ops": ("insert", "delete")}, True),
@@ -211,7 +211,7 @@ def test_live_and_logged_invalidations_have_the_same_bytes(seed: int, monkeypatc
         known = [Fake(holds=lambda row, size=size: row[1] == size, key=size) for size in range(4)]
         known.append(Fake("names", key=9))
         if seed % 2:
-            known[0].steady_from = known[1].steady_from = 1 << 60  # it takes a while to learn that nothing is known
+            known[0].steady_from = known[1].steady_from = 1 << 60  # the check takes a while and finds nothing
         hub = Hub(fed.log, fed.source, hesitant(seed), groups(*known))
         takers: list[Taker] = []
         for _ in range(120):
@@ -336,7 +336,7 @@ def test_invalidation_is_delivered_if_the_result_may_have_changed() -> None:
     in_loop(work)
 
 
-# --- confirmed ------------------------------------------------------------------------------------------------
+# --- confirmation ---------------------------------------------------------------------------------------------
 
 
 def test_result_known_to_be_unchanged_is_not_read_again() -> None:

@@ -93,7 +93,7 @@ def test_backtest_raises_for_evicted_offsets_and_unfitting_filters() -> None:
         backtest(fed.log, fed.view(tables=("items",), where="size = 1"), after=3)
 
 
-# --- its bounds ------------------------------------------------------------------------------------------
+# --- limits ----------------------------------------------------------------------------------------------
 
 
 def test_backtest_returns_a_partial_result_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

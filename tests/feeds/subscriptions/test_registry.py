@@ -90,7 +90,7 @@ def plain(one: Subscription) -> Any:
     return msgspec.structs.asdict(one)
 
 
-# --- keeping ---------------------------------------------------------------------------------------------
+# --- durability ------------------------------------------------------------------------------------------
 
 
 def test_everything_about_a_subscription_survives_a_restart(opened: Callable[..., Registry]) -> None:
@@ -270,7 +270,7 @@ def test_share_of_a_single_subscription_is_one(opened: Callable[..., Registry]) 
     assert opened(most=1).create(ANN, PLAIN, acked=0)[1]
 
 
-# --- being quiet -----------------------------------------------------------------------------------------
+# --- quiet stretches -------------------------------------------------------------------------------------
 
 
 def test_quiet_stretch_moves_the_cursor_and_is_written_later(opened: Callable[..., Registry], place: Path) -> None:
@@ -307,7 +307,7 @@ def test_quiet_stretch_after_the_cursor_moves_nothing(opened: Callable[..., Regi
     assert not registry.quiet(id, 50, after=6)  # 6 was delivered, and not acked
     registry.quiet(id, 50, after=5)
     registry.seek(id, 3)
-    assert not registry.quiet(id, 60, after=50)  # looked through before the seek
+    assert not registry.quiet(id, 60, after=50)  # scanned before the seek
     assert registry.get(ANN, id).cursor == 3
 
 
@@ -346,7 +346,7 @@ def together(registry: Registry, *calls: Callable[[], Any]) -> list[Any]:
     return [error or future.result() for error, future in zip(errors, futures, strict=True)]
 
 
-# --- sharing commits -------------------------------------------------------------------------------------
+# --- group commit ----------------------------------------------------------------------------------------
 
 
 def test_two_creates_of_one_name_in_one_commit_give_one_subscription(opened: Callable[..., Registry]) -> None:
@@ -492,7 +492,7 @@ def wal_size(place: Path) -> int:
     return place.with_name(place.name + "-wal").stat().st_size
 
 
-# --- a disk that fails -----------------------------------------------------------------------------------
+# --- disk errors -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -537,7 +537,7 @@ def test_failed_write_changes_nothing(disk: FaultyVFS, place: Path, fault: str, 
     registry.close()
 
 
-# --- files that are not ours -----------------------------------------------------------------------------
+# --- foreign and damaged files ---------------------------------------------------------------------------
 
 
 def test_file_that_is_no_database_is_rejected_and_unchanged(place: Path) -> None:
@@ -692,13 +692,13 @@ def test_acknowledged_writes_survive_kill_9_and_others_are_atomic(tmp_path: Path
 
 
 if __name__ == "__main__":
-    fuse = Fuse(int(sys.argv[3]))  # lives as long as it is named
+    fuse = Fuse(int(sys.argv[3]))  # must stay referenced
     for number, _ in enumerate(walk(Path(sys.argv[1]), int(sys.argv[2]), "fuse")):
         if number:
             os.write(1, b"told\n")
 
 
-# --- subscribing by name, and listing --------------------------------------------------------------------
+# --- names and lists -------------------------------------------------------------------------------------
 
 
 class Only:

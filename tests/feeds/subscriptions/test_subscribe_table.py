@@ -56,7 +56,7 @@ def of(**params: Any) -> Options:
     return ask(table="numbered", **params).options
 
 
-# --- what is asked for -----------------------------------------------------------------------------------
+# --- valid requests --------------------------------------------------------------------------------------
 
 
 def test_table_without_options_is_all_its_changes_from_the_head() -> None:
@@ -136,7 +136,7 @@ def test_options_survive_being_stored() -> None:
     assert msgspec.json.decode(msgspec.json.encode(made), type=Options) == made
 
 
-# --- what is refused -------------------------------------------------------------------------------------
+# --- invalid requests ------------------------------------------------------------------------------------
 
 
 def test_unknown_table_is_not_found_with_the_nearest_name() -> None:
@@ -280,7 +280,7 @@ def test_lone_surrogates_are_rejected() -> None:
         check(SubscribeTable(table="numbered", name="\ud800"), SOURCE)
 
 
-# --- anything at all -------------------------------------------------------------------------------------
+# --- random input ----------------------------------------------------------------------------------------
 
 LEAVES = st.one_of(
     st.none(),
@@ -323,7 +323,7 @@ def test_any_input_raises_only_headwater_errors(params: dict[str, Any], table: s
         assert msgspec.json.decode(msgspec.json.encode(made.options), type=Options) == made.options
 
 
-# --- limits, and what to do about a refusal --------------------------------------------------------------
+# --- limits and hints ------------------------------------------------------------------------------------
 
 
 def test_more_than_a_thousand_spans_are_rejected() -> None:

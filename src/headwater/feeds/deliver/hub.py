@@ -193,7 +193,7 @@ class Hub:
     @property
     def _has_few_streams(self) -> bool:
         streams, groups = len(self.streams), self._groups
-        # Members that only wait, such as polls, are no streams: they profit from published frames.
+        # Members that only wait, such as polls, are not streams, but they profit from published frames, too.
         return max(streams, len(groups)) <= FEW and sum([each.members for each in groups.values()]) <= streams
 
     def sleep(self, sleeper: Sleeper) -> None:
