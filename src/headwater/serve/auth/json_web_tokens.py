@@ -147,11 +147,13 @@ def _role(claims: dict[str, Any]) -> str:
     """
     if "role" not in claims and "capabilities" not in claims:
         return VIEWER
-    role, said = claims.get("role", ""), claims.get("capabilities", [])
-    is_understood = isinstance(role, str) and isinstance(said, list) and all(isinstance(each, str) for each in said)
+    role, capabilities = claims.get("role", ""), claims.get("capabilities", [])
+    is_understood = (
+        isinstance(role, str) and isinstance(capabilities, list) and all(isinstance(each, str) for each in capabilities)
+    )
     if is_understood and role.lower() in RANK:
         return str(role.lower())
-    words = {each.lower() for each in said} if is_understood else set()
+    words = {each.lower() for each in capabilities} if is_understood else set()
     # SochDB's tokens have the role Custom, or none, together with capabilities.
     if words and role.lower() in ("", "custom") and words <= {word for word, _ in _CAPABILITIES}:
         return next(found for word, found in _CAPABILITIES if word in words)

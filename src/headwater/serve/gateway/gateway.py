@@ -95,35 +95,35 @@ class Gateway:
 
     async def _answer(self, socket: GatewaySocket, text: str | None) -> None:
         """Send exactly one answer to one frame of a client."""
-        asked, code = messages.read(text), "ok"
+        request, code = messages.read(text), "ok"
         try:
             self._limits.ask(socket.who, socket.client)
-            if asked.error is not None:
-                raise asked.error
-            self._limits.enter(socket.who, self._limits.of_message(asked.payload))
-            payload = await self._handlers[asked.type](socket, asked.id, asked.payload)
+            if request.error is not None:
+                raise request.error
+            self._limits.enter(socket.who, self._limits.of_message(request.payload))
+            payload = await self._handlers[request.type](socket, request.id, request.payload)
             if payload is not None:
-                await socket.say(asked.id, "pong" if asked.type == "ping" else "result", payload)
+                await socket.say(request.id, "pong" if request.type == "ping" else "result", payload)
         except HeadwaterError as error:
             code = error.code
             known = without_hidden_names(error, socket.who, self._api.databases)
-            await socket.say(asked.id, "error", messages.error_payload(known))
+            await socket.say(request.id, "error", messages.error_payload(known))
         except (RecursionError, MemoryError):
             large = InvalidRequest("the request or its answer is too large", hint="Request fewer or smaller values.")
             code = large.code
-            await socket.say(asked.id, "error", messages.error_payload(large))
+            await socket.say(request.id, "error", messages.error_payload(large))
         except Gone:
             raise
         except Exception as error:
             code = HeadwaterError.code
-            await socket.say(asked.id, "error", messages.error_payload(unexpected(error, f"gateway {asked.type}")))
-        self._metrics.said(asked.type or "unknown", code)
+            await socket.say(request.id, "error", messages.error_payload(unexpected(error, f"gateway {request.type}")))
+        self._metrics.gateway_answered(request.type or "unknown", code)
 
     # --- SQL -----------------------------------------------------------------------------------------------------
 
-    async def _sql(self, socket: GatewaySocket, id: str | int, asked: messages.Sql) -> bytes | Pieces:
+    async def _sql(self, socket: GatewaySocket, id: str | int, request: messages.Sql) -> bytes | Pieces:
         socket.who.need(SQL.role, "sql", SQL.instead)
-        result = await self._bridge.call(self._execute, socket.who, asked)
+        result = await self._bridge.call(self._execute, socket.who, request)
         if not isinstance(result, Pending):
             return _charged(socket, result)
         written = await self._bridge.wait(result.future)
@@ -132,65 +132,67 @@ class Gateway:
             return _charged(socket, payload, is_written=True)
         return messages.rows_payload(result.finish(written))
 
-    def _execute(self, who: Principal, asked: messages.Sql) -> bytes | Pieces | Pending[Outcome]:
+    def _execute(self, who: Principal, request: messages.Sql) -> bytes | Pieces | Pending[Outcome]:
         """Run the statement and encode its result, in a thread: a large answer would block the event loop."""
-        args = values_of(asked.params, "params")
-        result = self._api.statement.execute(who, asked.query, args, db=asked.namespace)
+        args = values_of(request.params, "params")
+        result = self._api.statement.execute(who, request.query, args, db=request.namespace)
         return result if isinstance(result, Pending) else messages.rows_payload(result)
 
     # --- keys and values -----------------------------------------------------------------------------------------
 
-    async def _get(self, socket: GatewaySocket, id: str | int, asked: messages.KvKey) -> bytes | Pieces:
-        key = bytes_of("key", asked.key, asked.key_base64)
-        value = await self._kv.get(socket.who, asked.namespace, key)
+    async def _get(self, socket: GatewaySocket, id: str | int, request: messages.KvKey) -> bytes | Pieces:
+        key = bytes_of("key", request.key, request.key_base64)
+        value = await self._kv.get(socket.who, request.namespace, key)
         if value is None:
             return b'{"found":false}'
         return _found(value) if len(value) <= SMALL else _charged(socket, await self._bridge.call(_found, value))
 
-    async def _put(self, socket: GatewaySocket, id: str | int, asked: messages.KvPut) -> bytes:
-        key = bytes_of("key", asked.key, asked.key_base64)
-        value = bytes_of("value", asked.value, asked.value_base64)
-        await self._kv.put(socket.who, asked.namespace, [Entry(key, value, asked.ttl_seconds)])
+    async def _put(self, socket: GatewaySocket, id: str | int, request: messages.KvPut) -> bytes:
+        key = bytes_of("key", request.key, request.key_base64)
+        value = bytes_of("value", request.value, request.value_base64)
+        await self._kv.put(socket.who, request.namespace, [Entry(key, value, request.ttl_seconds)])
         return b'{"ok":true}'
 
-    async def _delete(self, socket: GatewaySocket, id: str | int, asked: messages.KvKey) -> bytes:
-        key = bytes_of("key", asked.key, asked.key_base64)
-        there = await self._kv.delete(socket.who, asked.namespace, key)
+    async def _delete(self, socket: GatewaySocket, id: str | int, request: messages.KvKey) -> bytes:
+        key = bytes_of("key", request.key, request.key_base64)
+        there = await self._kv.delete(socket.who, request.namespace, key)
         return b'{"deleted":true}' if there else b'{"deleted":false}'
 
     # --- changes -------------------------------------------------------------------------------------------------
 
-    async def _subscribe(self, socket: GatewaySocket, id: str | int, asked: messages.Subscribe) -> None:
+    async def _subscribe(self, socket: GatewaySocket, id: str | int, request: messages.Subscribe) -> None:
         socket.check_free(id)
         feeds = self._api.feeding()
         wanted = SubscribeTable(
-            db=asked.namespace,
-            tables=asked.tables or None,
-            ops=asked.operations or None,
-            where=asked.where,
+            db=request.namespace,
+            tables=request.tables or None,
+            ops=request.operations or None,
+            where=request.where,
         )
-        begin = From(asked.start_sequence - 1 if asked.start_sequence else None)
-        with contextlib.ExitStack() as held:
-            held.enter_context(self._limits.count_stream(socket.who, self._limits.of_message(asked), socket.client))
+        begin = From(request.start_sequence - 1 if request.start_sequence else None)
+        with contextlib.ExitStack() as cleanup:
+            cleanup.enter_context(
+                self._limits.count_stream(socket.who, self._limits.of_message(request), socket.client)
+            )
             try:
                 stream = await feeds.open_changes(socket.who, wanted, OPENING, begin)
             except InvalidRequest as error:
-                raise in_sequences(error, asked.start_sequence, messages.FIELDS) from None
-            held.callback(feeds.close_stream, stream)
+                raise in_sequences(error, request.start_sequence, messages.FIELDS) from None
+            cleanup.callback(feeds.close_stream, stream)
             log = stream.consumer.log
             if stream.cursor + 1 < log.horizon:
                 raise messages.overrun(OffsetExpired(stream.cursor, log.horizon, log.latest))
             await socket.say(id, "result", b'{"subscribed":true}')
-            socket.follow(id, stream, held.pop_all().close)
+            socket.follow(id, stream, cleanup.pop_all().close)
 
-    async def _unsubscribe(self, socket: GatewaySocket, id: str | int, asked: messages.Unsubscribe) -> bytes:
-        if not socket.forget(asked.id):
+    async def _unsubscribe(self, socket: GatewaySocket, id: str | int, request: messages.Unsubscribe) -> bytes:
+        if not socket.forget(request.id):
             raise NotFound(
-                f"no subscription {str(asked.id)[:40]!r} on this socket", hint="Send the id of its `subscribe`."
+                f"no subscription {str(request.id)[:40]!r} on this socket", hint="Send the id of its `subscribe`."
             )
         return b'{"unsubscribed":true}'
 
-    async def _ping(self, socket: GatewaySocket, id: str | int, asked: messages.Nothing) -> bytes:
+    async def _ping(self, socket: GatewaySocket, id: str | int, request: messages.Nothing) -> bytes:
         return b'{"ts":%d}' % (time.time_ns() // 1_000_000)
 
 

@@ -100,7 +100,7 @@ _payloads = {name: msgspec.json.Decoder(kind) for name, kind in TYPES.items()}
 _FAULTS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True):
     """A decoded message, or the error that it caused; `type` is a known type, or empty."""
 
     id: str | int = ""
@@ -109,45 +109,45 @@ class Asked(msgspec.Struct, frozen=True):
     error: HeadwaterError | None = None
 
 
-def read(text: str | None) -> Asked:
+def read(text: str | None) -> Request:
     """Decode a frame; None is a binary frame."""
     if text is None:
-        return Asked(error=InvalidRequest("frames are JSON text, not binary", hint=EXAMPLE))
+        return Request(error=InvalidRequest("frames are JSON text, not binary", hint=EXAMPLE))
     try:
         check_exponents(text.encode())
         if len(text) > LARGE:
             check_elements(text.encode(), MAX_ELEMENTS)
         message = _messages.decode(text)
     except RequestTooLarge as large:
-        return Asked(error=large)
+        return Request(error=large)
     except _FAULTS as fault:
         return _unread(text, fault)
     decoder = _payloads.get(message.type)
     if decoder is None:
         error = InvalidRequest(f"Unknown message type: {message.type[:40]}", hint=nearest(message.type, TYPES))
-        return Asked(message.id, error=error)
+        return Request(message.id, error=error)
     raw = message.payload
     try:
         found: Params = decoder.decode(b"{}" if bytes(raw) in (b"", b"null") else raw)
     except _FAULTS as fault:
-        return Asked(message.id, message.type, error=explain(fault, "payload", TYPES[message.type]))
-    return Asked(message.id, message.type, found)
+        return Request(message.id, message.type, error=explain(fault, "payload", TYPES[message.type]))
+    return Request(message.id, message.type, found)
 
 
-def _unread(text: str, fault: Exception) -> Asked:
+def _unread(text: str, fault: Exception) -> Request:
     """Return the error for a text that is no message, with its id if there is one."""
     try:
         found = msgspec.json.decode(text)
     except _FAULTS:
         why = "nested too deeply" if isinstance(fault, RecursionError) else str(fault)
-        return Asked(error=InvalidRequest(f"Invalid JSON: {why}", hint=EXAMPLE))
+        return Request(error=InvalidRequest(f"Invalid JSON: {why}", hint=EXAMPLE))
     if not isinstance(found, dict):
-        return Asked(error=InvalidRequest("Invalid JSON: not an object", hint=EXAMPLE))
+        return Request(error=InvalidRequest("Invalid JSON: not an object", hint=EXAMPLE))
     try:
         id: str | int = msgspec.convert(found.get("id"), Id)
     except msgspec.ValidationError:
         id = ""
-    return Asked(id, error=explain(fault, "message", Message))
+    return Request(id, error=explain(fault, "message", Message))
 
 
 def bytes_of(field: str, text: str | None, encoded: str | None) -> bytes:

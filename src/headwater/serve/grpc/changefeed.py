@@ -23,7 +23,7 @@ from headwater.serve.api import Api
 from headwater.serve.grpc.calls import Answer, Caller, Pour
 from headwater.serve.grpc.changefeed_messages import CheckpointBytes, Words, encoded, failure, images, response
 from headwater.serve.grpc.changefeed_request import (
-    Held,
+    RangeEpoch,
     base_of,
     enter,
     interval_of,
@@ -61,7 +61,7 @@ class ChangeFeedService:
         self._stopping = True
         self._waiting.drain()
 
-    async def _pour(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
+    async def _pour(self, caller: Caller, request: Any) -> AsyncIterator[bytes]:
         caller.who.need(VIEWER, "a change feed")
         feed: ChangeFeed | None = None
         feeds = self._feeds()
@@ -69,7 +69,7 @@ class ChangeFeedService:
         feeds.readers.other_streams += 1
         self._numbers.open += 1
         try:
-            feed, spans = await self._open(caller.who, asked)
+            feed, spans = await self._open(caller.who, request)
             # Before anything can be cut off: a call cannot fail while these are sent with a first message.
             await caller.context.send_initial_metadata(())
             account = identity(caller.who, caller.address)
@@ -123,18 +123,20 @@ class ChangeFeedService:
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
-    async def _open(self, who: Principal, asked: Any) -> tuple[ChangeFeed, int]:
+    async def _open(self, who: Principal, request: Any) -> tuple[ChangeFeed, int]:
         """Return a feed, and the number of spans in each of its checkpoints."""
-        name = real_name(asked.db or None)
-        who.check(name, tables_of(asked))
-        feeds, base = self._feeds(), base_of(asked)
-        interval = interval_of(asked, feeds.config.checkpoint_seconds)
+        name = real_name(request.db or None)
+        who.check(name, tables_of(request))
+        feeds, base = self._feeds(), base_of(request)
+        interval = interval_of(request, feeds.config.checkpoint_seconds)
         database = feeds.databases.database(name)
         await self._run(_settle, database)
         ranges = self._api.pulling()
-        watched, held = await self._run(spans_of, who, name, database, ranges, asked)
-        count = max(len(held if asked.only_resolved else watched), 1)  # ranges are checked before each checkpoint
-        pace = Pace(max(interval, least_interval(count)), feeds.config.slow_consumer_seconds, asked.only_resolved)
+        watched, range_epochs = await self._run(spans_of, who, name, database, ranges, request)
+        count = max(
+            len(range_epochs if request.only_resolved else watched), 1
+        )  # ranges are checked before each checkpoint
+        pace = Pace(max(interval, least_interval(count)), feeds.config.slow_consumer_seconds, request.only_resolved)
         cursor = await self._run(begin, database.log, base)
 
         def is_there() -> bool:
@@ -143,16 +145,16 @@ class ChangeFeedService:
             except NotFound:
                 return False
 
-        words = Words(self._image, asked.with_diff)
+        words = Words(self._image, request.with_diff)
         spans = Spans(database.source, watched)
         feed = ChangeFeed(database, is_there, spans, cursor, base.ts or 0, pace, self._shared(), words)
-        if held:
-            feed.look = lambda: self._check_ranges(who, held)
+        if range_epochs:
+            feed.look = lambda: self._check_ranges(who, range_epochs)
         return feed, count
 
-    async def _check_ranges(self, who: Principal, held: list[Held]) -> None:
+    async def _check_ranges(self, who: Principal, range_epochs: list[RangeEpoch]) -> None:
         """Raise an error if one of the ranges was split, merged or moved."""
-        await self._run(lambda: [enter(who, self._api.pulling(), each) for each in held])
+        await self._run(lambda: [enter(who, self._api.pulling(), each) for each in range_epochs])
 
     def _feeds(self) -> Feeds:
         return self._api.feeding()

@@ -25,27 +25,27 @@ LEAST_MS, MOST_MS = 100, 3_600_000  # limits of the time between two checkpoints
 SPAN_MS = 5  # minimum interval per span: every checkpoint is sent once per span
 
 
-class Held(NamedTuple):
+class RangeEpoch(NamedTuple):
     """A range that the feed watches until it is split, merged or moved."""
 
     id: int
     epoch: int
 
 
-def base_of(asked: Any) -> Base:
+def base_of(request: Any) -> Base:
     """Return the position after which the feed begins."""
-    generation = asked.generation
-    if asked.WhichOneof("start") is None or asked.skip_catchup:
-        if generation and asked.WhichOneof("start") is None:
+    generation = request.generation
+    if request.WhichOneof("start") is None or request.skip_catchup:
+        if generation and request.WhichOneof("start") is None:
             raise InvalidRequest("a generation without a base", hint="Send the ts of the checkpoint as base, too.")
         return Base()
-    if asked.HasField("base"):
-        return Base(ts=_ts(asked.base), generation=generation)
-    if asked.base_offset >= 2**63:
+    if request.HasField("base"):
+        return Base(ts=_ts(request.base), generation=generation)
+    if request.base_offset >= 2**63:
         raise InvalidRequest(
-            f"base_offset {asked.base_offset} is out of range", hint="Send an offset that you received."
+            f"base_offset {request.base_offset} is out of range", hint="Send an offset that you received."
         )
-    return Base(offset=asked.base_offset, generation=generation)
+    return Base(offset=request.base_offset, generation=generation)
 
 
 def _ts(given: Any) -> Timestamp:
@@ -57,9 +57,9 @@ def _ts(given: Any) -> Timestamp:
     return ts_of_ms(given.ms) | int(given.counter)
 
 
-def interval_of(asked: Any, usual: float) -> float:
+def interval_of(request: Any, usual: float) -> float:
     """Return the seconds between two checkpoints."""
-    wanted = asked.checkpoint_interval_ms
+    wanted = request.checkpoint_interval_ms
     if not wanted:
         return usual
     if not LEAST_MS <= wanted <= MOST_MS:
@@ -73,35 +73,35 @@ def least_interval(spans: int) -> float:
 
 
 def spans_of(
-    who: Principal, name: str, database: Database, ranges: Ranges, asked: Any
-) -> tuple[list[Watched], list[Held]]:
+    who: Principal, name: str, database: Database, ranges: Ranges, request: Any
+) -> tuple[list[Watched], list[RangeEpoch]]:
     """Return the spans without repeats, and which of them are ranges. Checks that the caller may see the tables."""
-    if len(asked.spans) > MOST_SPANS:
-        raise InvalidRequest(f"{len(asked.spans)} spans are requested", hint=f"Send at most {MOST_SPANS}.")
-    watched, held = [], []
-    for place, each in enumerate(asked.spans):
+    if len(request.spans) > MOST_SPANS:
+        raise InvalidRequest(f"{len(request.spans)} spans are requested", hint=f"Send at most {MOST_SPANS}.")
+    watched, range_epochs = [], []
+    for place, each in enumerate(request.spans):
         try:
             if each.range_id:
                 watched.append(_of_range(who, name, ranges, each))
-                held.append(Held(each.range_id, each.range_epoch))
+                range_epochs.append(RangeEpoch(each.range_id, each.range_epoch))
             else:
                 watched.append(Watched(each.table, _span(who, name, database, each)))
         except InvalidRequest as error:
             raise type(error)(f"spans[{place}]: {error.message}", hint=error.hint) from None
-    return list(dict.fromkeys(watched)), list(dict.fromkeys(held))
+    return list(dict.fromkeys(watched)), list(dict.fromkeys(range_epochs))
 
 
-def tables_of(asked: Any) -> list[str] | None:
+def tables_of(request: Any) -> list[str] | None:
     """Return the named tables; None for the whole database."""
-    return sorted({each.table for each in asked.spans if each.table}) if asked.spans else None
+    return sorted({each.table for each in request.spans if each.table}) if request.spans else None
 
 
-def enter(who: Principal, ranges: Ranges, held: Held) -> tuple[str, str, Span]:
+def enter(who: Principal, ranges: Ranges, range_epoch: RangeEpoch) -> tuple[str, str, Span]:
     """Return database, table and keys of a range; StaleEpoch, with the table, if the range has changed."""
     try:
-        found = ranges.enter(who, *held)
+        found = ranges.enter(who, *range_epoch)
     except StaleEpoch as error:
-        owner = ranges.owner(held.id)
+        owner = ranges.owner(range_epoch.id)
         error.extra["table"] = "" if owner is None else owner[1]
         raise
     return found.db, found.table.name, found.range.span
@@ -112,7 +112,7 @@ def _of_range(who: Principal, name: str, ranges: Ranges, each: Any) -> Watched:
         raise InvalidRequest(
             "`keys` and `range_id` exclude each other", hint="Narrow a range by start_key and end_key."
         )
-    db, table, span = enter(who, ranges, Held(each.range_id, each.range_epoch))
+    db, table, span = enter(who, ranges, RangeEpoch(each.range_id, each.range_epoch))
     if db != name or each.table not in ("", table):
         raise InvalidRequest(
             f"range {each.range_id} belongs to table {table!r} of {db!r}", hint="Send this table, or none."

@@ -31,28 +31,28 @@ class KvService:
             "BatchPut": self._batch_put,
         }
 
-    async def _get(self, caller: Caller, asked: Any) -> Any:
-        found = await self._kv.get(caller.who, asked.namespace, asked.key)
+    async def _get(self, caller: Caller, request: Any) -> Any:
+        found = await self._kv.get(caller.who, request.namespace, request.key)
         value = found or b""
         return await self._encoded(len(value), lambda: _made("KvGetResponse", value=value, found=found is not None))
 
-    async def _put(self, caller: Caller, asked: Any) -> Any:
-        await self._kv.put(caller.who, asked.namespace, [asked])
+    async def _put(self, caller: Caller, request: Any) -> Any:
+        await self._kv.put(caller.who, request.namespace, [request])
         return _made("KvPutResponse", success=True)
 
-    async def _delete(self, caller: Caller, asked: Any) -> Any:
+    async def _delete(self, caller: Caller, request: Any) -> Any:
         """Delete a key; `success` is whether it existed."""
-        return _made("KvDeleteResponse", success=await self._kv.delete(caller.who, asked.namespace, asked.key))
+        return _made("KvDeleteResponse", success=await self._kv.delete(caller.who, request.namespace, request.key))
 
-    async def _scan(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
-        pairs = self._kv.scan(caller.who, asked.namespace, asked.prefix, asked.limit, caller.hold)
+    async def _scan(self, caller: Caller, request: Any) -> AsyncIterator[bytes]:
+        pairs = self._kv.scan(caller.who, request.namespace, request.prefix, request.limit, caller.hold)
         async for key, value in pairs:
             made = functools.partial(_made, "KvScanResponse", key=key, value=value)
             yield await self._encoded(len(key) + len(value), made)
 
-    async def _batch_get(self, caller: Caller, asked: Any) -> Any:
-        found = await self._kv.get_many(caller.who, asked.namespace, asked.keys)
-        pairs = list(zip(asked.keys, found, strict=True))
+    async def _batch_get(self, caller: Caller, request: Any) -> Any:
+        found = await self._kv.get_many(caller.who, request.namespace, request.keys)
+        pairs = list(zip(request.keys, found, strict=True))
 
         def made() -> Any:
             entries = [_made("KvEntry", key=key, value=value or b"", found=value is not None) for key, value in pairs]
@@ -60,9 +60,9 @@ class KvService:
 
         return await self._encoded(sum(len(key) + len(value or b"") for key, value in pairs), made)
 
-    async def _batch_put(self, caller: Caller, asked: Any) -> Any:
+    async def _batch_put(self, caller: Caller, request: Any) -> Any:
         """Put all entries or none."""
-        count = await self._kv.put(caller.who, asked.namespace, asked.entries)
+        count = await self._kv.put(caller.who, request.namespace, request.entries)
         return _made("KvBatchPutResponse", success_count=count)
 
     async def _encoded(self, size: int, made: Callable[[], Any]) -> bytes:

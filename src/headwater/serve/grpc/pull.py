@@ -70,38 +70,38 @@ class PullService:
             "CdcPullLog": _with_error_field("CdcPullLogResponse", self._log),
         }
 
-    async def _list(self, caller: Caller, asked: Any) -> Any:
+    async def _list(self, caller: Caller, request: Any) -> Any:
         caller.who.need(VIEWER, "a pull")
-        ranges, target = self._api.pulling(), _number(asked.target_bytes, "target_bytes")
-        found = await self._run(ranges.listed, caller.who, asked.db or None, asked.table, target or None)
+        ranges, target = self._api.pulling(), _number(request.target_bytes, "target_bytes")
+        found = await self._run(ranges.listed, caller.who, request.db or None, request.table, target or None)
         return _made("ListRangesResponse", ranges=[_range(one) for one in found.ranges])
 
-    async def _register(self, who: Principal, asked: Any) -> Any:
-        check_subscriber(asked.subscriber_name)
-        return await self._run(self._registered, who, asked)
+    async def _register(self, who: Principal, request: Any) -> Any:
+        check_subscriber(request.subscriber_name)
+        return await self._run(self._registered, who, request)
 
-    def _registered(self, who: Principal, asked: Any) -> Any:
-        ranges, one = self._api.pulling(), self._enter(who, asked)
-        name = asked.subscriber_name
+    def _registered(self, who: Principal, request: Any) -> Any:
+        ranges, one = self._api.pulling(), self._enter(who, request)
+        name = request.subscriber_name
         found = ranges.register(who, one.db, one.table.name, name, range=one.range.id, epoch=one.range.epoch)
         return _made("CdcRegisterResponse", init_snapshot_version=found.version)
 
-    def _enter(self, who: Principal, asked: Any) -> Entered:
+    def _enter(self, who: Principal, request: Any) -> Entered:
         # Ranges have no replicas here, so an epoch with another configuration belongs to no range.
-        epoch = asked.range_epoch.version if not asked.range_epoch.conf_ver else 0
-        return self._api.pulling().enter(who, asked.range_id, epoch)
+        epoch = request.range_epoch.version if not request.range_epoch.conf_ver else 0
+        return self._api.pulling().enter(who, request.range_id, epoch)
 
     # --- rows ------------------------------------------------------------------------------------------------
 
-    async def _snapshot(self, who: Principal, asked: Any) -> Any:
-        check_subscriber(asked.subscriber_name)
-        return await self._run(self._rows, who, asked, _limits(asked))
+    async def _snapshot(self, who: Principal, request: Any) -> Any:
+        check_subscriber(request.subscriber_name)
+        return await self._run(self._rows, who, request, _limits(request))
 
-    def _rows(self, who: Principal, asked: Any, limits: Limits) -> bytes:
-        one = self._enter(who, asked)
-        span = _behind(_part(one.range, asked), asked.last_key, one.range)
-        self._api.pulling().keep_up(who, one, asked.subscriber_name)
-        version = _number(asked.current_snapshot_version, "current_snapshot_version")
+    def _rows(self, who: Principal, request: Any, limits: Limits) -> bytes:
+        one = self._enter(who, request)
+        span = _behind(_part(one.range, request), request.last_key, one.range)
+        self._api.pulling().keep_up(who, one, request.subscriber_name)
+        version = _number(request.current_snapshot_version, "current_snapshot_version")
         if span is None:
             found = Rows(one.table, [], True)
         else:
@@ -121,25 +121,25 @@ class PullService:
 
     # --- log -------------------------------------------------------------------------------------------------
 
-    async def _log(self, who: Principal, asked: Any) -> Any:
-        check_subscriber(asked.subscriber_name)
-        limits, after = _limits(asked), _number(asked.last_log_index, "last_log_index")
-        if asked.wait_ms > MOST_WAIT_MS:
-            raise InvalidRequest(f"wait_ms {asked.wait_ms} is too long", hint=f"Wait at most {MOST_WAIT_MS}.")
+    async def _log(self, who: Principal, request: Any) -> Any:
+        check_subscriber(request.subscriber_name)
+        limits, after = _limits(request), _number(request.last_log_index, "last_log_index")
+        if request.wait_ms > MOST_WAIT_MS:
+            raise InvalidRequest(f"wait_ms {request.wait_ms} is too long", hint=f"Wait at most {MOST_WAIT_MS}.")
         ranges: Ranges = self._api.pulling()
-        one = await self._run(self._enter, who, asked)
-        seen = await ranges.describe(who, one.db, one.table.name, after=after, wait_ms=asked.wait_ms, run=self._run)
-        return await self._run(self._changes, who, asked, limits, seen.latest)
+        one = await self._run(self._enter, who, request)
+        seen = await ranges.describe(who, one.db, one.table.name, after=after, wait_ms=request.wait_ms, run=self._run)
+        return await self._run(self._changes, who, request, limits, seen.latest)
 
-    def _changes(self, who: Principal, asked: Any, limits: Limits, upto: int) -> bytes:
-        one, after = self._enter(who, asked), asked.last_log_index
+    def _changes(self, who: Principal, request: Any, limits: Limits, upto: int) -> bytes:
+        one, after = self._enter(who, request), request.last_log_index
         log = one.database.log
         if after > upto or after + 1 < log.generation_first:
             error = OffsetExpired(after, log.horizon, log.latest)
             error.extra["resnapshot_reason"] = LOG_GENERATION_CHANGED
             raise error
         check_log(log, after)
-        found = log_page(one.database, one.table, _part(one.range, asked), after, upto, limits)
+        found = log_page(one.database, one.table, _part(one.range, request), after, upto, limits)
         data = [self._change_message(each) for each in found.seen]
         return _encoded("CdcPullLogResponse", log_data=data, current_log_index=found.upto)
 
@@ -164,10 +164,10 @@ class PullService:
 # --- requests ------------------------------------------------------------------------------------------------
 
 
-def _limits(asked: Any) -> Limits:
-    if asked.limit > PAGE_ROWS:
-        raise RequestTooLarge(f"limit {asked.limit} is too large", hint=f"Send at most {PAGE_ROWS}.")
-    return Limits(asked.limit or PAGE_ROWS, PAGE_BYTES)
+def _limits(request: Any) -> Limits:
+    if request.limit > PAGE_ROWS:
+        raise RequestTooLarge(f"limit {request.limit} is too large", hint=f"Send at most {PAGE_ROWS}.")
+    return Limits(request.limit or PAGE_ROWS, PAGE_BYTES)
 
 
 def _number(value: int, field: str) -> int:
@@ -176,13 +176,13 @@ def _number(value: int, field: str) -> int:
     return value
 
 
-def _part(one: Range, asked: Any) -> Span:
+def _part(one: Range, request: Any) -> Span:
     """Return the requested part of the range."""
-    if not asked.start_key and not asked.end_key:
+    if not request.start_key and not request.end_key:
         return one.span
-    start, end = max(asked.start_key, one.span.start), asked.end_key or one.span.end
-    if asked.start_key and not one.span.contains(asked.start_key):
-        raise OutOfBound(asked.start_key, one)
+    start, end = max(request.start_key, one.span.start), request.end_key or one.span.end
+    if request.start_key and not one.span.contains(request.start_key):
+        raise OutOfBound(request.start_key, one)
     if end is not None and (end <= start or (one.span.end is not None and end > one.span.end)):
         raise OutOfBound(end, one)
     return Span(start, end)
@@ -224,33 +224,33 @@ def _range(one: Range) -> Any:
 def _with_error_field(name: str, answer: Callable[[Principal, Any], Awaitable[Any]]) -> Answer:
     """Return `answer` with errors reported in the field `error` of its message."""
 
-    async def answer_or_error(caller: Caller, asked: Any) -> Any:
+    async def answer_or_error(caller: Caller, request: Any) -> Any:
         caller.who.need(VIEWER, "a pull")
         try:
-            return await answer(caller.who, asked)
+            return await answer(caller.who, request)
         except AS_STATUS:
             raise
         except HeadwaterError as error:
-            return _made(name, error=cdc_error(error, asked))
+            return _made(name, error=cdc_error(error, request))
 
     return answer_or_error
 
 
-def cdc_error(error: HeadwaterError, asked: Any) -> Any:
+def cdc_error(error: HeadwaterError, request: Any) -> Any:
     """Return an error as a CDCError message."""
     made = _made("CDCError", detail=f"{error.message}. {error.hint}" if error.hint else error.message)
     reason = str(error.extra.get("resnapshot_reason", WAL_HORIZON_EXCEEDED))
     if isinstance(error, StaleEpoch):
         made.stale_epoch.ranges.extend([_of_wire(one) for one in error.extra["ranges"]])
     elif isinstance(error, NotFound):
-        made.range_not_found.range_id = asked.range_id
+        made.range_not_found.range_id = request.range_id
     elif isinstance(error, OutOfBound):
         of = _range(error.of)
         made.out_of_bound.key, made.out_of_bound.range_id = error.key, of.id
         made.out_of_bound.start_key, made.out_of_bound.end_key = of.start_key, of.end_key
     elif isinstance(error, NotOwner):
-        made.not_owner.subscriber_name = asked.subscriber_name
-    elif isinstance(error, OffsetExpired) and reason in LOST and "last_log_index" in asked.DESCRIPTOR.fields_by_name:
+        made.not_owner.subscriber_name = request.subscriber_name
+    elif isinstance(error, OffsetExpired) and reason in LOST and "last_log_index" in request.DESCRIPTOR.fields_by_name:
         made.horizon_exceeded.earliest_log_index = error.extra["earliest_offset"]
         made.horizon_exceeded.latest_log_index = error.extra["latest_offset"]
         made.horizon_exceeded.reason = reason

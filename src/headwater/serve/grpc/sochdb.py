@@ -55,7 +55,7 @@ EVENTS = Opening("grpc", frame, format=EVENT)
 
 
 @dataclass(eq=False)
-class Held:
+class OpenSubscription:
     """A subscription, which exists while its stream is open."""
 
     id: str
@@ -82,7 +82,7 @@ class SubscriptionService:
 
     def __init__(self, api: Api, bridge: Bridge) -> None:
         self._api, self._bridge = api, bridge
-        self._held: dict[str, Held] = {}
+        self._open_subscriptions: dict[str, OpenSubscription] = {}
         self._numbers = itertools.count(1)
 
     def methods(self) -> Mapping[str, Answer | Pour]:
@@ -96,9 +96,9 @@ class SubscriptionService:
 
     # --- streams -------------------------------------------------------------------------------------------------
 
-    async def _subscribe(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
-        who, db, start = caller.who, real_name(asked.namespace), asked.start_sequence
-        for names in (asked.tables, asked.operations):
+    async def _subscribe(self, caller: Caller, request: Any) -> AsyncIterator[bytes]:
+        who, db, start = caller.who, real_name(request.namespace), request.start_sequence
+        for names in (request.tables, request.operations):
             if len(names) > MOST_NAMES:
                 hint = "Name fewer, or none for all."
                 raise InvalidRequest(
@@ -106,29 +106,31 @@ class SubscriptionService:
                 )
         params = SubscribeTable(
             db=db,
-            tables=list(asked.tables) or None,
-            ops=_ops(asked.operations),
-            where=asked.where_predicate or None,
+            tables=list(request.tables) or None,
+            ops=_ops(request.operations),
+            where=request.where_predicate or None,
         )
         stream = await self._open(caller, params, EVENTS, start)
-        stream.page = min(asked.batch_size or PAGE, PAGE)
+        stream.page = min(request.batch_size or PAGE, PAGE)
         id, now = f"sub-{next(self._numbers)}", time.time_ns() // 1000
-        held = Held(id, who.name, asked.namespace or db, db, tuple(asked.tables), start, now, stream)
-        self._held[id] = held
+        subscription = OpenSubscription(
+            id, who.name, request.namespace or db, db, tuple(request.tables), start, now, stream
+        )
+        self._open_subscriptions[id] = subscription
         try:
             async for some in _pieces(caller, stream):
                 for each in some:
-                    if held.cancelled:
+                    if subscription.cancelled:
                         return
                     yield each
-            if not held.cancelled:
+            if not subscription.cancelled:
                 raise _why(stream, db)
         finally:
-            self._held.pop(id, None)
+            self._open_subscriptions.pop(id, None)
             self._api.feeding().close_stream(stream)
 
-    async def _watch(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
-        db, table, key = real_name(asked.namespace), asked.table, asked.key
+    async def _watch(self, caller: Caller, request: Any) -> AsyncIterator[bytes]:
+        db, table, key = real_name(request.namespace), request.table, request.key
         everywhere = bool(key) and not table  # one key, in any table
         raw = not everywhere and table == kv_table.TABLE and await self._holds_pairs(caller.who, db)
         opening = EVENTS if everywhere else Opening("grpc", frame, format=WATCH, key=_place(key, raw=raw))
@@ -169,26 +171,26 @@ class SubscriptionService:
 
     # --- open subscriptions --------------------------------------------------------------------------------------
 
-    async def _list(self, caller: Caller, asked: Any) -> Any:
+    async def _list(self, caller: Caller, request: Any) -> Any:
         who = caller.who
         who.need(VIEWER, "listing subscriptions")
-        found = [held for held in self._held.values() if held.is_for(who)]
-        if asked.namespace:
-            db = real_name(asked.namespace)
+        found = [subscription for subscription in self._open_subscriptions.values() if subscription.is_for(who)]
+        if request.namespace:
+            db = real_name(request.namespace)
             who.glimpse(db)
             self._api.databases.get(db)
-            found = [held for held in found if held.db == db]
-        return _made("ListSubscriptionsResponse", subscriptions=[_info(held) for held in found])
+            found = [subscription for subscription in found if subscription.db == db]
+        return _made("ListSubscriptionsResponse", subscriptions=[_info(subscription) for subscription in found])
 
-    async def _cancel(self, caller: Caller, asked: Any) -> Any:
+    async def _cancel(self, caller: Caller, request: Any) -> Any:
         caller.who.need(VIEWER, "cancelling a subscription")
-        held = self._held.get(asked.subscription_id)
-        if held is None or not held.is_for(caller.who):
-            error = f"Subscription '{asked.subscription_id}' not found"
+        subscription = self._open_subscriptions.get(request.subscription_id)
+        if subscription is None or not subscription.is_for(caller.who):
+            error = f"Subscription '{request.subscription_id}' not found"
             return _made("CancelSubscriptionResponse", success=False, error=error)
-        held.cancelled = True
-        del self._held[held.id]
-        held.stream.leave()
+        subscription.cancelled = True
+        del self._open_subscriptions[subscription.id]
+        subscription.stream.leave()
         return _made("CancelSubscriptionResponse", success=True)
 
 
@@ -215,15 +217,15 @@ def _made(name: str, **fields: Any) -> Any:
     return message(f"sochdb.v1.{name}")(**fields)
 
 
-def _info(held: Held) -> Any:
+def _info(subscription: OpenSubscription) -> Any:
     return _made(
         "SubscriptionInfo",
-        subscription_id=held.id,
-        namespace=held.namespace,
-        tables=held.tables,
-        start_sequence=held.start,
-        current_sequence=max(held.start, held.stream.delivered),
-        created_at_us=held.created_us,
+        subscription_id=subscription.id,
+        namespace=subscription.namespace,
+        tables=subscription.tables,
+        start_sequence=subscription.start,
+        current_sequence=max(subscription.start, subscription.stream.delivered),
+        created_at_us=subscription.created_us,
     )
 
 

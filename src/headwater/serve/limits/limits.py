@@ -111,17 +111,17 @@ class Limits:
             return None
         return real_name(found.db or getattr(found, "default_db", None))
 
-    def of_message(self, asked: object) -> str | None:
+    def of_message(self, request: object) -> str | None:
         """Return the database that a gRPC request names, if it names one."""
         for name in ("namespace", "db"):
-            given = getattr(asked, name, None)
+            given = getattr(request, name, None)
             if isinstance(given, str):
                 return real_name(given)
         return None
 
-    async def of_call(self, asked: object) -> str | None:
+    async def of_call(self, request: object) -> str | None:
         """Return the database that a gRPC request names, directly or by a range id."""
-        found, id = self.of_message(asked), getattr(asked, "range_id", 0)
+        found, id = self.of_message(request), getattr(request, "range_id", 0)
         if found is not None or not id or self._api.ranges is None:
             return found
         if id not in self._ranges:

@@ -174,7 +174,7 @@ class Metrics:
         """Count a finished gRPC call of a known method, or of `unknown`."""
         self._calls.labels(method, status).inc()
 
-    def said(self, type: str, code: str) -> None:
+    def gateway_answered(self, type: str, code: str) -> None:
         """Count an answered gateway message of a known type, or of `unknown`."""
         self._messages.labels(type, code).inc()
 

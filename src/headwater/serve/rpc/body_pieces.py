@@ -124,19 +124,19 @@ async def send_body(send: Send, body: bytes | Pieces) -> None:
 
 def encode_with(value: Any) -> bytes | Pieces:
     """Return `value` as JSON; it may contain the pieces of one answer."""
-    held: list[Pieces] = []
+    found_pieces: list[Pieces] = []
 
     def place(found: Any) -> msgspec.Raw:
         if not isinstance(found, Pieces):
             raise TypeError(f"{type(found)} cannot be encoded")
-        held.append(found)
+        found_pieces.append(found)
         return msgspec.Raw(_PLACE)
 
     text = msgspec.json.encode(value, enc_hook=place)
-    if not held:
+    if not found_pieces:
         return text
     before, _, after = text.partition(_PLACE)
-    return held[0].around(before, after)
+    return found_pieces[0].around(before, after)
 
 
 def data_pieces(read: Read, write: Write, *, named: bool = False, most: int | None = None) -> Pieces:

@@ -128,16 +128,16 @@ def about(answer: Answer) -> dict[str, Any]:
 
 def prepared(found: Explained) -> dict[str, Any]:
     """query.prepare"""
-    kept, analysis = found.prepared, found.analysis
+    query, analysis = found.prepared, found.analysis
     answer: dict[str, Any] = {
-        "query_id": kept.id,
-        "db": kept.db,
-        "canonical": {"sql": kept.sql} if kept.form is None else msgspec.Raw(kept.form),
+        "query_id": query.id,
+        "db": query.db,
+        "canonical": {"sql": query.sql} if query.form is None else msgspec.Raw(query.form),
         "parameters": list(analysis.parameters),
         "columns": [{"name": name} for name in analysis.columns],
         "cacheable": analysis.is_cacheable,
     }
-    return answer if kept.name is None else answer | {"name": kept.name}
+    return answer if query.name is None else answer | {"name": query.name}
 
 
 def explained(found: Explained, words: list[str]) -> dict[str, Any]:

@@ -69,8 +69,8 @@ async def explain(api: Api, who: Principal, p: Explain) -> Any:
 
 async def execute(api: Api, who: Principal, p: Execute) -> Any:
     """query.execute_prepared"""
-    kept = api.asking().get(who, p.query_id)
-    return await _asked(api, who, kept, p, p.if_none_match, p.min_causality)
+    prepared = api.asking().get(who, p.query_id)
+    return await _execute(api, who, prepared, p, p.if_none_match, p.min_causality)
 
 
 async def select(api: Api, who: Principal, p: Select) -> Any:
@@ -80,11 +80,11 @@ async def select(api: Api, who: Principal, p: Select) -> Any:
     if p.tx is not None:
         return await _in_transaction(api, who, p, text.sql)
     tag = p.cache.if_none_match if p.cache.want_etag else None
-    result = await _asked(api, who, unkept(text.sql, text.db), p, tag, p.cache.min_causality)
+    result = await _execute(api, who, unkept(text.sql, text.db), p, tag, p.cache.min_causality)
     return result if p.cache.want_etag else {**result, "etag": None}
 
 
-async def _asked(
+async def _execute(
     api: Api, who: Principal, query: Prepared, p: Execute | Select, if_none_match: str | None, min_causality: Any
 ) -> dict[str, Any]:
     format = query_body.rpc_format(p.result_format)

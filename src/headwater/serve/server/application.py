@@ -245,8 +245,8 @@ class Application:
     # --- pages -------------------------------------------------------------------------------------------------------
 
     async def _index(self, principal: Principal, request: Request) -> Response:
-        doors = [{"method": route.method, "path": route.path, "summary": route.summary} for route in ROUTES]
-        return JSONResponse({"name": "headwater", "version": __version__, "routes": doors}, headers=NO_STORE)
+        routes = [{"method": route.method, "path": route.path, "summary": route.summary} for route in ROUTES]
+        return JSONResponse({"name": "headwater", "version": __version__, "routes": routes}, headers=NO_STORE)
 
     async def _healthz(self, principal: Principal, request: Request) -> Response:
         return JSONResponse({"status": "ok"}, headers=NO_STORE)

@@ -136,9 +136,9 @@ class Snapshots:
                 await call.send({"type": "http.response.body", "body": piece, "more_body": True})
         except HeadwaterError as error:
             # Too late for a status: the body gets no end, so that clients recognise it as incomplete.
-            said = {"event": ControlEvent.FAILED, "data": {"code": error.code, "message": error.message}}
+            failure = {"event": ControlEvent.FAILED, "data": {"code": error.code, "message": error.message}}
             if kind == NDJSON_KIND:
-                last = msgspec.json.encode(said) + b"\n"
+                last = msgspec.json.encode(failure) + b"\n"
                 await call.send({"type": "http.response.body", "body": last, "more_body": True})
             call.abort()
         await call.send({"type": "http.response.body", "body": b""})
