@@ -146,7 +146,7 @@ class Conflict(HeadwaterError):
     code = "conflict"
     status = 409
     grpc_status = "ABORTED"
-    default_hint = "Read the row again, decide anew, and send its new etag."
+    default_hint = "Read the row again, then retry with its new etag."
 
 
 class DuplicateKey(Conflict):

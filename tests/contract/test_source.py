@@ -23,6 +23,8 @@ from headwater.sources.source import Source
 from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
+pytestmark = pytest.mark.slow
+
 _numbers = itertools.count(1)
 T = Table("t", (Column("k", "i64"), Column("v")), ("k",))
 Row = tuple[int, Any]

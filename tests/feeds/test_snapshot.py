@@ -44,6 +44,8 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.principal import Principal
 from headwater.model.table import Column, Row, Table
 
+pytestmark = pytest.mark.slow
+
 LEASE = Lease("it", 1000.0, 1 << 40)
 BIG = 1 << 40
 

@@ -37,6 +37,8 @@ from headwater.model.literal import (
 )
 from headwater.model.table import KINDS, Column, Row, Table
 
+pytestmark = pytest.mark.slow
+
 ORDERS = Table("orders", (Column("id", "i64", "INTEGER", nullable=False), Column("note", "str", "TEXT")), ("id",), 3)
 SAMPLES: dict[str, tuple[Value, Any, str]] = {  # kind: a value, what Arrow holds, the Arrow type
     "bool": (True, True, "bool"),

@@ -37,6 +37,8 @@ from headwater.ranges.ranges.range import Range
 from headwater.ranges.ranges.ranges import Ranges
 from headwater.ranges.ranges.store import Store
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM n WHERE i < {})"
 MANY = NUMBERS.format(1, 3000) + " INSERT INTO t SELECT i, zeroblob(100) FROM n"
 ANN, BOB, ROOT = Principal("ann", "viewer"), Principal("bob", "editor"), Principal("root", "owner")

@@ -41,6 +41,8 @@ from headwater.sources.read import Chunk
 from headwater.sources.sqlite.query.where import SqliteCondition
 from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
+pytestmark = pytest.mark.slow
+
 KINDS = [kind for kind in TABLES if kind != "nulls in the key"]  # rows that share a key cannot be folded
 
 

@@ -266,7 +266,7 @@ def test_bulk_read_whose_key_is_revoked_before_it_begins_answers_401(
         await asyncio.Event().wait()  # until the end of the key cancels it
         raise AssertionError
 
-    monkeypatch.setattr(*((Pulls, "log") if kind == "pull" else (Snapshots, "answer")), begin)
+    monkeypatch.setattr(*((Pulls, "_pour") if kind == "pull" else (Snapshots, "_redirect")), begin)
     key = made(client)
     path = "/api/v1/pull/main/t/log?after=0&upto=1" if kind == "pull" else "/api/v1/snapshot/main/t"
     with ThreadPoolExecutor(1) as pool:

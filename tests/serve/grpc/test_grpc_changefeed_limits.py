@@ -20,6 +20,8 @@ from headwater.ranges.changefeed.changefeed import ChangeFeed, Pace
 from headwater.serve.grpc import changefeed as changefeed_module
 from headwater.serve.grpc.changefeed_messages import failure as failure_event
 
+pytestmark = pytest.mark.slow
+
 ADMIN = (("authorization", "Bearer t"),)
 
 

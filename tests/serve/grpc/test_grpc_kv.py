@@ -25,6 +25,8 @@ from headwater.serve.grpc.kv import KvService
 from headwater.serve.grpc.messages import LARGE, MAX_FIELDS, decode
 from headwater.serve.thread_bridge import Bridge
 
+pytestmark = pytest.mark.slow
+
 NO_BRIDGE = cast("Bridge", None)  # for what needs no thread
 
 

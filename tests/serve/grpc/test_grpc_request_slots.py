@@ -19,6 +19,8 @@ from headwater.errors import Busy, InvalidRequest
 from headwater.serve.grpc import calls, request_slots
 from headwater.serve.grpc.request_slots import RequestSlots
 
+pytestmark = pytest.mark.slow
+
 LOCKED = {"token": Secret("t"), "http": "127.0.0.1:0"}
 CREDENTIAL = (("authorization", "Bearer t"),)
 CHECK, GET = "/grpc.health.v1.Health/Check", "/sochdb.v1.KvService/Get"

@@ -21,6 +21,8 @@ from headwater.serve.grpc.calls import SMALL
 from headwater.serve.grpc.messages import LARGE
 from headwater.serve.limits.unread_answers import UNREAD
 
+pytestmark = pytest.mark.slow
+
 FEED = "headwater.v1.ChangeFeedService/ChangeFeed"
 PULL = "headwater.v1.PullService"
 LENGTH = 10_000_000  # of a value, in bytes

@@ -20,6 +20,8 @@ from headwater.serve.rpc import body_pieces, query_body
 from headwater.serve.rpc.body_pieces import Pieces, csv_pieces, data_pieces, encode_with
 from headwater.sources.query import Read
 
+pytestmark = pytest.mark.slow
+
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=200) | st.sampled_from(["a\udc80b" * 30, '"' * 50, "\r\n", ""])
 VALUES = (
     st.none()

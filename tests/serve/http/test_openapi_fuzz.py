@@ -20,6 +20,8 @@ from tests.serve.server_fixture import Client, serving
 from headwater.serve.http import openapi
 from headwater.serve.http.routes import ROUTES
 
+pytestmark = pytest.mark.slow
+
 SEED = 20261115
 OPERATIONS = sorted(f"{route.method} {route.path}" for route in ROUTES if not route.websocket or route.stream)
 THERE = {"db": "main", "table": "t", "key": "1"}  # what a request can be about

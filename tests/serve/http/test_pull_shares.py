@@ -13,6 +13,8 @@ from tests.suite.deadlines import wait_until
 from headwater.config import Secret
 from headwater.serve.http.handlers import pulls, table_snapshots
 
+pytestmark = pytest.mark.slow
+
 GROW = (
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300) "
     "INSERT INTO t(v) SELECT printf('%.50000c', 'x') FROM n"

@@ -23,6 +23,8 @@ from headwater.serve.http.handlers import rows
 from headwater.serve.limits.unread_answers import UNREAD
 from headwater.serve.rpc.results import row_body
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 SQL = "SELECT k, hex(zeroblob(10485760)) AS v FROM t"
 ONE = {"t": "i64", "v": 1}

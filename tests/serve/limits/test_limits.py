@@ -21,6 +21,8 @@ from websockets.sync.client import connect
 from headwater.config import DatabaseConfig, QuotasConfig, Secret
 from headwater.serve.grpc.messages import message
 
+pytestmark = pytest.mark.slow
+
 SLOW = 0.001  # requests per second: no token comes back while a test runs
 PING = {"id": 7, "method": "system.ping"}
 ADMIN = {"authorization": "Bearer admin"}

@@ -38,6 +38,8 @@ from headwater.serve.http.websocket_protocol import FramedWebSocket
 from headwater.serve.limits import request_body as bodies
 from headwater.serve.limits.request_body import UNCOUNTED, BodyMemory
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 SELECT = b'{"id": 1, "type": "sql", "payload": {"query": "SELECT 1"}}'
 JSON = {"content-type": "application/json"}

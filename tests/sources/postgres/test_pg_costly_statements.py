@@ -28,6 +28,8 @@ from headwater.sources.postgres.query.analysis.parse_tree_source import MAX_TREE
 from headwater.sources.postgres.query.statement_rules import _CALLED, _CALLED_QUOTED, MAX_TEXT, check_allowed, placed
 from headwater.sources.postgres.write import interactive_transaction as transactions
 
+pytestmark = pytest.mark.slow
+
 READER, WRITER = f"costly_reader_{os.getpid()}", f"costly_writer_{os.getpid()}"
 DEAF = "SELECT strpos(repeat('a', 240000), 'b' || repeat('a', 120000))"  # about ten seconds, without interrupts
 LARGE = "repeat('x', 50000000)::int"

@@ -15,6 +15,8 @@ from headwater.model.answer_limits import MEMORY
 from headwater.sources.postgres.protocol_session import SPARE, Link
 from headwater.sources.postgres.received_bytes import ReceivedBytes
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 BUFFERS = 24 * MIB  # of both sockets, and what PostgreSQL sends until it is cancelled
 

@@ -13,6 +13,8 @@ from tests.sources.postgres.setup.test_pg_logins import Site
 
 from headwater.sources.postgres.query.analysis.tree_reads import Reader
 
+pytestmark = pytest.mark.slow
+
 READER, WRITER = f"scoped_reader_{os.getpid()}", f"scoped_writer_{os.getpid()}"
 WORD = "the-word-of-others"
 SECRETS = "(SELECT string_agg(word, ',') FROM secret)"

@@ -23,6 +23,8 @@ from headwater.sources.sqlite.query.slow_functions import CAP, PIECE, LinearFunc
 from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 1.0  # for statements that would run for minutes
 LONG = 200_000
 HAY, NEEDLE = "a" * LONG, "a" * (LONG // 2) + "b"

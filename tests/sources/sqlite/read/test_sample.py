@@ -18,6 +18,8 @@ from headwater.sources.read import Sample
 from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
+pytestmark = pytest.mark.slow
+
 TABLES = {
     "integer": "CREATE TABLE t(k INTEGER PRIMARY KEY, v)",
     "text": "CREATE TABLE t(k TEXT PRIMARY KEY, v)",
