@@ -1,9 +1,9 @@
-"""What a sink promises, and the one rule by which every sink decides about a step.
+"""The protocol of a sink, and the rule by which every sink decides which part of a step to apply.
 
     begin(plan) ──> load(parts) … until every span is loaded ──> apply(step) … for ever
 
-A sink commits where it stands together with the rows. What it tells is the only progress there is: Spark's
-checkpoints and the progress table are copies.
+A sink commits its progress together with the rows. The state of the sink is the only authority on progress:
+Spark's checkpoints and the progress table are copies.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ UPSERT, HISTORY = "upsert", "history"
 class Plan(msgspec.Struct, frozen=True):
     """One snapshot of one table: its spans cover every key and are loaded one by one."""
 
-    id: str  # random: a run that holds another id is fenced
+    id: str  # random; a run with another id is fenced
     generation: str
-    offset: int  # of the log when it began
+    offset: int  # of the log when the snapshot began
     spans: tuple[Span, ...]
     table: Table
     db: str = ""
-    columns: tuple[str, ...] = ()  # that were chosen; none means all
+    columns: tuple[str, ...] = ()  # the chosen columns; empty means all
     where: str | None = None
     pipeline: str = ""
 
     @property
     def origin(self) -> str:
-        """What it is a copy of, for people and for telling one from another."""
+        """Return the database, table and pipeline that the snapshot copies, for messages and for comparison."""
         return f"{self.db}.{self.table.name} of pipeline {self.pipeline!r}"
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A span of the plan, read as it was at offset `version`."""
+    """A span of the plan, read as of offset `version`."""
 
     span: Span
     version: int
 
 
 class State(msgspec.Struct, frozen=True):
-    """Where a sink stands: of span s, everything at or below max(offset, loaded[s]) is in it."""
+    """The progress of a sink: it holds all changes of span s up to offset max(offset, loaded[s])."""
 
     plan: Plan
     offset: int
@@ -58,23 +58,23 @@ class State(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> list[Span]:
-        """Spans that are not loaded yet, in key order."""
+        """Return the spans that are not loaded yet, in key order."""
         return [] if self.offset > self.plan.offset else [s for s in self.plan.spans if s not in self.loaded]
 
     def reached(self, span: Span) -> int:
-        """The offset up to which `span` is complete."""
+        """Return the offset up to which `span` is complete."""
         return max(self.offset, self.loaded.get(span, 0))
 
     @property
     def is_even(self) -> bool:
-        """Whether all spans stand at the same offset, so that steps need not look at keys."""
+        """Return whether all spans are at one offset, so that steps need not compare keys."""
         return not self.missing and all(version <= self.offset for version in self.loaded.values())
 
 
 class Step(msgspec.Struct, frozen=True):
-    """The changes in (after, upto] of one generation, for a sink that stands at `after`.
+    """The changes in (after, upto] of one generation, for a sink that is at offset `after`.
 
-    A `repair` mends rows of a sink that stands at `upto` and leaves it there: `after` is the same offset.
+    A `repair` fixes rows of a sink that is at `upto` and leaves its offset unchanged; `after` equals `upto`.
     """
 
     plan: str
@@ -85,10 +85,10 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def check(state: State | None, step: Step) -> Step | None:
-    """`step`, or what is left of it after what the sink holds; None when nothing is.
+    """Return the part of `step` that the sink lacks; None if the sink holds all of it.
 
-    SinkGap when it begins too late or before the snapshot is in, SinkFenced when the sink belongs to another
-    snapshot by now.
+    Raise SinkGap if the step begins after the sink's offset or before the snapshot is loaded, and SinkFenced if the
+    sink now belongs to another snapshot.
     """
     if state is None or state.plan.id != step.plan or state.plan.generation != step.generation:
         raise SinkFenced("the sink holds another snapshot than this run is working on")
@@ -106,47 +106,47 @@ def check(state: State | None, step: Step) -> Step | None:
 
 
 class Sink(Protocol):
-    """One table somewhere else. Used by one driver at a time; a second one is fenced, not corrupted."""
+    """One table at a destination. One driver uses a sink at a time; a second driver is fenced and corrupts nothing."""
 
-    name: str  # for people: kind and place, no secrets
+    name: str  # kind and place for output, without secrets
     exactly_once: bool  # whether rows and progress are one commit
     mode: str  # UPSERT or HISTORY
-    keeps: bool  # whether an upsert can leave columns as they are, see pipeline/transform/whole_rows.py
+    keeps: bool  # whether an upsert can leave columns unchanged, see pipeline/transform/whole_rows.py
 
-    needs_ends: bool  # whether parts must tell their end, see pipeline/spark/part_ends.py: where tasks commit them
+    needs_ends: bool  # whether tasks commit parts, which then need an end row, see pipeline/spark/part_ends.py
 
     def state(self) -> State | None:
-        """Where it stands; None when nothing was begun."""
+        """Return the progress; None before the first `begin`."""
         ...
 
     def begin(self, plan: Plan) -> None:
-        """Empty the target, give it the columns of the plan's table, remember the plan. Fences older runs."""
+        """Empty the target, give it the columns of the plan's table and store the plan; this fences older runs."""
         ...
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
-        """Add rows of the snapshot: the frame's partition number i holds those of `parts[i]`, maybe none.
+        """Add rows of the snapshot: partition i of the frame holds the rows of `parts[i]`, possibly none.
 
-        Every part is committed whole, with its version, or not at all; one that is in already is left alone.
-        SinkFenced when the sink works on another plan.
+        A part is committed whole and with its version, or not at all; a part that is already loaded is skipped. Raise
+        SinkFenced if the sink holds another plan.
         """
         ...
 
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
-        """Apply changes, as decided by `check`; `table` is the shape the frame is in.
+        """Apply the changes that `check` returns; `table` is the shape of the frame.
 
-        The frame holds the changes of (step.after, step.upto], of each span only those after what it has
-        reached. The commit moves `offset` to step.upto and drops `loaded` versions at or below it.
+        The frame holds the changes of (step.after, step.upto], and of each span only those after the offset that the
+        span has reached. The commit moves `offset` to step.upto and drops `loaded` versions at or below it.
         """
         ...
 
     def evolve(self, table: Table) -> None:
-        """Take the columns of a newer shape; rows that are in keep what they have."""
+        """Add the columns of a newer shape; rows in the sink keep their values."""
         ...
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """The rows it holds, with the columns of the table's snapshot: for verification (UPSERT only)."""
+        """Return the rows of the sink with the columns of the table's snapshot, for verification (UPSERT only)."""
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...

@@ -1,4 +1,4 @@
-"""What PostgreSQL, MySQL/MariaDB and SQLite call our types, and what each cannot hold."""
+"""Column types of PostgreSQL, MySQL/MariaDB and SQLite, and the values that each database cannot hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TYPED = {"bool", "i64", "u64", "f64", "bytes", TIMESTAMP, WORD}  # all other ki
 
 
 class Field(NamedTuple):
-    """A column of the target; it has the same name in the frame."""
+    """A column of the target; the column of the frame has the same name."""
 
     name: str
     kind: str
@@ -40,7 +40,7 @@ class Field(NamedTuple):
 
 
 def fields_of(table: Table, mode: str) -> list[Field]:
-    """The columns of the target: those of rows and, of a history, what happened, when and at which offset."""
+    """Return the columns of the target: those of rows and, for a history, the five columns that describe a change."""
     rows = schema(table)
     identity = {table.index[name] for name in table.key}
     kinds = [column.kind for column in table.columns]
@@ -56,14 +56,14 @@ def fields_of(table: Table, mode: str) -> list[Field]:
 
 
 class Dialect(NamedTuple):
-    """One database's ways. `collation` is MySQL's name for comparing text by its bytes, blanks included."""
+    """The types and limits of one database. `collation` (MySQL only) compares text by its bytes, blanks included."""
 
     backend: str
     collation: str = ""
 
     @classmethod
     def of(cls, engine: sa.Engine) -> Dialect:
-        """That of an engine; asks a MySQL which of its two kinds it is."""
+        """Return the dialect of an engine; connect to a MySQL server to learn whether it is MariaDB."""
         if engine.dialect.name != MYSQL:
             return cls(engine.dialect.name)
         with engine.connect() as connection:
@@ -71,7 +71,7 @@ class Dialect(NamedTuple):
         return cls(MYSQL, "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin")
 
     def check_names(self, names: Sequence[str]) -> None:
-        """SinkUnfit for a name that the database would cut or refuse."""
+        """Raise SinkUnfit for a name that the database would truncate or reject."""
         unit, limit = _NAME_LIMIT.get(self.backend, ("", 0))
         for name in names:
             length = len(name.encode()) if unit == "bytes" else len(name)
@@ -82,7 +82,7 @@ class Dialect(NamedTuple):
                 )
 
     def column(self, field: Field, name: str, fields: Sequence[Field]) -> sa.Column[Any]:
-        """The column of `field` under `name`, in a table that has `fields`."""
+        """Return the column of `field` under `name`, in a table that has `fields`."""
         width = self.key_width(fields) if field.is_key else None
         kind: Any = sa.Column(name, self._type(field.kind, width), nullable=not field.is_key, quote=True)
         return kind  # type: ignore[no-any-return]
@@ -95,11 +95,11 @@ class Dialect(NamedTuple):
         if self.backend == MYSQL and kind in _MYSQL_TYPES:
             return _MYSQL_TYPES[kind](width)
         if self.backend == SQLITE and kind == "u64":
-            return sa.Text()  # a number beyond 64 signed bits would become a float there
+            return sa.Text()  # SQLite would turn a number beyond 64 signed bits into a float
         return _TYPES.get(kind, sa.Text())
 
     def key_width(self, fields: Sequence[Field]) -> int | None:
-        """How many characters a text of the key may have, or how many bytes a blob; None when any number."""
+        """Return how many characters (text) or bytes (blob) a key value may have; None if there is no limit."""
         keys = [field for field in fields if field.is_key]
         wide = sum(field.kind == "bytes" or field.kind not in _TYPED for field in keys)
         if self.backend != MYSQL or not wide:
@@ -108,7 +108,7 @@ class Dialect(NamedTuple):
         return (_MYSQL_KEY_BYTES - taken) // wide // 4
 
     def unfit(self, batch: pa.RecordBatch, fields: Sequence[Field], width: int | None) -> str | None:
-        """Why rows of `batch`, whose columns are `fields`, cannot be held; None when they can."""
+        """Return why the database cannot hold rows of `batch`, which has the columns `fields`; None if it can."""
         for place, field in enumerate(fields):
             why = self._unfit_values(batch.column(place), field, width)
             if why:
@@ -132,13 +132,13 @@ class Dialect(NamedTuple):
         return None
 
     def to_database(self, values: pa.Array, field: Field) -> list[Any]:
-        """The values as the driver takes them."""
+        """Return the values in the types that the database driver accepts."""
         write = _WRITE.get((self.backend, field.kind)) or _WRITE.get(("", field.kind))
         plain: list[Any] = values.to_pylist()
         return [None if value is None else write(value) for value in plain] if write else plain
 
     def from_database(self, values: Sequence[Any], field: Field) -> Sequence[Any]:
-        """What was read, as Arrow takes it."""
+        """Return values read from the database in the types that Arrow accepts."""
         read = _READ.get(field.kind)
         return [None if value is None else read(value) for value in values] if read else values
 
@@ -172,7 +172,7 @@ _MYSQL_TYPES: dict[str, Callable[[int | None], Any]] = {
 
 
 def _naive(value: Any) -> Any:
-    """A time in UTC, without saying so: MySQL's and SQLite's have no zone."""
+    """Return the time in UTC without a time zone: the time types of MySQL and SQLite have none."""
     return value.astimezone(UTC).replace(tzinfo=None)
 
 

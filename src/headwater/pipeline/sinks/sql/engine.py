@@ -1,4 +1,4 @@
-"""Connections to the database of a SQL sink: from a URL that is never shown, with failures that are ours."""
+"""Connections to the database of a SQL sink: the URL stays secret, and database errors become Headwater errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlalchemy import event, exc
 from headwater.errors import ConfigError, PipelineError, SinkUnfit, Unavailable
 from headwater.pipeline.sinks.sql.dialects import MYSQL, POSTGRES, SQLITE
 
-LOCK_SECONDS = 60  # how long to wait for another run that holds the sink, before saying so
+LOCK_SECONDS = 60  # longest wait for another run that holds the sink's lock
 URL_VARIABLE = "HEADWATER_SINK_URL"
 
 _DRIVERS = {
@@ -25,7 +25,7 @@ _DRIVERS = {
     "mariadb": "mysql+pymysql",
     "mariadb+pymysql": "mysql+pymysql",
 }
-# Strict: what does not fit is an error, never cut. Without NO_BACKSLASH_ESCAPES, which the driver cannot know of.
+# Strict mode rejects values instead of truncating them. NO_BACKSLASH_ESCAPES is off: the driver cannot detect it.
 _SETUP = {
     POSTGRES: "SET lock_timeout = '{0}s'",
     MYSQL: "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
@@ -36,7 +36,7 @@ _READS = "headwater_reads"
 
 
 def read_url(settings: Mapping[str, Any]) -> str:
-    """The URL: `url` itself, the content of `url_file`, or the environment variable `url_env`."""
+    """Return the URL: `url` itself, the content of `url_file`, or the environment variable `url_env`."""
     if settings.get("url"):
         return str(settings["url"])
     if settings.get("url_file"):
@@ -53,7 +53,7 @@ def read_url(settings: Mapping[str, Any]) -> str:
 
 
 def parse_url(url: str) -> sa.URL:
-    """The URL with the driver we use; a SQLite file by its full path, since executors run elsewhere."""
+    """Return the URL with our driver, and with the absolute path of a SQLite file, since executors run elsewhere."""
     try:
         parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError):
@@ -75,13 +75,13 @@ _KINDS = "There are postgresql://…, mysql://…, mariadb://… and sqlite:///f
 
 
 def shown(url: sa.URL, table: str) -> str:
-    """Kind, host, database and table, for people; nothing that is secret."""
+    """Return backend, host, database and table for output, without secrets."""
     place = f"{url.host or ''}{f':{url.port}' if url.port else ''}"
     return f"{url.get_backend_name()} {place}/{(url.database or '').lstrip('/')} {table}"
 
 
 def open_engine(url: str, lock_seconds: int = LOCK_SECONDS) -> sa.Engine:
-    """An engine whose transactions are what the sink needs: read committed, and SQLite's write from the start."""
+    """Return an engine with READ COMMITTED transactions; on SQLite, a transaction takes the write lock as it begins."""
     parsed = parse_url(url)
     backend = parsed.get_backend_name()
     settings: dict[str, Any] = {"hide_parameters": True}
@@ -99,7 +99,7 @@ def open_engine(url: str, lock_seconds: int = LOCK_SECONDS) -> sa.Engine:
 
 def _set_up(backend: str, statement: str, connection: Any, record: object) -> None:
     if backend == SQLITE:
-        connection.isolation_level = None  # else the driver begins transactions when it thinks fit
+        connection.isolation_level = None  # otherwise the driver begins transactions on its own
     cursor = connection.cursor()
     cursor.execute(statement)
     cursor.close()
@@ -113,21 +113,21 @@ def _begin(connection: sa.Connection) -> None:
 
 @contextmanager
 def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """One transaction, committed if nothing is raised."""
+    """Run one transaction; commit unless the block raises."""
     with ours(), engine.begin() as connection:
         yield connection
 
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A connection for reading: it keeps no writer waiting."""
+    """Open a connection for reading, which blocks no writer."""
     with ours(), engine.connect().execution_options(**{_READS: True}) as connection:
         yield connection
 
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """What the database refuses: Unavailable where another try may do, else SinkUnfit."""
+    """Turn database errors into Unavailable if a retry may succeed, otherwise into SinkUnfit or PipelineError."""
     try:
         yield
     except exc.DBAPIError as error:
@@ -141,7 +141,7 @@ def ours() -> Iterator[None]:
 _LATER = "Nothing of this transaction was kept. It is tried again."
 
 
-# Of MySQL's server: too many connections, shutting down, lock wait, deadlock. Its driver's own begin at 2000.
+# Errors of the MySQL server: too many connections, shutdown, lock wait, deadlock. Client errors start at 2000.
 _PASSING = {1040, 1053, 1080, 1180, 1203, 1205, 1213, 1317, 1927}
 
 
@@ -153,6 +153,6 @@ def _may_pass(error: exc.DBAPIError) -> bool:
 
 
 def _said(error: exc.SQLAlchemyError) -> str:
-    """What the database said, in one line and without the statement."""
+    """Return the first line of the database's message, without the statement."""
     text = str(getattr(error, "orig", None) or error).strip()
     return text.splitlines()[0] if text else type(error).__name__

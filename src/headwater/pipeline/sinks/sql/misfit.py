@@ -1,7 +1,7 @@
-"""Numbers that a database cannot hold are kept in `_misfit`, as the source's misfits are.
+"""Storage in `_misfit` for numbers that a database cannot hold, next to the misfits of the source.
 
-NaN and the infinities are null in their column then, and the negative zero is zero. A source never tells a
-float as the misfit of a float column: so what is read back is found again.
+Their column then holds null for NaN and the infinities, and zero for the negative zero. A source never reports a
+float as the misfit of a float column, so `restore` recognizes each number that `set_aside` moved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def set_aside(batch: pa.RecordBatch, fields: Sequence[Field], backend: str) -> pa.RecordBatch:
-    """`batch` with what `backend` cannot hold taken out of its columns and put into `_misfit`."""
+    """Return `batch` with the numbers that `backend` cannot hold moved from their columns to `_misfit`."""
     import pyarrow as pa
 
     columns, told = list(batch.columns), _place(fields)
@@ -40,8 +40,10 @@ def set_aside(batch: pa.RecordBatch, fields: Sequence[Field], backend: str) -> p
 
 
 def keep_aside(batch: pa.RecordBatch, fields: Sequence[Field]) -> tuple[pa.RecordBatch, list[str | None]]:
-    """`batch` whose `_misfit` tells nothing of values that were left out; and of each row which fields those are, by
-    their numbers. Its last column says which rows are deletes: of those nothing is needed."""
+    """Return `batch` without unchanged values in `_misfit`, and the numbers of those fields for each row.
+
+    The last column of `batch` marks deletes, which need no values.
+    """
     import pyarrow as pa
 
     told = _place(fields)
@@ -61,7 +63,7 @@ def keep_aside(batch: pa.RecordBatch, fields: Sequence[Field]) -> tuple[pa.Recor
 
 
 def restore(columns: Sequence[Sequence[Any]], fields: Sequence[Field]) -> list[Sequence[Any]]:
-    """The columns as they were before `set_aside`."""
+    """Return the columns as they were before `set_aside`."""
     told = _place(fields)
     if told is None or not any(columns[told]):
         return list(columns)
@@ -82,7 +84,7 @@ def _place(fields: Sequence[Field]) -> int | None:
 
 
 def _strange(values: pa.Array, backend: str) -> list[int] | None:
-    """Where the numbers stand that cannot be held; None when there are none."""
+    """Return the positions of numbers that `backend` cannot hold; None if there are none."""
     import pyarrow.compute as pc
 
     if backend not in (MYSQL, SQLITE):

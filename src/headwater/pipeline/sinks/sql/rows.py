@@ -1,4 +1,4 @@
-"""Reading a SQL target back: Arrow batches of its rows, by ranges of a numeric key where there is one."""
+"""Reads of a SQL target: Arrow batches of its rows, in ranges of the key if its first column is an integer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 BATCH_ROWS = 10_000
 ROWS_PER_PARTITION = 200_000
 
-Range = tuple[int | None, int | None]  # of the first column of the key: from, and up to but without
+Range = tuple[int | None, int | None]  # bounds of the key's first column: inclusive start, exclusive end
 
 
 class RowReader:
-    """The task: its one input row is the number of the range that it reads."""
+    """The Spark task that reads ranges of the target; each input row is the number of a range."""
 
     def __init__(
         self, url: str, name: str, schema: str | None, dialect: Dialect, table: Table, ranges: Sequence[Range]
@@ -35,7 +35,7 @@ class RowReader:
         self._table, self._ranges = table, list(ranges)
 
     def __repr__(self) -> str:
-        return f"RowReader({self._name})"  # never the URL
+        return f"RowReader({self._name})"  # the URL may hold a password
 
     @noted_each
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -67,7 +67,7 @@ class RowReader:
 def read_rows(
     spark: SparkSession, engine: sa.Engine, url: str, target: Target, dialect: Dialect, table: Table
 ) -> DataFrame:
-    """The rows of the target, with the columns of the snapshot of `table`."""
+    """Return the rows of the target, with the columns of the snapshot of `table`."""
     ranges = _ranges(engine, target)
     reader = RowReader(url, str(target.table.name), target.table.schema, dialect, table, ranges)
     numbers = spark.range(0, len(ranges), 1, len(ranges))
@@ -75,7 +75,7 @@ def read_rows(
 
 
 def _ranges(engine: sa.Engine, target: Target) -> list[Range]:
-    """Cut by the first column of the key, if that is an integer; else all rows are one range."""
+    """Return ranges of the key's first column if it is an integer; otherwise one range of all rows."""
     key = next(field for field in target.fields if field.is_key)
     if key.kind != "i64":
         return [(None, None)]

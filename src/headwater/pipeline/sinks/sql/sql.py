@@ -1,8 +1,8 @@
 """SQL upsert or history in PostgreSQL, MySQL, MariaDB or SQLite: rows and progress in one transaction, no JDBC.
 
-Executors copy rows into a staging table; the driver merges what Spark reports as done, in one transaction
-with the sink's row in `headwater_sink`, which it holds locked. UNIQUE constraints of the target other than
-its key are the user's own: values that two rows swap may break them.
+Executors copy rows into a staging table; the driver merges the attempts that Spark reports as done, in one
+transaction with the sink's locked row in `headwater_sink`. UNIQUE constraints that users add to the target may
+fail a merge: two rows that swap values violate them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STAGE = "headwater_stage_"
 
 
 class SqlSink:
-    """One table of a SQL database. Its `headwater_sink` and staging tables stand beside it."""
+    """One table of a SQL database, with `headwater_sink` and the staging tables in the same schema."""
 
     exactly_once = True
     keeps = True
@@ -60,7 +60,7 @@ class SqlSink:
         lock_seconds: int = LOCK_SECONDS,
         replace: bool = False,
     ) -> None:
-        self._replace = replace  # rows that no pipeline wrote
+        self._replace = replace  # whether `begin` may remove rows that no pipeline wrote
         self._url = parse_url(url).render_as_string(hide_password=False)
         self._table, self._schema, self.mode = table, schema, mode
         place = f"{schema}.{table}" if schema else table
@@ -79,7 +79,7 @@ class SqlSink:
         return self._states.read()
 
     def begin(self, plan: Plan) -> None:
-        """See Sink. The plan in the locked row is the fence; rows of older runs are gone in the same commit."""
+        """See Sink. The plan in the locked row is the fence; the same commit removes the rows of older runs."""
         target = self._target(plan.table)
         if self.state() is None and not self._replace:
             target.refuse_rows(self._engine)
@@ -116,13 +116,13 @@ class SqlSink:
             self._states.write(connection, now)
 
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
-        """See Sink. Decided once before rows are staged, and once more under the lock."""
+        """See Sink. `check` runs before rows are staged, and again under the lock."""
         while (todo := check(self.state(), step)) is not None:
             if self._applied(frame, todo, step, table):
                 return
 
     def _applied(self, frame: DataFrame, todo: Step, step: Step, table: Table) -> bool:
-        """False when the sink moved on while rows were staged: what is left to do is another step then."""
+        """Return False if the sink advanced while rows were staged, and a part of the step is left to apply."""
         left = frame if step.repair else frame.where(f"{quoted(about(frame).offset)} > {todo.after}")
         staging = self._staging(left, table, step.plan)
         with self._fencing(step.plan):
@@ -136,13 +136,13 @@ class SqlSink:
             merge = staging.target.merge if self.mode == UPSERT else staging.target.add
             merge(connection, staging.table, staging.names, attempts)
             staging.forget(connection, attempts)
-            if not step.repair:  # which leaves the sink where it stands
+            if not step.repair:  # a repair leaves the sink at its offset
                 loaded = {span: version for span, version in state.loaded.items() if version > step.upto}
                 self._states.write(connection, State(state.plan, step.upto, loaded))
         return True
 
     def evolve(self, table: Table) -> None:
-        """See Sink. The columns come first: a crash between leaves some that are not used yet."""
+        """See Sink. The columns are added first: a crash before the commit leaves only unused columns."""
         target = self._target(table)
         there = target.prepare(self._engine)
         with writing(self._engine) as connection:
@@ -184,7 +184,7 @@ class SqlSink:
 
     @contextmanager
     def _fencing(self, plan: str) -> Iterator[None]:
-        """Tasks fail when a newer run takes their staging table away: then that is what is said."""
+        """Raise SinkFenced instead of a task's failure if a newer run dropped the staging table."""
         try:
             yield
         except Exception:
@@ -192,9 +192,9 @@ class SqlSink:
             raise
 
     def _staging(self, frame: DataFrame, table: Table, plan: str) -> Staging:
-        """The staging table for this frame, empty of what crashed runs left.
+        """Return the staging table for this frame, without rows of crashed runs.
 
-        Emptied under the lock: another driver of the same plan may be between its count and its merge.
+        The rows are removed under the lock: another driver of this plan may be between its count and its merge.
         """
         target = self._target(table)
         fields = [field for field in target.fields if field.name in set(frame.columns)]
@@ -208,7 +208,7 @@ class SqlSink:
         return Staging(self._url, stage, target, fields, self._dialect)
 
     def _drop_stages(self) -> None:
-        """Those of older plans and shapes. One that an old run still writes to is left for the next time."""
+        """Drop the staging tables of this target; skip a table that an old run still writes to."""
         with reading(self._engine) as connection:
             names = sa.inspect(connection).get_table_names(self._schema)
         for name in names:
@@ -221,7 +221,7 @@ class SqlSink:
 
 
 class Staging:
-    """Rows on their way into the target: one staging table, filled by tasks, taken over by the driver."""
+    """One staging table with its target: tasks fill the table, and the driver merges the rows."""
 
     def __init__(self, url: str, table: sa.Table, target: Target, fields: Sequence[Field], dialect: Dialect) -> None:
         self.table, self.target = table, target
@@ -229,9 +229,9 @@ class Staging:
         self._url, self._fields, self._dialect = url, list(fields), dialect
 
     def run(self, frame: DataFrame, *, has_gone: bool = False, skipped: frozenset[int] = frozenset()) -> list[Report]:
-        """Stage the frame by its partitions; what the tasks that count have done.
+        """Stage the partitions of the frame; return the reports of the task attempts that Spark accepted.
 
-        With `has_gone` the frame's last column says which rows are deletes.
+        With `has_gone` the frame's last column marks deletes.
         """
         columns = [*self.names, *(frame.columns[-1:] if has_gone else [])]
         stager = Stager(
@@ -251,14 +251,14 @@ class Staging:
         return reports
 
     def whole(self, connection: sa.Connection, reports: Sequence[Report]) -> list[str]:
-        """The attempts, if every row that they copied is there: a crash of the database empties the table."""
+        """Return the attempts; raise Unavailable if staged rows are missing: a database crash empties the table."""
         found = staged(connection, self.table)
         if any(found.get(report.attempt, 0) != report.rows for report in reports):
             raise Unavailable("staged rows are gone", hint="The database was restarted. The step is tried again.")
         return [report.attempt for report in reports]
 
     def forget(self, connection: sa.Connection, attempts: Sequence[str]) -> None:
-        """Remove what was merged."""
+        """Remove the merged rows of `attempts`."""
         connection.execute(sa.delete(self.table).where(self.table.c[ATTEMPT].in_(attempts)))
 
 
@@ -268,7 +268,7 @@ _SETTINGS = ("url", "url_file", "url_env", "table", "mode", "schema", "lock_seco
 
 
 def open_sql(settings: Mapping[str, Any], needs: object = None) -> SqlSink:
-    """A sink from the settings of a pipeline: those of `_SETTINGS`."""
+    """Return a sink from the settings of a pipeline, which are listed in `_SETTINGS`."""
     unknown = sorted(settings.keys() - set(_SETTINGS))
     if unknown:
         raise ConfigError(f"the sql sink has no setting {unknown[0]!r}", hint=nearest(unknown[0], _SETTINGS))

@@ -1,7 +1,7 @@
-"""Staging: executors copy rows into a table beside the target, each attempt under a name of its own.
+"""Staging tables: executors copy rows into a table next to the target, each task attempt under its own name.
 
-A row counts only if the driver was told its attempt by Spark, so those of retried and speculative tasks are
-never merged. Each attempt tells how many rows it copied: the driver compares, since the table is unlogged.
+The driver merges only the attempts that Spark reports, so rows of retried and speculative tasks are never merged.
+Each attempt reports how many rows it copied, and the driver compares the counts because the table is unlogged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REPORT = "partition int, attempt string, rows bigint, problem string"
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What one task did: rows of partition `partition`, staged under `attempt`; or why they cannot be."""
+    """The report of one task: the rows of `partition` staged under `attempt`, or the problem that prevented staging."""
 
     partition: int
     attempt: str
@@ -35,7 +35,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def stage_table(name: str, schema: str | None, fields: Sequence[Field], dialect: Dialect) -> sa.Table:
-    """Columns by number: no name of the user's can be too long here, or one of ours."""
+    """Return the staging table; its columns have numbers, so that names can be neither too long nor equal to ours."""
     columns = [dialect.column(field, f"c{place}", fields) for place, field in enumerate(fields)]
     for column in columns:
         column.nullable = True
@@ -45,7 +45,7 @@ def stage_table(name: str, schema: str | None, fields: Sequence[Field], dialect:
         sa.MetaData(),
         sa.Column(ATTEMPT, sa.String(32), nullable=False),
         sa.Column(GONE, sa.Boolean, nullable=False),
-        sa.Column(KEPT, sa.Text),  # the numbers of columns that stay as they are, if any
+        sa.Column(KEPT, sa.Text),  # numbers of the columns that keep the target's value, if any
         *columns,
         schema=schema,
         prefixes=unlogged,
@@ -54,10 +54,10 @@ def stage_table(name: str, schema: str | None, fields: Sequence[Field], dialect:
 
 
 class Stager:
-    """The task: called by Spark in an executor with the Arrow batches of one partition.
+    """The Spark task that stages the Arrow batches of one partition in an executor.
 
-    Their columns are `fields` and, if `has_gone`, a bool that says which rows are deletes. Partitions in
-    `skipped` are in the sink already.
+    The columns of a batch are `fields` and, if `has_gone`, a bool that marks deletes. Partitions in `skipped` are
+    already in the sink.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Stager:
         self._skipped = skipped
 
     def __repr__(self) -> str:
-        return f"Stager({self._stage})"  # never the URL
+        return f"Stager({self._stage})"  # the URL may hold a password
 
     @noted_each
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -93,7 +93,7 @@ class Stager:
         yield pa.RecordBatch.from_pydict(columns, schema=pa.schema(kinds))
 
     def stage(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Report:
-        """Copy all rows; each batch is a transaction, so that no task keeps others from a SQLite file for long."""
+        """Copy all rows, one transaction per batch, so that no task locks other tasks out of a SQLite file for long."""
         attempt, rows = uuid.uuid4().hex, 0
         width = self._dialect.key_width(self._fields)
         engine = None
@@ -128,7 +128,7 @@ class Stager:
 
 
 def _copy_in(connection: sa.Connection, table: sa.Table, rows: list[tuple[Any, ...]]) -> None:
-    """PostgreSQL's COPY, by the driver itself."""
+    """Insert the rows by PostgreSQL's COPY through the psycopg connection."""
     import psycopg
 
     quoted = connection.dialect.identifier_preparer.format_table(table)
@@ -142,7 +142,7 @@ def _copy_in(connection: sa.Connection, table: sa.Table, rows: list[tuple[Any, .
 
 
 def staged(connection: sa.Connection, stage: sa.Table) -> dict[str, int]:
-    """How many rows there are of each attempt."""
+    """Return the number of staged rows per attempt."""
     with ours():
         found = connection.execute(sa.select(stage.c[ATTEMPT], sa.func.count()).group_by(stage.c[ATTEMPT]))
         return {str(attempt): int(rows) for attempt, rows in found}

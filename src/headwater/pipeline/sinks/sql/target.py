@@ -1,4 +1,4 @@
-"""The tables of a SQL sink: the target, which people read, and `headwater_sink`, which says where it stands."""
+"""The tables of a SQL sink: the target, which users read, and `headwater_sink`, which holds the sink's progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INSERT: dict[str, Any] = {POSTGRES: postgresql.insert, MYSQL: mysql.insert, SQL
 
 
 class StateTable:
-    """One row per target: the plan, and what of it is in. Whoever commits rows holds that row locked."""
+    """The table with one row per target: the plan and the progress. A transaction that commits rows locks that row."""
 
     def __init__(self, engine: sa.Engine, dialect: Dialect, name: str, schema: str | None) -> None:
         self._engine, self._dialect, self._name = engine, dialect, name
@@ -44,7 +44,7 @@ class StateTable:
         self._exists = False
 
     def prepare(self) -> None:
-        """Make the table, and our row in it without a plan, if they are not there."""
+        """Create the table and this target's row without a plan, if they do not exist."""
         create_table(self._engine, self._table)
         insert = _INSERT[self._dialect.backend](self._table).values(name=self._name)
         quiet = insert.prefix_with("IGNORE") if self._dialect.backend == MYSQL else insert.on_conflict_do_nothing()
@@ -52,7 +52,7 @@ class StateTable:
             connection.execute(quiet)
 
     def read(self) -> State | None:
-        """Where the target stands, as of the last commit."""
+        """Return the state of the target as of the last commit."""
         with reading(self._engine) as connection:
             if not self._exists and not sa.inspect(connection).has_table(STATE_TABLE, schema=self._table.schema):
                 return None
@@ -60,11 +60,11 @@ class StateTable:
             return self._state(connection.execute(self._select()).one_or_none())
 
     def lock(self, connection: sa.Connection) -> State | None:
-        """The same inside a transaction that nobody else can have until it ends."""
+        """Return the state and lock its row until the transaction ends."""
         return self._state(connection.execute(self._select().with_for_update()).one_or_none())
 
     def write(self, connection: sa.Connection, state: State) -> None:
-        """Say where the target stands once the transaction is committed."""
+        """Write the state of the target as part of the transaction."""
         values = {
             "plan": msgspec.json.encode(state.plan).decode(),
             "offset": state.offset,
@@ -84,7 +84,7 @@ class StateTable:
 
 
 class Target:
-    """The table people read."""
+    """The table that users read."""
 
     def __init__(self, name: str, schema: str | None, dialect: Dialect, fields: Sequence[Field]) -> None:
         self.fields = list(fields)
@@ -101,7 +101,7 @@ class Target:
             by_name[name].autoincrement = False
 
     def refuse_rows(self, engine: sa.Engine) -> None:
-        """SinkUnfit when the table is there and not empty."""
+        """Raise SinkUnfit if the table exists and has rows."""
         with reading(engine) as connection:
             if not sa.inspect(connection).has_table(self.table.name, schema=self.table.schema):
                 return
@@ -113,7 +113,7 @@ class Target:
             )
 
     def prepare(self, engine: sa.Engine) -> set[str]:
-        """Make the table, or give the one that is there the columns it lacks; which it had."""
+        """Create the table or add its missing columns; return the names of the columns it had."""
         if not self._keys:
             raise SinkUnfit("a SQL sink needs a table whose rows can be told apart")
         create_table(engine, self.table)
@@ -129,7 +129,7 @@ class Target:
         return set(held)
 
     def refuse_values(self, connection: sa.Connection, columns: Iterable[str]) -> None:
-        """An error that asks for a new snapshot, if one of these columns holds anything but nulls."""
+        """Raise an error that asks for a new snapshot if one of these columns holds a value other than null."""
         for name in columns:
             held = sa.select(sa.literal(1)).select_from(self.table).where(self.table.c[name].is_not(None)).limit(1)
             if connection.execute(held).first() is not None:
@@ -156,7 +156,7 @@ class Target:
             connection.exec_driver_sql(f"ALTER TABLE {preparer.format_table(self.table)} ADD COLUMN {added}")
 
     def empty(self, connection: sa.Connection) -> None:
-        """Remove all rows, inside the transaction: MySQL's TRUNCATE would commit it, so a large table takes long."""
+        """Remove all rows inside the transaction; slow for a large MySQL table, where TRUNCATE would commit."""
         if self._dialect.backend == POSTGRES:
             preparer = connection.dialect.identifier_preparer
             connection.exec_driver_sql(f"TRUNCATE {preparer.format_table(self.table)}")
@@ -164,7 +164,7 @@ class Target:
             connection.execute(sa.delete(self.table))
 
     def add(self, connection: sa.Connection, stage: sa.Table, names: Sequence[str], attempts: Sequence[str]) -> None:
-        """Insert staged rows, which are new; a key that is there already is an error."""
+        """Insert staged rows, all of them new; an existing key is an error."""
         connection.execute(sa.insert(self.table).from_select(list(names), self._select(stage, names, attempts)))
 
     def merge(self, connection: sa.Connection, stage: sa.Table, names: Sequence[str], attempts: Sequence[str]) -> None:
@@ -193,10 +193,10 @@ class Target:
         attempts: Sequence[str],
         rows: sa.Select[Any],
     ) -> None:
-        """Update the rows that are there, then insert the others.
+        """Update the rows that exist, then insert the others.
 
-        ON DUPLICATE KEY UPDATE would take a row that only shares the value of another unique index for the same row,
-        and lose one of the two in silence.
+        ON DUPLICATE KEY UPDATE would also match a row that shares only the value of another unique index, and would
+        silently lose one of the two rows.
         """
         values = {
             self.table.c[name]: value
@@ -213,7 +213,7 @@ class Target:
     def _filled(
         self, connection: sa.Connection, stage: sa.Table, names: Sequence[str], attempts: Sequence[str]
     ) -> sa.Select[Any]:
-        """The staged rows; what was left out of them is what the target has."""
+        """Return the staged rows, with unchanged columns filled from the target."""
         rows = self._select(stage, names, attempts)
         which = rows.with_only_columns(stage.c[KEPT]).where(stage.c[KEPT].is_not(None)).distinct()
         told = {str(text): {*map(int, text.split(","))} for (text,) in connection.execute(which)}
@@ -232,7 +232,7 @@ class Target:
         return rows.with_only_columns(*columns).select_from(both)
 
     def _same(self, stage: sa.Table, names: Sequence[str]) -> sa.ColumnElement[bool]:
-        """Whether a staged row and one of the target have the same key."""
+        """Return the condition that a staged row and a row of the target have equal keys."""
         return sa.and_(*(self.table.c[name] == stage.c[f"c{names.index(name)}"] for name in self._keys))
 
     def _select(self, stage: sa.Table, names: Sequence[str], attempts: Sequence[str]) -> sa.Select[Any]:
@@ -241,17 +241,17 @@ class Target:
 
 
 def _stays(stage: sa.Table, attempts: Sequence[str]) -> tuple[sa.ColumnElement[bool], ...]:
-    """Staged rows that are no deletes."""
+    """Return the conditions that select staged rows of `attempts` that are not deletes."""
     return stage.c[ATTEMPT].in_(attempts), stage.c[GONE].is_(sa.false())
 
 
 def _plain(name: str, dialect: Dialect) -> str:
-    """SQLAlchemy reads names out of MySQL's CREATE TABLE, where a backtick is doubled."""
+    """Return the column name: SQLAlchemy parses MySQL's CREATE TABLE, where a backtick in a name is doubled."""
     return name.replace("``", "`") if dialect.backend == MYSQL else name
 
 
 def create_table(engine: sa.Engine, table: sa.Table) -> None:
-    """Make `table` unless it is there, also when another run makes it at the same moment."""
+    """Create `table` unless it exists, also if another run creates it concurrently."""
     for attempt in (1, 2):
         try:
             with writing(engine) as connection:
