@@ -1,1 +1,1 @@
-"""Sinks: where a pipeline writes to. Each keeps its own progress, in the same commit as the rows."""
+"""Sinks: the destinations of a pipeline. Most commit their progress together with the rows."""

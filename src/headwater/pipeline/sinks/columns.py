@@ -1,4 +1,4 @@
-"""Columns of sinks: on their way into tasks, and those that come again."""
+"""Column names of frames for tasks, and the error for a re-created column."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def numbered(frame: DataFrame) -> DataFrame:
-    """`frame` with numbers for names: mapInArrow does not find columns with a dot or a backtick in theirs."""
+    """Return `frame` with numbers as column names: mapInArrow cannot find a name with a dot or a backtick."""
     return frame.toDF(*map(str, range(len(frame.columns))))
 
 
 def came_again(name: str) -> PipelineError:
-    """What is said of a new column whose name the sink still has values under: a sink keeps what was dropped."""
+    """Return the error for a new column whose name has old values in the sink, which keeps dropped columns."""
     return PipelineError(
         f"column {name!r} was dropped and is a new one now, and the sink has values of the old one",
         resnapshot_reason="schema_changed",

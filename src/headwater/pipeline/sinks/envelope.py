@@ -1,4 +1,4 @@
-"""Envelopes: rows and changes as frames of key and value, both JSON, plain or as Debezium writes them."""
+"""Envelopes: rows and changes as frames of key and value, both JSON, plain or in Debezium's format."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _JSON = {"ignoreNullFields": "false"}
 
 
 class Envelope:
-    """Makes frames with `key` and `value`. Columns of bytes are base64; `u64` is a number of up to 20 digits.
+    """Builder of frames with `key` and `value`. Bytes columns are base64; `u64` is a number of up to 20 digits.
 
-    On the way a line is its op (null for a tombstone) and the row before and after, `old` and `new`.
+    An intermediate line has its op (null for a tombstone) and the row before and after, `old` and `new`.
     """
 
     def __init__(self, form: str, db: str, tombstones: bool = False) -> None:
         self._form, self._db, self._tombstones = form, db, tombstones
 
     def of_rows(self, frame: DataFrame, table: Table, parts: Sequence[Part]) -> DataFrame:
-        """Rows of a snapshot; the frame's partition i holds those of part i."""
+        """Return the envelopes of snapshot rows; partition i of the frame holds the rows of part i."""
         from pyspark.sql import functions as f
 
         told = as_history(frame, table, parts)
@@ -42,7 +42,7 @@ class Envelope:
         return self._written(lines, table, frame.columns, about(told))
 
     def of_changes(self, frame: DataFrame, table: Table) -> DataFrame:
-        """Changes, the two images of an update made one; all of one key in one partition, by offset."""
+        """Return the envelopes of changes, one per update; those of one key are in one partition, by offset."""
         from pyspark.sql import functions as f
 
         told = about(frame)
@@ -60,7 +60,7 @@ class Envelope:
         return made.repartition("key").sortWithinPartitions("at", "place").select("key", "value")
 
     def _lines(self, table: Table) -> Column:
-        """What one change becomes: one line, or two where it moves a row to another key; and tombstones."""
+        """Return the lines of one change: one, or two if it moves a row to another key, and tombstones if enabled."""
         from pyspark.sql import functions as f
 
         old, new = f.col("old"), f.col("new")
@@ -134,14 +134,14 @@ class Envelope:
 
 
 def _image(frame: DataFrame) -> Column:
-    """A whole row as one value."""
+    """Return a whole row as one struct."""
     from pyspark.sql import functions as f
 
     return f.struct(*(f.col(quoted(name)) for name in frame.columns))
 
 
 def _shown(side: str, names: Sequence[str]) -> Column:
-    """The columns of the table, of one side of a change; null where there is none."""
+    """Return the table's columns from one side of a change; null if that side is missing."""
     from pyspark.sql import functions as f
 
     image = f.col(side)

@@ -1,8 +1,8 @@
-"""Foreach: a function of the user's takes every frame, for whatever place has no sink of its own.
+"""Foreach: a user's function receives every frame, for destinations that have no sink of their own.
 
-It is called in the driver as `function(frame, work, table)`: `work` is the list of Parts whose rows the frame
-holds (partition i those of part i), or the Step whose changes it holds. At least once: after a crash the last
-frame may come again.
+The driver calls `function(frame, work, table)`: `work` is the list of Parts whose rows the frame holds (partition i
+those of part i), or the Step whose changes the frame holds. At least once: after a crash the function may receive
+the last frame again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Function = Callable[["DataFrame", Step | list[Part], Table], object]
 
 
 class ForeachSink(LedgerSink):
-    """Calls `function` with rows, then with changes."""
+    """A sink that calls `function` with rows, then with changes."""
 
     def __init__(self, name: str, ledger: Any, function: Function) -> None:
         def send_rows(frame: DataFrame, parts: Sequence[Part], table: Table) -> None:
@@ -40,7 +40,7 @@ class ForeachSink(LedgerSink):
 
 
 def open_foreach(settings: Mapping[str, Any], needs: Needs) -> ForeachSink:
-    """A sink from the settings of a pipeline: `function`, as "module:name"."""
+    """Return a sink from the settings of a pipeline: `function`, as "module:name"."""
     unknown = sorted(settings.keys() - {"function"})
     if unknown:
         raise ConfigError(f"the foreach sink has no setting {unknown[0]!r}", hint=_HOW)
@@ -52,7 +52,7 @@ _HOW = 'Set function = "module:name"; it is called as name(frame, step_or_parts,
 
 
 def find_function(place: str) -> Function:
-    """The function that "module:name" names; modules beside the running program are found too."""
+    """Return the function that "module:name" names; the working directory is searched, too."""
     module, _, name = place.partition(":")
     if not module or not name:
         raise ConfigError("the foreach sink needs a function", hint=_HOW)

@@ -1,4 +1,4 @@
-"""What rows of a snapshot carry in a history of changes: they are its first lines."""
+"""Snapshot rows as the first rows of a history of changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def as_history(frame: DataFrame, table: Table, parts: Sequence[Part]) -> DataFrame:
-    """`frame`, with the five columns of changes: what is in partition i was read at the version of part i."""
+    """Return `frame` with the five columns of changes; the rows of partition i get the version of part i."""
     from pyspark.sql import functions as f
 
     versions = f.array(*(f.lit(part.version).cast("bigint") for part in parts))

@@ -1,13 +1,13 @@
 """Kafka: every row and every change as a JSON value under its primary key, by Spark's own Kafka writer.
 
-At least once, and in order per key: all that one key has goes through one task, by offset. What is on a topic
-stays there, so rows of a new snapshot come on top of the old ones. Changes look like this (plain):
+At least once, and in order per key: one task writes all changes of a key, by offset. Messages stay on a topic, so
+rows of a new snapshot are added to the old messages. Changes look like this (plain):
 
     key    {"id": 1}
     value  {"op": "update", "table": "orders", "offset": 7, "txn": "…", "ts_ms": …, "before": {…}, "after": {…}}
 
-or have Debezium's envelope. An update that changes the key is a delete under the old one and an insert under
-the new one; with `tombstones` a null value follows each delete, for compacted topics.
+or have Debezium's envelope. An update that changes the key is a delete under the old key and an insert under the
+new key; with `tombstones` a null value follows each delete, for compacted topics.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SETTINGS = ("servers", "topic", "format", "tombstones", "options")
 
 
 class KafkaSink(LedgerSink):
-    """One topic. `options` go to the producer as they are (`kafka.security.protocol`, …)."""
+    """One Kafka topic. `options` are passed to the producer unchanged (`kafka.security.protocol`, …)."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class KafkaSink(LedgerSink):
         super().__init__(name, ledger, self._rows, self._changes)
 
     def __repr__(self) -> str:
-        return f"KafkaSink({self.name})"  # never the options
+        return f"KafkaSink({self.name})"  # the options may hold secrets
 
     def _rows(self, frame: DataFrame, parts: Sequence[Part], table: Table) -> None:
         self._write(self._envelope.of_rows(frame, table, parts))
@@ -70,7 +70,7 @@ class KafkaSink(LedgerSink):
 
 
 def open_kafka(settings: Mapping[str, Any], needs: Needs) -> KafkaSink:
-    """A sink from the settings of a pipeline: servers, topic, format (plain or debezium), tombstones, options."""
+    """Return a sink from pipeline settings: servers, topic, format (plain or debezium), tombstones, options."""
     unknown = sorted(settings.keys() - set(_SETTINGS))
     if unknown:
         raise ConfigError(f"the kafka sink has no setting {unknown[0]!r}", hint=nearest(unknown[0], _SETTINGS))

@@ -1,6 +1,6 @@
-"""Sinks that cannot keep their own progress: a ledger does, and is written after the rows, so at least once.
+"""Base of the sinks that cannot store their own progress: a ledger stores it after the rows, so at least once.
 
-What was written when a run died before the ledger was is written again.
+Rows that a run wrote before it died, and before it wrote the ledger, are written again.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 class Ledger(Protocol):
-    """Where the state is kept."""
+    """A store for the state of one sink."""
 
     def load(self) -> State | None:
-        """As last saved; None when nothing was begun."""
+        """Return the state last saved; None before the first `begin`."""
         ...
 
     def save(self, state: State) -> None:
-        """Keep it."""
+        """Store the state."""
         ...
 
 
 class LedgerSink:
-    """What all of them do; `send_rows` and `send_changes` are their own part."""
+    """A sink whose state is in a ledger; subclasses pass `send_rows` and `send_changes`."""
 
     exactly_once = False
     keeps = False
@@ -54,7 +54,7 @@ class LedgerSink:
         return self._ledger.load()
 
     def begin(self, plan: Plan) -> None:
-        """See Sink. What was sent before cannot be taken back: rows of a new snapshot come on top."""
+        """See Sink. Data already sent stays at the destination; rows of a new snapshot are sent in addition."""
         self._ledger.save(State(plan, plan.offset))
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
@@ -103,7 +103,7 @@ class LedgerSink:
 
 
 def _partitions(frame: DataFrame, wanted: Sequence[int], count: int) -> DataFrame:
-    """Only the rows of those partitions."""
+    """Return only the rows of the partitions `wanted`."""
     from pyspark.sql import functions as f
 
     return frame if len(wanted) == count else frame.where(f.spark_partition_id().isin(list(wanted)))

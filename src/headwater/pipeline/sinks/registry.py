@@ -1,4 +1,4 @@
-"""Kinds of sinks by name, and a sink made from its settings; a kind's libraries are loaded when it is used."""
+"""The kinds of sinks by name, and the creation of a sink from its settings; libraries are imported on first use."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class Needs(NamedTuple):
-    """What a sink may use beside its settings."""
+    """The context that a sink gets in addition to its settings."""
 
-    name: str  # of the table it holds, for people
+    name: str  # pipeline, database and table, for output
     spark: SparkSession
-    ledger: Any = None  # keeps the state of sinks that cannot: load() and save(State)
+    ledger: Any = None  # load() and save(State), for sinks that cannot store their own state
 
 
 class Kind(NamedTuple):
-    """Where a kind of sink is made, and whether its rows and its progress are one commit."""
+    """One kind of sink: the function that creates it, its settings and its delivery guarantee."""
 
     module: str
     function: str  # (settings, Needs) -> Sink
     settings: tuple[str, ...]
-    needed: tuple[str, ...]  # of those
+    needed: tuple[str, ...]  # the required settings
     exactly_once: bool = True
 
 
@@ -55,12 +55,12 @@ KINDS = {
 
 
 def is_exactly_once(kind: str) -> bool:
-    """Whether sinks of this kind commit rows and progress together."""
+    """Return whether sinks of this kind commit rows and progress together."""
     return _kind(kind).exactly_once
 
 
 def open_sink(kind: str, settings: dict[str, Any], *, name: str, spark: SparkSession, ledger: Any = None) -> Sink:
-    """The sink that `settings` describe; ConfigError where they do not."""
+    """Return the sink that `settings` describe; raise ConfigError if they are invalid."""
     found = _kind(kind)
     module = import_module(f"headwater.pipeline.sinks.{found.module}")
     make: Callable[[dict[str, Any], Needs], Sink] = getattr(module, found.function)

@@ -1,7 +1,7 @@
 """Delta Lake by delta-rs, without Java: a current table (upsert) or all versions of its rows (history).
 
-Executors append the parts of the snapshot themselves; of a step the driver merges what last_per_key leaves.
-Each commit carries its own progress, and fails if it was prepared on a table that has changed since.
+Executors append the parts of the snapshot; the driver merges the last change per key (upsert) or the versions
+(history) of a step. Each commit carries its own progress, and fails if the table changed after it was opened.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _FORGOTTEN = ("headwater.", "delta.columnMapping.", "delta.enableDeletionVectors
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a pipeline file says of a Delta sink."""
+    """The settings of a Delta sink in a pipeline file."""
 
     path: str
     mode: str = UPSERT
     change_data_feed: bool = False
     checkpoint_every: int = 50  # commits between two checkpoints of Delta's own log
-    maintain_every: int = 100  # commits between two OPTIMIZE and VACUUM; 0: left to somebody else
-    file_bytes: int = 64 * 1024 * 1024  # of the snapshot's files: a merge writes those anew that it changes
+    maintain_every: int = 100  # commits between two runs of OPTIMIZE and VACUUM; 0 turns them off
+    file_bytes: int = 64 * 1024 * 1024  # target size of the snapshot's files: a merge rewrites each file it changes
     storage_options: dict[str, str] = {}
 
 
 class DeltaSink:
-    """One table of a lake; any number of other readers, and writers such as OPTIMIZE, may use it too."""
+    """One Delta table, which other readers, and writers such as OPTIMIZE, may use concurrently."""
 
     exactly_once = True
     keeps = True
@@ -68,10 +68,10 @@ class DeltaSink:
         self.name, self.mode = f"delta {settings.path}", settings.mode
         self._settings = settings
         self._place = Place(settings.path, settings.storage_options)
-        self._even = ""  # the plan whose spans are known to stand at one offset
-        self._seen: int | None = None  # the version up to which maintenance was thought of
+        self._even = ""  # the plan whose spans are known to be at one offset
+        self._seen: int | None = None  # the version up to which maintenance was considered
 
-    # Where it stands
+    # Progress
 
     def state(self) -> State | None:
         """See Sink."""
@@ -97,7 +97,7 @@ class DeltaSink:
     # A new snapshot
 
     def begin(self, plan: Plan) -> None:
-        """See Sink. One commit: the old rows go, the plan and its columns come, and the old plan is over."""
+        """See Sink. One commit removes the old rows, sets the plan and its columns, and closes the old plan."""
         with ours():
             for _ in tries():
                 before = self._place.open()
@@ -106,13 +106,13 @@ class DeltaSink:
                     return
 
     def _replaced(self, before: DeltaTable | None, plan: Plan) -> bool:
-        """False when somebody else committed meanwhile."""
+        """Replace the table's content; return False if another writer committed concurrently."""
         from deltalake import DeltaTable
         from deltalake.exceptions import CommitFailedError
 
         old = self._own(before)
         try:
-            # No retries: delta-rs would replace the table again, but leave in it what came meanwhile.
+            # No retries: delta-rs would replace the table again, but keep the rows of concurrent commits.
             DeltaTable.create(
                 self._place.path,
                 held_schema(plan.table, self.mode),
@@ -127,7 +127,7 @@ class DeltaSink:
         return True
 
     def _end_others(self, plan: Plan, before: DeltaTable | None) -> None:
-        """End a plan that began between our look and our commit: its merges by Spark know no other fence."""
+        """Close plans that began between our read and our commit: only this fences their merges by Spark."""
         from deltalake import DeltaTable
 
         table = self._table()
@@ -140,7 +140,7 @@ class DeltaSink:
                 self._append_nothing(self._table(), step_app(old.id), OVER)
 
     def _own(self, table: DeltaTable | None) -> Plan | None:
-        """The plan it holds; SinkUnfit for a table with rows that no pipeline wrote."""
+        """Return the plan of the table; raise SinkUnfit for a table with rows that no pipeline wrote."""
         plan = plan_of(table.metadata().configuration) if table else None
         if table is not None and plan is None and table.file_uris():
             raise SinkUnfit(
@@ -161,7 +161,7 @@ class DeltaSink:
         return {name: text for name, text in kept.items() if not name.startswith(_FORGOTTEN)} | own
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
-        """See Sink. Each task commits its part; the driver sees no rows."""
+        """See Sink. Each task commits its part; the driver receives no rows."""
         names = tuple(frame.columns)
         writer = PartWriter(self._place, plan, tuple(parts), self.mode, self._settings.file_bytes, names)
         with ours():
@@ -178,7 +178,7 @@ class DeltaSink:
     # Changes
 
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
-        """See Sink. A step that is too large for the driver is applied in two."""
+        """See Sink. A step that is too large for the driver is applied in halves."""
         with ours():
             whole = filled(frame, table)
             for _ in tries():
@@ -190,7 +190,7 @@ class DeltaSink:
             self._maintain()
 
     def _applied(self, frame: DataFrame, todo: Step, table: Table, held: DeltaTable) -> bool:
-        """False when the table has changed since `held` was opened."""
+        """Return False if the table has changed since `held` was opened."""
         offset = quoted(changes_schema(table).names[-2])
         left = frame if todo.repair else frame.where(f"{offset} > {todo.after}")
         names = [field.name for field in held.schema().fields]
@@ -213,7 +213,7 @@ class DeltaSink:
             return True
 
     def _merged(self, source: DataFrame, todo: Step, merge: Merge, held: DeltaTable) -> bool:
-        """Merge in one commit that moves the offset; False when the table has changed meanwhile."""
+        """Merge in one commit that moves the offset; return False if the table changed concurrently."""
         from deltalake.exceptions import CommitFailedError
 
         app = None if todo.repair else step_app(todo.plan)
@@ -223,7 +223,7 @@ class DeltaSink:
             if rows.num_rows:
                 rows, merge = keeping(rows, merge) if self.mode == UPSERT else (rows, merge)
                 merge_rows(held, rows, merge, app, todo.upto)
-            if held.version() == version and app:  # delta-rs commits nothing where nothing changes
+            if held.version() == version and app:  # delta-rs makes no commit if no row changes
                 self._append_nothing(held, app, todo.upto)
         except CommitFailedError:
             return False
@@ -237,7 +237,7 @@ class DeltaSink:
         write_deltalake(held, nothing, mode="append", commit_properties=committing(app, number))
 
     def _maintain(self) -> None:
-        """Make few files of many, every so many commits, and remove those that Delta's retention no longer keeps."""
+        """Compact small files every `maintain_every` commits, and remove files that are past Delta's retention."""
         from deltalake.exceptions import DeltaError
 
         every = self._settings.maintain_every
@@ -248,10 +248,10 @@ class DeltaSink:
             table.optimize.compact(target_size=self._settings.file_bytes)
             table.vacuum(dry_run=False)
         except (DeltaError, OSError):
-            return  # the rows are in, and there is a next time: another writer was faster, or nothing may be removed
+            return  # maintenance is retried later: another writer was faster, or files may not be removed
 
     def _is_due(self, version: int) -> bool:
-        """Whether a multiple of `maintain_every` was passed, by whoever committed; said once for each."""
+        """Return True once for each multiple of `maintain_every` that commits of any writer have passed."""
         every, seen = self._settings.maintain_every, self._seen
         self._seen = version
         return seen is not None and version // every > seen // every
@@ -259,7 +259,7 @@ class DeltaSink:
     # Columns
 
     def evolve(self, table: Table) -> None:
-        """See Sink. New columns are null in old rows; a dropped one stays, and is null in rows written from then on."""
+        """See Sink. New columns are null in old rows; a dropped column remains and is null in rows written later."""
         from deltalake.exceptions import CommitFailedError
 
         with ours():
@@ -296,7 +296,7 @@ class DeltaSink:
         if lacking:
             raise SinkUnfit(f"the table in the lake has no column {lacking[0]!r}", hint="Start the pipeline again.")
 
-    # The rest
+    # Reading and closing
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """See Sink."""
@@ -308,16 +308,16 @@ class DeltaSink:
             return read_rows(spark, self._place, table, held_schema(plan.table, self.mode))
 
     def close(self) -> None:
-        """See Sink. Nothing is kept open."""
+        """See Sink. The sink holds no open connection."""
 
 
 def open_delta(settings: dict[str, Any], needs: Needs) -> DeltaSink:
-    """A sink from the settings of a pipeline."""
+    """Return a sink from the settings of a pipeline."""
     return DeltaSink(read_settings(settings))
 
 
 def read_settings(settings: dict[str, Any]) -> Settings:
-    """Settings as a pipeline file has them."""
+    """Return the checked settings of a pipeline file; raise ConfigError if they are invalid."""
     try:
         found = msgspec.convert(settings, Settings)
     except msgspec.ValidationError as error:

@@ -1,6 +1,6 @@
 """Delta Lake with merges by Spark, for steps that no single machine should hold; needs Delta's jars in the session.
 
-All else is done as in delta.py, on the same layout: a table may change between the two at any time.
+Everything else works as in delta.py, on the same layout: a table may switch between the two sinks at any time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _TXN = "spark.databricks.delta.write"
-_TIMES = "spark.sql.parquet.outputTimestampType"  # Spark's own is a form that only Spark still writes
+_TIMES = "spark.sql.parquet.outputTimestampType"  # Spark's default is a legacy format that only Spark still writes
 _LOG_TASKS = "spark.databricks.delta.snapshotPartitions"
 _CONFLICT = re.compile(r"DELTA_(CONCURRENT|METADATA_CHANGED|PROTOCOL_CHANGED)|Concurrent\w*Exception|MetadataChanged")
 _REFUSED = re.compile(r"[ ,;{}()\n\t=]")
@@ -35,10 +35,10 @@ _session = threading.Lock()  # a transaction's number is a setting of the whole 
 
 
 class DeltaSparkSink(DeltaSink):
-    """One table of a lake, merged by a cluster.
+    """One Delta table, merged by a Spark cluster.
 
-    Spark opens the table itself, after we looked. Whatever was committed between is no harm: a plan that is
-    over, or a step that ends lower, is skipped by its number; one that began lower merges to the same rows.
+    Spark opens the table itself, after our check. Commits between the two are harmless: Spark skips a closed plan, or
+    a step that ends lower, by its transaction number; a step that began lower merges to equal rows.
     """
 
     keeps = False
@@ -52,11 +52,11 @@ class DeltaSparkSink(DeltaSink):
                 hint=f"Set spark.sql.extensions={EXTENSION} and spark.sql.catalog.spark_catalog={CATALOG}, "
                 'and have its jars; or use kind = "delta".',
             )
-        if spark.conf.get(_LOG_TASKS, None) is None:  # else 50 tasks to read a log of any size
+        if spark.conf.get(_LOG_TASKS, None) is None:  # otherwise Spark uses 50 tasks to read a log of any size
             spark.conf.set(_LOG_TASKS, spark.conf.get("spark.sql.shuffle.partitions") or "4")
 
     def begin(self, plan: Plan) -> None:
-        """See Sink. Spark takes no column names that Parquet once could not hold."""
+        """See Sink. Rejects column names that Delta in Spark does not accept."""
         self._check_names(plan.table)
         super().begin(plan)
 
@@ -74,7 +74,7 @@ class DeltaSparkSink(DeltaSink):
                 )
 
     def _merged(self, source: DataFrame, todo: Step, merge: Merge, held: DeltaTable) -> bool:
-        if todo.repair:  # its number would be on record already, and Spark would skip it
+        if todo.repair:  # the number of a repair is already recorded, so that Spark would skip the merge
             return super()._merged(source, todo, merge, held)
         app = step_app(todo.plan)
         try:
@@ -84,7 +84,7 @@ class DeltaSparkSink(DeltaSink):
             if _CONFLICT.search(str(error)):
                 return False
             raise
-        # Spark skips in silence, and commits nothing where nothing changes.
+        # Spark skips a merge silently, and makes no commit if no row changes.
         table = self._table()
         if table.transaction_version(app) != todo.upto:
             return super()._merged(source.limit(0), todo, merge, table) if self._is_at(table, todo) else False
@@ -96,7 +96,7 @@ class DeltaSparkSink(DeltaSink):
 
 
 def merge_sql(path: str, source: str, merge: Merge) -> str:
-    """The statement."""
+    """Return the MERGE statement."""
     sets = ", ".join(f"{name} = {value}" for name, value in merge.update.items())
     names, values = ", ".join(merge.insert), ", ".join(merge.insert.values())
     delete = f" WHEN MATCHED AND {merge.delete_if} THEN DELETE" if merge.delete_if else ""
@@ -132,5 +132,5 @@ def _transaction(spark: SparkSession, app: str, number: int) -> Iterator[None]:
 
 
 def open_delta_spark(settings: dict[str, Any], needs: Needs) -> DeltaSparkSink:
-    """A sink from the settings of a pipeline."""
+    """Return a sink from the settings of a pipeline."""
     return DeltaSparkSink(read_settings(settings), needs.spark)

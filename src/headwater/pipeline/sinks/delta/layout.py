@@ -1,11 +1,11 @@
-"""The layout of a Delta sink, the same for delta-rs and delta-spark: columns, properties, transactions, merges.
+"""The layout of a Delta sink, shared by delta-rs and delta-spark: columns, properties, transactions, merges.
 
     property headwater.plan             the plan, as JSON; a commit that changes it fails all that began before
     property headwater.begun            when the plan was begun, in milliseconds
-    transaction headwater/<plan>        the offset of the last step; the largest number there is once the plan is over
+    transaction headwater/<plan>        the offset of the last step; OVER once the plan is closed
     transaction headwater/<plan>/<span> the version of a part that is loaded
 
-No deletion vectors, no column mapping: what the files hold is what the table holds.
+No deletion vectors and no column mapping: the files hold exactly the rows and columns of the table.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PLAN, BEGUN = "headwater.plan", "headwater.begun"
-OVER = 2**63 - 1  # delta-spark runs no step whose number is not above the one on record: that closes a plan
+OVER = 2**63 - 1  # closes a plan: delta-spark runs no step whose number is not above the recorded number
 SOURCE, TARGET = "s", "t"
 
 
 def step_app(plan: str) -> str:
-    """The transaction that holds a plan's offset."""
+    """Return the name of the transaction that holds a plan's offset."""
     return f"headwater/{plan}"
 
 
 def part_app(plan: str, span: Span) -> str:
-    """The transaction that says that `span` is loaded."""
+    """Return the name of the transaction that marks `span` as loaded."""
     return f"headwater/{plan}/{span.start.hex()}-{'' if span.end is None else span.end.hex()}"
 
 
 def plan_of(properties: Mapping[str, str | None]) -> Plan | None:
-    """The plan that a table's properties tell."""
+    """Return the plan in a table's properties; None if there is none."""
     written = properties.get(PLAN)
     return msgspec.json.decode(written, type=Plan) if written else None
 
 
 def plan_text(plan: Plan) -> str:
-    """What `plan_of` reads."""
+    """Return the plan as the text that `plan_of` reads."""
     return msgspec.json.encode(plan).decode()
 
 
 def state_of(plan: Plan, read: Callable[[str], int | None], *, is_even: bool = False) -> State:
-    """Where a table stands; `read` tells the number of a transaction. One that was even stays so."""
+    """Return the progress of a table; `read` returns the number of a transaction, `is_even` skips those of spans."""
     offset = read(step_app(plan.id))
     found = {} if is_even else {span: read(part_app(plan.id, span)) for span in plan.spans}
     loaded = {span: version for span, version in found.items() if version is not None}
@@ -66,13 +66,13 @@ def state_of(plan: Plan, read: Callable[[str], int | None], *, is_even: bool = F
 
 
 def names_of(table: Table) -> tuple[list[str], Versioned]:
-    """The columns of rows, and those a history has beside them."""
+    """Return the columns of rows, and the additional columns of a history."""
     names = rows_schema(table).names
     return names, versioned(About(*changes_schema(table).names[-5:]), names)
 
 
 def held_schema(table: Table, mode: str) -> pa.Schema:
-    """The columns of the table in the lake."""
+    """Return the schema of the table in the lake."""
     import pyarrow as pa
 
     rows = rows_schema(table)
@@ -85,7 +85,7 @@ def held_schema(table: Table, mode: str) -> pa.Schema:
 
 
 def added(held: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
-    """The fields that `held` lacks; SinkUnfit where one has another type there, or is written otherwise."""
+    """Return the fields that `held` lacks; raise SinkUnfit if a field differs in type or in letter case."""
     known = {field.name.lower(): field for field in held}
     for field in wanted:
         there = known.get(field.name.lower(), field)
@@ -98,7 +98,7 @@ def added(held: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
 
 
 def check_identity(before: Table, after: Table) -> None:
-    """SinkUnfit when rows are told apart by other columns than they were."""
+    """Raise SinkUnfit if the key columns have changed."""
     was, now = identity_of(before), identity_of(after)
     if was != now:
         raise SinkUnfit(
@@ -111,23 +111,23 @@ def check_identity(before: Table, after: Table) -> None:
 
 
 class Merge(msgspec.Struct, frozen=True):
-    """What a MERGE says, in the SQL that both engines read; t is the table, s what comes in."""
+    """The clauses of a MERGE, in SQL that both engines accept; t is the table, s the incoming rows."""
 
     on: str
-    delete_if: str  # of rows that match; empty: none is deleted
+    delete_if: str  # for matching rows; empty: no row is deleted
     update_if: str
     update: dict[str, str]
-    insert_if: str  # of rows that do not match
+    insert_if: str  # for rows without a match
     insert: dict[str, str]
 
 
 def merge_of(table: Table, mode: str, held: Sequence[str]) -> Merge:
-    """How a step is merged into a table that has the columns `held`."""
+    """Return the merge of a step into a table that has the columns `held`."""
     return history_of(table) if mode == HISTORY else upsert_of(table, held)
 
 
 def upsert_of(table: Table, held: Sequence[str]) -> Merge:
-    """For rows from `last_per_key`. Applied twice, or after a shorter step with the same start, it is the same."""
+    """Return the merge for rows from `last_per_key`; idempotent, also after a shorter step with an equal start."""
     names = rows_schema(table).names
     gone = _of(SOURCE, free(DELETED, changes_schema(table).names))
     every = {quoted(name): _of(SOURCE, name) for name in names}
@@ -136,7 +136,7 @@ def upsert_of(table: Table, held: Sequence[str]) -> Merge:
 
 
 def history_of(table: Table) -> Merge:
-    """For rows from `versions`. A version that is there already is found by its offset, and only closed."""
+    """Return the merge for rows from `versions`; a version that exists is found by its offset and is only closed."""
     names, held = names_of(table)
     what = _of(SOURCE, free("_action", [*names, *held]))
     current, offset, opened = _of(TARGET, held.is_current), _of(TARGET, held.offset), _of(SOURCE, held.offset)

@@ -1,4 +1,4 @@
-"""Merging with delta-rs: rows of a step collected, merged in one commit, and what goes wrong on the way."""
+"""Merges with delta-rs: collecting the rows of a step, merging them in one commit, and translating the errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame
 
-TRIES = 20  # against other writers of the table, such as an OPTIMIZE; each try does its work anew
+TRIES = 20  # attempts against other writers of the table, such as OPTIMIZE; each attempt repeats all its work
 
 
 class TooLarge(Exception):
@@ -44,7 +44,7 @@ def merge_rows(held: DeltaTable, rows: pa.Table, merge: Merge, app: str | None, 
         merge.on,
         SOURCE,
         TARGET,
-        streamed_exec=False,  # else it does not look which files can hold the keys
+        streamed_exec=False,  # otherwise delta-rs does not prune files by key
         commit_properties=committing(app, number),
     )
     if merge.delete_if:
@@ -55,11 +55,11 @@ def merge_rows(held: DeltaTable, rows: pa.Table, merge: Merge, app: str | None, 
 
 
 def keeping(rows: pa.Table, merge: Merge) -> tuple[pa.Table, Merge]:
-    """Where `_misfit` tells values that were left out: the merge that leaves those as they are. See whole."""
+    """Return rows and a merge that keeps the target's value wherever `_misfit` marks a value as unchanged."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    misfit = rows.schema.names[-7]  # before what tells about a change, and whether the key is gone
+    misfit = rows.schema.names[-7]  # the column before the five of a change and the delete flag
     if not pc.any(pc.match_substring(rows[misfit], UNKNOWN)).as_py():
         return rows, merge
     gone = rows.column(rows.num_columns - 1).to_pylist()
@@ -77,7 +77,7 @@ def keeping(rows: pa.Table, merge: Merge) -> tuple[pa.Table, Merge]:
 
 
 def filled(frame: DataFrame, table: Table) -> DataFrame:
-    """`frame` with all columns of changes of `table`; those it was not given are null."""
+    """Return `frame` with all columns of changes of `table`; columns that `frame` lacks are null."""
     from pyspark.sql import functions as f
 
     wanted = struct_of(changes_schema(table))
@@ -97,14 +97,14 @@ def tries() -> Iterator[int]:
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """What delta-rs and Spark raise becomes an error of ours."""
+    """Turn errors of delta-rs and Spark into Headwater errors."""
     from deltalake.exceptions import DeltaError
 
     try:
         yield
     except HeadwaterError:
         raise
-    except ConnectionError as error:  # of Python's own sockets, which lead to Java alone
+    except ConnectionError as error:  # raised by Python sockets, and only those to Java are used here
         raise cause_of(error) from error
     except (DeltaError, OSError) as error:
         raise Unavailable(f"the lake did not take it: {str(error).splitlines()[0]}") from error

@@ -1,6 +1,6 @@
-"""What runs in executors: the rows of one part appended to a Delta table, with its version, in one commit.
+"""The Spark task that appends the rows of one part to a Delta table, with the part's version, in one commit.
 
-Nobody takes the commit back when the task fails after it, so a part counts only with its end (see ends).
+A commit cannot be undone if the task fails later, so a part is committed only with its end (see part_ends.py).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 DONE, FENCED, UNFIT = "done", "fenced", "unfit"
 REPORT = "part int, outcome string, problem string"
-_COMMIT_RETRIES = 200  # of parts that end at the same moment; each is a small file written again
+_COMMIT_RETRIES = 200  # for parts that commit concurrently; a retry only rewrites a small file
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a table lies, as delta-rs is told."""
+    """The location of a table, as passed to delta-rs."""
 
     path: str
     storage_options: dict[str, str] = {}
@@ -36,7 +36,7 @@ class Place(msgspec.Struct, frozen=True):
         return f"Place({self.path!r})"  # the options may hold secrets
 
     def open(self) -> DeltaTable | None:
-        """The table at its newest version; None when there is none."""
+        """Return the table at its newest version; None if it does not exist."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
@@ -47,7 +47,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def committing(app: str | None, number: int = 0, *, retries: int = 0) -> CommitProperties:
-    """A commit with a transaction of ours. Without retries any other commit since the table was opened fails it."""
+    """Return commit properties with our transaction; without retries, any concurrent commit makes the commit fail."""
     from deltalake import CommitProperties, Transaction
 
     told = [Transaction(app, number)] if app else None
@@ -55,14 +55,14 @@ def committing(app: str | None, number: int = 0, *, retries: int = 0) -> CommitP
 
 
 class PartWriter(msgspec.Struct, frozen=True):
-    """The task: called by Spark with the batches of one partition. Attempts may run twice, also at the same time."""
+    """The Spark task that writes one partition. Two attempts may run, also concurrently."""
 
     place: Place
     plan: Plan
     parts: tuple[Part, ...]
     mode: str
     file_bytes: int
-    names: tuple[str, ...] = ()  # of the columns, where they come under others
+    names: tuple[str, ...] = ()  # the real column names; frames have numbers instead
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -76,7 +76,7 @@ class PartWriter(msgspec.Struct, frozen=True):
         yield pa.RecordBatch.from_pydict({"part": [place], "outcome": [outcome], "problem": [problem]}, schema=kinds)
 
     def write(self, part: Part, batches: Iterator[pa.RecordBatch]) -> tuple[str, str]:
-        """Commit the part unless it is in; what became of it, and of UNFIT the column. `batches` tell their end."""
+        """Commit the part unless it is loaded; return the outcome and the UNFIT column. `batches` contain their end."""
         from deltalake.exceptions import CommitFailedError
 
         outcome, table = self._look(part)
@@ -92,12 +92,12 @@ class PartWriter(msgspec.Struct, frozen=True):
             return outcome, ""
         except Exception:
             if rows.unfit is None:
-                raise  # also of a part that was cut off: the task has failed already, and is done again
+                raise  # includes a truncated part: its task has already failed and is retried
             return UNFIT, rows.unfit
         return DONE, ""
 
     def _look(self, part: Part) -> tuple[str | None, DeltaTable | None]:
-        """What is known of the part already, and the table it was looked up in."""
+        """Return the outcome if the part is already decided, otherwise None, and the table that was read."""
         table = self.place.open()
         held = plan_of(table.metadata().configuration) if table else None
         if table is None or held is None or held.id != self.plan.id:
@@ -108,7 +108,7 @@ class PartWriter(msgspec.Struct, frozen=True):
         import pyarrow as pa
         from deltalake import write_deltalake
 
-        # Of two attempts the second fails: delta-rs refuses a transaction that another commit carries since.
+        # The second of two attempts fails: delta-rs rejects a transaction that a newer commit already carries.
         write_deltalake(
             table,
             pa.RecordBatchReader.from_batches(rows.schema, iter(rows)),
@@ -119,7 +119,7 @@ class PartWriter(msgspec.Struct, frozen=True):
 
 
 class _Rows:
-    """The batches of a part in the form of the table; `unfit` names a key column with a null in it."""
+    """The batches of a part in the table's schema; `unfit` names a key column that contains a null."""
 
     def __init__(self, writer: PartWriter, table: DeltaTable, part: Part, batches: Iterator[pa.RecordBatch]) -> None:
         import pyarrow as pa
@@ -141,7 +141,7 @@ class _Rows:
             yield self._whole(batch)
 
     def _whole(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """With the columns of a history, and null where the lake has a column that the table has no more."""
+        """Return the batch with the columns of a history, and nulls for columns dropped from the source table."""
         import pyarrow as pa
 
         for field in self.schema:

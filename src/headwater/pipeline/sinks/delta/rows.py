@@ -1,4 +1,4 @@
-"""The rows of a Delta table without Delta's jars: as a Spark frame, whose executors read the files delta-rs names."""
+"""Reads of a Delta table without Delta's jars: executors read the files that delta-rs lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILES_PER_TASK = 4
 
 
 def read_rows(spark: SparkSession, place: Place, table: DeltaTable, schema: pa.Schema) -> DataFrame:
-    """The columns `schema` of one version of the table; a file older than a column has nulls there."""
+    """Return the columns of `schema` from one table version; rows in files older than a column have null there."""
     import pyarrow as pa
 
     paths = pa.table(table.get_add_actions()).column("path").to_pylist()
@@ -29,7 +29,7 @@ def read_rows(spark: SparkSession, place: Place, table: DeltaTable, schema: pa.S
 
 
 def refuse_values(table: DeltaTable, columns: Sequence[str]) -> None:
-    """An error that asks for a new snapshot, if one of these columns holds anything but nulls."""
+    """Raise an error that asks for a new snapshot if one of these columns holds a value other than null."""
     import pyarrow.dataset as ds
 
     for name in columns:
@@ -39,7 +39,7 @@ def refuse_values(table: DeltaTable, columns: Sequence[str]) -> None:
 
 
 class FileReader:
-    """The task: called by Spark with the names of files, gives their rows."""
+    """The Spark task that reads the rows of the files it is given."""
 
     def __init__(self, place: Place, schema: pa.Schema) -> None:
         self._place, self._schema = place, schema

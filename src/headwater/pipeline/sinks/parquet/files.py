@@ -1,4 +1,4 @@
-"""Files on disk for good: Parquet files written by tasks, and small files written by the driver."""
+"""Durable files: Parquet files written by tasks, and small files written by the driver."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class FileWriter:
-    """The task: called by Spark in an executor with the Arrow batches of one partition; writes none if empty."""
+    """The Spark task that writes the batches of one partition to a file, and no file for an empty partition."""
 
     def __init__(self, folder: str, names: Sequence[str], skipped: frozenset[int] = frozenset()) -> None:
         self._folder, self._skipped = folder, skipped
-        self._names = list(names)  # of the columns, which come under numbers
+        self._names = list(names)  # the real column names; frames have numbers instead
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -54,7 +54,7 @@ class FileWriter:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """A new file, on disk when this returns."""
+    """Write a new file and sync it to disk."""
     with open(path, "xb") as file:
         file.write(content)
         file.flush()
@@ -62,7 +62,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def durable(path: Path, content: bytes) -> None:
-    """Put a file in the place of another in one step; on disk when this returns."""
+    """Replace a file atomically and sync it to disk."""
     beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     write_file(beside, content)
     os.replace(beside, path)
@@ -70,7 +70,7 @@ def durable(path: Path, content: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Names in a folder are on disk when this returns."""
+    """Sync the names in a folder to disk."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

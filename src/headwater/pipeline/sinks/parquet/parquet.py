@@ -1,12 +1,12 @@
-"""Parquet history: every row of the snapshot and every change, in files that any reader takes; exactly once.
+"""Parquet history: every row of the snapshot and every change, in files that any reader can open; exactly once.
 
     <path>/_headwater.json                             the plan
     <path>/snapshot=<plan>/commit=part-<span>/         rows of a part, and _commit.json
     <path>/snapshot=<plan>/commit=step-<after>/        changes of a step, and _commit.json
-    <path>/_staging-<…>/                               what tasks write; what a crash leaves is removed by `begin`
+    <path>/_staging-<…>/                               files of running tasks; `begin` removes those of crashed runs
 
-A commit is one rename, under a lock on the folder. Where locks do not reach, the layout still fences: only
-`begin` makes a plan's folder and it moves those of others away, so that an old run has nowhere to rename to.
+A commit is one rename, under a lock on the folder. On file systems without locks the layout still fences: only
+`begin` creates a plan's folder, and it moves the folders of other plans away, so that the rename of an old run fails.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SNAPSHOT, _PART, _STEP = "snapshot=", "commit=part-", "commit=step-"
 
 
 class Commit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a folder holds: the rows of a part, or the changes up to an offset."""
+    """The content of a commit folder: the rows of a part, or the changes up to an offset."""
 
     span: Span | None = None
     version: int = 0
@@ -49,7 +49,7 @@ class Commit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ParquetSink:
-    """A folder on a file system that driver and executors share."""
+    """A folder on a file system that the driver and the executors share."""
 
     exactly_once = True
     keeps = False
@@ -83,10 +83,10 @@ class ParquetSink:
             self._clean(plan.id, (_SNAPSHOT, _STAGING, _OLD))
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
-        """See Sink. Older snapshots go once more: a run that was killed in `begin` is not followed by another one."""
+        """See Sink. Also removes older snapshots: after a run killed in `begin`, the next run only loads."""
         with self._locked():
             loaded = self._of_plan(plan.id).loaded
-            self._clean(plan.id, (_SNAPSHOT,))  # staging may be that of another driver
+            self._clean(plan.id, (_SNAPSHOT,))  # a staging folder may belong to another driver
         skipped = frozenset(place for place, part in enumerate(parts) if part.span in loaded)
         with self._staged(as_history(frame, plan.table, parts), plan.id, skipped) as (staging, reports):
             for place, part in enumerate(parts):
@@ -108,7 +108,7 @@ class ParquetSink:
                     self._commit(step.plan, name, staging, [report.file for report in reports], Commit(upto=todo.upto))
 
     def evolve(self, table: Table) -> None:
-        """See Sink. Files that are there stay as they are: read them with `mergeSchema`."""
+        """See Sink. Existing files keep their columns: read them with `mergeSchema`."""
         with self._locked():
             state = self.state()
             if state is None:
@@ -147,7 +147,7 @@ class ParquetSink:
     def _staged(
         self, frame: DataFrame, plan: str, skipped: frozenset[int] = frozenset()
     ) -> Iterator[tuple[Path, list[Report]]]:
-        """The frame in files of a folder of its own; gone in the end, with what other attempts left in it."""
+        """Write the frame to a new staging folder; remove the folder at the end, with files of other attempts."""
         staging = self._path / f"{_STAGING}{uuid.uuid4().hex}"
         try:
             staging.mkdir()
@@ -159,11 +159,11 @@ class ParquetSink:
         try:
             return [Report(*row) for row in numbered(frame).mapInArrow(writer, REPORT).collect()]
         except Exception:
-            self._of_plan(plan)  # a newer run takes the folder away: then that is what is said
+            self._of_plan(plan)  # raises SinkFenced if a newer run removed the folder
             raise
 
     def _commit(self, plan: str, name: str, staging: Path, files: Sequence[str], commit: Commit) -> None:
-        """One rename makes files and progress visible together."""
+        """Make files and progress visible together by one rename."""
         made = staging / uuid.uuid4().hex
         try:
             made.mkdir()
@@ -177,7 +177,7 @@ class ParquetSink:
             raise SinkFenced("the folder of this snapshot was taken away, or written by another run") from None
 
     def _clean(self, plan: str, kinds: tuple[str, ...]) -> None:
-        """Remove folders of these kinds that are not the plan's own."""
+        """Remove folders of these kinds that do not belong to the plan."""
         names = [name for name in os.listdir(self._path) if name.startswith(kinds) and name != _SNAPSHOT + plan]
         for name in names:
             self._remove(name)
@@ -185,7 +185,7 @@ class ParquetSink:
             sync_folder(self._path)
 
     def _remove(self, name: str) -> None:
-        """Out of readers' sight in one rename, then away."""
+        """Hide a folder from readers by one rename, then delete it."""
         old = self._path / f"{_OLD}{uuid.uuid4().hex}"
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._path / name, old)
@@ -197,12 +197,12 @@ def _commit(folder: Path) -> Commit:
 
 
 def _short(span: Span) -> str:
-    """A name for a span: keys may be longer than names of files can be."""
+    """Return a file name for a span: a key may be longer than a file name can be."""
     return sha256(msgspec.json.encode(span)).hexdigest()[:32]
 
 
 def open_parquet(settings: Mapping[str, Any], needs: object = None) -> ParquetSink:
-    """A sink from the settings of a pipeline: `path`, and `mode`, which can only be history."""
+    """Return a sink from the settings of a pipeline: `path`, and `mode`, which can only be history."""
     unknown = sorted(settings.keys() - {"path", "mode"})
     if unknown or not settings.get("path"):
         what = f"has no setting {unknown[0]!r}" if unknown else "needs `path`"
