@@ -1,6 +1,6 @@
-"""Failures across Spark: what an executor says so that nothing is lost, and what the driver makes of it.
+"""Errors across Spark: executors attach the full error to the traceback, and the driver restores it.
 
-Between them Spark carries only the text of a traceback, deep inside its own.
+Spark passes only the text of a traceback from executor to driver, nested inside its own.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+(?=[A-Z])")
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "FetchFailed", "Lost task connection")
 _GONE = ("Py4JNetworkError", "ConnectionRefusedError", "Connection refused", "Answer from Java side is empty")
 _LONGEST, _DEEPEST = 500, 20
-JAVA, GONE = "java", "gone"  # beside an error that tells it
+JAVA, GONE = "java", "gone"  # detail of an error: Spark's Java process has ended
 
 
 # Executors
 
 
 def note(error: HeadwaterError) -> HeadwaterError:
-    """`error`, with what its text does not say written under it in a traceback."""
+    """Return `error` with its code, message and details attached as a note, which tracebacks print."""
     if not any(_MARK in line for line in getattr(error, "__notes__", ())):
         told = {"code": error.code, "message": error.message, "details": error.details}
         if error.hint:
@@ -46,7 +46,7 @@ def note(error: HeadwaterError) -> HeadwaterError:
 
 
 def noted(act: Callable[P, T]) -> Callable[P, T]:
-    """For what Spark calls in its workers: our errors leave it with their note."""
+    """Decorate a function that Spark calls in its workers, so that Headwater errors leave it with their note."""
 
     @wraps(act)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -59,7 +59,7 @@ def noted(act: Callable[P, T]) -> Callable[P, T]:
 
 
 def noted_each(act: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """The same for a generator."""
+    """Decorate a generator that Spark runs in its workers, so that Headwater errors leave it with their note."""
 
     @wraps(act)
     def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -75,7 +75,7 @@ def noted_each(act: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
 
 
 def cause_of(error: BaseException) -> HeadwaterError:
-    """What went wrong: the error of ours that was raised somewhere in Spark, or one that says what Spark says."""
+    """Return the Headwater error that was raised inside Spark, or an error with Spark's own message."""
     if isinstance(error, HeadwaterError):
         return error
     text = _text(error)
@@ -92,12 +92,12 @@ def cause_of(error: BaseException) -> HeadwaterError:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether Spark's Java process ended under us, or before it had begun."""
+    """Return whether Spark's Java process ended, during the work or before it had started."""
     return cause_of(error).extra.get(JAVA) == GONE
 
 
 def explain(error: BaseException) -> str:
-    """One line for people: what went wrong, its code, and what to do about it."""
+    """Return one line for output: the message, the code and the hint."""
     cause = cause_of(error)
     said = f"{cause.message.rstrip('.')} ({cause.code})."
     return " ".join(f"{said} {cause.hint}".split())
@@ -108,20 +108,20 @@ def _text(error: BaseException) -> str:
 
 
 def _java(error: BaseException) -> list[str]:
-    """What the Java side says, from the outermost exception to its cause."""
+    """Return the messages of the Java exceptions, from the outermost to its cause."""
     said: list[str] = []
     java = getattr(error, "java_exception", None)
     while java is not None and len(said) < _DEEPEST:
         try:
             said.append(str(java.toString()))
             java = java.getCause()
-        except Exception:  # Java may be gone: what was said so far must do
+        except Exception:  # Java may have ended: use the messages read so far
             break
     return said
 
 
 def _line(error: BaseException, text: str) -> str:
-    """The one line of it all that names the cause."""
+    """Return the line that names the cause."""
     java = _java(error)
     if python := list(_TRACEBACK.finditer(text)):
         said = python[-1]["line"]

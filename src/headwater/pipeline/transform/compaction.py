@@ -1,7 +1,7 @@
-"""Compaction: of all changes of a step, the last one per key, and whether it removes the key.
+"""Compaction: the last change per key of all changes of a step, and whether it removes the key.
 
-A preimage removes its key, a postimage or an insert sets it, and of one change the preimage comes first: so a
-changed key and two swapped keys come out right.
+A preimage removes its key, a postimage or an insert sets it, and within one change the preimage is first: this
+order gives the right rows for a changed key and for two swapped keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PREIMAGE, DELETE = "update_preimage", "delete"
 
 
 class About(NamedTuple):
-    """The names of the columns that tell about a change; a table with such a column itself renames ours."""
+    """The names of the columns that describe a change; they get another name if the table has such a column itself."""
 
     change_type: str
     commit_version: str
@@ -30,12 +30,12 @@ class About(NamedTuple):
 
 
 def about(frame: DataFrame) -> About:
-    """Those of a frame of changes: always its last five."""
+    """Return the names of the columns that describe a change: always the last five of the frame."""
     return About(*frame.columns[-5:])
 
 
 def free(name: str, taken: Sequence[str]) -> str:
-    """`name`, with as many underscores in front as keep it apart from `taken`."""
+    """Return `name` with as many leading underscores as it needs to differ from `taken`."""
     used = {each.lower() for each in taken}
     while name.lower() in used:
         name = "_" + name
@@ -43,15 +43,15 @@ def free(name: str, taken: Sequence[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """`name` as both Spark and delta-rs read it in SQL."""
+    """Return `name` quoted for the SQL of Spark and of delta-rs."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def last_per_key(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
-    """The last row per key of a frame of changes; the last column, `_deleted`, says that the key is gone.
+    """Return the last row per key of a frame of changes; the last column, `_deleted`, marks a deleted key.
 
-    One shuffle, none where the frame has one partition. A key with a null fails the job with SinkUnfit, as
-    pipeline/failure.py tells it.
+    One shuffle, none if the frame has one partition. A key with a null fails the job with SinkUnfit, which
+    pipeline/failure.py restores in the driver.
     """
     from pyspark.sql import functions as f
 
@@ -65,19 +65,19 @@ def last_per_key(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
 
 
 def place(told: About) -> Column:
-    """Where an image stands among those of its key: by offset, the preimage of a change first."""
+    """Return the sort order of the images of one key: by offset, the preimage of a change first."""
     from pyspark.sql import functions as f
 
     return f.struct(f.col(quoted(told.offset)), f.col(quoted(told.change_type)) != PREIMAGE)
 
 
 def refuse_nulls(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
-    """`frame`, whose job fails with SinkUnfit at a row with a null in a column of `identity`."""
+    """Return `frame`; its job fails with SinkUnfit at a row with a null in a column of `identity`."""
     from pyspark.sql import functions as f
 
     def checked(name: str) -> Column:
         column = f.col(quoted(name))
-        # The line break keeps what Spark puts behind it out of the note.
+        # The line break separates the note from the text that Spark appends.
         said = f.raise_error(f.lit(note(no_key(name)).__notes__[-1] + "\n"))
         return f.when(column.isNull(), said).otherwise(column).alias(name) if name in identity else column
 
@@ -85,7 +85,7 @@ def refuse_nulls(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
 
 
 def no_key(column: str) -> SinkUnfit:
-    """What is said of a row whose key is not known."""
+    """Return the error for a row whose key is unknown."""
     return SinkUnfit(
         f"key column {column!r} holds a null, or a value that does not fit its type: the row has no key here",
         hint="Give the table a NOT NULL primary key of one type.",

@@ -1,4 +1,4 @@
-"""Counting: how many rows or changes of a frame Spark really read, without reading them twice."""
+"""The number of rows or changes of a frame that Spark read, without reading them twice."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headwater.pipeline.transform.compaction import PREIMAGE, quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-PATIENCE_SECONDS = 2.0  # Spark tells a moment after the job is done; a sink with nothing to do ran no job
+PATIENCE_SECONDS = 2.0  # Spark reports shortly after the job has ended; a sink with nothing to do ran no job
 _STEP = 0.005
 POSTIMAGE = "update_postimage"
 
 
 class Counting:
-    """`frame` is the given one, observed; ask `rows` after it was used.
+    """A counter of the rows that a job reads: run the job on `frame`, then call `rows`.
 
-    With the name of its column `change_type` it counts changes: the two images of an update are one. The rows
-    that have something in the column `end` are none, see ends.
+    With the column name `change_type` the counter counts changes: the two images of an update are one change. Rows
+    with a value in the column `end` are not counted, see part_ends.py.
     """
 
     def __init__(self, frame: DataFrame, change_type: str | None = None, end: str | None = None) -> None:
@@ -33,7 +33,7 @@ class Counting:
         self.frame = frame.observe(self._seen, count_if(is_row).alias("rows"), *images)
 
     def rows(self) -> int:
-        """What was counted; 0 when nothing was read. `Observation.get` alone would wait for ever then."""
+        """Return the count; 0 if no job read the frame, where `Observation.get` alone would wait for ever."""
         future = self._seen._jo.future()  # type: ignore[union-attr]  # the only way to ask without waiting
         until = time.monotonic() + PATIENCE_SECONDS
         while not future.isCompleted():
@@ -41,5 +41,5 @@ class Counting:
                 return 0
             time.sleep(_STEP)
         found = self._seen.get
-        # One image of an update may be missing: its other key is of another range, or its row not chosen.
+        # One image of an update may be missing: its key is in another range, or `where` excludes its row.
         return int(found["rows"]) - min(int(found[PREIMAGE]), int(found[POSTIMAGE]))

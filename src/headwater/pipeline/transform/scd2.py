@@ -1,7 +1,7 @@
-"""SCD2: of the changes of a step, the versions of rows that they open, and which ones they close.
+"""SCD2: the row versions that the changes of a step open, and the versions that they close.
 
-Every image of a key closes the version of it that is current, at the commit time of its change; an insert or
-a postimage also opens one. A version is told by its key and the offset that opened it.
+Every image of a key closes the current version of the key, at the commit time of its change; an insert or a
+postimage also opens a version. A version is identified by its key and the offset that opened it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from headwater.pipeline.transform.compaction import DELETE, PREIMAGE, About, abo
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-SNAPSHOT = "snapshot"  # the change type of rows that were there when the history began
+SNAPSHOT = "snapshot"  # the change type of rows that existed when the history began
 OPEN, CLOSE = "open", "close"
 
 
 class Versioned(NamedTuple):
-    """The names of the columns that a history has beside those of rows."""
+    """The names of the columns that a history has in addition to those of rows."""
 
     change_type: str
     commit_version: str
@@ -31,16 +31,16 @@ class Versioned(NamedTuple):
 
 
 def versioned(told: About, names: Sequence[str]) -> Versioned:
-    """Those of a history with the row columns `names` and, of changes, the columns `told`."""
+    """Return the column names of a history with the row columns `names` and the change columns `told`."""
     own = [free(name, [*names, *told]) for name in ("_valid_from", "_valid_to", "_is_current")]
     return Versioned(told.change_type, told.commit_version, told.offset, told.txn, *own)
 
 
 def versions(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
-    """Of a frame of changes: its row columns, those of `Versioned`, and what to do (the last column).
+    """Return the row columns of a frame of changes, the columns of `Versioned`, and an action (the last column).
 
-    open: the row is a version, which may be closed by a later image of the same step. close: the version of
-    this key that was opened before `_offset` ends at `_valid_to`; there is one such row per key. One shuffle.
+    open: the row is a version, which a later image of this step may close. close: the version of this key that was
+    opened before `_offset` ends at `_valid_to`; there is one such row per key. One shuffle.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f

@@ -1,6 +1,6 @@
-"""Schemas as Spark wants them: of rows, of changes, of changes of several tables; and batches made to fit them.
+"""Spark schemas of rows, of changes, and of changes of several tables; and the conversion of batches to them.
 
-Spark casts nothing and looks at the first batch alone, so every batch is brought into the exact form here.
+Spark casts nothing and checks only the first batch, so every batch is converted to the exact schema here.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
-U64_DIGITS = 20  # of 2^64 - 1: Spark has no unsigned integers
+U64_DIGITS = 20  # digits of 2^64 - 1: Spark has no unsigned integers
 
 
 def rows_schema(table: Table, columns: Sequence[str] = ()) -> pa.Schema:
-    """Of the rows of `table`: those columns, or all; its identity always, and what did not fit."""
+    """Return the schema of the rows of `table`: `columns` or all, always with its key and `_misfit`."""
     return for_spark(arrow.schema(table, _known(table, columns)))
 
 
 def changes_schema(table: Table, columns: Sequence[str] = ()) -> pa.Schema:
-    """Of its changes: the same, and what happened, when, and at which offset."""
+    """Return the schema of the changes of `table`: that of rows, and the five columns that describe a change."""
     return for_spark(arrow.changes_schema(table, _known(table, columns)))
 
 
 def tables_schema() -> pa.Schema:
-    """Of the changes of several tables: rows as JSON objects."""
+    """Return the schema of the changes of several tables, with rows as JSON objects."""
     import pyarrow as pa
 
     images = [pa.field(name, pa.string()) for name in ("_table", "_key", "before", "after")]
@@ -39,21 +39,21 @@ def tables_schema() -> pa.Schema:
 
 
 def identity_of(table: Table) -> tuple[str, ...]:
-    """The columns that tell rows apart, by their names in Arrow: of a hidden identity that is `_rowid`."""
+    """Return the key columns by their names in Arrow; a hidden key is `_rowid`."""
     return tuple(arrow.column_name(table, table.columns[place]) for place in table.key_places)
 
 
 def for_spark(schema: pa.Schema) -> pa.Schema:
-    """The same columns, in types that Spark has."""
+    """Return `schema` with types that Spark has."""
     import pyarrow as pa
 
     return pa.schema([pa.field(field.name, _fitting(field.type)) for field in schema])
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """`batch` with exactly the columns of `schema`; itself where it has them already.
+    """Return `batch` with exactly the columns of `schema`; `batch` itself if it has them already.
 
-    SchemaChanged when a column is missing or cannot be cast.
+    Raise SchemaChanged if a column is missing or cannot be cast.
     """
     import pyarrow as pa
 
@@ -69,14 +69,14 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def struct_of(schema: pa.Schema) -> StructType:
-    """The same for Spark."""
+    """Return the Spark schema of an Arrow schema."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(field.name, _spark_type(field.type)) for field in schema])
 
 
 def arrow_of(struct: StructType) -> pa.Schema:
-    """The way back: exactly what Spark expects to get for `struct`."""
+    """Return the Arrow schema that Spark expects for `struct`."""
     import pyarrow as pa
 
     return pa.schema([pa.field(field.name, _arrow_type(field.dataType)) for field in struct.fields])
@@ -86,7 +86,7 @@ def arrow_of(struct: StructType) -> pa.Schema:
 
 
 def _known(table: Table, columns: Sequence[str]) -> Sequence[str] | None:
-    """`columns`, which must be there; None for all."""
+    """Return `columns`, or None for all; raise InvalidRequest if the table lacks one."""
     names = [column.name for column in table.visible]
     for name in columns:
         if name not in names:

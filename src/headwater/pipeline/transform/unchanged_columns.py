@@ -1,14 +1,14 @@
-"""Which columns of a row stay as they are in the sink: the source left them out. Pure; see pipeline/whole."""
+"""The columns of a row that stay unchanged in the sink because the source left them out. Pure; see whole_rows.py."""
 
 from __future__ import annotations
 
 import msgspec
 
-UNKNOWN = '{"t":"unavailable"}'  # as `_misfit` has it; in a text its quotes would be escaped
+UNKNOWN = '{"t":"unavailable"}'  # as in `_misfit`; inside a text the quotes would be escaped
 
 
 def kept(misfit: str | None) -> tuple[frozenset[str], str | None]:
-    """The columns that stay as they are, by what `_misfit` says after `fill_unknown`; and the rest of it."""
+    """Return the columns that `_misfit` marks as unchanged after `fill_unknown`, and `_misfit` without those marks."""
     if misfit is None or UNKNOWN not in misfit:
         return frozenset(), misfit
     found = msgspec.json.decode(misfit, type=dict[str, msgspec.Raw])

@@ -1,11 +1,11 @@
-"""Whole rows: a value that the source did not tell is never written as null.
+"""Whole rows: an unchanged TOAST value, which the source does not send, is never written as null.
 
 PostgreSQL leaves large values out of an update that does not change them, unless the table has REPLICA IDENTITY FULL.
-A sink that can leave a column as it is does so: what was left out is what the row had, in an earlier change of the step
-or in the sink itself. Only under another key it is not found, and then the table is read anew.
+A sink that can leave a column unchanged does so: the value is in an earlier change of the step or in the sink itself.
+Only if the row moved to another key the value is not found, and then the pipeline takes a new snapshot.
 
-For any other sink a table that may leave values out is refused before anything is read; should it have done so while
-nobody looked, the step fails and the table is read anew.
+For any other sink, a table that may leave values out is rejected before anything is read; if values were left out
+undetected, the step fails and the pipeline takes a new snapshot.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from headwater.pipeline.transform.unchanged_columns import UNKNOWN
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-READ_AGAIN = "read_again"  # beside an error of a read that may go well at a newer offset
+READ_AGAIN = "read_again"  # detail of an error: the read may succeed at a newer offset
 REASON = "values_unavailable"
-_LARGE = ("str", "json", "bytes")  # kinds whose values are never told in `_misfit` otherwise
+_LARGE = ("str", "json", "bytes")  # values of these kinds are in `_misfit` only as unchanged TOAST
 
 
 def check_whole(seen: Described) -> None:
-    """SourceUnfit where the source may leave values out."""
+    """Raise SourceUnfit if the source may leave values out."""
     if seen.remedy:
         raise SourceUnfit(
             f"the database does not tell whole rows of {seen.table.name!r}: a large value that an update leaves as it "
@@ -43,7 +43,7 @@ def check_whole(seen: Described) -> None:
 
 
 def refuse_unknown(frame: DataFrame) -> DataFrame:
-    """A frame of changes, whose job fails at a row with a value that is not known, other than an old one."""
+    """Return the frame of changes; its job fails at a row that lacks a value, unless the row is an old image."""
     from pyspark.sql import functions as f
 
     told, misfit = about(frame), frame.columns[-6]
@@ -54,16 +54,16 @@ def refuse_unknown(frame: DataFrame) -> DataFrame:
 
 
 def unknown() -> PipelineError:
-    """What is said of a value that is needed and not known."""
+    """Return the error for a value that is needed and unknown."""
     return PipelineError("a value that the source left out is needed", resnapshot_reason=REASON)
 
 
 def fill_unknown(frame: DataFrame, table: Table) -> DataFrame:
-    """A frame of changes of `table` for a sink that can leave columns as they are.
+    """Return a frame of changes of `table` for a sink that can leave columns unchanged.
 
-    What was left out is taken from the last change of the same key in the frame that has it. Where none has, `_misfit`
-    goes on to tell it. Both of an image of an update in place alone: a row that came to its key from another one has
-    nothing of the row that was there, and fails the job as `refuse_unknown` does.
+    A value that the source left out is filled from the last change of its key in the frame that has the value; if no
+    change has it, its mark stays in `_misfit`. Only images of an update in place are filled or keep it: a row that
+    moved from another key shares nothing with the row that had its key, and fails the job like `refuse_unknown`.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -91,7 +91,7 @@ def fill_unknown(frame: DataFrame, table: Table) -> DataFrame:
 
 
 def _entry(name: str) -> str:
-    """A quote inside of a text has a backslash before it: so this, behind a brace or a comma, is not inside of one."""
+    """Return the mark in `_misfit`: after a brace or comma it is not part of a text, where quotes are escaped."""
     return f"{msgspec.json.encode(name).decode()}:{UNKNOWN}"
 
 

@@ -1,4 +1,4 @@
-"""Comparing rows by hash: digests per range of keys, and the changes that would make one side like the other."""
+"""Comparison of rows by hash: digests per range of keys, and the changes that make one side equal to the other."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headwater.pipeline.transform.compaction import quoted
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Kinds whose values Spark orders as their encoded keys are ordered.
+# Kinds whose values have the order of their encoded keys in Spark.
 ORDERED = {"i64": int, "str": str, "bytes": bytes}
 RANGE, HASH = "_headwater_range", "_headwater_hash"
-EXAMPLES = 3  # keys of a range that are told
+EXAMPLES = 3  # keys listed per range
 
 
 class Digest(msgspec.Struct, frozen=True):
-    """What the rows of one range come to; equal rows give equal digests, in any order."""
+    """The digest of the rows of one range; equal rows give equal digests, in any order."""
 
     rows: int = 0
     sum: int = 0
@@ -32,21 +32,21 @@ class Digest(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """How the rows of one range differ, by key."""
+    """The number of rows of one range that differ, by key."""
 
-    missing: int = 0  # the source has them alone
-    extra: int = 0  # the sink has them alone, or more than once
+    missing: int = 0  # rows that only the source has
+    extra: int = 0  # rows that only the sink has, or has more than once
     different: int = 0
-    examples: tuple[str, ...] = ()  # keys of some of them
+    examples: tuple[str, ...] = ()  # some of the keys
 
     @property
     def rows(self) -> int:
-        """All of them."""
+        """Return the number of rows that differ in any way."""
         return self.missing + self.extra + self.different
 
 
 def comparable(table: Table, spans: Sequence[Span]) -> list[Span]:
-    """`spans`, if Spark can tell in which of them a row lies; otherwise one span of everything."""
+    """Return `spans` if Spark can compute the span of a row; otherwise one span of all keys."""
     columns = [table.columns[place] for place in table.key_places]
     if any(each.kind not in ORDERED or each.collation != "BINARY" for each in columns):
         return [Span.all()]
@@ -66,16 +66,16 @@ def _key(span: Span) -> Key | None:
 
 
 def hashed(frame: DataFrame) -> DataFrame:
-    """`frame` with a hash of all its columns, in their order."""
+    """Return `frame` with a hash of all its columns, in their order."""
     from pyspark.sql.functions import isnull, xxhash64
 
     values = [frame[quoted(name)] for name in frame.columns]
-    # Spark's hash passes over nulls: without the flags a value may move from one column to the next unseen.
+    # Spark's hash skips nulls: without the flags a value could move to the next column undetected.
     return frame.withColumn(HASH, xxhash64(*values, *map(isnull, values)))
 
 
 def placed(frame: DataFrame, identity: Sequence[str], spans: Sequence[Span]) -> DataFrame:
-    """`frame` with the number of the span each row lies in; `spans` come from `comparable`."""
+    """Return `frame` with the number of each row's span; `spans` are from `comparable`."""
     from pyspark.sql.functions import lit
 
     number: Column = lit(0)
@@ -87,7 +87,7 @@ def placed(frame: DataFrame, identity: Sequence[str], spans: Sequence[Span]) -> 
 
 
 def _at_least(frame: DataFrame, identity: Sequence[str], key: Key) -> Column:
-    """Whether a row's key is not below `key`, column by column."""
+    """Return the condition that a row's key is `key` or higher, compared column by column."""
     from pyspark.sql.functions import lit
 
     found: Column = lit(True)
@@ -99,7 +99,7 @@ def _at_least(frame: DataFrame, identity: Sequence[str], key: Key) -> Column:
 
 
 def digests(frame: DataFrame) -> dict[int, Digest]:
-    """Range number to digest, of a frame that was placed and hashed."""
+    """Return the digest per range number of a frame from `hashed` and `placed`."""
     from pyspark.sql.functions import bit_xor, col, count, lit
     from pyspark.sql.functions import sum as total
 
@@ -109,7 +109,7 @@ def digests(frame: DataFrame) -> dict[int, Digest]:
 
 
 def repeated(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
-    """The rows of keys that are there more than once, one of each."""
+    """Return one row for each key that occurs more than once."""
     from pyspark.sql.functions import count, lit
 
     columns = [frame[quoted(name)] for name in identity]
@@ -118,14 +118,17 @@ def repeated(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
 
 
 def differences(right: DataFrame, wrong: DataFrame, identity: Sequence[str]) -> tuple[DataFrame, DataFrame]:
-    """What only `wrong` has, by key, and what is missing or differs there; both hashed, with the same columns."""
+    """Return the rows whose key only `wrong` has, and the rows of `right` that `wrong` lacks or has differently.
+
+    Both frames are hashed and have equal columns.
+    """
     gone = wrong.join(right, _same(wrong, right, identity), "left_anti")
     both = _same(right, wrong, identity) & (right[HASH] == wrong[HASH])
     return gone.drop(HASH, RANGE), right.join(wrong, both, "left_anti").drop(HASH, RANGE)
 
 
 def difference(right: DataFrame, wrong: DataFrame, identity: Sequence[str]) -> dict[int, Difference]:
-    """Range number to what differs there; both hashed and placed by the same numbers."""
+    """Return the difference per range number; both frames are hashed and placed by equal range numbers."""
     from pyspark.sql import Window
     from pyspark.sql.functions import col, greatest, lit, row_number, when
     from pyspark.sql.functions import max as highest
@@ -177,7 +180,7 @@ def _shown(value: object) -> str:
 
 
 def changes(deleted: DataFrame, inserted: DataFrame | None, names: Sequence[str], offset: int) -> DataFrame:
-    """Rows as changes at `offset`; `names` are those of the five columns that changes have beside theirs."""
+    """Return the rows as changes at `offset`; `names` are the five columns that describe a change."""
     from pyspark.sql.functions import lit
 
     told = deleted.withColumn(names[0], lit("delete"))

@@ -1,7 +1,7 @@
-"""Verifying a sink: source, log and sink compared range by range at one offset; bad ranges are mended alone.
+"""Verification of a sink: source, log and sink compared range by range at one offset; only bad ranges are repaired.
 
-The rows of the source at the sink's offset are those of now with the log undone, so each range tells about
-all three: the server itself refuses a range where log and source disagree.
+The source's rows at the sink's offset are its current rows with the later changes of the log undone, so each range
+checks all three: the server itself rejects a range where log and source disagree.
 """
 
 from __future__ import annotations
@@ -44,46 +44,46 @@ from headwater.pipeline.verify.compare import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ATTEMPTS = 5  # a sink that moves on while it is compared is compared again
+ATTEMPTS = 5  # attempts: a sink that advanced during the comparison is compared again
 
 
 class RangeReport(msgspec.Struct, frozen=True):
-    """One range: what the source has, what the sink has."""
+    """The digests of one range in source and sink."""
 
     span: Span
     source: Digest
     sink: Digest
-    difference: Difference | None = None  # of one that is bad, unless the sink moved on before it was known
+    difference: Difference | None = None  # of a bad range, unless the sink advanced before it was computed
 
     @property
     def is_good(self) -> bool:
-        """Whether both hold the same rows."""
+        """Return whether source and sink hold equal rows."""
         return self.source == self.sink
 
 
 class TableReport(msgspec.Struct, frozen=True):
-    """One table at one offset."""
+    """The result of comparing one table at one offset."""
 
     db: str
     table: str
     offset: int = 0
     ranges: tuple[RangeReport, ...] = ()
-    repaired: int = 0  # ranges
+    repaired: int = 0  # number of repaired ranges
     error: HeadwaterError | None = None
 
     @property
     def bad(self) -> list[RangeReport]:
-        """The ranges that differed when they were compared."""
+        """Return the ranges that differed when they were compared."""
         return [each for each in self.ranges if not each.is_good]
 
     @property
     def is_good(self) -> bool:
-        """Whether the sink is right now."""
+        """Return whether the sink is correct now, after any repair."""
         return self.error is None and len(self.bad) == self.repaired
 
     @property
     def rows(self) -> int:
-        """Rows of the source."""
+        """Return the number of rows in the source."""
         return sum(each.source.rows for each in self.ranges)
 
 
@@ -95,10 +95,10 @@ def verify(
     watcher: Watcher | None = None,
     spark: SparkSession | None = None,
 ) -> list[TableReport]:
-    """Every table of `spec`; with `repair`, bad ranges are made right and compared again."""
+    """Compare every table of `spec`; with `repair`, fix bad ranges and compare them again."""
     watcher = watcher or Silent()
     if spark is None:
-        greet(spec)  # before Spark starts for nothing
+        greet(spec)  # fails before Spark is started needlessly
     with ExitStack() as stack:
         meta = stack.enter_context(MetaStore.open(spec.meta))
         session = spark or stack.enter_context(session_of(spec, master))
@@ -121,7 +121,7 @@ def _table(
 
 
 class Verification:
-    """One table and its sink."""
+    """The comparison of one table with its sink; a context manager."""
 
     def __init__(self, spark: SparkSession, spec: PipelineSpec, table: TableSpec, sink: Sink) -> None:
         self._spark, self._spec, self._table, self._sink = spark, spec, table, sink
@@ -133,12 +133,12 @@ class Verification:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(HeadwaterError):  # the lease ends by itself, too
+        with suppress(HeadwaterError):  # the lease also expires by itself
             self._client.release(self._table.db, self._table.table, self._reader)
         self._client.close()
 
     def report(self, repair: bool) -> TableReport:
-        """Compare, and mend if asked to; what is mended is compared again."""
+        """Compare, and repair if requested; repaired ranges are compared again."""
         state, report = self._compared()
         bad = [each.span for each in report.bad]
         if bad:
@@ -150,7 +150,7 @@ class Verification:
         return after if after.bad else msgspec.structs.replace(report, repaired=len(bad))
 
     def _explained(self, state: State, report: TableReport) -> TableReport:
-        """`report`, with how its bad ranges differ; as it was when that cannot be told."""
+        """Return `report` with the differences of its bad ranges; unchanged if they cannot be computed."""
         from pyspark.sql.functions import array, col, lit
 
         spans = [each.span for each in report.ranges]
@@ -162,7 +162,7 @@ class Verification:
             found = difference(source, held, identity_of(state.plan.table))
             if self._state() != state:
                 return report
-        except Exception:  # that they differ is known, and counts
+        except Exception:  # the ranges differ in any case; only the details are missing
             return report
         ranges = [
             msgspec.structs.replace(each, difference=found.get(number)) for number, each in enumerate(report.ranges)
@@ -196,13 +196,13 @@ class Verification:
         return state
 
     def _spans(self, state: State) -> list[Span]:
-        # What comes after the offset is undone to read the rows of then: it must stay that long.
+        # The server undoes later changes to read the rows at this offset, so the log must keep those changes.
         self._client.register(self._table.db, self._table.table, self._reader, keep=state.offset)
         ranges = self._client.ranges(self._table.db, self._table.table, self._spec.range_bytes)
         return comparable(state.plan.table, [each.span for each in ranges])
 
     def _source(self, state: State, spans: list[Span]) -> DataFrame:
-        """The rows of the source at the sink's offset; partition i is span i."""
+        """Return the rows of the source at the sink's offset; partition i is span i."""
         from pyspark.sql.functions import spark_partition_id
 
         present = self._client.describe(self._table.db, self._table.table).table
@@ -233,7 +233,7 @@ class Verification:
             return self._held(state, spans).where(col(RANGE).isin(numbers))
 
         twice = repeated(held(), identity)
-        if not twice.isEmpty():  # an upsert would change both and leave both
+        if not twice.isEmpty():  # an upsert would update both rows and keep both
             self._change(state, twice)
         gone, lacking = differences(self._source(state, bad), held(), identity)
         self._change(state, gone, lacking)
@@ -245,6 +245,6 @@ class Verification:
 
 
 def columns_of_both(held: Table, present: Table) -> tuple[str, ...]:
-    """What sink and source both have: a pinned sink lacks new columns, and keeps those that were dropped."""
+    """Return the columns of both sink and source: a pinned sink lacks new columns and keeps dropped columns."""
     kept = {column.name for column in held.visible}
     return tuple(column.name for column in present.visible if column.name in kept)
