@@ -1,4 +1,4 @@
-"""Running a pipeline: one Spark session, one thread per table this server owns, until told to stop."""
+"""A pipeline run: one Spark session and one thread per table that this server owns, until `stop` is set."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from headwater.pipeline.verify.verify import TableReport, verify
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RETRY_SECONDS = 1.0  # between two looks at a lease that another server holds
+RETRY_SECONDS = 1.0  # between two attempts to take a lease that another server holds
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """How a run ended, table by table."""
+    """The result of a run, table by table."""
 
     tables: tuple[Carried, ...]
     reports: tuple[TableReport, ...] = ()
 
     @property
     def is_good(self) -> bool:
-        """Whether every table got where it should, and is what it should be as far as that was looked at."""
+        """Return whether no table failed, and every verified sink equals its source."""
         return all(each.error is None for each in self.tables) and all(each.is_good for each in self.reports)
 
 
@@ -52,10 +52,10 @@ def run(
     then_verify: bool = False,
     spark: SparkSession | None = None,
 ) -> Summary:
-    """Carry every table of `spec`, until `stop` is set; with `once`, until what was there at the start is in.
+    """Carry every table of `spec` until `stop` is set; with `once`, until changes before the start are in the sinks.
 
-    With `then_verify` source and sinks are compared in the end. A session given by the caller is used and left open.
-    Unavailable when, with `once`, no server answers at the start.
+    With `then_verify` source and sinks are compared at the end. A session given by the caller is used and left open.
+    Raise Unavailable if, with `once`, no server answers at the start.
     """
     check_promises(spec)
     stop, watcher = stop or threading.Event(), watcher or Silent()
@@ -89,7 +89,7 @@ def run(
 
 
 def _greeted(spec: PipelineSpec, once: bool) -> tuple[list[Seen], Unavailable | None]:
-    """What the server says of each table, or that nobody answers: who runs for ever waits for it."""
+    """Return the server's answer for each table, or the error if no server answers and the run is not `once`."""
     try:
         return greet(spec), None
     except Unavailable as error:
@@ -99,9 +99,9 @@ def _greeted(spec: PipelineSpec, once: bool) -> tuple[list[Seen], Unavailable | 
 
 
 def _refuse(task: Task, why: HeadwaterError, spec: PipelineSpec, meta: MetaStore, watcher: Watcher) -> Carried:
-    """A table that the server cannot give."""
+    """Report and record the failure of a table that the server cannot serve."""
     watcher.failed(task, why)
-    with suppress(HeadwaterError):  # another server works on it, and will say so itself
+    with suppress(HeadwaterError):  # another server works on the table, and records the failure itself
         heart = Heart(meta, task, owner_name(), spec.lease_seconds)
         try:
             meta.fail(task, f"{why.code}: {why.message}", heart.fence)
@@ -120,7 +120,7 @@ def _carry(
     stop: threading.Event,
     once: bool,
 ) -> Carried:
-    """One table, from taking its lease to giving it back. Its failure is its own."""
+    """Carry one table, from taking its lease to releasing it; a failure does not affect other tables."""
     fence: int | None = None
     try:
         with _leased(meta, task, spec, stop, watcher, for_ever=not once) as heart:
@@ -136,11 +136,11 @@ def _carry(
                 return done
     except Exception as error:
         if stop.is_set() and is_gone(error):
-            return Carried(task, 0, 0)  # who asked us to stop asked Java, too
+            return Carried(task, 0, 0)  # the stop request has also ended Java
         cause = cause_of(error)
         watcher.failed(task, cause)
         if fence is not None:
-            with suppress(HeadwaterError):  # another server's by now, or a store that does not answer
+            with suppress(HeadwaterError):  # another server owns the task now, or the meta store does not answer
                 meta.fail(task, f"{cause.code}: {cause.message}", fence)
         return Carried(task, 0, 0, cause)
 
@@ -149,9 +149,9 @@ def _carry(
 def _leased(
     meta: MetaStore, task: Task, spec: PipelineSpec, stop: threading.Event, watcher: Watcher, *, for_ever: bool
 ) -> Iterator[Heart | None]:
-    """The lease on `task`, kept alive; None when told to stop before it was free.
+    """Take the lease on `task` and renew it; None if `stop` was set before the lease was free.
 
-    Who died without a word holds it for its whole time, so that long is always waited.
+    A server that died holds its lease until it expires, so the wait is always at least that long.
     """
     owner, asked = owner_name(), 0
     until = time.monotonic() + spec.lease_seconds + RETRY_SECONDS

@@ -1,4 +1,4 @@
-"""Carrying one table: the loop that asks where sink and log stand, and does the next thing.
+"""Carrying one table: the loop that reads the state of sink and log, and takes the next action.
 
 sink.state() ─┐
 describe() ───┴─> decide ──> begin | load | apply | evolve | wait ──> copies into the meta store
@@ -51,23 +51,23 @@ from headwater.pipeline.transform.whole_rows import READ_AGAIN, check_whole, fil
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-WAIT_MS = 1000  # a quiet table is looked at this often for a cancel or a stop
-SMALL = 65_536  # changes that are not worth a second task
-ATTEMPTS = 8  # failures in a row inside a stage, after which it is given up
+WAIT_MS = 1000  # how often a quiet table checks for a cancel or a stop
+SMALL = 65_536  # changes, too few for a second task
+ATTEMPTS = 8  # failures in a row (with `once`), or unfinished snapshots in a row, before giving up
 RESET = "reset"
 
 
 class Carried(msgspec.Struct, frozen=True):
-    """How one table ended."""
+    """The result of carrying one table."""
 
     task: Task
     offset: int
-    rows: int  # of snapshots and changes that were carried by this run
+    rows: int  # rows and changes carried by this run
     error: HeadwaterError | None = None
 
 
 class Carry:
-    """One table of a pipeline, in a thread of its own."""
+    """The loop that carries one table of a pipeline, in a thread of its own."""
 
     def __init__(
         self,
@@ -89,17 +89,17 @@ class Carry:
         self._server = Server(spec.server, spec.token_file)
         self._client = Client(spec.server, token_file=spec.token_file)
         self._ranges: list[Range] = []
-        self._goal: int | None = None  # with `once`: the head when it was first asked
+        self._goal: int | None = None  # with `once`: the head of the log at the first request
         self._rows = 0
         self._copied: State | None = None
         self._told = ""
         self._anew = ""  # why a failure makes a new snapshot necessary
         self._begun = 0  # snapshots in a row that were not finished
-        self._is_sparing = False  # the source may leave values out
-        self._held = ""  # the plan for which the server keeps the log
+        self._is_sparing = False  # whether the source may leave values out
+        self._held = ""  # the plan for which the server retains the log
 
     def run(self) -> Carried:
-        """Until stopped, cancelled or, with `once`, caught up; raises what cannot be retried."""
+        """Run until stopped, cancelled or, with `once`, caught up; raise errors that a retry cannot fix."""
         failures = 0
         try:
             while True:
@@ -109,7 +109,7 @@ class Carry:
                     failures = 0
                 except Exception as error:
                     if self._stop.is_set():
-                        break  # what was cut off is not in the sink, and comes again
+                        break  # interrupted work is not in the sink, and the next run repeats it
                     failures += 1
                     self._take_in(cause_of(error), failures)
             state = self._sink.state()
@@ -119,7 +119,7 @@ class Carry:
             self._client.close()
 
     def _turn(self) -> Action | None:
-        """Look, and do the next thing; None when there is nothing left to do."""
+        """Read the state and take the next action; return None if nothing is left to do."""
         state = self._sink.state()
         if state is not None:
             check_origin(state.plan, self._spec, self._table)
@@ -140,10 +140,10 @@ class Carry:
         return self._stop.is_set() or self._meta.is_cancelled(self._task)
 
     def _take_in(self, error: HeadwaterError, failures: int) -> None:
-        """Decide about a failure: begin anew, try again in a while, or give up by raising it."""
+        """Handle a failure: schedule a new snapshot, wait before a retry, or raise the error to give up."""
         reason = str(error.extra.get("resnapshot_reason") or "")
         if isinstance(error, SchemaChanged) and self._table.schema != FAIL:
-            reason = SCHEMA_CHANGED  # while rows were read: the log is fitted to the shape of the sink
+            reason = SCHEMA_CHANGED  # raised by a snapshot read: changes are always converted to the sink's shape
         if isinstance(error, OffsetExpired) or reason:
             self._anew = reason or error.code
         elif not error.retryable and not error.extra.get(READ_AGAIN):
@@ -157,7 +157,7 @@ class Carry:
     # Deciding
 
     def _due(self) -> Begin | None:
-        """A snapshot that was asked for, or that a failure made necessary."""
+        """Return a snapshot that was requested, or that a failure made necessary."""
         if self._anew:
             return Begin(self._anew)
         return Begin(RESET) if self._meta.is_reset(self._task) else None
@@ -183,11 +183,11 @@ class Carry:
 
     @property
     def _keeps(self) -> bool:
-        """Whether a value that was left out is in the sink: a row that comes to fulfil a condition is not."""
+        """Return whether the sink has the unchanged values: with `where`, it lacks rows that match only now."""
         return self._sink.keeps and self._sink.mode == UPSERT and not self._table.where
 
     def _shape(self, state: State, seen: Described) -> int:
-        """The version the sink has columns for; none of those there are if it was told before it was final."""
+        """Return the table version of the sink's columns; 0 if the sink took it before it was final."""
         has = state.plan.table
         is_same = has.version != seen.table.version or chosen(self._table, seen.table).names == has.names
         return has.version if is_same or self._table.schema == PIN else 0
@@ -202,7 +202,7 @@ class Carry:
         return beyond_held(self._client, table, state, seen)
 
     def _needed(self, state: State | None) -> int:
-        """How far the log must be read so that all spans are even, whatever the goal is."""
+        """Return the offset up to which the log must be read so that all spans are even, whatever the goal is."""
         return 0 if state is None else max(state.loaded.values(), default=0)
 
     # Doing
@@ -240,7 +240,7 @@ class Carry:
         registered = self._register(id)
         self._ranges = self._client.ranges(table.db, table.table, self._spec.range_bytes)
         now = self._client.describe(table.db, table.table).table
-        rows_schema(now, table.columns)  # complains of a column that is not there
+        rows_schema(now, table.columns)  # raises an error for a column that does not exist
         spans = tuple(each.span for each in self._ranges)
         plan = Plan(
             id,
@@ -294,7 +294,7 @@ class Carry:
             where=self._table.where,
         )
         if step.upto - step.after <= SMALL:
-            frame = frame.coalesce(1)  # one task reads it, and nothing is shuffled
+            frame = frame.coalesce(1)  # one task reads the frame, and nothing is shuffled
         began = time.monotonic()
         frame = fill_unknown(frame, shape) if self._is_sparing and self._keeps else refuse_unknown(frame)
         counting = Counting(frame, about(frame).change_type)
@@ -302,7 +302,7 @@ class Carry:
         self._watcher.stepped(self._task, step.upto, changes, time.monotonic() - began)
 
     def _evolve(self, state: State) -> None:
-        """One change at a time: what has the name of a column two changes later may be another one."""
+        """Take one change of the shape: two changes later, a column with this name may be a different column."""
         seen = self._look(state)
         shape = following(self._table, state.plan.table, seen)
         if self._sink.mode == UPSERT and came_filled(self._client, self._table, state, seen, shape):
@@ -311,7 +311,7 @@ class Carry:
             self._sink.evolve(shape)
 
     def _columns(self, shape: Table) -> tuple[str, ...]:
-        """Those to ask for; none of them means all."""
+        """Return the columns to request; none means all."""
         if not self._table.columns and self._table.schema != PIN:
             return ()
         return tuple(column.name for column in shape.visible)
@@ -322,11 +322,11 @@ class Carry:
 
     @property
     def _subscriber(self) -> str:
-        """By the plan: two pipelines of one name do not take the log from each other."""
+        """Return the subscriber name, made from the plan: two pipelines of one name must not share a log lease."""
         return f"{self._spec.name[:100]}/{self._held}"
 
     def _release(self) -> None:
-        """Once all spans are even the log need not be kept any more than for others."""
+        """Release the log lease, which is not needed once all spans are even."""
         if self._held:
             self._client.release(self._table.db, self._table.table, self._subscriber)
             self._held = ""
@@ -337,7 +337,7 @@ class Carry:
         self._watcher.live(self._task, after, seen.latest)
 
     def _counted(self, counting: Counting, act: Callable[[DataFrame], None]) -> int:
-        """How many rows or changes `act` took from the frame, as Spark itself counted them."""
+        """Run `act` on the frame; return how many rows or changes Spark counted."""
         act(counting.frame)
         rows = counting.rows()
         self._rows += rows
@@ -346,7 +346,7 @@ class Carry:
     # Copies
 
     def _copy(self, state: State | None) -> None:
-        """Write into the meta store where the sink stands, by the ranges of now: they split and merge."""
+        """Write the sink's progress into the meta store, by the server's current ranges, which split and merge."""
         if state is None or state == self._copied:
             return
         table = self._table

@@ -1,4 +1,4 @@
-"""What a running pipeline tells whoever shows it. Calls come from a thread per table; none may raise or take long."""
+"""Events of a running pipeline for a display. One thread per table makes the calls; none may raise or take long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Compared(Protocol):
-    """What verification found about one table."""
+    """The result of verifying one table."""
 
     @property
     def db(self) -> str: ...
@@ -34,51 +34,51 @@ class Compared(Protocol):
 
 
 class Watcher(Protocol):
-    """Somebody who is told."""
+    """A receiver of the events of a running pipeline."""
 
     def started(self, task: Task, reason: str, rows: int, ranges: int) -> None:
-        """A snapshot begins, because of `reason`: about so many rows in so many ranges."""
+        """Report that a snapshot begins because of `reason`, with the estimated rows and the number of ranges."""
         ...
 
     def range_moved(self, task: Task, row: RangeProgress) -> None:
-        """Where one range stands now; told again when nothing changed, too."""
+        """Report the progress of one range, also if it is unchanged."""
         ...
 
     def loaded(self, task: Task, parts: int, rows: int, seconds: float) -> None:
-        """Some spans of the snapshot were committed."""
+        """Report that spans of the snapshot were committed."""
         ...
 
     def stage(self, task: Task, stage: str) -> None:
-        """The table as a whole is in this stage now."""
+        """Report the stage of the table as a whole."""
         ...
 
     def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None:
-        """So many changes, up to offset `upto`, were committed."""
+        """Report that `changes` changes, up to offset `upto`, were committed."""
         ...
 
     def live(self, task: Task, offset: int, latest: int) -> None:
-        """The sink stands at `offset` and the log at `latest`; when they are equal nothing is left to do."""
+        """Report that the sink is at `offset` and the log at `latest`; if they are equal nothing is left to do."""
         ...
 
     def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None:
-        """Something failed that may go away by itself: the so-manieth time in a row."""
+        """Report a failure that is retried; `failures` counts the failures in a row."""
         ...
 
     def failed(self, task: Task, error: HeadwaterError) -> None:
-        """The table is carried no further."""
+        """Report that the table is carried no further."""
         ...
 
     def done(self, task: Task, offset: int, rows: int) -> None:
-        """Stopped or caught up, with the sink at `offset` after so many rows and changes of this run."""
+        """Report the end of a run, stopped or caught up, with the sink at `offset` after `rows` rows and changes."""
         ...
 
     def verified(self, task: Task, report: Compared) -> None:
-        """Source and sink were compared."""
+        """Report that source and sink were compared."""
         ...
 
 
 class Silent:
-    """Shows nothing."""
+    """A receiver that ignores all events."""
 
     def started(self, task: Task, reason: str, rows: int, ranges: int) -> None: ...
     def range_moved(self, task: Task, row: RangeProgress) -> None: ...

@@ -1,4 +1,4 @@
-"""Brake: ends the Spark work of one table when nobody may wait for it, or wants to any longer."""
+"""Cancellation of the Spark jobs of one table, after a lost lease or some time after a stop request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headwater.pipeline.run.ownership import Heart
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-GRACE_SECONDS = 20.0  # for the commit that is under way when a stop is asked for; others kill after 30
+GRACE_SECONDS = 20.0  # for a running commit after a stop request; supervisors kill after 30
 _LOOK_SECONDS = 0.5
 
 
 class Brake:
-    """Use it in the thread that starts the jobs. A commit is whole or not at all, whenever it is cut off."""
+    """A context manager for the thread that starts the jobs. Cancellation is safe: a commit is atomic."""
 
     def __init__(self, spark: SparkSession, heart: Heart, stop: threading.Event, what: str) -> None:
         self._spark, self._heart, self._stop = spark, heart, stop
@@ -41,5 +41,5 @@ class Brake:
             if self._stop.is_set():
                 asked = asked or time.monotonic()
             if self._heart.lost.is_set() or (asked and time.monotonic() - asked > GRACE_SECONDS):
-                with suppress(Exception):  # Java may be gone, and the jobs with it
+                with suppress(Exception):  # Java may have ended, and the jobs with it
                     self._spark.sparkContext.cancelJobGroup(self._group)

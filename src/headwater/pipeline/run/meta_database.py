@@ -1,6 +1,6 @@
-"""The meta store's tables and its engine: SQLite, PostgreSQL, MySQL or MariaDB, spoken to by SQLAlchemy Core.
+"""The tables and the engine of the meta store: SQLite, PostgreSQL, MySQL or MariaDB, through SQLAlchemy Core.
 
-The columns are those every pipeline server of this kind knows (subscribe, progress) and some of our own.
+The columns are those that every pipeline server of this kind has (subscribe, progress) and some of our own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLA
 
 from headwater.errors import ConfigError, PipelineError, Unavailable
 
-VERSION = 1  # of the tables
-ATTEMPTS, ATTEMPT_SECONDS = 20, 0.1  # at making them, when several servers start at once
+VERSION = 1  # of the table layout
+ATTEMPTS, ATTEMPT_SECONDS = 20, 0.1  # for creating the tables, when several servers start concurrently
 BUSY_SECONDS = 30  # a SQLite file has one writer at a time
 DRIVERS = {
     "postgres": "postgresql+psycopg",
@@ -26,14 +26,14 @@ DRIVERS = {
     "mariadb": "mysql+pymysql",
     "mariadb+pymysql": "mysql+pymysql",
 }
-# Now, in milliseconds by the database's own clock. On MySQL not by its local time, which an hour a year has twice.
+# Now, in milliseconds by the database's clock. UTC on MySQL: its local time repeats one hour per year.
 NOW = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
     "mysql": "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)",
 }
 
-# Names are short enough for a key of any MySQL: 1,272 bytes of the 3,072 it has.
+# Names fit into a key of any MySQL: 1,272 of its 3,072 bytes.
 DB_CHARS, TABLE_CHARS, NAME_CHARS = 64, 190, 64
 _LONG = sa.Text().with_variant(LONGTEXT(), "mysql")
 _MYSQL: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
@@ -67,7 +67,7 @@ SUBSCRIBE = sa.Table(
     _words("sink"),
     _number("cancel"),
     _words("owner"),
-    # Ours.
+    # Columns of our own.
     _number("owner_until_ms"),
     _number("fence"),
     _words("state"),
@@ -85,12 +85,12 @@ PROGRESS = sa.Table(
     _key("table_name", sa.String(TABLE_CHARS)),
     _key("subscribe_name", sa.String(NAME_CHARS)),
     _key("range_id", sa.BigInteger),
-    _number("progress_stage"),  # its place in STAGES
+    _number("progress_stage"),  # index in STAGES
     _number("progress_init_snapshot_version"),
     _number("progress_current_snapshot_version"),
     _words("progress_last_snapshot_key"),
     _number("progress_last_log_index"),
-    # Ours.
+    # Columns of our own.
     _number("range_epoch"),
     _words("start_key"),
     sa.Column("end_key", _LONG, nullable=True),
@@ -102,7 +102,7 @@ PROGRESS = sa.Table(
 
 
 class MetaDatabase:
-    """An engine whose failures are ours. For several threads."""
+    """An engine that raises Headwater errors. Thread-safe."""
 
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
@@ -111,7 +111,7 @@ class MetaDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """One transaction; it should begin with its write, so that no other comes between."""
+        """Run one transaction; its first statement should write, so that no other transaction commits in between."""
         try:
             with self._engine.begin() as connection:
                 yield connection
@@ -119,18 +119,18 @@ class MetaDatabase:
             raise _ours(error, self.name) from None
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self._engine.dispose()
 
     def prepare(self) -> None:
-        """Make the tables when they are not there; refuse those of a newer Headwater."""
+        """Create the tables if they do not exist; raise PipelineError for tables of another version."""
         found = self._version()
         for left in reversed(range(ATTEMPTS)):
             if found is not None:
                 break
             try:
                 self._create()
-            except PipelineError:  # or another server is making them just now
+            except PipelineError:  # another server may be creating the tables
                 if not left:
                     raise
                 time.sleep(ATTEMPT_SECONDS)
@@ -142,7 +142,7 @@ class MetaDatabase:
             )
 
     def _version(self) -> int | None:
-        """Of the tables; None when there are none, or not all of them yet."""
+        """Return the version of the tables; None if they do not exist or are incomplete."""
         try:
             with self._engine.connect() as connection:
                 if not sa.inspect(connection).has_table(META.name):
@@ -178,7 +178,7 @@ def _engine(url: str) -> sa.Engine:
 _OPTIONS: dict[str, dict[str, Any]] = {
     "sqlite": {"connect_args": {"timeout": BUSY_SECONDS}},
     "postgresql": {"pool_pre_ping": True},
-    # Not its default: there, two servers that replace rows of different tasks lock gaps and kill each other.
+    # Under MySQL's default isolation, two servers that replace rows of different tasks take gap locks and deadlock.
     "mysql": {"pool_pre_ping": True, "isolation_level": "READ COMMITTED"},
 }
 _KINDS = "A file is SQLite; others are postgresql://…, mysql://… and mariadb://…"
@@ -189,6 +189,6 @@ def _ours(error: SQLAlchemyError, name: str) -> Unavailable:
 
 
 def _cause(error: SQLAlchemyError) -> str:
-    """What the database said, in one line and without the statement."""
+    """Return the first line of the database's message, without the statement."""
     said = str(getattr(error, "orig", None) or error).strip()
     return said.splitlines()[0] if said else type(error).__name__

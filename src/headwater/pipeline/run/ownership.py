@@ -1,7 +1,7 @@
-"""Leases: at any time at most one pipeline server works on a task, also when servers die or their clocks differ.
+"""Leases: at most one pipeline server works on a task at any time, even if servers die or their clocks differ.
 
-A lease is a row of the meta store, compared and set in one statement by the database's own clock. Each taking has a
-higher number, the fence; what is written under an older one is refused.
+A lease is a row of the meta store, compared and set in one statement by the database's own clock. Each new lease has
+a higher number, the fence; writes under an older fence are rejected.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from headwater.errors import HeadwaterError, NotFound, NotOwner
 from headwater.pipeline.run.meta_database import SUBSCRIBE
 from headwater.pipeline.run.progress import MetaStore, Task, of_task
 
-BEATS = 3  # renewals in the time of a lease
+BEATS = 3  # renewals per lease duration
 
 
 def owner_name() -> str:
-    """A name for this server that no other has: host, process, and something random."""
+    """Return a unique name for this server: host, process id and a random part."""
     return f"{socket.gethostname()[:100]}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def take(meta: MetaStore, task: Task, owner: str, seconds: float) -> int:
-    """Take the lease when it is free, expired or ours; its fence. NotOwner says who holds it, and for how long."""
+    """Take the lease if it is free, expired or ours; return its fence. NotOwner names the holder and the time left."""
     now = meta.database.now
     free = (SUBSCRIBE.c.owner == "") | (SUBSCRIBE.c.owner == owner) | (SUBSCRIBE.c.owner_until_ms <= now)
     with meta.database.transaction() as connection:
@@ -53,7 +53,7 @@ def take(meta: MetaStore, task: Task, owner: str, seconds: float) -> int:
 
 
 def renew(meta: MetaStore, task: Task, owner: str, fence: int, seconds: float) -> None:
-    """Keep the lease from now on for `seconds`; NotOwner when it was taken or reset since."""
+    """Extend the lease to `seconds` from now; raise NotOwner if it was taken or reset."""
     mine = (SUBSCRIBE.c.owner == owner) & (SUBSCRIBE.c.fence == fence)
     with meta.database.transaction() as connection:
         update = sa.update(SUBSCRIBE).where(of_task(task), mine).values(**_until(meta.database.now, seconds))
@@ -62,7 +62,7 @@ def renew(meta: MetaStore, task: Task, owner: str, fence: int, seconds: float) -
 
 
 def release(meta: MetaStore, task: Task, owner: str, fence: int) -> None:
-    """Give the lease back; nothing happens when it is not ours any more."""
+    """Release the lease; do nothing if it is no longer ours."""
     mine = (SUBSCRIBE.c.owner == owner) & (SUBSCRIBE.c.fence == fence)
     with meta.database.transaction() as connection:
         connection.execute(sa.update(SUBSCRIBE).where(of_task(task), mine).values(owner="", owner_until_ms=0))
@@ -73,7 +73,7 @@ def _until(now: sa.ColumnElement[int], seconds: float) -> dict[str, Any]:
 
 
 class _Lapse(threading.Event):
-    """Set by hand, or by time: a store that hangs must not hide that the lease ran out."""
+    """An event that is also set by time: a meta store that hangs must not hide that the lease expired."""
 
     def __init__(self, is_over: Callable[[], bool]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _Lapse(threading.Event):
 
 
 class Heart:
-    """A lease taken, and kept by a thread until `stop`. `lost` is set as soon as it may belong to another."""
+    """A lease that a thread renews until `stop`; `lost` is set as soon as another server may hold the lease."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Heart:
     ) -> None:
         self._meta, self._task, self._owner, self._seconds = meta, task, owner, seconds
         self._clock = clock
-        self._until = clock() + seconds  # counted from before the question: never later than the database counts
+        self._until = clock() + seconds  # counted from before the request: never later than the database's expiry
         self.fence = take(meta, task, owner, seconds)
         self.lost = _Lapse(lambda: clock() >= self._until)
         self._stopping = threading.Event()
@@ -105,15 +105,15 @@ class Heart:
         self._thread.start()
 
     def stop(self) -> None:
-        """Renew no more and give the lease back."""
+        """Stop the renewals and release the lease."""
         self._stopping.set()
         self._thread.join()
         if not self.lost.is_set():
-            with suppress(HeadwaterError):  # it expires by itself
+            with suppress(HeadwaterError):  # the lease expires by itself
                 release(self._meta, self._task, self._owner, self.fence)
 
     def beat(self) -> bool:
-        """Renew once; whether the lease is still ours. A store that does not answer is asked until it would expire."""
+        """Renew once; return whether the lease is still ours: without an answer of the store, until it expires."""
         asked = self._clock()
         try:
             renew(self._meta, self._task, self._owner, self.fence, self._seconds)
@@ -121,7 +121,7 @@ class Heart:
         except NotOwner:
             self.lost.set()
         except HeadwaterError:
-            pass  # it did not answer: `lost` counts the time
+            pass  # the store did not answer: `lost` is set by time
         return not self.lost.is_set()
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""The meta store: which tables are carried where, by whom, and how far they are.
+"""The meta store: the tables that pipelines carry, their sinks, owners and progress.
 
-What it says about progress is a copy for people and other servers: a sink knows itself where it stands. Only for
-sinks that cannot remember anything, their state is kept here too (the Ledger).
+Its progress is a copy for users and other servers: each sink stores its own. Only for sinks that cannot store any
+state the meta store also holds the state itself (the Ledger).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
 
 
 class MetaStore:
-    """The tables `headwater_subscribe` and `headwater_progress` of one database. For several threads."""
+    """The tables `headwater_subscribe` and `headwater_progress` of one database. Thread-safe."""
 
     def __init__(self, database: MetaDatabase) -> None:
         self.database = database
 
     @classmethod
     def open(cls, url: str) -> MetaStore:
-        """The store at `url` (or in the SQLite file of that name), made when it is not there."""
+        """Return the store at `url` (or in the SQLite file of that name); create its tables if they do not exist."""
         database = MetaDatabase(url)
         try:
             database.prepare()
@@ -53,7 +53,7 @@ class MetaStore:
         return cls(database)
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self.database.close()
 
     def __enter__(self) -> MetaStore:
@@ -67,7 +67,7 @@ class MetaStore:
     # Tasks
 
     def subscribe(self, spec: PipelineSpec, table: TableSpec) -> Task:
-        """The task of one table of a pipeline, made when it is not there."""
+        """Return the task of one table of a pipeline; create the task if it does not exist."""
         task = Task(spec.name, table.db, table.table, server=spec.server, sink=table.sink.shown)
         _check(task)
         if not self.tasks(task.name, task.db, task.table):
@@ -93,28 +93,28 @@ class MetaStore:
             connection.execute(sa.insert(SUBSCRIBE).values(row))
 
     def tasks(self, name: str | None = None, db: str | None = None, table: str | None = None) -> list[Task]:
-        """Those of a pipeline, or all, by name."""
+        """Return the tasks of a pipeline, or all tasks, ordered by name."""
         left = (SUBSCRIBE.c.owner_until_ms - self.database.now).label("left")
         query = sa.select(SUBSCRIBE, left).where(*_named(name, db, table)).order_by(*_ORDER)
         with self.database.transaction() as connection:
             return [_task(row._mapping) for row in connection.execute(query)]
 
     def cancel(self, name: str, db: str | None = None, table: str | None = None, *, undo: bool = False) -> int:
-        """Ask whoever works on them to stop, or with `undo` allow it again; how many tasks that were."""
+        """Ask the owners of the tasks to stop, or withdraw that with `undo`; return the number of tasks."""
         with self.database.transaction() as connection:
             update = sa.update(SUBSCRIBE).where(*_named(name, db, table))
             return connection.execute(update.values(cancel=int(not undo), updated_ms=self.database.now)).rowcount
 
     def is_cancelled(self, task: Task) -> bool:
-        """Whether somebody asked to stop; a task that is gone counts as such."""
+        """Return whether a stop was requested; a deleted task counts as cancelled."""
         with self.database.transaction() as connection:
             found = connection.execute(sa.select(SUBSCRIBE.c.cancel).where(of_task(task))).scalar()
         return found is None or bool(found)
 
     def reset(self, name: str, db: str | None = None, table: str | None = None, *, force: bool = False) -> int:
-        """Forget progress, ledger and error, so that the next run takes a new snapshot; how many tasks that were.
+        """Delete progress, ledger and error, so that the next run takes a new snapshot; return the number of tasks.
 
-        NotOwner while a pipeline server works on one of them; with `force` that server is fenced instead.
+        Raise NotOwner while a pipeline server works on one of the tasks; with `force` that server is fenced instead.
         """
         which, now = _named(name, db, table), self.database.now
         unheld = [] if force else [(SUBSCRIBE.c.owner == "") | (SUBSCRIBE.c.owner_until_ms <= now)]
@@ -135,25 +135,25 @@ class MetaStore:
             return done.rowcount
 
     def is_reset(self, task: Task) -> bool:
-        """Whether somebody asked to begin anew since the last snapshot was begun."""
+        """Return whether a reset was requested after the last snapshot began."""
         with self.database.transaction() as connection:
             return bool(connection.execute(sa.select(SUBSCRIBE.c.resnapshot).where(of_task(task))).scalar())
 
-    # How they are doing; only the owner tells, by its fence
+    # Progress: only the owner writes it, by its fence
 
     def begun(self, task: Task, fence: int) -> None:
-        """The sink has begun a snapshot: a reset that was asked for is done."""
+        """Record that the sink has begun a snapshot, which completes a requested reset."""
         self._tell(task, fence, resnapshot=0)
 
     def progress(self, task: Task) -> list[RangeProgress]:
-        """Its ranges in key order, as last saved."""
+        """Return the ranges of the task in key order, as last saved."""
         query = sa.select(PROGRESS).where(*_named(task.name, task.db, task.table, PROGRESS))
         with self.database.transaction() as connection:
             rows = [_progress(row._mapping) for row in connection.execute(query)]
         return sorted(rows, key=lambda row: row.span.start)
 
     def save(self, task: Task, rows: Sequence[RangeProgress], fence: int) -> None:
-        """Replace the progress of a task; NotOwner when another server has taken it since."""
+        """Replace the progress of a task; raise NotOwner if another server has taken the task."""
         with self.database.transaction() as connection:
             self._told(connection, task, fence)
             connection.execute(sa.delete(PROGRESS).where(*_named(task.name, task.db, task.table, PROGRESS)))
@@ -161,7 +161,7 @@ class MetaStore:
                 connection.execute(sa.insert(PROGRESS), [_columns(task, row) for row in rows])
 
     def fail(self, task: Task, reason: str, fence: int | None = None) -> None:
-        """The task and its ranges failed; forgotten when it is taken again."""
+        """Record that the task and its ranges failed; the next lease clears the error."""
         with self.database.transaction() as connection:
             self._told(connection, task, fence, error=reason)
             connection.execute(
@@ -171,11 +171,11 @@ class MetaStore:
             )
 
     def verified(self, task: Task, offset: int) -> None:
-        """Source and sink were found equal at `offset`."""
+        """Record that source and sink were equal at `offset`."""
         self._tell(task, None, verified_through=offset)
 
     def ledger(self, task: Task, fence: int | None = None) -> Ledger:
-        """Where a sink that remembers nothing keeps its state; with a fence only its owner can write."""
+        """Return the ledger for a sink that stores no state; with a fence, only the owner can write."""
         return Ledger(self, task, fence)
 
     def _tell(self, task: Task, fence: int | None, **values: Any) -> None:
@@ -183,7 +183,7 @@ class MetaStore:
             self._told(connection, task, fence, **values)
 
     def _told(self, connection: sa.Connection, task: Task, fence: int | None, **values: Any) -> None:
-        """Write `values`, if the fence is the newest. As the first statement it keeps others out until the commit."""
+        """Write `values` if the fence is the newest; as the first statement it locks out others until the commit."""
         fenced = [] if fence is None else [SUBSCRIBE.c.fence == fence]
         update = sa.update(SUBSCRIBE).where(of_task(task), *fenced).values(**values, updated_ms=self.database.now)
         if not connection.execute(update).rowcount:
@@ -191,19 +191,19 @@ class MetaStore:
 
 
 class Ledger:
-    """The state of a sink that cannot keep it itself."""
+    """The state of a sink that cannot store its own."""
 
     def __init__(self, store: MetaStore, task: Task, fence: int | None) -> None:
         self._store, self._task, self._fence = store, task, fence
 
     def load(self) -> State | None:
-        """As last saved; None when nothing was begun."""
+        """Return the state last saved; None before the first snapshot."""
         with self._store.database.transaction() as connection:
             text = connection.execute(sa.select(SUBSCRIBE.c.state).where(of_task(self._task))).scalar()
         return _unpack(text) if text else None
 
     def save(self, state: State) -> None:
-        """Remember it; NotOwner when another server has taken the task since."""
+        """Store the state; raise NotOwner if another server has taken the task."""
         self._store._tell(self._task, self._fence, state=_pack(state))
 
 
@@ -220,7 +220,7 @@ def _named(
 
 
 def of_task(task: Task) -> sa.ColumnElement[bool]:
-    """The row of a task in the table of subscriptions."""
+    """Return the condition that selects the row of a task in SUBSCRIBE."""
     return sa.and_(SUBSCRIBE.c.cluster_id == task.cluster_id, *_named(task.name, task.db, task.table))
 
 
@@ -235,7 +235,7 @@ def _check(task: Task) -> None:
 
 
 def _other_sink(connection: sa.Connection, task: Task) -> PipelineError:
-    """A ledger belongs to the sink that wrote it: another one has none of those rows."""
+    """Return the error for a changed sink: a ledger is valid only for the sink that wrote it."""
     found = connection.execute(sa.select(SUBSCRIBE.c.sink).where(of_task(task))).scalar()
     return PipelineError(
         f"pipeline {task.name!r} carries {task.db}.{task.table} into {found}, not into {task.sink}",
@@ -299,7 +299,7 @@ def _columns(task: Task, row: RangeProgress) -> dict[str, Any]:
 
 
 class _State(msgspec.Struct):
-    """A State with spans as pairs: JSON objects have no such keys."""
+    """A State with `loaded` as a list of pairs: a Span cannot be a key of a JSON object."""
 
     plan: Plan
     offset: int

@@ -1,4 +1,4 @@
-"""Opening what a pipeline works with: its Spark session and its sinks, after its promises were looked at."""
+"""The resources of a pipeline: its Spark session and its sinks, opened after a check of the guarantee."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from headwater.pipeline.spark.session import close_session, open_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-JARS = {"delta-spark": DELTA, "kafka": KAFKA}  # kinds of sinks that are Java inside
+JARS = {"delta-spark": DELTA, "kafka": KAFKA}  # kinds of sinks that need jars
 
 
 def check_promises(spec: PipelineSpec) -> None:
-    """Refuse, before anything is started, a promise that a sink cannot keep."""
+    """Raise SinkUnfit for a guarantee that a sink cannot give, before anything is started."""
     for table in spec.tables:
         if spec.guarantee == EXACTLY_ONCE and not is_exactly_once(table.sink.kind):
             raise SinkUnfit(
@@ -34,7 +34,7 @@ def check_promises(spec: PipelineSpec) -> None:
 
 @contextmanager
 def session_of(spec: PipelineSpec, master: str | None = None) -> Iterator[SparkSession]:
-    """The session a pipeline runs in, which knows our format."""
+    """Open the Spark session of a pipeline, with the format `headwater` registered."""
     check_promises(spec)
     kinds = {JARS[table.sink.kind] for table in spec.tables if table.sink.kind in JARS}
     own = {"spark.jars": ",".join(spec.jars), "spark.jars.packages": ",".join(spec.packages)}
@@ -56,7 +56,7 @@ def sink_of(
     spark: SparkSession,
     fence: int | None = None,
 ) -> Iterator[Sink]:
-    """The sink of one table, open."""
+    """Open the sink of one table."""
     name, settings = f"{spec.name}/{table.db}/{table.table}", dict(table.sink.settings)
     sink = open_sink(table.sink.kind, settings, name=name, spark=spark, ledger=meta.ledger(task, fence))
     try:

@@ -1,4 +1,4 @@
-"""Before Spark starts: whether the server answers, and whether it has what the pipeline names."""
+"""Checks before Spark starts: whether the server answers, and whether it has the tables and columns of the pipeline."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from headwater.errors import HeadwaterError, Unavailable
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
 from headwater.pipeline.transform.schema import rows_schema
 
-PATIENCE_SECONDS = 3.0  # with a server that does not answer: it may just be starting
+PATIENCE_SECONDS = 3.0  # longest wait for a server that does not answer: it may be starting
 TIMEOUT_SECONDS = 5.0
 
 Seen = Described | HeadwaterError | None
 
 
 def greet(spec: PipelineSpec) -> list[Seen]:
-    """Of each table what the server says: where it stands, or why not; None where only time can tell.
+    """Return the server's description of each table, or its error; None if the server asks for a retry.
 
-    Unavailable when nobody answers there.
+    Raise Unavailable if no server answers at the address.
     """
     found: list[Seen] = []
     with Client(spec.server, token_file=spec.token_file, timeout=TIMEOUT_SECONDS, patience=PATIENCE_SECONDS) as client:
@@ -26,24 +26,24 @@ def greet(spec: PipelineSpec) -> list[Seen]:
             except HeadwaterError as error:
                 if is_unreachable(error):
                     raise Unavailable(error.message, hint=hint_of(spec, "the pipeline"), **error.extra) from None
-                if error.retryable:  # it answers, but not now: whoever carries the table has more patience
+                if error.retryable:  # the server asks for a retry, and the thread that carries the table retries longer
                     break
                 found.append(error)
     return found + [None] * (len(spec.tables) - len(found))
 
 
 def is_unreachable(error: HeadwaterError) -> bool:
-    """Whether no connection was made. A server that is only slow, or refuses for now, is there."""
+    """Return whether no connection was made; a server that is slow or refuses temporarily is reachable."""
     return isinstance(error, Unavailable) and error.extra.get("sent") is False
 
 
 def hint_of(spec: PipelineSpec, where: str) -> str:
-    """What to look at when nobody answers."""
+    """Return the hint for a server that does not answer."""
     return f"Is `headwater serve` running? `server` in {where} says {spec.server}"
 
 
 def refusal(seen: Seen, table: TableSpec, *, is_new: bool) -> HeadwaterError | None:
-    """Why `table` cannot be carried at all. Columns matter to a new sink only: others follow the table's shape."""
+    """Return why `table` cannot be carried. Only a new sink's columns are checked: others follow the table's shape."""
     if not isinstance(seen, Described):
         return seen
     try:

@@ -1,4 +1,4 @@
-"""Following the shape of a table from one change to the next: where the next one is, and what it brings."""
+"""The sequence of shape changes of a table: the next change after the sink's shape, and the columns it adds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.pipeline.sinks.sink import State
 
 
 def beyond_held(client: Client, spec: TableSpec, state: State, seen: Described) -> Described:
-    """`seen`, with the first change of the shape that the sink does not have yet: it takes one before its offset."""
+    """Return `seen` with the first shape change that the sink lacks: a sink may take a shape before its offset."""
     while seen.changed_to is not None and not seen.resnapshot and _holds(spec, state.plan.table, seen.changed_to):
         later = client.describe(spec.db, spec.table, after=seen.schema_changed_at, shape=state.plan.table.version)
         seen = msgspec.structs.replace(
@@ -28,7 +28,7 @@ def beyond_held(client: Client, spec: TableSpec, state: State, seen: Described) 
 
 
 def _holds(spec: TableSpec, held: Table, shape: Table) -> bool:
-    """Whether the sink has this shape; one that was told before it was final has the same version, not the names.
+    """Return whether the sink has this shape; a shape sent before it was final has the version, but other names.
 
     A pinned sink has every shape that still has its columns.
     """
@@ -38,21 +38,21 @@ def _holds(spec: TableSpec, held: Table, shape: Table) -> bool:
 
 
 def following(spec: TableSpec, held: Table, seen: Described) -> Table:
-    """The shape that a sink which has `held` takes next."""
+    """Return the next shape for a sink that has the shape `held`."""
     shape = seen.changed_to or seen.table
     return narrowed(held, shape) if spec.schema == PIN else chosen(spec, shape)
 
 
 def narrowed(held: Table, shape: Table) -> Table:
-    """`held` without the columns that are gone from `shape`: one that has the name of such a column later is new."""
+    """Return `held` without the columns that `shape` lacks: a later column of such a name is a new column."""
     return msgspec.structs.replace(held, columns=tuple(each for each in held.columns if each.name in shape.index))
 
 
 def came_filled(client: Client, spec: TableSpec, state: State, seen: Described, shape: Table) -> bool:
-    """Whether rows had values in columns that are new in `shape` from the start: no change tells those.
+    """Return whether rows had values in the new columns of `shape` from the start, which no change reports.
 
-    They come by a DEFAULT, or with a column that had another name. Only the present shape can be looked into: a column
-    that is gone from it need not be filled.
+    Such values result from a DEFAULT or from a renamed column. Only the current shape can be read: a column that it
+    lacks need not be filled.
     """
     known = {*state.plan.table.names, *(name for name in shape.names if name not in seen.table.names)}
     columns = [column.name for column in shape.visible if column.name not in known]

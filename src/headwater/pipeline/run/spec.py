@@ -185,7 +185,7 @@ def _tables(body: Mapping[str, Any], origin: str) -> list[Any]:
 
 
 class _Reader:
-    """Turns parts of the body into specs."""
+    """Reader that turns parts of the TOML body into specs."""
 
     def __init__(self, folder: Path, origin: str, environ: Mapping[str, str]) -> None:
         self._folder, self._environ = folder, environ
@@ -257,7 +257,7 @@ class _Reader:
         return self._environ[name]
 
     def _place(self, text: str) -> str:
-        """Return a path relative to the file as an absolute one; URLs stay."""
+        """Return the absolute path of a path relative to the file; URLs stay unchanged."""
         if text.startswith(_SQLITE):
             return _SQLITE + str(self._folder / text.removeprefix(_SQLITE))
         return text if "://" in text else str(self._folder / Path(text).expanduser())

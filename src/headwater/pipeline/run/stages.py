@@ -1,4 +1,4 @@
-"""What a pipeline does next with one table, decided from where the sink and the log stand. Pure.
+"""The next action of a pipeline for one table, decided from the state of the sink and the log. Pure.
 
 nothing ──begin──> spans missing ──load──> uneven ──apply──> even ──apply──> … live
 """
@@ -26,13 +26,13 @@ SCHEMA_CHANGED = "schema_changed"
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Take a snapshot, from nothing or because what the sink holds cannot be brought up to date."""
+    """The action of taking a snapshot: the first, or because the log cannot bring the sink up to date."""
 
     reason: str
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Read these spans, the next of those that are missing."""
+    """The action of reading the next missing spans."""
 
     spans: tuple[Span, ...]
 
@@ -46,7 +46,7 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """Apply a step. `slices` say what to read of each span while they are uneven; None: everything."""
+    """The action of applying a step; `slices` are the changes to read per span while uneven, None means all changes."""
 
     step: Step
     shape: int
@@ -54,11 +54,11 @@ class Apply(msgspec.Struct, frozen=True):
 
 
 class Evolve(msgspec.Struct, frozen=True):
-    """Take the present shape of the table: from here on changes come in it."""
+    """The action of taking the current shape of the table, which the following changes have."""
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Everything is applied: wait for a change after this offset."""
+    """The action of waiting for a change after this offset; everything up to it is applied."""
 
     after: int
 
@@ -67,9 +67,9 @@ Action = Begin | Load | Apply | Evolve | Wait
 
 
 def decide(state: State | None, seen: Described, *, shape: int, policy: str, wave: int) -> Action:
-    """The next thing to do. `seen` is the log's side, asked with the sink's offset and `shape`.
+    """Return the next action. `seen` describes the log, requested with the sink's offset and `shape`.
 
-    `shape` is the version of the table the sink has columns for, `wave` how many spans are read at a time.
+    `shape` is the table version of the sink's columns, `wave` the number of spans read at a time.
     """
     if state is None:
         return Begin(FIRST)
@@ -83,7 +83,7 @@ def decide(state: State | None, seen: Described, *, shape: int, policy: str, wav
         )
     if missing := state.missing:
         return Load(tuple(missing[:wave])) if is_same else Begin(SCHEMA_CHANGED)
-    if is_same or (policy == PIN and seen.changed_to is None):  # else a pinned column goes
+    if is_same or (policy == PIN and seen.changed_to is None):  # otherwise a pinned column was dropped
         is_done = state.is_even and seen.latest <= state.offset
         return Wait(state.offset) if is_done else _apply(state, seen, seen.latest, shape)
     if seen.resnapshot or _was_read_after(state, seen.schema_changed_at):
@@ -94,7 +94,7 @@ def decide(state: State | None, seen: Described, *, shape: int, policy: str, wav
 
 
 def why_lost(state: State, seen: Described) -> str:
-    """Why the log cannot bring the sink up to date; "" when it can."""
+    """Return why the log cannot bring the sink up to date; "" if it can."""
     if state.plan.generation != seen.generation:
         return LOG_GENERATION_CHANGED
     needed = lowest(state)
@@ -102,20 +102,20 @@ def why_lost(state: State, seen: Described) -> str:
 
 
 def lowest(state: State) -> int | None:
-    """The offset after which the log is needed; None while nothing is loaded."""
+    """Return the offset after which the log is needed; None while nothing is loaded."""
     missing = set(state.missing)
     there = [state.reached(span) for span in state.plan.spans if span not in missing]
     return min(there, default=None)
 
 
 def _was_read_after(state: State, changed_at: int | None) -> bool:
-    """Whether a span was read after that change of the shape: what it had in new columns was left behind."""
+    """Return whether a span was read after that change of the shape, and thus without its new columns."""
     return changed_at is not None and any(version >= changed_at for version in state.loaded.values())
 
 
 def _apply(state: State, seen: Described, latest: int, shape: int) -> Apply:
     upto = min(latest, seen.step_upto or latest)
-    if not state.is_even:  # the snapshot itself reached further than the log was read
+    if not state.is_even:  # the snapshot was read at a higher offset than the step would reach
         upto = max(upto, min(state.reached(span) for span in state.plan.spans))
     step = Step(state.plan.id, state.plan.generation, state.offset, max(upto, state.offset))
     if state.is_even:
@@ -125,18 +125,18 @@ def _apply(state: State, seen: Described, latest: int, shape: int) -> Apply:
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How far one range of the server is, told from what the sink holds."""
+    """The progress of one range of the server, derived from the state of the sink."""
 
     stage: str  # register, snapshot, log
-    version: int  # lowest at which its keys were read
+    version: int  # lowest version at which its keys were read
     last_key: bytes  # keys before this one are loaded
     last_offset: int
 
 
 def standing(state: State, span: Span) -> Standing:
-    """Where `span`, any interval of keys, stands. Ranges split and merge; the sink's spans stay as they were planned.
+    """Return the progress of `span`, any interval of keys. Ranges split and merge; the sink's spans stay as planned.
 
-    So a child has the stage, the version and the key of its parent as far as they concern it.
+    A child range thus has the stage, the version and the last key of its parent, limited to its own keys.
     """
     inside = [each for each in state.plan.spans if each.overlaps(span)]
     missing = set(state.missing)

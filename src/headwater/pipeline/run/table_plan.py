@@ -1,4 +1,4 @@
-"""What of a table is carried, and whether a sink holds just that: pure decisions about plans and specs."""
+"""The part of a table that a pipeline carries, and checks that a sink holds exactly that part. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.pipeline.sinks.sink import Plan
 
 
 def chosen(spec: TableSpec, table: Table, held: Table | None = None) -> Table:
-    """`table` with the columns that are carried; its key always is. Pinned ones are those of `held`."""
+    """Return `table` with the carried columns, always with its key; a pinned table has the columns of `held`."""
     if held is not None and spec.schema == PIN:
         return _pinned(table, held)
     return _only(table, {*spec.columns}) if spec.columns else table
@@ -34,7 +34,7 @@ def _only(table: Table, names: set[str]) -> Table:
 
 
 def check_origin(plan: Plan, spec: PipelineSpec, table: TableSpec) -> None:
-    """SinkUnfit unless the sink was filled by this pipeline from this table: anything else would mix them."""
+    """Raise SinkUnfit unless this pipeline filled the sink from this table: two origins must not mix."""
     named = msgspec.structs.replace(plan.table, name=table.table)
     wanted = msgspec.structs.replace(plan, db=table.db, pipeline=spec.name, table=named)
     if wanted.origin != plan.origin:
@@ -45,7 +45,7 @@ def check_origin(plan: Plan, spec: PipelineSpec, table: TableSpec) -> None:
 
 
 def check_choice(plan: Plan, spec: TableSpec) -> None:
-    """PipelineError when the sink was filled with other columns, or by another filter, than named now."""
+    """Raise PipelineError if the sink was filled with other columns or another filter than the spec has now."""
     if plan.columns == spec.columns and plan.where == spec.where:
         return
     what = "with other columns" if plan.columns != spec.columns else "by another `where`"
