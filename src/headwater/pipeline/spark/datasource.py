@@ -1,8 +1,8 @@
 """The Spark data source `headwater`: a table as of one offset, or its changes as batch or stream.
 
-The only file that knows pyspark's Python data source API. Spark makes a source in one process, plans in a
-second, asks for offsets in a third and reads in its workers: what must be known later is kept in the source
-while its schema is asked for, and travels with it.
+The only file that uses pyspark's Python data source API. Spark creates a source in one process, plans in a second,
+requests offsets in a third and reads in its workers: the source stores the description of the table when Spark
+requests the schema, and is pickled with it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-IDLE_MS = 100  # an idle stream asks every 20 ms or so; the server lets it wait this long
+IDLE_MS = 100  # an idle stream requests offsets about every 20 ms; the server holds each request this long
 
 
 def connect(options: Options) -> Client:
-    """A client in this process. The token is read where it is used and never sent along."""
+    """Return a client in this process; the token is read here and never sent between processes."""
     return Client(options.url, token_file=options.token_file)
 
 
 class HeadwaterDataSource(DataSource):
-    """`spark.read.format("headwater")` and `spark.readStream.format("headwater")`."""
+    """The data source of `spark.read.format("headwater")` and `spark.readStream.format("headwater")`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        self.seen: Described | None = None  # when the schema was asked for
+        self.seen: Described | None = None  # from the request for the schema
 
     @classmethod
     def name(cls) -> str:
@@ -75,7 +75,7 @@ def _columns(client: Client, options: Options, seen: Described) -> pa.Schema:
 
 
 class Piece(InputPartition):
-    """One task: a part of a snapshot or of the log, of one generation."""
+    """The partition of one task: a part of a snapshot or of the log, of one generation."""
 
     def __init__(self, generation: str, what: RowsPiece | LogPiece, shape: int | None = None) -> None:
         super().__init__((generation, what, shape))
@@ -83,7 +83,7 @@ class Piece(InputPartition):
 
 
 def pull(client: Client, options: Options, piece: Piece) -> Iterator[pa.RecordBatch]:
-    """The batches of one task, as the server sends them."""
+    """Return the batches of one task as the server sends them."""
     what = piece.what
     if isinstance(what, RowsPiece):
         return client.snapshot(
@@ -109,9 +109,9 @@ def pull(client: Client, options: Options, piece: Piece) -> Iterator[pa.RecordBa
 
 
 def read(options: Options, columns: StructType, piece: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The batches of one task, as Spark wants them. An empty one is not sent: Spark needs none."""
+    """Return the batches of one task in Spark's schema, without empty batches, which Spark does not need."""
     if not isinstance(piece, Piece):
-        return  # where there is nothing to read, Spark makes a partition of its own
+        return  # Spark makes a partition of its own if there is nothing to read
     whole = schema.arrow_of(columns)
     wanted = whole.remove(len(whole) - 1) if options.ends else whole
     with closing(connect(options)) as client:
@@ -120,7 +120,7 @@ def read(options: Options, columns: StructType, piece: InputPartition) -> Iterat
 
 
 class BatchReader(DataSourceReader):
-    """Rows as of one offset, or the changes of a slice of the log. What is not given is that of the first look."""
+    """Reader of rows as of one offset, or of a slice of the log; defaults are from the description at schema time."""
 
     def __init__(self, options: Options, seen: Described | None, columns: StructType) -> None:
         self._options, self._seen, self._columns = options, seen, columns
@@ -162,7 +162,7 @@ class BatchReader(DataSourceReader):
 
 
 class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Changes as they are committed. Offsets are asked for over one kept connection, in a process of their own."""
+    """Stream of changes as they are committed; one connection, in a process of its own, requests the offsets."""
 
     def __init__(self, options: Options, seen: Described | None, columns: StructType) -> None:
         if not options.is_log:
@@ -173,7 +173,7 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._columns = options, columns
         shape = 0 if options.tables else options.shape or (seen.table.version if seen else 0)
         self._reading = Reading(shape, options.policy, options.max_rows)
-        self._client: Client | None = None  # made where offsets are asked for; readers in tasks have their own
+        self._client: Client | None = None  # created where offsets are requested; readers in tasks have their own
         self._latest: Place | None = None
 
     @noted
@@ -207,7 +207,7 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @noted
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = Place.read(start), Place.read(end)
-        check_place(first, self._look(first))  # a batch of a former run is planned before offsets are asked for
+        check_place(first, self._look(first))  # Spark plans a batch of an earlier run before it requests offsets
         pieces = cut(first.offset, last.offset, self._options.rows_per_partition)
         return [Piece(last.generation, what, self._reading.shape or None) for what in pieces]
 
@@ -216,7 +216,7 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from read(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The checkpoint is Spark's; the server keeps no place for us."""
+        """Do nothing: Spark keeps the checkpoint, and the server stores no position for the stream."""
 
     def stop(self) -> None:
         if self._client is not None:

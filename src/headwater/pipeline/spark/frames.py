@@ -1,4 +1,4 @@
-"""Frames: rows and changes of a table as Spark DataFrames, the way the pipeline asks for them."""
+"""Rows and changes of a table as Spark DataFrames for the pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Server(msgspec.Struct, frozen=True):
-    """Where rows come from. The token stays in its file, or in HEADWATER_TOKEN where the executors run."""
+    """The server to read from. The token stays in its file, or in HEADWATER_TOKEN on the executors."""
 
     url: str
     token_file: str | None = None
@@ -37,7 +37,7 @@ class LogSlice(Protocol):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `headwater` known to `spark` as a format."""
+    """Register the format `headwater` in `spark`."""
     from headwater.pipeline.spark.datasource import HeadwaterDataSource
 
     spark.dataSource.register(HeadwaterDataSource)
@@ -55,9 +55,9 @@ def rows_frame(
     where: str | None = None,
     ends: bool = False,
 ) -> DataFrame:
-    """Rows of `parts`: partition i holds those of part i and, with `ends`, tells its end (see ends).
+    """Return the rows of `parts`: partition i holds those of part i and, with `ends`, an end row (see part_ends.py).
 
-    Given the table itself, nobody is asked for its shape.
+    If `table` is a Table, the server is not asked for its shape.
     """
     read = _reader(spark, server, db, table, columns, where).option("generation", generation)
     read = read.option("parts", json.dumps([[*_hex(part.span), part.version] for part in parts]))
@@ -83,7 +83,7 @@ def changes_frame(
     columns: Sequence[str] = (),
     where: str | None = None,
 ) -> DataFrame:
-    """Changes in (after, upto], or of `slices` only, in the shape `shape`."""
+    """Return the changes in (after, upto], or only those of `slices`, in the shape `shape`."""
     read = _reader(spark, server, db, table, columns, where).option("generation", generation)
     read = read.option("shape", shape.version).option("after", after).option("upto", upto)
     if slices is not None:

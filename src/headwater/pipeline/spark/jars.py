@@ -1,4 +1,4 @@
-"""Jars that pyspark does not bring: Delta and Kafka, from a folder filled once, else from Maven by Spark itself.
+"""Jars that pyspark does not include: Delta and Kafka, from a local folder, otherwise from Maven by Spark itself.
 
 `python -m headwater.pipeline.spark.jars FOLDER` fills the folder by Maven; `make jars` does so for this checkout.
 """
@@ -19,13 +19,13 @@ from headwater.model.suggestion import nearest
 
 FOLDER = Path(".jars")
 DELTA, KAFKA = "delta", "kafka"
-JDBC = "jdbc"  # PostgreSQL's, which no sink needs: for those who compare
+JDBC = "jdbc"  # PostgreSQL's driver, which no sink needs: for comparisons
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 _PATIENCE_SECONDS = 600.0
 
 
 class Package(NamedTuple):
-    """A Maven artifact, built for the Spark and Scala that pyspark 4.2 brings."""
+    """A Maven artifact, built for the Spark and Scala versions of pyspark 4.2."""
 
     group: str
     artifact: str
@@ -36,16 +36,16 @@ class Package(NamedTuple):
 
 
 PACKAGES = {
-    # The Python package is one ahead: 4.4.1 was not published for Maven.
+    # The Python package is one version ahead: 4.4.1 was not published to Maven.
     DELTA: Package("io.delta", "delta-spark_4.2_2.13", "4.4.0"),
     KAFKA: Package("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
     JDBC: Package("org.postgresql", "postgresql", "42.7.4"),
 }
 
-# Some copies of Maven Central lack a jar in the right version. These stand in for them: an older one whose part
-# is not reached (the token provider deals with Kerberos only).
+# Some mirrors of Maven Central lack a jar in the right version. This older jar replaces it, and its code does not
+# run (the token provider is for Kerberos only).
 STAND_INS = {KAFKA: Package("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0")}
-# Without these Spark has the jar and does not use it.
+# Without these settings Spark loads the jar and does not use it.
 _SETTINGS = {
     DELTA: {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -55,12 +55,12 @@ _SETTINGS = {
 
 
 def have_jars(kind: str, folder: Path = FOLDER) -> bool:
-    """Whether `folder` holds the jars of `kind`."""
+    """Return whether `folder` holds the jars of `kind`."""
     return _place(kind, folder).is_dir()
 
 
 def jar_settings(kinds: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
-    """What Spark must be told to have `kinds`: files of the folder, and Maven names for what is not there."""
+    """Return the Spark settings for `kinds`: files of the folder, and Maven names for jars that are not there."""
     files: list[str] = []
     names: list[str] = []
     settings: dict[str, str] = {}
@@ -75,11 +75,11 @@ def jar_settings(kinds: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
 
 
 def fetch_jars(kind: str, folder: Path = FOLDER) -> None:
-    """Put the jars of `kind` into `folder`, by Maven, if they are not there; PipelineError where that fails."""
+    """Fetch the jars of `kind` into `folder` by Maven if they are missing; raise PipelineError if that fails."""
     if have_jars(kind, folder):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    # A whole path, for Maven: it takes others from where the pom lies.
+    # Maven needs an absolute path: it resolves relative paths against the folder of the pom.
     with tempfile.TemporaryDirectory(dir=folder.resolve(), prefix=".fetching-") as work:
         found = Path(work) / "found"
         try:
@@ -100,8 +100,8 @@ def _place(kind: str, folder: Path) -> Path:
     return folder / f"{kind}-{PACKAGES[kind].version}"
 
 
-# Spark's own pom sends Maven to a mirror of Central first; under its name we give Central itself, which every
-# proxy knows.
+# Spark's pom sends Maven to a mirror of Central first; under the mirror's name the pom lists Central itself, which
+# every proxy knows.
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 <modelVersion>4.0.0</modelVersion><groupId>headwater</groupId><artifactId>jars</artifactId><version>1</version>
 <repositories><repository><id>gcs-maven-central-mirror</id>
@@ -115,7 +115,7 @@ _DEPENDENCY = (
 
 
 def _copy(packages: list[Package], pom: Path, target: Path) -> None:
-    """The first of them with all it needs; the others decide versions."""
+    """Copy the first package with its dependencies; the other packages only determine versions."""
     mvn = shutil.which("mvn")
     if mvn is None:
         raise PipelineError("mvn is not installed", hint="Install it (Debian, Ubuntu: apt-get install maven).")
@@ -137,7 +137,7 @@ def _reason(output: str) -> str:
 
 
 def _artifact(jar: Path) -> str:
-    """The file name without version: Spark's own copy of the same must win."""
+    """Return the file name without the version: Spark's own copy of an artifact must win."""
     return re.sub(r"-\d.*", "", jar.stem)
 
 
@@ -148,7 +148,7 @@ def _bundled() -> set[str]:
 
 
 def main(folder: Path) -> None:
-    """Fetch what sinks need; one line says what is there. Where Maven does not answer that is said, and no failure."""
+    """Fetch the jars of the sinks and print one line; a failure of Maven is printed, not raised."""
     said = []
     for kind in (DELTA, KAFKA):
         try:

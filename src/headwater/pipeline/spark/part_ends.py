@@ -1,7 +1,7 @@
-"""Ends: the last row of each part is none of the table; it tells how many came before it.
+"""End rows: the last row of each part is not a row of the table; it holds the number of rows before it.
 
-A task cannot see whether what feeds it was read to the end or died: Spark closes the stream in both cases, and
-Arrow takes that for its end. Tasks that commit by themselves therefore ask for the count.
+A task cannot detect whether its input was read to the end or died: Spark closes the stream in both cases, and Arrow
+treats that as the end. Tasks that commit by themselves therefore compare the count.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def end_column(names: Sequence[str]) -> str:
-    """What the column is called beside those of a table."""
+    """Return the name of the end column, which differs from the columns `names`."""
     return free("_end", names)
 
 
 def with_end(schema: pa.Schema) -> pa.Schema:
-    """`schema` with the column in which ends are told, always its last."""
+    """Return `schema` with the end column, always its last."""
     import pyarrow as pa
 
     return schema.append(pa.field(end_column(schema.names), pa.int64()))
 
 
 def ended(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """`batches`, and the end. `schema` is one that `with_end` made of theirs."""
+    """Return `batches` followed by the end row; `schema` is the result of `with_end` for their schema."""
     import pyarrow as pa
 
     rows = 0
@@ -43,7 +43,7 @@ def ended(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.R
 
 
 def checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows alone; Unavailable, after the last of them, if they are not all that `ended` was given."""
+    """Return the rows without the end row; raise Unavailable after the last row if the count differs."""
     import pyarrow.compute as pc
 
     rows, told = 0, None

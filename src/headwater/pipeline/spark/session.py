@@ -1,4 +1,4 @@
-"""The Spark session: started quietly, on a Java that was found, with workers that run this very Python."""
+"""The Spark session: started without console output, on a Java that was found, with workers of this Python."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["cause_of", "close_session", "explain", "log_file", "open_session"]
 _QUIET = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "4",  # small tables by far; a large one is given its own by the caller
+    "spark.sql.shuffle.partitions": "4",  # for small tables; callers set the number for large tables
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
 }
@@ -40,13 +40,13 @@ _LOCAL = {
     "spark.driver.memory": "1g",
     "spark.python.daemon.module": "headwater.pipeline.spark.worker_daemon",
 }
-# Half the start-up, but slower in the long run: the JVM then never compiles with its better compiler.
+# Halves the start-up time, but is slower later: the JVM never uses its optimizing compiler.
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
-# Loggers of pyspark that print each exception a second time, as JSON.
+# Loggers of pyspark that print each exception again, as JSON.
 _LOUD = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
-# What Spark logs goes where Java's stderr goes, and that is a file.
+# Spark logs to Java's stderr, which is redirected to a file.
 _LOG4J = """rootLogger.level = error
 rootLogger.appenderRef.file.ref = file
 appender.file.type = Console
@@ -70,7 +70,7 @@ def open_session(
     jars_folder: Path = FOLDER,
     short_lived: bool = False,
 ) -> SparkSession:
-    """A session; `close_session` ends it. `jars` are kinds of pipeline/spark/jars.py.
+    """Return a session, which `close_session` ends; `jars` are kinds of pipeline/spark/jars.py.
 
     `short_lived` starts in half the time and is slower after the first minute: for tests and demonstrations.
     """
@@ -90,14 +90,14 @@ def open_session(
 
 
 def close_session(session: SparkSession) -> None:
-    """Stop it, and its Java with it, so that nothing is left and another may be opened."""
+    """Stop the session and its Java process, so that another session may be opened."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     gateway: Any = SparkContext._gateway
     is_alive = gateway is None or gateway.proc is None or gateway.proc.poll() is None
     try:
-        if is_alive:  # to a Java that has ended py4j would log a traceback
+        if is_alive:  # py4j would log a traceback for a Java that has ended
             session.stop()
     except Exception as error:
         if not is_gone(error):
@@ -108,24 +108,24 @@ def close_session(session: SparkSession) -> None:
     if gateway is None:
         return
     SparkContext._gateway = SparkContext._jvm = None
-    with suppress(Exception):  # Java may be gone already
+    with suppress(Exception):  # Java may have ended already
         gateway.shutdown()
     if gateway.proc is not None:
-        gateway.proc.stdin.close()  # the sign on which it ends
+        gateway.proc.stdin.close()  # Java ends when its standard input is closed
         gateway.proc.wait()
 
 
 def log_file() -> Path:
-    """Where Spark and its workers write what nobody wants to see, until something breaks."""
+    """Return the file for the logs of Spark and its workers, which is needed only after a failure."""
     return _folder() / f"{os.getpid()}.log"
 
 
 def forget_log() -> None:
-    """Remove what was written there by this process, after all went well."""
+    """Remove the log and the other files of this process, after a run without failures."""
     for path in (log_file(), _log4j_file()):
         path.unlink(missing_ok=True)
     shutil.rmtree(_home(), ignore_errors=True)
-    with suppress(OSError):  # others write there too
+    with suppress(OSError):  # other processes write there, too
         _folder().rmdir()
 
 
@@ -149,7 +149,7 @@ def _settings(
 
 
 def _result_size(memory: str) -> str:
-    """A quarter of the driver's heap: what is collected is there up to three times before it is handed on."""
+    """Return a quarter of the driver's heap: a collected result is in memory up to three times."""
     found = re.fullmatch(r"(\d+)([kmgt])b?", memory.strip().lower())
     mebibytes = int(found[1]) * _MEBIBYTES[found[2]] if found else 1024
     return f"{max(int(mebibytes / 4), 1)}m"
@@ -159,7 +159,7 @@ _MEBIBYTES = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    """Whether the root logger keeps a record: py4j logs a traceback there when Java is gone, and raises as well."""
+    """Return whether the root logger keeps a record: py4j logs a traceback when Java has ended, and raises as well."""
     return "py4j" not in Path(record.pathname).parts
 
 
@@ -172,7 +172,7 @@ def _start_java(settings: Any, master: str) -> None:
         PySparkLogger.getLogger(name).disabled = True
     logging.getLogger().addFilter(_is_not_of_py4j)
     if master.startswith("local") or not os.environ.get("PYSPARK_PYTHON"):
-        os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are whatever python3 the PATH holds
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # otherwise workers run the first python3 on the PATH
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["JAVA_HOME"] = str(find_java().home)
     _forget_old_logs()
@@ -194,9 +194,9 @@ def _start_java(settings: Any, master: str) -> None:
 def _spark_home(master: str) -> Iterator[None]:
     """Make Python workers on this machine import the installed pyspark instead of `pyspark.zip`.
 
-    Spark puts the archive of SPARK_HOME before everything else on the path of its workers. Python keeps no bytecode for
-    archives, so that each worker compiles pyspark again: 1.5 s of computing time instead of 0.5 for every stream that
-    starts. The folder that SPARK_HOME names here has everything of pyspark but the archive.
+    Spark puts the archive of SPARK_HOME first on the path of its workers. Python caches no bytecode for archives, so
+    each worker compiles pyspark again: 1.5 s of CPU time instead of 0.5 for every stream that starts. SPARK_HOME is set
+    to a folder that has everything of pyspark but the archive.
     """
     if "SPARK_HOME" in os.environ or not master.startswith("local"):
         yield
@@ -217,7 +217,7 @@ def _spark_home(master: str) -> Iterator[None]:
 
 @contextmanager
 def _properties(conf: Mapping[str, str]) -> Iterator[None]:
-    """Hand `conf` to the Java that is started meanwhile in a file, since everybody may read its command line."""
+    """Pass `conf` in a file to the Java started inside the block, since all users can read its command line."""
     given = os.environ.get("PYSPARK_SUBMIT_ARGS")
     if not conf:
         yield
@@ -242,7 +242,7 @@ def _properties(conf: Mapping[str, str]) -> Iterator[None]:
 
 
 def _escaped(text: str) -> str:
-    """As Java reads it in a file of properties: letters and digits as they are, all else by number."""
+    """Return `text` escaped for a Java properties file: letters and digits unchanged, all else by number."""
     units = struct.unpack(f"<{len(text.encode('utf-16-le')) // 2}H", text.encode("utf-16-le"))
     return "".join(chr(unit) if chr(unit).isascii() and chr(unit).isalnum() else f"\\u{unit:04x}" for unit in units)
 
@@ -273,7 +273,7 @@ def _log4j() -> Path:
 
 
 def _forget_old_logs() -> None:
-    """Remove what processes left that are no more."""
+    """Remove the files of processes that have ended."""
     for path in _folder().iterdir():
         pid = path.name.partition(".")[0]
         if not pid.isdigit() or Path("/proc", pid).exists():
@@ -285,7 +285,7 @@ def _forget_old_logs() -> None:
 
 
 def _last_line() -> str:
-    """The last thing that was said and tells anything."""
+    """Return the last informative line of the log."""
     lines = [line.strip() for line in log_file().read_text(errors="replace").splitlines()]
     told = [line for line in lines if line and not line.startswith(_TELLS_NOTHING)]
     return told[-1] if told else "it said nothing"

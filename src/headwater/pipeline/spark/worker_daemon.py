@@ -1,7 +1,7 @@
-"""The process from which Spark forks its Python workers on this machine: it loads the libraries of the pipeline first.
+"""The process that forks Spark's Python workers on this machine, after importing the pipeline's libraries.
 
-Spark starts it as `python -m headwater.pipeline.spark.worker_daemon pyspark.worker`. A worker that loads pandas,
-pyarrow and SQLAlchemy by itself takes a second of computing time before its first row.
+Spark starts it as `python -m headwater.pipeline.spark.worker_daemon pyspark.worker`. A worker that imports pandas,
+pyarrow and SQLAlchemy by itself takes a second of CPU time before its first row.
 """
 
 from __future__ import annotations
