@@ -1,4 +1,4 @@
-"""Builds the rooms and wires them: databases with their logs and capture threads, in the order they need."""
+"""The application: opens the databases with their logs and capture threads, and connects the parts of the server."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from headwater.sources.read import Look
 from headwater.sources.source import Source
 
 logger = logging.getLogger(__name__)
-RECOVER_SECONDS = 1.0  # between two looks whether a full disk has space again
-CLOSE_SECONDS = 2.0  # longest a close waits for a log that cannot be written; the source keeps what it lacks
+RECOVER_SECONDS = 1.0  # between two checks whether a full disk has space again
+CLOSE_SECONDS = 2.0  # longest wait of a close for a log that cannot be written; the source keeps the missing changes
 
 
 class Database(msgspec.Struct, frozen=True):
-    """One database that is open: its source, its log, and the thread between them."""
+    """One open database: its source, its log, and the capture thread between them."""
 
     source: Source
     log: LiveLog
@@ -64,25 +64,25 @@ class Database(msgspec.Struct, frozen=True):
     embedded: bool
 
     def catch_up(self, timeout: float) -> bool:
-        """Wait until the log holds everything committed before this call; whether it does."""
+        """Wait until the log holds everything committed before this call; return whether it does."""
         return self.capture.catch_up(timeout)
 
     def look(self, timeout: float) -> tuple[Look, bool]:
-        """Where the source stands, and whether the log came that far; waits for it to."""
+        """Wait until the log holds the source's head; return the head, and whether the log holds it."""
         return self.capture.look(timeout)
 
     def glance(self) -> Look | None:
-        """Where the source stands, if that is seen at once and the log holds all of it."""
+        """Return the source's head if that takes no wait and the log holds it; else None."""
         return self.capture.glance()
 
     def reach(self, offset: int, timeout: float) -> bool:
-        """Wait until the log holds `offset`; whether it does."""
+        """Wait until the log holds `offset`; return whether it does."""
         return self.capture.reach(offset, timeout)
 
     def close(self) -> None:
-        """Stop in the order that loses nothing: writers first, then capture, then the log."""
+        """Stop in the order that loses no change: writers first, then capture, then the log."""
         with contextlib.suppress(HeadwaterError):
-            # A change of the schema is taken in with the writer's help: before it is gone.
+            # Capture needs the writer to process a schema change, so it catches up before the writer stops.
             self.capture.catch_up(CLOSE_SECONDS)
         self.source.finish_writes()
         self.capture.stop()
@@ -91,7 +91,7 @@ class Database(msgspec.Struct, frozen=True):
 
 
 class App:
-    """The databases of one server. Fulfils `ManagedDatabases`."""
+    """The databases of one server; implements `ManagedDatabases`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -99,7 +99,7 @@ class App:
         # Guards _open and _unopened.
         self._lock = threading.Lock()
         self._open: dict[str, Database] = {}
-        self._unopened: dict[str, HeadwaterError] = {}  # configured, and a full disk kept them from being opened
+        self._unopened: dict[str, HeadwaterError] = {}  # configured databases that a full disk kept from opening
         self._reserve = SpaceReserve(self._data)
         self._recovering: threading.Thread | None = None
         self._closing = threading.Event()
@@ -107,11 +107,11 @@ class App:
         self._registry: Registry | None = None
         self._store: Store | None = None
         self._prepared: PreparedQueries | None = None
-        self.ranges: Ranges | None = None  # once started
-        self._building = threading.Lock()  # one database is made or dropped at a time; taken before _lock
+        self.ranges: Ranges | None = None  # None until started
+        self._building = threading.Lock()  # one database is created or dropped at a time; acquired before _lock
 
     def start(self) -> None:
-        """Open every configured database, and those created under the data folder before."""
+        """Open every configured database, and those created in the data folder earlier."""
         queries = self._config.queries
         MEMORY.configure(max_bytes=queries.answer_bytes, max_memory=queries.answers_bytes)
         make_private(self._data)
@@ -155,7 +155,7 @@ class App:
             self._recovering.start()
 
     def _recover(self, configured: dict[str, DatabaseConfig]) -> None:
-        """Wait until the disk has space; then open what could not be opened, and take the reserve."""
+        """Wait until the disk has space, then open the unopened databases and take the reserve."""
         was_full = self.is_storage_full or bool(self._unopened)
         while not self._closing.wait(RECOVER_SECONDS):
             for name in list(self._unopened):
@@ -171,7 +171,7 @@ class App:
             with self._building:
                 self._add(config)
                 self._hide_files()
-        except Exception as error:  # whatever it is, it is tried again
+        except Exception as error:  # any failure is retried
             known = error if isinstance(error, HeadwaterError) else Unavailable(f"{type(error).__name__}: {error}")
             if known.code != self._unopened[config.name].code:
                 logger.error("%r is not open: %s", config.name, known.message)
@@ -219,40 +219,40 @@ class App:
             self._folder = None
 
     def database(self, name: str) -> Database:
-        """The open database `name`."""
+        """Return the open database `name`; raise NotFound if there is none."""
         with self._lock:
             found, error = self._open.get(name), self._unopened.get(name)
         if error is not None:
             raise _not_open(name, error)
         if found is None:
-            # Whoever knows the caller says which there are.
+            # Only callers that know the principal may list the databases.
             hint = "schema.list_databases tells which there are."
             raise NotFound(f"there is no database {name!r}", hint=hint, database=name)
         return found
 
     def open_feeds(self) -> Feeds:
-        """The feeds of these databases, in the running loop."""
+        """Return the feeds of the databases, for the running event loop."""
         assert self._registry is not None
         return Feeds(self, self._registry, self._config.feeds, max_streams=self._config.serve.max_streams)
 
     def open_queries(self, run: Run) -> Queries:
-        """The queries of these databases, in the running loop; `run` runs what blocks in a thread."""
+        """Return the queries of the databases, for the running event loop; `run` runs blocking calls in a thread."""
         assert self._prepared is not None
         settings = self._config.queries
         return Queries(self, self._prepared, run, sample=settings.sample, public=settings.public)
 
     def open_worker(self) -> WorkerProcess:
-        """The process that reads these databases in bulk, not yet started."""
+        """Return the process that reads the databases in bulk, not yet started."""
         return WorkerProcess(str(self._data / "pull-cache"), self._config.pull.cache_bytes, Desk(self.database))
 
     def place(self, name: str) -> Place:
-        """Where the worker finds the database `name`."""
+        """Return the address of the database `name` for the bulk worker."""
         found = self.database(name)
         log = os.path.abspath(found.disk.path)
         return Place(name, found.source.bulk_address(), log, os.stat(log).st_ino, found.log.generation)
 
     def quota(self, name: str) -> QuotasConfig | None:
-        """What the database `name` may take of the server; None if there is none."""
+        """Return the quotas of the database `name`; None if there is no such database."""
         return self._config.quotas_of(name) if name in self._open else None
 
     def _subscriptions_of(self, name: str) -> int | None:
@@ -261,15 +261,15 @@ class App:
     # --- Databases -------------------------------------------------------------------------------------------
 
     def get(self, name: str) -> Source:
-        """The source called `name`."""
+        """Return the source of the database `name`."""
         return self.database(name).source
 
     def names(self) -> list[str]:
-        """Their names, sorted."""
+        """Return the names of the open databases, sorted."""
         return sorted(self._open)
 
     def create(self, name: str) -> bool:
-        """Create an embedded database and open it."""
+        """Create an embedded database and open it; return False if it exists."""
         with self._building:
             if name in self._open:
                 return False
@@ -280,7 +280,7 @@ class App:
             return True
 
     def drop(self, name: str) -> bool:
-        """Close an embedded database and delete its files."""
+        """Close an embedded database and delete its files; return False if there is none."""
         with self._building:
             found = self._open.get(name)
             if found is None and name in self._unopened:
@@ -302,7 +302,7 @@ class App:
             return True
 
     def status(self) -> dict[str, DatabaseStatus]:
-        """Every database in numbers."""
+        """Return the status of every database."""
         with self._lock:
             opened, unopened = sorted(self._open.items()), sorted(self._unopened.items())
         found = {name: self._status(database) for name, database in opened}
@@ -310,7 +310,7 @@ class App:
 
     @property
     def is_storage_full(self) -> bool:
-        """Whether the disk of the data folder has no space for writes."""
+        """Return whether the disk of the data folder has no space for writes."""
         return self._reserve.is_storage_full
 
     def _status(self, database: Database) -> DatabaseStatus:
@@ -345,7 +345,7 @@ class App:
     # --- building --------------------------------------------------------------------------------------------
 
     def _add(self, config: DatabaseConfig, *, begin: bool = True) -> None:
-        """Open a database; capture begins later unless `begin`."""
+        """Open a database; start its capture only if `begin`."""
         database = self._build(config)
         try:
             if begin:
@@ -382,7 +382,7 @@ class App:
         return Database(source, log, disk, capture, retention, embedded=not config.url)
 
     def _source(self, config: DatabaseConfig, notes: Notes) -> tuple[Source, bool]:
-        """Open the source; return it, and whether to stop when it is no longer the one that the log was made from."""
+        """Open the source; return it, and whether to stop if it is no longer the database of the log."""
         try:
             name = registry.kind_name(config.url)
         except ConfigError as error:
@@ -396,7 +396,7 @@ class App:
         return opened, settings.on_discontinuity == "stop"
 
     def _hold(self, name: str, log: LiveLog) -> None:
-        """Before anything is trimmed: snapshots that were being read go on holding what they need."""
+        """Restore the log leases of unfinished snapshots, before anything is trimmed."""
         settings = self._config.feeds
         for held in [] if self._registry is None else self._registry.for_db(name):
             state = held.snapshot
@@ -417,19 +417,19 @@ class App:
 
 
 def make_private(folder: Path) -> None:
-    """Create the data folder with mode 0700; tighten one that an older version created with more."""
+    """Create the data folder with mode 0700; tighten a folder that an older version created with more."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)
     elif folder.stat().st_mode & 0o077:
         if (folder / "subscriptions.db").exists():
             folder.chmod(0o700)
-        else:  # somebody else's folder, which others may need
+        else:  # a folder that Headwater did not create, which other users may need
             logger.warning("other users can read the data folder %s; run: chmod 700 %s", folder, folder)
 
 
 def _not_open(name: str, error: HeadwaterError) -> HeadwaterError:
-    """The error of a request for a database that could not be opened; paths are for the log of the server."""
+    """Return the error for a database that could not be opened; paths are only for the log of the server."""
     kind = StorageFull if isinstance(error, StorageFull) else Unavailable
     return kind(f"the database {name!r} is not open yet: {error.code}")
 

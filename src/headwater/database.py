@@ -1,4 +1,4 @@
-"""One served database as feeds, queries and ranges see it: its source, its log, and how far the log has caught up."""
+"""The interface of a served database for feeds, queries and ranges: source, log, and waiting for the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.log.log import Retention
 from headwater.sources.read import Look
 from headwater.sources.source import Source
 
-CATCH_UP_SECONDS = 0.25  # longest a caller waits for what was committed before its request
+CATCH_UP_SECONDS = 0.25  # longest wait of a caller for changes committed before its request
 
 
 class Database(Protocol):
@@ -19,17 +19,17 @@ class Database(Protocol):
 
     @property
     def source(self) -> Source:
-        """The database itself."""
+        """Return the source."""
         ...
 
     @property
     def log(self) -> LiveLog:
-        """The changes of its rows."""
+        """Return the log of changes."""
         ...
 
     @property
     def retention(self) -> Retention:
-        """How much of the log is kept."""
+        """Return how much of the log is kept."""
         ...
 
     def catch_up(self, timeout: float) -> bool:
@@ -50,7 +50,7 @@ class Database(Protocol):
 
 
 class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One database in numbers. None means not known yet, never zero."""
+    """The status of one database in numbers. None means not known yet, never zero."""
 
     ready: bool  # capture has its first position
     generation: str
@@ -62,10 +62,10 @@ class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     lag_seconds: float | None = None
     capture_rows: int | None = None  # rows waiting in the source's capture table
     writes: int | None = None  # transactions committed through the server since start
-    slot_lag_bytes: int | None = None  # of its own log that the source keeps for us
-    slot_safe_bytes: int | None = None  # how much more it may keep
+    slot_lag_bytes: int | None = None  # WAL that the source retains for our slot
+    slot_safe_bytes: int | None = None  # how much more WAL the source may retain
     slot_confirmed_seconds: float | None = None  # since the slot was last advanced, while it has a backlog
-    wal_status: str | None = None  # as PostgreSQL says it of a slot; or gone
+    wal_status: str | None = None  # PostgreSQL's wal_status of the slot, or gone
     error: str | None = None  # why capture has stopped
     storage_full: bool = False  # whether the disk of the data folder has no space left
 
@@ -78,7 +78,7 @@ class Databases(Protocol):
         ...
 
     def names(self) -> list[str]:
-        """Return their names, sorted."""
+        """Return the names of the databases, sorted."""
         ...
 
 
@@ -90,13 +90,13 @@ class ManagedDatabases(Databases, Protocol):
         ...
 
     def create(self, name: str) -> bool:
-        """Create an embedded database and open it; False if it was there."""
+        """Create an embedded database and open it; return False if it exists."""
         ...
 
     def drop(self, name: str) -> bool:
-        """Close an embedded database and delete it with its log; False if there was none."""
+        """Close an embedded database and delete it with its log; return False if there is none."""
         ...
 
     def status(self) -> dict[str, DatabaseStatus]:
-        """Return every database in numbers."""
+        """Return the status of every database."""
         ...

