@@ -256,7 +256,7 @@ class SourceError(HeadwaterError):
 
 
 class SourceMismatch(SourceError):
-    """A database, or a history, other than the log was made from."""
+    """A database, or a history, other than that of the log."""
 
     code = "source_mismatch"
     status = 409

@@ -32,7 +32,7 @@ NICE = 5  # on a busy machine commits and feeds have priority over pulls
 
 
 class NoPandas:
-    """An import hook that hides pandas: pyarrow would import it for its first array, for seconds and 100 MB."""
+    """An import hook that hides pandas: pyarrow imports it before its first array, which takes seconds and 100 MB."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:

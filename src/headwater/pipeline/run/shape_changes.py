@@ -15,7 +15,7 @@ from headwater.pipeline.sinks.sink import State
 
 
 def beyond_held(client: Client, spec: TableSpec, state: State, seen: Described) -> Described:
-    """Return `seen` with the first shape change that the sink lacks: a sink may take a shape before its offset."""
+    """Return `seen` with the first shape change that the sink lacks: a sink's shape may be ahead of its offset."""
     while seen.changed_to is not None and not seen.resnapshot and _holds(spec, state.plan.table, seen.changed_to):
         later = client.describe(spec.db, spec.table, after=seen.schema_changed_at, shape=state.plan.table.version)
         seen = msgspec.structs.replace(

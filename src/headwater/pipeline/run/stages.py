@@ -115,7 +115,7 @@ def _was_read_after(state: State, changed_at: int | None) -> bool:
 
 def _apply(state: State, seen: Described, latest: int, shape: int) -> Apply:
     upto = min(latest, seen.step_upto or latest)
-    if not state.is_even:  # the snapshot was read at a higher offset than the step would reach
+    if not state.is_even:  # spans may have been read at higher offsets than the step would reach
         upto = max(upto, min(state.reached(span) for span in state.plan.spans))
     step = Step(state.plan.id, state.plan.generation, state.offset, max(upto, state.offset))
     if state.is_even:

@@ -1,4 +1,4 @@
-"""Task and RangeProgress: the tables that a pipeline carries and their progress, as pure values.
+"""Task and RangeProgress: the tables that a pipeline carries and their progress, as pure values that only advance.
 
     register ──> snapshot ──> log        failed, with a reason, from anywhere
 

@@ -40,7 +40,7 @@ def set_aside(batch: pa.RecordBatch, fields: Sequence[Field], backend: str) -> p
 
 
 def keep_aside(batch: pa.RecordBatch, fields: Sequence[Field]) -> tuple[pa.RecordBatch, list[str | None]]:
-    """Return `batch` without unchanged values in `_misfit`, and the numbers of those fields for each row.
+    """Return `batch` without the marks of unchanged values in `_misfit`, and each row's unchanged fields by number.
 
     The last column of `batch` marks deletes, which need no values.
     """
