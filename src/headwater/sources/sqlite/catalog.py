@@ -1,4 +1,4 @@
-"""The shapes of a file's tables as one connection sees them, read again only when the schema moved."""
+"""Table shapes of a file as one connection sees them, reloaded only after a schema change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headwater.sources.sqlite.types import kind_of
 
 
 class Catalog:
-    """One per connection; not shared between threads at the same time."""
+    """Cached table shapes of one connection; not for concurrent use by several threads."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -32,17 +32,17 @@ class Catalog:
         self._inserts: dict[tuple[str, tuple[str, ...], bool], str] = {}
 
     def hold(self) -> None:
-        """Look once: inside a write transaction the schema moves by our own hand only, and then we say so."""
+        """Refresh now and not again: inside a write transaction only we change the schema, and then call `refresh`."""
         self.refresh()
         self._held = True
 
     def look(self) -> None:
-        """Be up to date, unless nothing can have moved."""
+        """Refresh unless the catalog is held."""
         if not self._held:
             self.refresh()
 
     def refresh(self) -> bool:
-        """Look at the schema; True if it moved since the last look."""
+        """Reload the shapes if the schema changed; return whether it did."""
         ((version,),) = self._guard.run("PRAGMA schema_version").fetchall()
         if version == self._version:
             return False
@@ -50,7 +50,7 @@ class Catalog:
         with self._guard.own() as db:
             kinds, self.layouts = read_kinds(db), read_layouts(db)
             shapes = {name: read_shape(db, name, kinds.get(name)) for name in table_names(db)}
-        for layout in self.layouts.values():  # captured tables carry their schema version
+        for layout in self.layouts.values():  # captured tables have the version of their layout
             name = layout.table.name
             if layout.active and name in shapes:
                 table = msgspec.structs.replace(shapes[name].table, version=layout.table.version)
@@ -60,7 +60,7 @@ class Catalog:
         return True
 
     def shape(self, name: str) -> Shape:
-        """The shape of a table; NotFound names the nearest one there is."""
+        """Return the shape of a table; NotFound suggests the most similar name."""
         self.look()
         if (shape := self._shapes.get(name)) is None:
             near = difflib.get_close_matches(name, self._shapes, 1)
@@ -68,7 +68,7 @@ class Catalog:
         return shape
 
     def insert_text(self, table: Table, names: tuple[str, ...], returning: bool) -> str:
-        """The INSERT for rows of these columns, made once."""
+        """Return the cached INSERT for rows of these columns."""
         found = self._inserts.get((table.name, names, returning))
         if found is None:
             if len(self._inserts) >= 1_000:
@@ -77,7 +77,7 @@ class Catalog:
         return found
 
     def kind(self, answer: Answer) -> str:
-        """The kind of a column of an answer: its table's word first, then its declared type."""
+        """Return the kind of a result column: that of its table's column if known, else of its declared type."""
         shape = self._shapes.get(answer.table or "")
         place = shape.table.index.get(answer.column or "") if shape else None
         if shape is not None and place is not None:
@@ -85,18 +85,18 @@ class Catalog:
         return kind_of(answer.declared or "")
 
     def tables(self) -> dict[str, Table]:
-        """Every table of the user."""
+        """Return every table of the user."""
         self.look()
         return {name: shape.table for name, shape in self._shapes.items()}
 
     def decode(self, shape: Shape, stored: list[tuple[object, ...]]) -> list[Row]:
-        """Stored rows of a table to values."""
+        """Convert stored rows of a table to values."""
         decode = row_decoder(Layout(0, shape))
         return [decode(row) for row in stored]
 
 
 def intruders(db: apsw.Connection) -> set[str]:
-    """Names of objects that have or mention our prefix and are not ours."""
+    """Return the names of objects that have or mention our prefix and are not ours."""
     found = db.execute(
         "SELECT type, name, tbl_name FROM sqlite_schema WHERE instr(lower(name || coalesce(sql, '')), ?)", (OURS,)
     )

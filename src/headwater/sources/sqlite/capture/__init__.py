@@ -1,1 +1,1 @@
-"""Capture of SQLite: triggers, the capture table, and what reads it."""
+"""Capture of SQLite: the triggers, the capture table and its readers."""

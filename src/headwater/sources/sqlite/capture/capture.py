@@ -32,14 +32,15 @@ from headwater.sources.sqlite.database_file import File
 from headwater.sources.sqlite.query.authorizer import Guard
 from headwater.sources.sqlite.settings import SqliteConfig
 
-MODE = "journal_mode_before"  # a note, until the file itself has it
+MODE = "journal_mode_before"  # note that holds the previous journal mode until the file itself records it
 
 
 class SqliteCapture:
-    """Fulfils `Capturable`. `submit` and `guard` are of the writer of the same file."""
+    """Implementation of `Capturable` for one file. `submit` and `guard` belong to the writer of that file."""
 
     beginning = 0
-    _doubted = ""  # why the file is not the one of the log; holds until a new generation, also when it is reopened
+    # Why the file does not match the log; kept until a new generation begins, even if the file is reopened.
+    _doubted = ""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class SqliteCapture:
     ) -> None:
         self.name, self.path, self._file, self._lock = name, file.path, file, lock
         self._witness, self._submit, self._guard, self._notes, self._config = witness, submit, guard, notes, config
-        self._vouched = -1  # the schema_version that capture was last made to fit
+        self._vouched = -1  # the schema_version for which triggers were last reconciled
         self._waker = Waker(os.path.realpath(self.path) + "-wal")
         self._own = file.connect_bare()
         self._own_lock = threading.Lock()  # guards _own
@@ -77,7 +78,7 @@ class SqliteCapture:
     # --- history ---------------------------------------------------------------------------------------------
 
     def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
-        """Return why the log is not this file's history; "" if it is. A file without capture joins a new log."""
+        """Return why the log is not this file's history, or ""; install capture if both file and log are new."""
         with self._own_lock, sqlite_errors(self.path):
             installed = is_installed(self._own)
         if not installed and latest:
@@ -107,12 +108,12 @@ class SqliteCapture:
             oldest = self._follower.oldest()
             reason = compare(self._follower.rows(oldest - 1, latest), read(max(oldest - 1 - PAGE, 0)), latest)
             self._trimmer.start(facts.file_nonce, oldest - 1)
-            self._notes.set_notes(path=os.path.realpath(self.path))  # a file may be moved
+            self._notes.set_notes(path=os.path.realpath(self.path))  # the file may have been moved
             self._witness.begin()
         return reason
 
     def _another(self, reason: str) -> str:
-        """Return `reason`; raise if the log is of another file that still exists, whose history must not end here."""
+        """Return `reason`; raise if the log belongs to another existing file, whose history must not end here."""
         home = self._notes.note("path")
         if home and home != os.path.realpath(self.path) and os.path.exists(home):
             raise SourceMismatch(
@@ -145,7 +146,7 @@ class SqliteCapture:
         return begun
 
     def _enter_wal(self) -> str:
-        """Turn the file into WAL mode; return the mode it had, also if a start that was killed changed it."""
+        """Switch the file to WAL mode; return its previous mode, even if a killed start had already switched it."""
         mode = self._file.journal_mode_before
         if mode == "wal":
             return self._notes.note(MODE) or mode
@@ -168,7 +169,7 @@ class SqliteCapture:
                 raise SourceMismatch(f"{self.path} was replaced by another file", hint="Readers need a new snapshot.")
             yield from self._follower.follow(after)
         except SourceMismatch as error:
-            self._vouched, self._doubted = -1, error.message  # no answer gets an ETag, no snapshot begins
+            self._vouched, self._doubted = -1, error.message  # until then no answer gets an ETag and no snapshot begins
             raise
 
     def wait(self, timeout: float) -> None:
@@ -180,18 +181,18 @@ class SqliteCapture:
         self._waker.wake()
 
     def acknowledge(self, upto: int) -> None:
-        """Let the capture table be trimmed up to `upto`: the log holds it."""
+        """Allow the trimmer to delete captured rows up to `upto`: the log holds them."""
         self._trimmer.acknowledge(upto)
 
     def release(self, reason: str) -> None:
-        """Do nothing: changes stay in the file, in our tables, until a log has them."""
+        """Do nothing: changes stay in the capture table until a log has them."""
 
     def _check_history(self) -> None:
         if self._doubted:
             raise Unavailable(self._doubted, hint="The log is of another history. See `headwater status`.")
 
     def _check_lock(self) -> None:
-        """Take the lock file again if it was removed; Unavailable if a second server has taken it since."""
+        """Take the lock file again if someone removed it; Unavailable if a second server has taken the lock since."""
         if self._lock.is_held:
             return
         try:

@@ -1,6 +1,6 @@
-"""Reading the capture table: pages of rows become transactions; schema moves and lost history are noticed.
+"""Reader of the capture table: turns pages of rows into transactions, detects schema changes and lost history.
 
-One short read transaction per page, never one across a hand-over: a long read keeps the WAL growing.
+Each page is one short read transaction, closed before its changes are yielded: a long read keeps the WAL growing.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from headwater.sources.sqlite.capture.triggers import CAPTURE, REPLACED, TXN, ce
 from headwater.sources.sqlite.connection import OURS, sqlite_errors
 from headwater.sources.sqlite.row_fetch import fetch, fetch_about
 
-PAGE = 4096  # rows of one read; also the most changes one part of a transaction carries
-PAGE_BYTES = 16 << 20  # and about how much of large rows
+PAGE = 4096  # rows per read; also the maximum number of changes in one part of a transaction
+PAGE_BYTES = 16 << 20  # approximate bytes per read, for large rows
 
 
 class Own(msgspec.Struct, frozen=True):
-    """A transaction our own writer recorded: offsets `first` to `upto`."""
+    """A transaction that our own writer recorded: offsets `first` to `upto`."""
 
     upto: int
     first: int
-    us: int  # when, in microseconds since 1970
+    us: int  # commit time in microseconds since 1970
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What one read transaction saw."""
+    """The rows and the state that one read transaction saw."""
 
     rows: list[CaptureRow]
     replaced: list[Replaced]
@@ -46,9 +46,9 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Follower:
-    """Follows one file from the capture thread. `reconcile` and `demand_resnapshot` go through the writer.
+    """Reader of one file's changes, used by the capture thread. `reconcile` and `demand_resnapshot` use the writer.
 
-    `reconcile` makes capture fit the schema, and returns the version of the schema that it fits.
+    `reconcile` adapts capture to the schema and returns the schema version that capture now matches.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class Follower:
         self._schema_version = -1
         self._decoder = Decoder({})
         self._cells = 0
-        self.known_good = 0  # up to here the schema was the one whose layouts we have
-        self._nothing_after = (-1, -1)  # SQLite's data version and the offset at which all had been read
-        self._boundary: CaptureRow | None = None  # the newest row read: it must still be there, unchanged
+        self.known_good = 0  # newest offset read while the schema matched the loaded layouts
+        self._nothing_after = (-1, -1)  # SQLite's data_version and the offset when the last read found no more rows
+        self._boundary: CaptureRow | None = None  # the newest row read; the file must still hold this row unchanged
 
     def follow(self, after: int) -> Iterator[Transaction]:
-        """Transactions after `after`, up to the head of this call."""
+        """Yield the transactions after `after`, up to the head at the time of the call."""
         with sqlite_errors():
             version = _one(self._db, "PRAGMA data_version")
         if (version, after) == self._nothing_after and self._schema_version != -1:
-            return  # nobody committed since the last look, which found nothing more
+            return  # no commit since the last call, and that call read everything
         for part in self._parts(after):
             yield part
             after = part.upto
@@ -85,7 +85,7 @@ class Follower:
     def _parts(self, after: int) -> Iterator[Transaction]:
         head: int | None = None
         grouping = Grouping(self._saw_foreign)
-        aside: Aside = {}  # a row set aside and the insert onto it belong to one transaction, so to one call
+        aside: Aside = {}  # A replaced row and the insert that replaced it are in one transaction, hence in one call.
         while head is None or after < head:
             page = self._read(after, head)
             if page.schema_version != self._schema_version:
@@ -104,9 +104,9 @@ class Follower:
                 self._demand(broken)
 
     def rows(self, after: int, upto: int) -> Iterator[Numbered]:
-        """The retained changes in (after, upto] as they were captured, for comparing with the log."""
+        """Yield the retained changes in (after, upto] as captured, for comparison with the log."""
         self._load()
-        self._schema_version = -1  # making capture fit the schema is left to `follow`
+        self._schema_version = -1  # forces the next `follow` to reconcile capture with the schema
         while after < upto:
             page = self._read(after, upto)
             if not page.rows:
@@ -115,7 +115,7 @@ class Follower:
             after = page.rows[-1][0]
 
     def oldest(self) -> int:
-        """The oldest offset still in the capture table."""
+        """Return the oldest offset still in the capture table."""
         with sqlite_errors():
             ((oldest,),) = self._db.execute(f"SELECT min(seq) FROM {CAPTURE}").fetchall()
         return int(str(oldest))
@@ -182,13 +182,13 @@ class Follower:
             raise SourceMismatch(f"change {after + 1} is missing; the next is {page.rows[0][0]}", hint=_RESTORED)
 
     def _adopt(self, page: Page, after: int) -> None:
-        """The schema moved: make capture fit it, then read with the new layouts."""
+        """Reconcile capture with the changed schema, then load the new layouts."""
         if page.nonce not in self._nonces():
             self._load()
             return
         fits = self._reconcile(after if self._schema_version == -1 else max(after, 0))
         self._load()
-        self._schema_version = fits  # if it moved again before it was loaded, the next look finds that out
+        self._schema_version = fits  # if the schema changed again before `_load`, the next read detects the difference
 
     def _load(self) -> None:
         with sqlite_errors():
@@ -206,7 +206,7 @@ _RESTORED = "The file was restored or swapped: readers need a new snapshot."
 
 @contextlib.contextmanager
 def _our_tables() -> Iterator[None]:
-    """Our tables emptied or dropped by another program are a history that broke off."""
+    """Raise SourceMismatch if another program emptied or dropped our tables: the history is broken."""
     try:
         yield
     except apsw.SQLError as error:
@@ -221,18 +221,19 @@ def _one(db: apsw.Connection, sql: str) -> int:
 
 
 class Grouping:
-    """Cuts numbered changes into transactions: our own by their record, foreign ones by what one look saw.
+    """Splitter of numbered changes into transactions: ours by their records, foreign ones by the read that saw them.
 
-    SQLite shows no transaction ids. What other processes committed between two looks is one transaction
-    here: a union of whole ones, never a part of one.
+    SQLite exposes no transaction ids. All commits of other processes between two reads form one transaction
+    here: a union of whole transactions, never a part of one.
     """
 
     def __init__(self, saw_foreign: Callable[[], None]) -> None:
         self._saw_foreign = saw_foreign
-        self._open: tuple[int, int, int] | None = None  # one cut by a page: its first offset, changes so far, its time
+        # A transaction split by a page: its first offset, its changes so far, its commit time.
+        self._open: tuple[int, int, int] | None = None
 
     def parts(self, changes: list[Numbered], own: list[Own], head: int, now_us: int) -> Iterator[Transaction]:
-        """The transactions, or parts of them, that `changes` make up."""
+        """Yield the transactions, or parts of transactions, that `changes` form."""
         place = 0
         records = list(own)
         while place < len(changes):

@@ -1,7 +1,7 @@
-"""Deleting captured rows once the log holds them: lazily, in one short transaction, never the newest row.
+"""Deletion of captured rows that the log holds: lazy, in one short transaction, never the newest row.
 
-Each move has a nonce. The log learns of it before the file commits it, so that a file restored from before
-the move is recognised by the nonce it lacks.
+Each trim has a nonce. The log records the nonce before the file commits it, so a file restored from before the trim
+is recognised by its older nonce.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from headwater.sources.sqlite.capture.trigger_installation import set_meta
 from headwater.sources.sqlite.capture.triggers import CAPTURE, REPLACED, STASH, TXN
 from headwater.sources.sqlite.query.authorizer import Guard
 
-MAX_STEP = 20_000  # rows of one move: a foreign writer waits as long as deleting these takes; more far behind
+# Rows per trim, because a foreign writer waits for this delete; a large backlog raises the limit.
+MAX_STEP = 20_000
 
 
 class Trimmer:
-    """Called from the capture thread; the delete itself runs in the writer's queue."""
+    """Trimmer of the capture table, called from the capture thread; each delete runs in the writer's queue."""
 
     def __init__(
         self,
@@ -35,17 +36,17 @@ class Trimmer:
     ) -> None:
         self._notes, self._submit, self._guard = notes, submit, guard
         self._rows, self._seconds = rows, seconds
-        self.trimmed = 0  # everything at or below may be gone from the file
-        self.nonces: tuple[str, ...] = ()  # of the last move that is done, and of the one that may be
+        self.trimmed = 0  # rows at or below this offset may be deleted from the file
+        self.nonces: tuple[str, ...] = ()  # nonce of the last completed trim, then of a trim that may have completed
         self._running: tuple[Future[Any], str, int] | None = None
         self._last = time.monotonic()
 
     def start(self, nonce: str, trimmed: int) -> None:
-        """Begin with a proven file."""
+        """Begin with a file whose history is proven."""
         self.nonces, self.trimmed, self._running = (nonce,), trimmed, None
 
     def acknowledge(self, upto: int) -> None:
-        """The log holds everything at or below `upto`: forget it when enough came together or it is time."""
+        """Trim rows up to `upto`, which the log holds, once enough rows are waiting or the interval has passed."""
         self._collect()
         waiting = upto - self.trimmed
         due = time.monotonic() - self._last >= self._seconds
@@ -53,16 +54,16 @@ class Trimmer:
             self._begin(min(upto, self.trimmed + max(MAX_STEP, waiting // 4)))
 
     def _begin(self, upto: int) -> None:
-        # A move that failed may have reached the file nevertheless: the next one takes its nonce over.
+        # A failed trim may still have reached the file, so the next trim reuses its nonce.
         nonce = self.nonces[1] if len(self.nonces) > 1 else secrets.token_hex(8)
         self._last = time.monotonic()
-        # Both: a kill may have kept the log from learning that the last move is done.
+        # Write both nonces: a kill may have prevented the log from recording that the last trim completed.
         self._notes.set_notes(nonce=self.nonces[0], pending_nonce=nonce)
         self.nonces = (self.nonces[0], nonce)
         try:
             self._running = (self._submit(lambda _: self._delete(upto, nonce)), nonce, upto)
         except HeadwaterError:
-            return  # the queue is full or closing: the next call tries again
+            return  # the queue is full or closing; the next call retries
 
     def _collect(self) -> None:
         if self._running is None or not self._running[0].done():
@@ -79,6 +80,6 @@ class Trimmer:
             db.execute(f"DELETE FROM {CAPTURE} WHERE seq <= ? AND seq < (SELECT max(seq) FROM {CAPTURE})", (upto,))
             db.execute(f"DELETE FROM {TXN} WHERE upto <= ?", (upto,))
             db.execute(f"DELETE FROM {REPLACED} WHERE head < ?", (upto,))
-            db.execute(f"DELETE FROM {STASH}")  # between transactions whatever is left there is of no use
+            db.execute(f"DELETE FROM {STASH}")  # rows left in the stash are useless between transactions
             set_meta(db, "nonce", nonce)
             return upto

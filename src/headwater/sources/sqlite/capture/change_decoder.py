@@ -1,4 +1,4 @@
-"""From rows of the capture table to changes: pure, one decoder per layout."""
+"""Conversion of capture table rows to changes, without I/O; one row decoder per layout."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headwater.sources.sqlite.capture.triggers import ANCHOR
 from headwater.sources.sqlite.types import FROM_STORED
 
 CaptureRow = tuple[Any, ...]  # seq, layout, op, c0, c1, …
-Replaced = tuple[int, int, Row]  # head, layout (negative: hit by its rowid, not its key), the stored row
+Replaced = tuple[int, int, Row]  # head, layout (negative: the row shares the rowid, not the key), the stored row
 Numbered = tuple[int, Change]
-Aside = dict[tuple[int, bytes], Row]  # layout and key to the row that an insert may have replaced
-FIRST = 3  # where the cells begin in a CaptureRow
+Aside = dict[tuple[int, bytes], Row]  # (layout, key) to the row that an insert may have replaced
+FIRST = 3  # index of the first cell in a CaptureRow
 
 
 def row_decoder(layout: Layout) -> Callable[[Sequence[Any]], Row]:
-    """Stored values to values; most tables need no conversion at all."""
+    """Return a function that converts a stored row to values; most tables need no conversion."""
     columns = layout.table.columns
     rich = [(place, FROM_STORED[c.kind]) for place, c in enumerate(columns) if c.kind in FROM_STORED]
     if not rich:
@@ -36,14 +36,14 @@ def row_decoder(layout: Layout) -> Callable[[Sequence[Any]], Row]:
 
 
 class Decoder:
-    """Decodes capture rows for all layouts of one file."""
+    """Decoder of capture rows for all layouts of one file."""
 
     def __init__(self, layouts: Mapping[int, Layout]) -> None:
         self.layouts = layouts
         self._rows = {n: row_decoder(layout) for n, layout in layouts.items()}
 
     def change(self, row: CaptureRow) -> Change | None:
-        """The change of one capture row; None for an anchor."""
+        """Return the change of one capture row; None for an anchor."""
         op = row[2]
         if op == ANCHOR:
             return None
@@ -59,10 +59,10 @@ class Decoder:
         return Change(Op.SCHEMA_CHANGE, table, ddl=row[3], resnapshot=bool(row[4]))
 
     def page(self, rows: Iterable[CaptureRow], replaced: Sequence[Replaced], aside: Aside) -> list[Numbered]:
-        """The changes of a stretch of rows, with REPLACE on a key joined into one update.
+        """Return the changes of consecutive rows, with a REPLACE on a key joined into one update.
 
-        `aside` holds rows set aside earlier in the same transaction: a stretch may end between a row and
-        the insert that replaced it.
+        `aside` holds possibly replaced rows from earlier pages of the transaction: a page may end between such a row
+        and the insert that replaced it.
         """
         found = [(row, change) for row in rows if (change := self.change(row)) is not None]
         if not replaced and not aside:
@@ -77,11 +77,11 @@ class Decoder:
         return joined
 
     def doubtful(self, replaced: Sequence[Replaced]) -> set[str]:
-        """Tables of which a row may have gone by an explicit rowid: nothing tells whether it did."""
+        """Return the tables in which an explicit rowid may have replaced a row: no capture row shows whether it did."""
         return {self.layouts[-n].table.name for _, n, _ in replaced if n < 0}
 
     def _settle(self, change: Change, row: CaptureRow, aside: Aside) -> Change:
-        """An insert onto a row set aside replaced it; any other change of that key proves it was not."""
+        """Turn an insert onto a row in `aside` into an update; any other change of that key removes it from `aside`."""
         width = len(change.table.columns)
         images = (change.before is not None) + (change.after is not None)
         starts = [FIRST + width * image for image in range(images)]
@@ -91,7 +91,7 @@ class Decoder:
         return change
 
     def _place(self, n: int, stored: Sequence[Any]) -> tuple[int, bytes]:
-        """What SQLite calls the same key of the same table. By stored values: two decimals may be one number."""
+        """Return the layout and the key as SQLite compares it, from stored values: two decimals may be one number."""
         table = self.layouts[n].table
         collations = [table.columns[place].collation for place in table.key_places]
         return n, encode_key(tuple(stored[place] for place in table.key_places), collations)

@@ -1,4 +1,4 @@
-"""Waking up when somebody commits: told by our own writer, by inotify on the WAL, or by a timed look."""
+"""Wake-up of the capture thread on a commit: by our own writer, by inotify on the WAL, or by a timeout."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import threading
 
 
 class Waker:
-    """`wait` returns when `wake` was called, the WAL was written to, or the time is up.
+    """Waiter that wakes when `wake` is called, the WAL is written, or the timeout passes.
 
-    inotify may wake before the commit is complete, so a wake is a hint: whoever waits looks for himself,
-    and looks again after `timeout` in any case.
+    inotify may fire before the commit is complete, so a wake-up is only a hint: the caller checks the file itself,
+    and checks again after `timeout` in any case.
     """
 
     def __init__(self, wal: str) -> None:
@@ -22,11 +22,11 @@ class Waker:
         os.set_blocking(self._write, False)
         self._inotify = _inotify()
         self._watching = False
-        self._open_or_closed = threading.Lock()  # guards _closed: a number given back may be another file's next
+        self._open_or_closed = threading.Lock()  # guards _closed: the kernel may reuse a closed descriptor's number
         self._closed = False
 
     def wait(self, timeout: float) -> None:
-        """Sleep until there may be something to see."""
+        """Sleep until a commit may have happened."""
         self._watch()
         ready, _, _ = select.select([self._read, *([self._inotify] if self._inotify else [])], [], [], timeout)
         if self._read in ready:
@@ -34,20 +34,20 @@ class Waker:
         if self._inotify and self._inotify in ready:
             for event in self._inotify.read(timeout=0):
                 if event.mask & _GONE:
-                    self._watching = False  # the file was replaced; watch the new one next time
+                    self._watching = False  # the file was replaced; the next wait watches the new file
 
     def wake(self) -> None:
-        """End a wait now; safe from any thread."""
+        """End a wait now; thread-safe."""
         with self._open_or_closed:
             if self._closed:
                 return
             try:
                 os.write(self._write, b"!")
             except BlockingIOError:
-                return  # the pipe is full of wakes already
+                return  # the pipe is already full of wake-ups
 
     def close(self) -> None:
-        """Release the pipe and the watch. Waking what is closed does nothing: nobody waits."""
+        """Release the pipe and the watch; a later `wake` does nothing."""
         with self._open_or_closed:
             if self._closed:
                 return
@@ -64,7 +64,7 @@ class Waker:
                 self._watching = True
             except OSError:
                 self._inotify.close()
-                self._inotify = None  # out of watches: the timed look remains
+                self._inotify = None  # no inotify watches are left; the timeout remains
 
 
 def _drain(fd: int) -> None:

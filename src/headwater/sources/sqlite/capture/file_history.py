@@ -1,4 +1,4 @@
-"""Is this file still the history the log was made from? Facts in, a reason or nothing out."""
+"""Check that a file is still the history from which the log was made. No I/O."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from headwater.sources.sqlite.capture.change_decoder import Numbered
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the file says of itself, and what the log remembers of it."""
+    """State recorded in the file, and state that the log recorded about the file."""
 
     file_generation: str
     log_generation: str
     file_nonce: str
-    log_nonces: tuple[str, ...]  # the last move that is known to be done, and the one that may be
+    log_nonces: tuple[str, ...]  # nonce of the last completed trim, then of a trim that may have completed
     head: int  # newest offset in the file
     latest: int  # newest offset in the log
 
 
 def judge(facts: Facts) -> str:
-    """Why continuity cannot be proven from the facts alone; "" if nothing speaks against it."""
+    """Return why these facts rule out that the log is the file's history; "" if they do not."""
     if facts.file_generation != facts.log_generation:
         return "the file belongs to another log, or its log was lost"
     if facts.file_nonce not in facts.log_nonces:
@@ -34,11 +34,11 @@ def judge(facts: Facts) -> str:
 
 
 def compare(mine: Iterable[Numbered], logged: Iterable[Transaction], upto: int) -> str:
-    """Compare what file and log both hold, byte for byte and place by place; the first difference is the reason.
+    """Compare the changes that file and log both hold, byte for byte and offset by offset; return the first difference.
 
-    Two things differ lawfully. A logged update may be an insert here: the row it replaced is set aside elsewhere,
-    and trimmed sooner. And changes of one transaction may have been put in order on their way to the log: then
-    each stands at another place of the same transaction, once. `logged` may begin before `mine`.
+    Two differences are valid. A logged update may be an insert in the file, because the replaced row is in another
+    table and is trimmed sooner. Changes of one transaction may have been reordered on their way to the log; then
+    each change is at another offset of that transaction, exactly once. `logged` may begin before `mine`.
     """
     here = iter(mine)
     offset, change = next(here, (upto + 1, None))
@@ -58,14 +58,14 @@ def compare(mine: Iterable[Numbered], logged: Iterable[Transaction], upto: int) 
 
 
 class _Odd:
-    """The changes of one transaction that stand elsewhere in the file than in the log."""
+    """The changes of one transaction that have different offsets in the file and in the log."""
 
     def __init__(self) -> None:
         self._file: list[tuple[int, tuple[object, ...]]] = []
         self._log: list[set[tuple[object, ...]]] = []
 
     def note(self, offset: int, mine: Change | None, theirs: Change) -> None:
-        """What stands at `offset` on both sides; None where the file holds nothing any more."""
+        """Record the changes at `offset` on both sides if they differ; `mine` is None where the file was trimmed."""
         if mine is not None and _bytes(mine) in _forms(theirs):
             return
         self._log.append(_forms(theirs))
@@ -73,7 +73,7 @@ class _Odd:
             self._file.append((offset, _bytes(mine)))
 
     def reason(self) -> str:
-        """Whether each finds its place in the log, once."""
+        """Return the first change of the file without a match of its own in the log; "" if each has a match."""
         left = list(self._log)
         for offset, found in self._file:
             match = next((forms for forms in left if found in forms), None)

@@ -1,7 +1,7 @@
-"""Images of one key must chain: what a change found is what the one before it left.
+"""Order of captured changes: each change's before-image must be the after-image of the previous change of its key.
 
-A user's trigger created after ours fires first, so its inner change is captured before the outer one.
-Inside one transaction the right order can be recovered; where it cannot, the table needs a new snapshot.
+A user's trigger created after ours fires first, so its inner change is captured before the outer change.
+Within one transaction the correct order can be recovered; where it cannot, the table needs a new snapshot.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from headwater.model.row_msgpack import encode_row
 from headwater.model.table import Key, Row
 from headwater.sources.sqlite.capture.change_decoder import Numbered
 
-Place = tuple[str, int, Key]  # table, its version (images of two shapes do not compare), key
+Place = tuple[str, int, Key]  # table, its version (images of two shapes are not comparable), key
 
 
 def settle(changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
-    """`changes` in an order in which every key's images chain, and the tables for which there is none."""
+    """Return `changes` in an order in which the images of every key chain, and the tables that have no such order."""
     if _all_apart(changes):
         return changes, set()
     last: dict[Place, Row | None] = {}
@@ -37,12 +37,12 @@ def settle(changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
 
 
 def same(one: Row | None, other: Row | None) -> bool:
-    """Whether two images are one: 1 is not 1.0, and NaN is NaN."""
+    """Return whether two images are identical: 1 differs from 1.0, and NaN equals NaN."""
     return one is other or (one is not None and other is not None and encode_row(one) == encode_row(other))
 
 
 def _places(change: Change) -> tuple[Place | None, Place | None]:
-    """The table and key of both images. NULLs are equal to nothing: such keys tell no rows apart."""
+    """Return table and key of both images; None for a key with a NULL, because such keys do not identify a row."""
     table = change.table
     keys = [None if row is None else _apart(table.key_of(row)) for row in (change.before, change.after)]
     before, after = (None if key is None or None in key else (table.name, table.version, key) for key in keys)
@@ -50,12 +50,12 @@ def _places(change: Change) -> tuple[Place | None, Place | None]:
 
 
 def _apart(key: Key) -> Key:
-    """SQLite compares decimals as text: 1.0 and 1.00 are two keys."""
+    """Return `key` with decimals as text, as SQLite compares them: 1.0 and 1.00 are two keys."""
     return tuple(str(v) if type(v) is Decimal else v for v in key) if Decimal in map(type, key) else key
 
 
 def _all_apart(changes: list[Numbered]) -> bool:
-    """Whether no key occurs twice, which is the usual case and leaves nothing to check."""
+    """Return whether no key occurs twice: the usual case, in which there is nothing to check."""
     count = 0
     seen: set[Place] = set()
     for _, change in changes:
@@ -66,7 +66,7 @@ def _all_apart(changes: list[Numbered]) -> bool:
 
 
 def _reorder(changes: list[Numbered], broken: set[Place]) -> tuple[list[Numbered], set[str]]:
-    """Put the changes of each broken key into chain order, in the places they hold together."""
+    """Sort the changes of each broken key into chain order, within the offsets that these changes occupy."""
     places: dict[Place, list[int]] = defaultdict(list)
     for index, (_, change) in enumerate(changes):
         before, after = _places(change)
@@ -85,7 +85,7 @@ def _reorder(changes: list[Numbered], broken: set[Place]) -> tuple[list[Numbered
 
 
 def _chain(changes: list[Change]) -> list[Change] | None:
-    """The one order in which each change's `before` is the `after` of the one before it."""
+    """Return the changes ordered so that each `before` is the previous `after`; None if there is no such order."""
     waiting = list(changes)
     starts = [c for c in waiting if not any(o is not c and same(o.after, c.before) for o in waiting)]
     if len(starts) != 1:

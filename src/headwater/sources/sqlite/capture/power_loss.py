@@ -1,7 +1,7 @@
-"""Did the machine go down while other programs were writing? Then what we read of them may never have been durable.
+"""Detection of a machine crash during foreign writes: commits that we read may not have been durable.
 
-A foreign writer with synchronous=NORMAL loses its last commits in a power failure. If we had read and passed
-them on, the same offsets would come again with other content. Nothing in the file tells; the kernel's boot id does.
+A foreign writer with synchronous=NORMAL loses its last commits in a power failure. If we had read and delivered
+them, the same offsets would return with other content. Only the kernel's boot id reveals this, nothing in the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Changes with every start of the machine; "" where there is none."""
+    """Return the kernel's boot id, which changes with every start of the machine; "" where there is none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -23,7 +23,7 @@ def boot_id() -> str:
 
 
 class Witness:
-    """Keeps three notes: the boot we run in, whether we stopped in order, whether others write to the file."""
+    """Keeper of three notes: the current boot id, whether the last stop was clean, whether others write to the file."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
@@ -31,7 +31,7 @@ class Witness:
         self._told = False
 
     def doubt(self) -> str:
-        """Why what was read last may be lost; "" if it cannot be."""
+        """Return why the commits read last may be lost; "" if they cannot be."""
         before = self._notes.note("boot_id")
         same_boot = not before or before == boot_id()
         if same_boot or self._notes.note(STOPPED) or not self._notes.note("foreign"):
@@ -39,21 +39,21 @@ class Witness:
         return "the machine went down while other programs were writing: commits that were read may be lost"
 
     def begin(self) -> None:
-        """From now on the notes speak of this run."""
+        """Start the notes of this run."""
         self._proven = True
         self._notes.set_notes(**{"boot_id": boot_id(), STOPPED: ""})
 
     def saw_foreign(self) -> None:
-        """Another program wrote; kept before anything of it is passed on."""
+        """Note that another program writes to the file; called before its changes are delivered."""
         if not self._told:
             self._told = True
             if not self._notes.note("foreign"):
                 self._notes.set_notes(foreign="yes")
 
     def end(self) -> None:
-        """Stopped in order: everything that was read is durable."""
+        """Note a clean stop: everything that was read is durable."""
         if self._proven:
             try:
                 self._notes.set_notes(**{STOPPED: "yes"})
             except HeadwaterError:
-                return  # the log cannot be written: then this was no stop in order
+                return  # the log cannot be written, so this stop is not clean

@@ -1,4 +1,4 @@
-"""Putting capture into a SQLite file and keeping it true to the schema; taking every trace out again.
+"""Installation of capture in a SQLite file, its adaptation to schema changes, and its removal.
 
 All functions run inside a write transaction of the caller.
 """
@@ -40,17 +40,17 @@ from headwater.sources.sqlite.schema.table_shapes import (
     virtual_names,
 )
 
-FORMAT = "1"  # of our tables in the user's file
-REBUILD = 16  # columns to add from which on it is cheaper to create our tables anew
+FORMAT = "1"  # format of our tables in the user's file
+REBUILD = 16  # above this number of columns to add, re-creating our tables is cheaper
 
 
 def is_installed(db: apsw.Connection) -> bool:
-    """Whether the file holds our tables."""
+    """Return whether the file holds our tables."""
     return bool(list(db.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (CAPTURE,))))
 
 
 def install(db: apsw.Connection, *, seq: int) -> None:
-    """Create our tables; the next change will be number `seq + 1`."""
+    """Create our tables; the next change gets offset `seq + 1`."""
     for statement in create_tables(2):
         db.execute(statement)
     set_meta(db, "format", FORMAT)
@@ -58,7 +58,7 @@ def install(db: apsw.Connection, *, seq: int) -> None:
 
 
 def install_anew(db: apsw.Connection, *, seq: int, **told: str) -> int:
-    """The same for a new history, `told` in its meta: it begins after `seq`, or above all numbers given out; where."""
+    """Install a new history with meta values `told`, after `seq` and all used offsets; return the offset before it."""
     kept: dict[str, str] = {}
     if is_installed(db):
         kept = {name: meta(db, name) for name in ("kinds", "journal_mode_before")}
@@ -71,17 +71,17 @@ def install_anew(db: apsw.Connection, *, seq: int, **told: str) -> int:
 
 
 def newest(db: apsw.Connection) -> int:
-    """The newest number given out."""
+    """Return the newest offset in use."""
     return int(db.execute(f"SELECT coalesce(max(seq), 0) FROM {CAPTURE}").get)
 
 
 def anchor(db: apsw.Connection, seq: int) -> None:
-    """Make `seq` the newest place of the numbering: the next change takes `seq + 1`."""
+    """Make `seq` the newest offset in use: the next change gets `seq + 1`."""
     db.execute(f"INSERT INTO {CAPTURE}(seq, op) VALUES (?, {ANCHOR})", (seq,))
 
 
 def uninstall(db: apsw.Connection) -> None:
-    """Remove every trace."""
+    """Remove every trigger, view and table of ours."""
     for trigger in read_triggers(db):
         if trigger.is_ours:
             db.execute(f"DROP TRIGGER {ident(trigger.name)}")
@@ -91,7 +91,7 @@ def uninstall(db: apsw.Connection) -> None:
 
 
 def check_format(db: apsw.Connection) -> None:
-    """Refuse tables of a form this version does not know."""
+    """Raise SourceUnfit if our tables have a format that this version does not support."""
     if (found := meta(db, "format")) != FORMAT:
         raise SourceUnfit(
             f"the capture tables have format {found!r}; this version knows {FORMAT!r}",
@@ -100,30 +100,30 @@ def check_format(db: apsw.Connection) -> None:
 
 
 def add_columns(db: apsw.Connection) -> None:
-    """Add what tables of an older version lack; that version still reads and writes them."""
+    """Add columns that tables of an older version lack; that version can still use the tables."""
     if not list(db.execute("SELECT 1 FROM pragma_table_info(?) WHERE name = 'us'", (TXN,))):
         db.execute(f"ALTER TABLE {TXN} ADD COLUMN us INTEGER")
 
 
 def meta(db: apsw.Connection, name: str) -> str:
-    """One small text of ours in the user's file; "" if unset."""
+    """Return one of our small texts in the user's file; "" if unset."""
     found = list(db.execute(f"SELECT value FROM {META} WHERE name = ?", (name,)))
     return str(found[0][0]) if found else ""
 
 
 def set_meta(db: apsw.Connection, name: str, value: str) -> None:
-    """Keep a small text."""
+    """Store a small text in the user's file."""
     db.execute(f"INSERT OR REPLACE INTO {META} VALUES (?, ?)", (name, value))
 
 
 def read_kinds(db: apsw.Connection) -> dict[str, dict[str, str]]:
-    """Table to column to kind, where the declared type alone would lose it (a numbered u64 key)."""
+    """Return table to column to kind, for kinds that the declared type alone would lose (a numbered u64 key)."""
     text = meta(db, "kinds") if is_installed(db) else ""
     return msgspec.json.decode(text, type=dict[str, dict[str, str]]) if text else {}
 
 
 def read_layouts(db: apsw.Connection) -> dict[int, Layout]:
-    """Every layout ever used that capture rows may still refer to."""
+    """Return every layout that capture rows may still refer to."""
     rows = db.execute(f"SELECT id, active, shape, places FROM {LAYOUT} ORDER BY id")
     return {
         n: Layout(
@@ -137,13 +137,13 @@ def read_layouts(db: apsw.Connection) -> dict[int, Layout]:
 
 
 def read_triggers(db: apsw.Connection) -> list[Trigger]:
-    """All triggers of the file, oldest first."""
+    """Return all triggers of the file, oldest first."""
     rows = db.execute("SELECT name, tbl_name, sql, rowid FROM sqlite_schema WHERE type='trigger' ORDER BY rowid")
     return [Trigger(*row) for row in rows]
 
 
 def capturable(db: apsw.Connection, wanted: Collection[str]) -> tuple[dict[str, Shape], dict[str, str]]:
-    """Shapes of the wanted tables (all, if none is named), and why others cannot be captured."""
+    """Return the shapes of the wanted tables (all, if none is named), and why other tables cannot be captured."""
     shapes = {}
     refused = {name: "it is a virtual table" for name in virtual_names(db) if not wanted or name in wanted}
     kinds = read_kinds(db)
@@ -165,11 +165,11 @@ def capturable(db: apsw.Connection, wanted: Collection[str]) -> tuple[dict[str, 
 def reconcile(
     db: apsw.Connection, wanted: Collection[str], *, known_good: int, ddl: str = "", first: bool = False
 ) -> list[Step]:
-    """Make capture fit the schema as it is now, and tell readers by `schema_change` rows.
+    """Adapt capture to the current schema, and report the differences to readers as `schema_change` rows.
 
-    `known_good` is an offset at which the old schema was still seen: changes after it may have been
-    captured in the old form. `ddl` is set when we ran it ourselves, in this very transaction: then nothing
-    can have slipped through. `first` is the first attach, which is no news to anybody.
+    `known_good` is an offset at which the old schema was still current: later changes may have been captured in
+    the old form. `ddl` is set if we ran it in this very transaction: then no change can have been missed.
+    `first` is the first attach, which is not reported to readers.
     """
     shapes, _ = capturable(db, wanted)
     active = [layout for layout in read_layouts(db).values() if layout.active]
@@ -189,7 +189,7 @@ def reconcile(
 
 
 def _reconcile_views(db: apsw.Connection, ddl: str) -> None:
-    """Readers of the tables of a view that is not what it was are told: their queries may mean something else."""
+    """Report each changed view to the readers of its tables: their queries may now mean something else."""
     rows = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'view' AND name <> ?", (END,))
     before, now = view_definitions.parse(meta(db, "views")), dict(rows)
     layouts = {layout.table.name: layout.id for layout in read_layouts(db).values() if layout.active}
@@ -204,9 +204,9 @@ def _reconcile_views(db: apsw.Connection, ddl: str) -> None:
 
 
 def _note_places(db: apsw.Connection) -> None:
-    """Remember where our triggers stand in the schema: whoever makes them again moves them.
+    """Record the rowids of our triggers in the schema: a re-created trigger gets another rowid.
 
-    A view stands behind them, or the last ones would come to stand where they stood.
+    The view END follows the triggers; otherwise the last trigger would get its old rowid again when re-created.
     """
     db.execute(f"DROP VIEW IF EXISTS {END}")
     db.execute(f"CREATE VIEW {END} AS SELECT 'last of the schema'")
@@ -218,7 +218,7 @@ def _note_places(db: apsw.Connection) -> None:
 
 
 def renumbered(db: apsw.Connection) -> bool:
-    """Whether a VACUUM gave rows of tables without a key new rowids."""
+    """Return whether a VACUUM renumbered the rows of tables without a key."""
     return not list(db.execute(f"SELECT 1 FROM {CANARY} WHERE rowid = 2"))
 
 
@@ -283,7 +283,7 @@ def _retire(db: apsw.Connection, layout: int) -> None:
 
 
 def capture_cells(db: apsw.Connection) -> int:
-    """How many value columns the capture table has."""
+    """Return how many value columns the capture table has."""
     (columns,) = next(db.execute("SELECT count(*) FROM pragma_table_info(?)", (CAPTURE,)))
     return int(columns) - 3
 
@@ -298,7 +298,7 @@ def _fit_width(db: apsw.Connection, width: int) -> None:
 
 
 def _rebuild(db: apsw.Connection, width: int) -> None:
-    """Create the tables that hold cells anew, wider, with what they hold."""
+    """Re-create the tables that hold cells with more columns, and keep their rows."""
     for name, statement in create_cell_tables(width).items():
         kept = f"{name}_kept"
         columns = [column for (column,) in db.execute("SELECT name FROM pragma_table_info(?)", (name,))]
@@ -319,7 +319,7 @@ def _announce(db: apsw.Connection, layout: int, ddl: str, *, resnapshot: bool) -
 
 
 def demand_resnapshot(db: apsw.Connection, tables: Collection[str], why: str) -> None:
-    """Tell readers of `tables` that their changes cannot be trusted to be complete."""
+    """Report to readers of `tables` that captured changes may be incomplete or out of order."""
     for layout in read_layouts(db).values():
         if layout.active and layout.table.name in tables:
             _announce(db, layout.id, f"-- {why}", resnapshot=True)

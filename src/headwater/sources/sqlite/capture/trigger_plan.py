@@ -1,4 +1,4 @@
-"""What must be done so that every wanted table is captured as it is now: a pure decision over the schema."""
+"""Plan of the steps after which every wanted table is captured as the schema now defines it. No I/O."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from headwater.sources.sqlite.schema.table_shapes import Shape, mask
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """One numbered form in which a table's rows stand in the capture table."""
+    """One numbered form of a table's rows in the capture table."""
 
     id: int
     shape: Shape
     active: bool = True
-    places: dict[str, int] = {}  # trigger to its rowid in sqlite_schema, as we left it
+    places: dict[str, int] = {}  # trigger name to its rowid in sqlite_schema when we last created it
 
     @property
     def table(self) -> Table:
-        """The table's shape in the words of the model."""
+        """Return the table as the model describes it."""
         return self.shape.table
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """A trigger as sqlite_schema has it; `place` grows with its age's inverse: the newest has the largest."""
+    """A trigger as sqlite_schema lists it; `place` is its rowid there, highest for the newest trigger."""
 
     name: str
     table: str
@@ -36,18 +36,18 @@ class Trigger(msgspec.Struct, frozen=True):
 
     @property
     def is_ours(self) -> bool:
-        """Whether we made it."""
+        """Return whether Headwater created this trigger."""
         return self.name.startswith(OURS)
 
 
 class Add(msgspec.Struct, frozen=True):
-    """A table not captured yet."""
+    """A table that is not captured yet."""
 
     shape: Shape
 
 
 class Reshape(msgspec.Struct, frozen=True):
-    """A captured table that changed its columns or keys. `unseen`: rows were written without triggers."""
+    """A captured table with changed columns or keys. `unseen`: rows may have been written without triggers."""
 
     layout: Layout
     shape: Shape
@@ -55,15 +55,15 @@ class Reshape(msgspec.Struct, frozen=True):
 
 
 class Renew(msgspec.Struct, frozen=True):
-    """Triggers of an unchanged table that are no longer the last created, or not as we made them."""
+    """An unchanged table whose triggers are missing, changed, or older than a trigger of the user."""
 
     layout: Layout
     unseen: bool
-    overtaken: bool = False  # a user's trigger fired before ours: what was captured since may be out of order
+    overtaken: bool = False  # a user's trigger fired before ours, so changes may be captured out of order
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """A captured table that is gone, or no longer wanted. `went` is its new name, if it was renamed."""
+    """A captured table that was dropped, renamed (to `went`), or is no longer wanted."""
 
     layout: Layout
     went: str = ""
@@ -75,9 +75,9 @@ Step = Add | Reshape | Renew | Drop
 def plan(
     shapes: Mapping[str, Shape], layouts: Sequence[Layout], triggers: Sequence[Trigger], *, vacuumed: bool = False
 ) -> list[Step]:
-    """The steps from what is installed (`layouts`, `triggers`) to what `shapes` asks for.
+    """Return the steps that lead from the installed `layouts` and `triggers` to capture of `shapes`.
 
-    `vacuumed`: the schema was written anew, so that places tell nothing.
+    `vacuumed`: VACUUM rewrote the schema, so trigger rowids prove nothing.
     """
     gone: list[Step] = []
     steps: list[Step] = []
@@ -86,7 +86,7 @@ def plan(
     for layout in layouts:
         expected = create_triggers(layout.shape, layout.id, nests=nests(layout.table.name, triggers))
         present = [ours[name] for name in expected if name in ours]
-        # RENAME TABLE takes the triggers along. To readers of either name that is a drop and a new table.
+        # RENAME TABLE keeps the triggers. Readers of either name see a drop and a new table.
         name = present[0].table if present else layout.table.name
         shape = shapes.get(layout.table.name)
         if shape is None or name != layout.table.name:
@@ -103,12 +103,12 @@ def plan(
 
 
 def _made_again(layout: Layout, present: Sequence[Trigger]) -> bool:
-    """Whether others dropped our triggers and created them again, as SQLite's recipe for rebuilding a table says."""
+    """Return whether others re-created our triggers, as in SQLite's recipe for rebuilding a table."""
     return any(layout.places.get(trigger.name) != trigger.place for trigger in present)
 
 
 def nests(table: str, triggers: Sequence[Trigger]) -> bool:
-    """Whether a user's BEFORE trigger (the default) may write to the table between ours."""
+    """Return whether a user's BEFORE trigger (the default) may write to the table between our two triggers."""
     heads = [mask(t.sql).upper().split(" BEGIN")[0] for t in triggers if t.table == table and not t.is_ours]
     return any("BEFORE" in head or "AFTER" not in head for head in heads)
 
@@ -122,6 +122,6 @@ def _bare(shape: Shape) -> Shape:
 
 
 def _overtaken(name: str, present: list[Trigger], triggers: Sequence[Trigger], ours: Mapping[str, str]) -> bool:
-    """Whether a user's trigger was created after ours: SQLite would fire it first."""
+    """Return whether a user's trigger is newer than ours: SQLite would fire that trigger first."""
     oldest = min(trigger.place for trigger in present)
     return any(t.place > oldest for t in triggers if t.table == name and t.name not in ours)

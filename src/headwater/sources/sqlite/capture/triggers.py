@@ -1,12 +1,12 @@
-"""The SQL of capture: our tables in the user's file, and the triggers of one table. Text only, no I/O.
+"""SQL of capture: our tables in the user's file, and the triggers of one table. Text only, no I/O.
 
-Every change is one row of the capture table, its typed columns unconverted: new values for an insert, old
-ones for a delete, new then old for an update. The rowid is the offset.
+Every change is one row of the capture table, with unconverted values: new values for an insert, old values for a
+delete, new then old for an update. The rowid is the offset.
 
-REPLACE deletes rows without firing DELETE triggers. A BEFORE trigger therefore looks for rows about to
-collide. Where only the key can collide, the row is set aside in `replaced` and the reader joins it with
-the insert that follows: one update, at no cost to inserts that collide with nothing. Where another UNIQUE
-rule exists, or a key is updated, the row goes to `stash` and the AFTER trigger writes its delete.
+REPLACE deletes rows without firing DELETE triggers. A BEFORE trigger therefore searches for rows about to
+collide. Where only the key can collide, the row is copied to `replaced` and the reader joins that row with
+the insert that follows: one update, at no cost to inserts without a collision. Where another UNIQUE rule
+exists, or a key is updated, the row is copied to `stash` and the AFTER trigger writes its delete.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CANARY = OURS + "canary"
 END = OURS + "end"
 TABLES = (CAPTURE, REPLACED, STASH, LAYOUT, TXN, META, CANARY)
 
-ANCHOR = 0  # op of a capture row that is no change: it only holds a place in the numbering
-MAX_COLUMNS = 990  # an update holds old and new: twice this, and ours, stay under SQLite's 2000
+ANCHOR = 0  # op of a capture row without a change, which only reserves an offset
+MAX_COLUMNS = 990  # an update stores old and new values: twice this, plus our columns, is below SQLite's limit of 2000
 
 
 def cells(count: int, start: int = 0) -> str:
-    """`c0, c1, …`: the value columns of our tables."""
+    """Return `c0, c1, …`: the value columns of our tables."""
     return ", ".join(f"c{place}" for place in range(start, start + count))
 
 
@@ -41,7 +41,7 @@ CELL_INDEXES = (
 
 
 def create_cell_tables(width: int) -> dict[str, str]:
-    """Those of our tables that hold values of rows, wide enough for `width` columns."""
+    """Return the CREATE statements of our tables that hold row values, wide enough for `width` columns."""
     return {
         CAPTURE: f"CREATE TABLE {CAPTURE}(seq INTEGER PRIMARY KEY, t, op, {cells(2 * width)})",
         REPLACED: f"CREATE TABLE {REPLACED}(id INTEGER PRIMARY KEY, head, t, {cells(width)})",
@@ -50,7 +50,7 @@ def create_cell_tables(width: int) -> dict[str, str]:
 
 
 def create_tables(width: int) -> list[str]:
-    """Our tables, wide enough for rows of `width` columns."""
+    """Return the statements that create our tables, wide enough for rows of `width` columns."""
     return [
         *create_cell_tables(width).values(),
         *CELL_INDEXES,
@@ -58,27 +58,27 @@ def create_tables(width: int) -> list[str]:
         "places TEXT)",
         f"CREATE TABLE {TXN}(upto INTEGER PRIMARY KEY, first INTEGER, ms INTEGER, us INTEGER)",  # us: beyond ms
         f"CREATE TABLE {META}(name TEXT PRIMARY KEY, value) WITHOUT ROWID",
-        # VACUUM renumbers rowids of tables like this one: row 2 becomes row 1, and we notice.
+        # VACUUM renumbers the rowids of such a table: row 2 becomes row 1, which reveals the VACUUM.
         f"CREATE TABLE {CANARY}(x)",
         f"INSERT INTO {CANARY}(rowid, x) VALUES (2, 'canary')",
     ]
 
 
 def widen(have: int, width: int) -> list[str]:
-    """Statements that make our tables as wide as `width` columns need, from `have`."""
+    """Return the statements that widen our tables from `have` to `width` columns."""
     wider = [(CAPTURE, 2 * have, 2 * width), (REPLACED, have, width), (STASH, have, width)]
     return [f"ALTER TABLE {name} ADD COLUMN c{n}" for name, low, high in wider for n in range(low, high)]
 
 
 def trigger_prefix(layout: int) -> str:
-    """How the names of a layout's triggers begin."""
+    """Return the prefix of the names of a layout's triggers."""
     return f"{OURS}{layout}_"
 
 
 def create_triggers(shape: Shape, layout: int, *, nests: bool = False) -> dict[str, str]:
-    """Trigger name to its CREATE statement, in the order of creation (the last created fires first).
+    """Return trigger name to CREATE statement, in order of creation (the last created fires first).
 
-    `nests`: between our BEFORE and our AFTER a trigger of the user may write to the same table.
+    `nests`: a user's trigger may write to the same table between our BEFORE and our AFTER trigger.
     """
     texts = _Texts(shape, layout, nests)
     found = {
@@ -113,7 +113,7 @@ class _Texts:
         return f"AFTER UPDATE ON {self.target} BEGIN {self._row(Op.UPDATE, 'NEW', 'OLD')} END"
 
     def after_delete(self) -> str:
-        # A row that went with a DELETE of its own was not displaced, whatever an earlier OR IGNORE set aside.
+        # A row with a DELETE of its own was not displaced, even if an earlier OR IGNORE copied the row to the stash.
         return f"AFTER DELETE ON {self.target} BEGIN {self._forget_old()} {self._row(Op.DELETE, 'OLD')} END"
 
     def before_insert(self) -> str:
@@ -121,9 +121,9 @@ class _Texts:
         return f"BEFORE INSERT ON {self.target} WHEN {self._collides('')} BEGIN {body} END"
 
     def _hand_over(self) -> str:
-        """Rows for the reader to join with the insert. Those with another key (negative) he can only report.
+        """Copy rows for the reader to join with the insert; rows with another key (negative layout) are only reported.
 
-        An earlier UPDATE OR IGNORE may have left them in the stash; from here on they may go without a trace there.
+        An earlier UPDATE OR IGNORE may have left these rows in the stash, where they are cleared first.
         """
         same_key = " AND ".join(f"{name} = NEW.{name}" for name in self.key)
         found = [(self.layout, same_key)]
@@ -148,7 +148,7 @@ class _Texts:
         )
 
     def after_key_update(self) -> str:
-        # The updated row itself may stand in the stash: an UPSERT that became this update set it aside.
+        # The stash may hold the updated row itself: an UPSERT that became this update put the row there.
         return f"AFTER UPDATE {self._of_keys()}ON {self.target} BEGIN {self._forget_old()} {self._displaced()} END"
 
     def _list(self, prefix: str) -> str:
@@ -160,9 +160,9 @@ class _Texts:
         return f"INSERT INTO {CAPTURE}(t, op, {places}) VALUES ({self.layout}, {op:d}, {values});"
 
     def _same_row(self, row: str) -> str:
-        """Whether `row` is the one in the stash: by its rowid, since NULLs may repeat in a key, if it has one.
+        """Return the condition that `row` is the stashed row: by rowid if it has one, since keys may repeat with NULLs.
 
-        The row stands left: its collations count.
+        `row` is the left operand, so that its collations apply.
         """
         if self.shape.rowid:
             return f"{row}.{ident(self.shape.rowid)} IS {STASH}.r"
@@ -173,10 +173,10 @@ class _Texts:
         return f"DELETE FROM {STASH} WHERE t = {self.layout} AND {self._same_row('OLD')};"
 
     def _rules(self) -> list[str]:
-        """Conditions on rows that NEW would collide with; each one alone can be looked up in indexes.
+        """Return conditions on rows that NEW would collide with; SQLite can look up each condition in indexes.
 
-        May name too many; the AFTER trigger looks again. Rules with a collation or an expression stand by
-        themselves: SQLite looks up an OR in several indexes only if all its sides are plain.
+        They may match too many rows; the AFTER trigger checks again. Rules with a collation or an expression are
+        separate conditions: SQLite looks up an OR in several indexes only if all its operands are plain.
         """
         plain = [" AND ".join(f"{name} = NEW.{name}" for name in self.key)]
         plain += [f"{self.rowid} = NEW.{self.rowid}"] if self.rowid else []
@@ -210,7 +210,7 @@ class _Texts:
 
     def _set_aside(self, further: str) -> str:
         rowid = ident(self.shape.rowid) if self.shape.rowid else "NULL"
-        # UNION, for one row may break several rules.
+        # UNION removes duplicates: one row may break several rules.
         found = " UNION ".join(
             f"SELECT {self.layout}, {rowid}, {self._list('')} FROM {self.target} WHERE ({rule}){further}"
             for rule in self._rules()
@@ -218,12 +218,12 @@ class _Texts:
         return f"{self._clear_stash(self._again())} INSERT INTO {STASH}(t, r, {cells(self.width)}) {found};"
 
     def _again(self) -> str:
-        """Rows of the stash that NEW would collide with now."""
+        """Return the condition on stashed rows that NEW would collide with now."""
         either = " OR ".join(f"({rule})" for rule in self._rules())
         return f"EXISTS (SELECT 1 FROM {self.target} AS x WHERE ({either}) AND {self._same_row('x')})"
 
     def _displaced(self) -> str:
-        """Deletes for rows set aside that are gone now, or whose place NEW has taken."""
+        """Return statements that record deletes for stashed rows that are gone, or that NEW has replaced."""
         gone = f"NOT EXISTS (SELECT 1 FROM {self.target} AS x WHERE {self._same_row('x')})"
         displaced = f"(({self._same_row('NEW')}) OR {gone})"
         return (
@@ -232,17 +232,17 @@ class _Texts:
         )
 
     def _clear_stash(self, mine: str) -> str:
-        """What is left there is of no use any more, but where triggers nest only what is `mine`."""
+        """Return the DELETE that empties the stash; where triggers nest, only of the rows matching `mine`."""
         return f"DELETE FROM {STASH} WHERE t = {self.layout}{f' AND {mine}' if self.nests else ''};"
 
     def _of_keys(self) -> str:
-        """`OF a, b` when the columns a collision depends on are known, so that other updates pay nothing."""
+        """Return `OF a, b` if the columns that can cause a collision are known, so that other updates cost nothing."""
         terms = [term for unique in self.shape.uniques for term in unique.terms]
         plain = all(term in self.names for term in terms) and not any(u.where for u in self.shape.uniques)
         columns = [name for name in self.names if name in {*self.key, *terms}]
         if not plain or self._generated().intersection(columns):
             return ""
-        # SQLite matches these by the name the UPDATE uses, so the rowid's own names count as well.
+        # SQLite matches columns by the name that the UPDATE uses, so the names of the rowid are listed as well.
         rowid = [ident(name) for name in ROWID_NAMES if self.shape.rowid and ident(name) not in columns]
         return f"OF {', '.join([*columns, *rowid])} "
 

@@ -1,1 +1,1 @@
-"""SQL and predicates that callers send: authorizer, evaluation, analysis."""
+"""SQL and predicates from callers: authorizer, evaluation, analysis."""

@@ -1,4 +1,4 @@
-"""By which rules SQLite compares the values of a column: affinity and collation, and where they are not known."""
+"""Rules by which SQLite compares the values of a column: affinity and collation, and where they are unknown."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _STRICT_TYPES = {"INT", "INTEGER", "REAL", "TEXT", "BLOB", "ANY"}
 
 
 def affinity(column: Column) -> str:
-    """The affinity of a column, by SQLite's rule over its declared type."""
-    declared = column.declared.encode().upper()  # of bytes: only ASCII letters fold
+    """Return the affinity of a column, by SQLite's rule for its declared type."""
+    declared = column.declared.encode().upper()  # as bytes: SQLite folds only ASCII letters
     if column.hidden or b"INT" in declared:
         return "INTEGER"
     if any(part in declared for part in (b"CHAR", b"CLOB", b"TEXT")):
@@ -24,13 +24,13 @@ def affinity(column: Column) -> str:
 
 
 def declaration(column: Column) -> str:
-    """A column that compares as `column` does: its affinity and its collation decide every comparison."""
+    """Return the declaration of a column that compares like `column`: with its affinity and its collation."""
     collation = column.collation if column.collation in PLAIN_COLLATIONS else "BINARY"
     return f"{ident(column.name)} {affinity(column)} COLLATE {collation}"
 
 
 def doubt(table: Table, column: Column) -> str:
-    """Why comparisons with `column` are not known exactly; "" if they are."""
+    """Return why the exact comparison rules of `column` are unknown; "" if they are known."""
     if column.collation not in PLAIN_COLLATIONS:
         return f"is compared by {column.collation}, which only its application knows"
     if may_be_strict_any(table, column):
@@ -39,6 +39,6 @@ def doubt(table: Table, column: Column) -> str:
 
 
 def may_be_strict_any(table: Table, column: Column) -> bool:
-    """Whether `column` is declared ANY in a table that may be STRICT: the shape does not tell."""
+    """Return whether `column` is declared ANY in a table that may be STRICT; the shape does not record STRICT."""
     declared = {c.declared.upper() for c in table.visible}
     return column.declared.upper() == "ANY" and declared <= _STRICT_TYPES

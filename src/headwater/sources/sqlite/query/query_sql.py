@@ -1,4 +1,4 @@
-"""Rendering queries into SQLite's SQL. The text says all: values stand in it as constants, arguments as ?1, ?2 …"""
+"""Rendering of queries into SQLite's SQL, with values as constants and arguments as ?1, ?2 …"""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headwater.sources.sqlite.types import Stored, to_stored
 
 
 def query_sql(query: Query) -> str:
-    """The one text of `query`; its parameters are numbered as `query.parameters` names them."""
+    """Return the canonical text of `query`; its parameters are numbered in the order of `query.parameters`."""
     return _QueryText().query(query)
 
 
 def constant(value: Stored) -> str:
-    """A stored value as SQL text: the very same value, and, like a bound one, without affinity or collation."""
+    """Return a stored value as SQL text: exactly this value and, like a bound value, without affinity or collation."""
     match value:
         case None:
             return "NULL"
@@ -36,50 +36,50 @@ def constant(value: Stored) -> str:
 
 def _real(value: float) -> str:
     if math.isnan(value):
-        return "NULL"  # as SQLite stores it
+        return "NULL"  # SQLite stores NaN as NULL
     if math.isinf(value):
         return "9e999" if value > 0 else "-9e999"
-    return repr(value)  # the shortest digits that give it back
+    return repr(value)  # the shortest digits that parse to this value
 
 
 def _text(value: str) -> str:
-    # SQL text ends at a NUL. Not by CAST, which would give the value an affinity.
+    # SQL text ends at a NUL. CAST is no alternative: CAST would give the value an affinity.
     parts = ["'" + part.replace("'", "''") + "'" for part in value.split("\0")]
     return parts[0] if len(parts) == 1 else f"({' || char(0) || '.join(parts)})"
 
 
 class _QueryText(QueryText, Expressions):
-    """SQLite's own way where it has one."""
+    """Renderer of queries in SQLite's dialect."""
 
     database, parameter, no_limit = "SQLite", "?", "-1"
 
     def ident(self, name: str) -> str:
-        """A name, quoted."""
+        """Return a quoted name."""
         return ident(name)
 
     def expr(self, expr: Expr) -> str:
-        """An expression."""
+        """Return an expression as SQL."""
         return Expressions.expr(self, expr)
 
     def queried(self, expr: Queried) -> str:
-        """What only queries hold."""
+        """Return an expression that only queries contain as SQL."""
         return QueryText.queried(self, expr)
 
     def set_op(self, body: SetOp) -> str:
-        """Two bodies as one."""
+        """Return a set operation of two bodies as SQL."""
         if body.all and body.kind != "union":
             raise NotSupported(
                 f"SQLite has no {body.kind.upper()} ALL", hint="Leave `all` out: equal rows then come once."
             )
-        # SQLite reads A op B op C from the left and knows no brackets here: what stands right becomes a table.
+        # SQLite evaluates A op B op C from the left, without brackets: a nested right operand becomes a table.
         right = self.body(body.right)
         right = f"SELECT * FROM ({right})" if isinstance(body.right, SetOp) else right
         return f"{self.body(body.left)} {body.kind.upper()}{' ALL' if body.all else ''} {right}"
 
     def col(self, col: Col) -> str:
-        """A column; of which table, the engine knows or asks."""
+        """Return a column; without a table name SQLite resolves it, or reports an ambiguous name."""
         return ident(col.name) if col.table is None else f"{ident(col.table)}.{ident(col.name)}"
 
     def value(self, value: Value) -> str:
-        """A constant: what a column would hold of `value`."""
+        """Return `value` as a constant, in the form in which a column stores it."""
         return constant(to_stored(value))

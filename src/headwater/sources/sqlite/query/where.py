@@ -1,6 +1,6 @@
-"""`where`: a SQL predicate on rows that stand in the log, true exactly where SQLite says so.
+"""`where` conditions: SQL predicates on rows of the log, true exactly where SQLite evaluates them to true.
 
-Python judges the parts whose meaning it shares with SQLite; SQLite judges what is left, on the rows that are left.
+Python evaluates the parts with the same meaning in both; SQLite evaluates the rest, on the remaining rows.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.query.predicate_engine import Engine
 from headwater.sources.sqlite.query.predicate_python import Program, Unknown, read
 
-MAX_SHAPES = 64  # shapes whose engine is kept for the next condition; conditions hold their own
+MAX_SHAPES = 64  # cached engines, one per table shape; each condition keeps its own engine
 
 
 class SqliteCondition:
-    """Fulfils `Condition`."""
+    """Implementation of `Condition`."""
 
     def __init__(self, engine: Engine, where: str) -> None:
         self._engine, self._where = engine, where
         self._columns = engine.examine(where)
         self._program = _program(engine, where)
         self.pin = None if self._program is None else _pin(engine.table, self._program)
-        # The event loop decides what is cheap: it must never wait for the engine's lock, which other threads hold.
+        # The event loop evaluates cheap conditions: it must never wait for the engine's lock, which other threads hold.
         program = self._program
         self.is_cheap: bool = (
             program is not None and program.check is not None and program.is_whole and program.is_exact
@@ -35,7 +35,7 @@ class SqliteCondition:
         self.calls: tuple[str, ...] = ()
 
     def holds(self, rows: Sequence[Row]) -> list[bool]:
-        """Whether it is true for each of `rows`."""
+        """Return for each of `rows` whether the condition is true."""
         program = self._program
         if program is None or program.check is None:
             return self._ask(rows)
@@ -56,19 +56,19 @@ class SqliteCondition:
 
 
 class Predicates:
-    """Makes conditions, and answers what a column would hold. One per source, from any thread."""
+    """Factory of conditions and converter of values to their stored form. One per source; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _engines
         self._engines: dict[Table, Engine] = {}
 
     def condition(self, table: Table, where: str) -> SqliteCondition:
-        """See Source."""
+        """Return the predicate `where` over rows of `table`; see Source."""
         _check_text(where)
         return SqliteCondition(self._engine(table), where)
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
-        """See Source."""
+        """Return `values` as `columns` of `table` would hold them; see Source."""
         return self._engine(table).stored(columns, values)
 
     def _engine(self, table: Table) -> Engine:
@@ -90,7 +90,7 @@ def _check_text(where: str) -> None:
 
 
 def _program(engine: Engine, where: str) -> Program | None:
-    """What Python knows of `where`, if SQLite agrees that it was read rightly."""
+    """Return the Python program of `where`, if SQLite confirms that it was parsed correctly."""
     program = read(engine, where)
     if program is None or not program.parts:
         return None

@@ -1,1 +1,1 @@
-"""What a query on SQLite depends on: the engine's word first, and of the parser's only what the engine confirms."""
+"""Dependencies of a query on SQLite: reported by the engine, narrowed by the parser where the engine confirms."""

@@ -1,4 +1,4 @@
-"""Analyses of one database: made by the engine and the parser together, and held only while the schema stands still."""
+"""Analyses of queries on one database, by the engine and the parser together; epochs are cached per schema version."""
 
 from __future__ import annotations
 
@@ -31,34 +31,35 @@ from headwater.sources.sqlite.query.statement_execution import run_statement
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 
 MAX_EPOCHS = 10_000
-UNNAMED = ""  # a table that may be read and has no name: no scope includes it
+UNNAMED = ""  # name for a table that cannot be named: no scope includes it
 _GLANCE = f"SELECT (SELECT coalesce(max(seq), 0) FROM {CAPTURE}), (SELECT schema_version FROM pragma_schema_version)"
-LEAST_SECONDS = 0.005  # that guards may take, however fast the answer was
+LEAST_SECONDS = 0.005  # minimum time allowed for guards, however fast the answer was
 
 
 class Analyses:
-    """One per source; from any thread, each call with a reader of its own inside a read transaction.
+    """Analyser of one source's queries. Thread-safe: each call has its own reader inside a read transaction.
 
-    `vouched` is the version of the schema for which capture was last made to fit: under any other, rows may have
+    `vouched` returns the schema version for which capture was last reconciled: under any other version, rows may have
     changed without an offset.
     """
 
     def __init__(self, vouched: Callable[[], int]) -> None:
         self._vouched = vouched
         self._planning = Planning()
-        self._plans_count = False  # for a query that was analysed: from then on a look tells of them, too
-        self._lock = threading.Lock()  # guards what follows
+        # Set once an analysed query depends on its plan; from then on `look` includes the planner inputs.
+        self._plans_count = False
+        self._lock = threading.Lock()  # guards _version and _epochs
         self._version = -1
         self._epochs: dict[tuple[str, ...], str] = {}
 
     def look(self, reader: Connected) -> Look:
-        """See Source."""
+        """Return the head of the database; see Source."""
         head, version = reader.offset(), schema_version(reader)
         plans = int(self._planning.inputs(reader), 16) if self._plans_count else 0
         return Look(head, version << 64 | plans, settled=version == self._vouched())
 
     def glance(self, reader: Connected) -> Look:
-        """The same outside a transaction, by one statement where no plan counts."""
+        """Return the head from outside a transaction, with one statement where no query depends on its plan."""
         if self._plans_count:
             reader.guard.run("BEGIN")
             try:
@@ -69,14 +70,14 @@ class Analyses:
         return Look(int(str(head)), int(str(version)) << 64, settled=version == self._vouched())
 
     def analyse(self, reader: Connected, sql: str) -> Analysis:
-        """See Source."""
+        """Return the dependencies of one read-only statement; see Source."""
         found = _understood(reader, sql)
         return msgspec.structs.replace(found, epoch=self._epoch(reader, found))
 
     def answer(
         self, reader: Connected, analysis: Analysis, args: dict[str, Value], *, guards: bool = False
     ) -> Read | None:
-        """See Source."""
+        """Run an analysed query unless its epoch has changed; see Source."""
         reader.catalog.look()
         if self._epoch(reader, analysis) != analysis.epoch:
             return None
@@ -93,7 +94,7 @@ class Analyses:
         found = self._definitions(reader, analysis.objects)
         if analysis.is_total or not analysis.is_cacheable:
             return found
-        # Its values may be others by another plan, not only their order.
+        # Another query plan may give other values, not only another order.
         self._plans_count = True
         return f"{found}-{self._planning.inputs(reader)}"
 
@@ -114,7 +115,7 @@ class Analyses:
 def _keys(
     reader: Connected, analysis: Analysis, bound: Sequence[Value], seconds: float
 ) -> tuple[tuple[Row, ...] | None, ...]:
-    """What each guard selects. All of them together may double what the answer costs, no more."""
+    """Return the rows that each guard selects; all guards together may take as long as the answer, no longer."""
     found: list[tuple[Row, ...] | None] = [None] * len(analysis.guards)
     until = time.monotonic() + seconds
     for place, guard in enumerate(analysis.guards):
@@ -124,14 +125,14 @@ def _keys(
                 rows = run_statement(
                     reader.db, reader.guard, reader.catalog, guard.sql, bound, most=MAX_KEYS, seconds=left
                 )
-            except Exception:  # guards may be missing, the answer may not
+            except Exception:  # guards are optional, the answer is not
                 break
             found[place] = None if rows.truncated else rows.rows
     return tuple(found)
 
 
 def _understood(reader: Connected, sql: str) -> Analysis:
-    """All but the epoch."""
+    """Return the analysis of `sql` without its epoch."""
     facts = facts_of(reader, sql)
     whole = Analysis(
         sql=sql,
@@ -149,10 +150,10 @@ def _understood(reader: Connected, sql: str) -> Analysis:
         return _narrowed(whole, look_closer(reader, sql, facts), facts, volatility(reader, facts))
     except Unsupported as error:
         doubt = str(error)
-    except Exception as error:  # whatever goes wrong in reading the text: the engine's word alone is enough
+    except Exception as error:  # no failure of our parser is an error: the report of the engine is enough
         doubt = f"the statement was not understood ({type(error).__name__})"
-    # SQLite expands the names inside a WINDOW that nothing uses and asks no authorizer about them: whether such a
-    # statement prepares depends on tables that the analysis cannot name.
+    # SQLite expands the names inside an unused WINDOW without calling the authorizer: whether such a statement
+    # prepares depends on tables that the analysis cannot name.
     unnamed = (UNNAMED,) if "window" in sql.lower() else ()
     return msgspec.structs.replace(whole, doubts=(doubt,), beyond=(*whole.beyond, *unnamed))
 
@@ -167,7 +168,7 @@ def _narrowed(whole: Analysis, closer: Closer, facts: Facts, volatile: tuple[str
         sql=closer.sql,
         dependencies=closer.dependencies + unseen,
         is_total=closer.is_total,
-        # No name of the statement is such a rowid, whatever SQLite looks at on its way.
+        # The parser found no such rowid in the statement, even if SQLite itself reads one.
         volatile=volatile,
         key=closer.key,
         guards=closer.guards,

@@ -1,4 +1,4 @@
-"""The engine's word on a statement: which tables, columns and functions it asks for while it prepares it."""
+"""Report of the engine on a statement: the tables, columns and functions that SQLite requests while preparing it."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from headwater.sources.sqlite.query.statement_growth import MAX_NODES, TOO_LARGE
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded, named
 
 MAX_PARAMETERS = 999
-UNKNOWN_VIRTUAL_TABLE = "a virtual table ()"  # no table has this name
+UNKNOWN_VIRTUAL_TABLE = "a virtual table ()"  # no table can have this name
 Step = tuple[Any, ...]
 Program = list[Step]
 T = TypeVar("T")
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What is known of a statement without reading its text. Names are as the schema writes them."""
+    """Facts about a statement that are known without parsing its text. Names are spelled as in the schema."""
 
     statement: Statement
-    columns: frozenset[tuple[str, str]]  # of base tables; "" is any column, as count(*) asks for
+    columns: frozenset[tuple[str, str]]  # columns of base tables; "" is any column, as count(*) requests
     tables: tuple[str, ...]  # base tables, sorted
     views: tuple[str, ...]
     functions: frozenset[str]
     is_recursive: bool
-    foreign: tuple[str, ...]  # other things that are read: virtual tables, the schema itself, table-valued functions
-    program: Program  # what SQLite would run
+    foreign: tuple[str, ...]  # other objects read: virtual tables, the schema itself, table-valued functions
+    program: Program  # the opcodes that SQLite would run
 
     @property
     def objects(self) -> tuple[str, ...]:
-        """Everything named whose definition matters."""
+        """Return the tables and views whose definitions the statement depends on."""
         return tuple(sorted({*self.tables, *self.views}))
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Their names by place; a bare one is called by its number."""
+        """Return the parameter names by position; an unnamed parameter is called by its number."""
         return tuple(name or str(place) for place, name in enumerate(self.statement.parameters, 1))
 
 
 def facts_of(reader: Connected, sql: str) -> Facts:
-    """Ask the engine; InvalidRequest for what is no single read-only statement."""
+    """Return the engine's facts about `sql`; InvalidRequest unless it is one read-only statement."""
     if "\0" in sql or any("\ud800" <= char <= "\udfff" for char in sql):
         raise InvalidRequest("the statement holds a NUL or half a character", hint="Send it as UTF-8 text.")
     reader.catalog.look()
@@ -86,7 +86,7 @@ def _facts(reader: Connected, sql: str, statement: Statement, accesses: list[Acc
             seen.add(views[name])
         elif access.b or name in others or name.startswith(("pragma_", "sqlite_")):
             foreign.add(access.a)
-        # else it is a name of WITH of which no column is asked: SQLite asks leave for it like for a table
+        # Any other name is a WITH name of which no column is read: SQLite calls the authorizer for it as for a table.
     seen |= {views[folded(access.by)] for access in accesses if access.by and folded(access.by) in views}
     functions = {(access.b or "").lower() for access in accesses if access.op == apsw.SQLITE_FUNCTION}
     for name in _opened(reader, program):
@@ -108,12 +108,12 @@ def _facts(reader: Connected, sql: str, statement: Statement, accesses: list[Acc
 
 
 def program_of(reader: Connected, sql: str) -> Program:
-    """What SQLite would run for `sql`, without the comments and the steps that only name things."""
+    """Return the opcodes that SQLite would run for `sql`, without comments and naming steps."""
     return _read_program(reader, sql, list)
 
 
 def is_program_of(reader: Connected, sql: str, program: Program) -> bool:
-    """Whether SQLite would run `program` for `sql`, without a list of what it would run."""
+    """Return whether SQLite would run `program` for `sql`, without storing a second program."""
     return _read_program(
         reader, sql, lambda steps: all(step == other for step, other in zip_longest(program, steps, fillvalue=()))
     )
@@ -142,7 +142,7 @@ def _steps(rows: Iterable[Step]) -> Iterator[Step]:
 
 
 def _opened(reader: Connected, program: Program) -> set[str]:
-    """The tables whose rows or indexes the program opens: no leave is asked for what only USING names."""
+    """Return the tables whose rows or indexes the program opens: the authorizer misses columns named only in USING."""
     roots = {step[2] for step in program if step[0] in ("OpenRead", "ReopenIdx") and step[3] == 0}
     found = reader.guard.run(
         "SELECT tbl_name FROM sqlite_schema WHERE rootpage IN (SELECT value FROM json_each(?))"
@@ -153,7 +153,7 @@ def _opened(reader: Connected, program: Program) -> set[str]:
 
 
 def _other_names(reader: Connected) -> set[str]:
-    """Everything that could stand in FROM and is neither a table of the user nor a view."""
+    """Return every name that FROM may contain and that is neither a table of the user nor a view."""
     found = reader.guard.run(
         "SELECT name FROM sqlite_schema WHERE type = 'table' UNION SELECT name FROM pragma_module_list"
     )
@@ -161,9 +161,9 @@ def _other_names(reader: Connected) -> set[str]:
 
 
 def _virtual_tables(reader: Connected, program: Program, texts: Iterable[str], known: Iterable[str]) -> set[str]:
-    """The virtual tables that the program opens: no leave is asked for what only USING and NATURAL name.
+    """Return the virtual tables that the program opens: the authorizer misses columns of USING and NATURAL.
 
-    The program calls a virtual table by its address, which is the same in every program of this connection.
+    The program names a virtual table by its address, which is identical in every program of this connection.
     """
     opened = {step[4] for step in program if step[0] == "VOpen"}
     if not opened:
@@ -178,12 +178,12 @@ def _virtual_tables(reader: Connected, program: Program, texts: Iterable[str], k
 
 
 def _candidates(reader: Connected, texts: Iterable[str]) -> dict[str, str]:
-    """Every name of the texts that may be one of a virtual table, as the schema writes it, by its folded form."""
+    """Return every name in the texts that may be a virtual table: folded name to the schema's spelling."""
     names: set[str] = set()
     for text in texts:
         try:
             names |= named(text)
-        except Unsupported:  # what is not found here stays unknown, and counts as such
+        except Unsupported:  # a table not found here is reported as UNKNOWN_VIRTUAL_TABLE
             continue
     virtual = {name: name for name in names if name.startswith("pragma_")}
     virtual |= {folded(name): name for name in _other_names(reader)}
@@ -193,25 +193,25 @@ def _candidates(reader: Connected, texts: Iterable[str]) -> dict[str, str]:
 def _addresses(reader: Connected, name: str) -> set[Any]:
     try:
         steps = program_of(reader, f"SELECT 1 FROM {ident(name)}")
-    except HeadwaterError:  # no table has this name, or it only answers with arguments
+    except HeadwaterError:  # no table has this name, or the table requires arguments
         return set()
     return {step[4] for step in steps if step[0] == "VOpen"}
 
 
 def view_texts(reader: Connected) -> dict[str, str]:
-    """The views of the file by name, with their definitions."""
+    """Return the views of the file: name to definition."""
     found = reader.guard.run("SELECT name, sql FROM sqlite_schema WHERE type = 'view'")
     return {str(name): str(sql) for name, sql in found.fetchall()}
 
 
 def volatility(reader: Connected, facts: Facts) -> tuple[str, ...]:
-    """Why an answer may change without a change we see."""
+    """Return reasons why the result may change without a captured change."""
     reasons = [f"{name}() may answer differently each time" for name in facts.functions if not is_deterministic(name)]
     return tuple(sorted([*reasons, *unseen(reader, facts)]))
 
 
 def unseen(reader: Connected, facts: Facts) -> tuple[str, ...]:
-    """What is read of which we see no change."""
+    """Return reasons for objects that the statement reads and whose changes are not captured."""
     captured = {layout.table.name for layout in reader.catalog.layouts.values() if layout.active}
     reasons = [f"table {name!r} is not captured" for name in facts.tables if name not in captured]
     reasons += [f"{name!r} is no table whose changes are seen" for name in facts.foreign if not _is_function(name)]
@@ -219,19 +219,19 @@ def unseen(reader: Connected, facts: Facts) -> tuple[str, ...]:
 
 
 def beyond(facts: Facts) -> tuple[str, ...]:
-    """What is read of what is stored, and is no table of the user: virtual tables, the schema, statistics."""
+    """Return the stored objects read that are not tables of the user: virtual tables, the schema, statistics."""
     found = {name for name in facts.foreign if not _is_function(name)}
     found |= {f"{name}()" for name in facts.functions if name not in HARMLESS}
     return tuple(sorted(found))
 
 
 def _is_function(name: str) -> bool:
-    """What stands in FROM like a table and depends on its arguments alone."""
+    """Return whether `name` is a table-valued function that depends only on its arguments."""
     return name.lower() in ("json_each", "json_tree")
 
 
 def bare_rowids(reader: Connected, facts: Facts) -> tuple[str, ...]:
-    """The same for rowids that are read, but are neither a key nor told by any change."""
+    """Return reasons for rowids that the statement reads and that are neither a key nor part of captured changes."""
     tables = reader.catalog.tables()
     asked = {table for table, column in facts.columns if column == "ROWID" and column not in tables[table].index}
     found = {name for name in asked if not any(c.auto or c.hidden for c in tables[name].columns)}
@@ -239,7 +239,7 @@ def bare_rowids(reader: Connected, facts: Facts) -> tuple[str, ...]:
 
 
 def epoch_of(reader: Connected, objects: tuple[str, ...]) -> str:
-    """The definitions of `objects` as one short text: another one where an answer may mean something else."""
+    """Return a digest of the definitions of `objects`; it differs where a query may mean something else."""
     kinds = "type IN ('table', 'view')"
     found = reader.guard.run(
         f"SELECT type, name, sql FROM sqlite_schema WHERE {kinds} AND name IN (SELECT value FROM json_each(?))"
@@ -250,12 +250,12 @@ def epoch_of(reader: Connected, objects: tuple[str, ...]) -> str:
     shapes = [msgspec.structs.replace(tables[name], version=0) for name in objects if name in tables]
     digest = hashlib.blake2b(msgspec.json.encode([found, shapes]), digest_size=12)
     if any(column.hidden for table in shapes for column in table.columns):
-        # VACUUM may number the rows of such a table anew, and says so by the schema's version alone.
+        # VACUUM may renumber the rows of such a table, and only the schema version shows that.
         digest.update(str(schema_version(reader)).encode())
     return digest.hexdigest()
 
 
 def schema_version(reader: Connected) -> int:
-    """Moves with every change of the schema, of any hand."""
+    """Return the schema version, which changes with every schema change by any connection."""
     ((version,),) = reader.guard.run("PRAGMA schema_version").fetchall()
     return int(str(version))

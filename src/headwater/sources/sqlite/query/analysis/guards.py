@@ -1,4 +1,4 @@
-"""Guards: what can be learned from one run about the rows that matter until the next."""
+"""Guards: facts from one run of a query about the rows that can affect its result until the next run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def guards_of(
     dependencies: tuple[Dependency, ...],
     parameters: tuple[str, ...],
 ) -> tuple[Guard, ...]:
-    """Every guard that is known to be right."""
+    """Return every guard that is known to be correct."""
     found: list[Guard] = list(_key_guards(push, dependencies, parameters))
     top = _top_guard(push, query, ordered, parameters)
     return (*found, top) if top is not None else tuple(found)
@@ -45,7 +45,7 @@ def guards_of(
 def _key_guards(push: Push, dependencies: tuple[Dependency, ...], parameters: tuple[str, ...]) -> Iterator[KeyGuard]:
     for place in push.places:
         if _is_pinned(dependencies[place.place].condition):
-            continue  # one key already
+            continue  # the condition already fixes the key
         for column, (other, theirs) in place.links:
             text = _keys(other, str(theirs), dependencies, parameters)
             if text is not None and other is not place:
@@ -61,17 +61,17 @@ def _is_pinned(condition: Condition) -> bool:
 def _keys(
     other: Instance, column: str, dependencies: tuple[Dependency, ...], parameters: tuple[str, ...]
 ) -> str | None:
-    """The statement that finds the values of `column` in the rows of `other` that matter."""
+    """Return the statement that selects the values of `column` in the relevant rows of `other`."""
     if other.table is None or other.place < 0 or not _selects(dependencies[other.place].condition):
         return None
     where = _where(dependencies[other.place].condition, parameters)
-    if parameters:  # so that it takes as many arguments as the query
+    if parameters:  # the guard must take as many arguments as the query
         where += f" AND ?{len(parameters)} IS ?{len(parameters)}"
     return f"SELECT DISTINCT {ident(column)} FROM main.{ident(other.table.name)} WHERE {where}"
 
 
 def _selects(condition: Condition) -> bool:
-    """Whether it says more than that something is not NULL: else the keys are nearly all there are."""
+    """Return whether the condition is more than IS NOT NULL tests, which would select nearly all keys."""
     parts = condition.parts if isinstance(condition, AllOf) else (condition,)
     return any(not isinstance(part, Test) or part.op != "is_not" for part in parts)
 

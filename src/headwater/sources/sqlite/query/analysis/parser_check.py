@@ -1,4 +1,4 @@
-"""The engine's verdict on the parser: the text written again must be the same program, and name all it reads."""
+"""Check of the parser by the engine: the rendered text must give the same program and name everything that is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.sources.sqlite.query.syntax.render import render
 
 
 def verify(reader: Connected, query: tree.Query, names: Names, facts: Facts) -> None:
-    """Unsupported where the engine read another statement than we did."""
+    """Raise Unsupported if the engine understood the statement differently from our parser."""
     if not _is_program(reader, render(query), facts.program):
         raise Unsupported("SQLite makes another program of what was understood")
     for view in names.views.values():
@@ -37,7 +37,7 @@ def verify(reader: Connected, query: tree.Query, names: Names, facts: Facts) -> 
 
 
 def _known(reader: Connected, table: str, column: str) -> tuple[str, str]:
-    """A column as its table calls it: the engine says ROWID of an identity without a name."""
+    """Return a column by its name in the table: the engine reports ROWID for an identity without a name."""
     shape = reader.catalog.shape(table).table
     if column == "ROWID" and column not in shape.index:
         key = next((c.name for c in shape.columns if c.auto or c.hidden), column)
@@ -64,7 +64,7 @@ def _read_again() -> Iterator[None]:
 
 
 def real(reader: Connected, text: str) -> float:
-    """A number as SQLite reads it: the last bit of a float is its own."""
+    """Return a number as SQLite parses it: its floats may differ from Python's in the last bit."""
     with reader.guard.own() as db:
         ((value,),) = db.cursor().execute(f"SELECT {text}", can_cache=False).fetchall()
         return float(str(value)) if not isinstance(value, float) else value

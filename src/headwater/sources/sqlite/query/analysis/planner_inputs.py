@@ -1,8 +1,8 @@
-"""What SQLite plans by, besides the definitions of tables: indexes, statistics, and the library itself.
+"""Inputs of SQLite's query planner besides table definitions: indexes, statistics, and the library itself.
 
-Which row a GROUP BY shows, or in which order floats are added, is for the plan to decide. ANALYZE moves the schema's
-version only when it makes its tables; and a connection plans by the statistics it read along with the schema, so two
-connections may plan differently over one file. Hence the statistics are read, and a reader is made to read them, too.
+The plan decides which row a GROUP BY shows and in which order floats are added. ANALYZE changes the schema version
+only when it creates its tables, and a connection plans with the statistics that it loaded along with the schema, so
+two connections may plan differently on one file. Hence we read the statistics, and make the reader reload them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _LIBRARY = (apsw.sqlite3_sourceid(), *apsw.compile_options)
 
 
 class _Indexes(msgspec.Struct, frozen=True):
-    """Of one version of the schema."""
+    """Digest of the indexes at one schema version."""
 
     version: int
     digest: bytes
-    statistics: tuple[str, ...]  # the tables of ANALYZE that are there
+    statistics: tuple[str, ...]  # the tables of ANALYZE that exist
 
 
 class _Loaded(msgspec.Struct, frozen=True):
-    """What a reader plans by since it stood at a moment: `moment` moves with every commit of another connection."""
+    """Planner inputs that a reader has loaded; `moment` changes with every commit of another connection."""
 
     moment: int
     version: int
@@ -38,15 +38,15 @@ class _Loaded(msgspec.Struct, frozen=True):
 
 
 class Planning:
-    """One per source; from any thread, each call with a reader of its own inside a read transaction."""
+    """Planner inputs of one source. Thread-safe: each call has its own reader inside a read transaction."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards _indexes and _loaded
         self._indexes = _Indexes(-1, b"", ())
         self._loaded: WeakKeyDictionary[Guard, _Loaded] = WeakKeyDictionary()
 
     def inputs(self, reader: Connected) -> str:
-        """All of it as one short text. From here on `reader` plans by nothing else."""
+        """Return a digest of all planner inputs, after making `reader` plan with exactly these."""
         ((moment,),) = reader.guard.run("PRAGMA data_version").fetchall()
         moment, version = int(str(moment)), schema_version(reader)
         with self._lock:
@@ -59,7 +59,7 @@ class Planning:
             found.update(msgspec.msgpack.encode(reader.guard.run(f"SELECT * FROM {name}").fetchall()))
         now = _Loaded(moment, version, found.hexdigest())
         if indexes.statistics and (known is None or (known.version, known.digest) != (version, now.digest)):
-            reader.guard.run("PRAGMA writable_schema = RESET")  # nothing but: read the schema and the statistics again
+            reader.guard.run("PRAGMA writable_schema = RESET")  # only reloads the schema and the statistics
         with self._lock:
             self._loaded[reader.guard] = now
         return now.digest
@@ -68,7 +68,7 @@ class Planning:
         with self._lock:
             if self._indexes.version == version:
                 return self._indexes
-        # Of indexes that are as good as each other SQLite takes one by their order.
+        # SQLite chooses between equally good indexes by their order.
         rows = reader.guard.run("SELECT name, tbl_name, sql FROM sqlite_schema WHERE type = 'index' ORDER BY rowid")
         digest = hashlib.blake2b(msgspec.msgpack.encode((_LIBRARY, rows.fetchall()))).digest()
         tables = reader.guard.run("SELECT name FROM sqlite_schema WHERE name IN ('sqlite_stat1', 'sqlite_stat4')")

@@ -1,4 +1,4 @@
-"""A closer look at one statement: its tree, the places of tables in it with columns and conditions, its order."""
+"""Detailed analysis of one SELECT: its tree, the tables in it with their columns and conditions, its order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headwater.sources.sqlite.query.syntax.parser import parse
 
 
 class Closer(msgspec.Struct, frozen=True):
-    """What was found, see Analysis."""
+    """Result of the detailed analysis; for the fields see Analysis."""
 
     sql: str
     dependencies: tuple[Dependency, ...]
@@ -32,10 +32,10 @@ class Closer(msgspec.Struct, frozen=True):
 
 
 def look_closer(reader: Connected, sql: str, facts: Facts) -> Closer:
-    """Read `sql`; Unsupported, or another error, where that cannot be done or the engine disagrees."""
+    """Analyse `sql` with our parser; raise Unsupported or another error if that fails or the engine disagrees."""
     query = parse(sql)
-    # Only what the engine reads has a meaning here: SQLite drops `0 AND EXISTS (…)` before it resolves names, so that
-    # no scope was checked for a table in it, and what is said of a hidden table must be what is said of a missing one.
+    # Only objects that the engine reads are resolved: SQLite drops `0 AND EXISTS (…)` before it resolves names, so no
+    # scope was checked for a table in it, and a hidden table must give the same result as a missing table.
     views = set(facts.views)
     names = Names(
         {name: table for name, table in reader.catalog.tables().items() if name in facts.tables},
@@ -44,12 +44,12 @@ def look_closer(reader: Connected, sql: str, facts: Facts) -> Closer:
     names.query(query)
     verify(reader, query, names, facts)
     ordered = _checked(reader, in_order(query, sql), sql, facts, {table for table, _ in names.read})
-    query.order.extend(ordered.added)  # the answer depends on these columns, too
+    query.order.extend(ordered.added)  # the result depends on these columns, too
     push = Push(facts.parameters, lambda text: real(reader, text))
     push.query(query, Asked())
     found = tuple(_dependency(place, ordered.is_total) for place in push.places)
     if (name := failing(query)) is not None:
-        # A column that nothing needs may still be evaluated in a query inside.
+        # An inner query may evaluate a column that nothing needs.
         is_single = len(list(queries_of(query, "top"))) == 1
         whole = tuple(Dependency(place.table, place.columns if is_single else None) for place in found)
         doubts = (*ordered.doubts, f"{name} may fail on any row")
@@ -59,7 +59,7 @@ def look_closer(reader: Connected, sql: str, facts: Facts) -> Closer:
 
 
 def _checked(reader: Connected, ordered: Ordered, sql: str, facts: Facts, tables: set[str]) -> Ordered:
-    """`ordered`, if the engine takes its text for the same question."""
+    """Return `ordered` if the engine confirms that its text is still the same query."""
     if ordered.sql == sql:
         return ordered
     try:

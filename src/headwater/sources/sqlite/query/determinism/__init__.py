@@ -1,1 +1,1 @@
-"""Whether two runs of a query over the same rows give the same answer."""
+"""Checks that two runs of a query over the same rows give the same answer."""

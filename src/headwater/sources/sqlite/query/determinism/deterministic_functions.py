@@ -1,6 +1,6 @@
-"""Functions of SQLite whose answer depends on their arguments alone. Whatever is not here makes a query uncacheable.
+"""SQLite functions whose result depends only on their arguments. Any other function makes a query uncacheable.
 
-The functions of dates are not here: a value in the data may be 'now' or ask for local time.
+Date functions are excluded: a value in the data may be 'now' or request local time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WINDOW = "row_number rank dense_rank percent_rank cume_dist ntile lag lead firs
 
 DETERMINISTIC = frozenset(f"{_SCALAR} {_AGGREGATE} {_JSON_AGGREGATE} {_WINDOW}".split())
 
-# Others that read nothing that is stored. Whatever is in neither list is not run for those held to tables.
+# Other functions that read no stored data. Callers restricted to certain tables may use only these two lists.
 _PLAIN = """
 date time datetime julianday strftime unixepoch timediff current_date current_time current_timestamp random randomblob
 zeroblob changes total_changes last_insert_rowid sqlite_version sqlite_source_id
@@ -31,5 +31,5 @@ HARMLESS = DETERMINISTIC | frozenset(_PLAIN.split())
 
 
 def is_deterministic(name: str) -> bool:
-    """Whether equal arguments give equal answers, today and tomorrow."""
+    """Return whether equal arguments always give equal results."""
     return name.lower() in DETERMINISTIC

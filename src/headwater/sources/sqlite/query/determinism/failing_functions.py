@@ -1,7 +1,7 @@
-"""Functions that fail on some values. SQLite may ask them of rows that no condition lets through, and fail there.
+"""Functions that fail on some values. SQLite may evaluate them on rows that no condition selects, and fail there.
 
-It promises no order among the parts of WHERE: of `json_extract(a, '$.x') = 1 AND b = 1` any row may be malformed. So
-where such a function decides about rows, no row can be left out. Only those of JSON: text that is none is common.
+SQLite guarantees no order among the parts of WHERE: with `json_extract(a, '$.x') = 1 AND b = 1` any malformed row may
+fail. So where such a function selects rows, every row matters. Only JSON functions count: malformed JSON is common.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 from headwater.sources.sqlite.query.determinism.stable_values import queries_of
 from headwater.sources.sqlite.query.syntax import tree
 
-_CAREFUL = frozenset({"json_valid", "json_error_position"})  # they tell, and do not fail
+_CAREFUL = frozenset({"json_valid", "json_error_position"})  # these report malformed JSON instead of failing
 
 
 def may_fail(functions: frozenset[str]) -> bool:
-    """Whether a statement with these functions may fail on some row."""
+    """Return whether a statement with these functions may fail on some row."""
     return any(map(_is_strict, functions))
 
 
 def failing(query: tree.Query) -> str | None:
-    """A function that may be asked of rows that do not count; None if there is none.
+    """Return a function that may be evaluated on rows outside the result; None if there is none.
 
-    Columns, groups and order of the whole query are made of rows that count, and of no others.
+    Columns, groups and order of the top-level query are evaluated only on rows of the result.
     """
     for found, use in queries_of(query, "top"):
         for select in found.selects:
@@ -35,14 +35,14 @@ def failing(query: tree.Query) -> str | None:
 
 
 def _deciding(query: tree.Query, select: tree.Select, *, is_top: bool) -> Iterator[Any]:
-    """The expressions of a SELECT that are evaluated before all its conditions are."""
+    """Yield the expressions of a SELECT that may be evaluated before all its conditions."""
     if not is_top or select.having is not None:
         yield from tree.of_select(select)
         yield from (term.of for term in query.order if term.of is not None)
     yield from (part for part in (select.where, *(join.on for join in tree.joins(select.source))) if part is not None)
     sources = list(tree.sources(select.source))
     calls = [source for source in sources if source.kind == "function"]
-    if not is_top or len(sources) - len(calls) > 1:  # of one table alone all conditions come first
+    if not is_top or len(sources) - len(calls) > 1:  # with a single table all conditions are evaluated first
         yield from (tree.Call(source.name or "", source.args) for source in calls)
 
 

@@ -1,4 +1,4 @@
-"""Order: whether two runs over the same rows give the same bytes, and what to add to ORDER BY so that they do."""
+"""Result order: whether two runs over the same rows give the same bytes, and the ORDER BY terms that ensure it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_KEY = "its rows cannot be told apart, so their order is left open"
 
 @dataclass(frozen=True)
 class Ordered:
-    """The statement to run, and what is known of the order of its answer."""
+    """The statement to run, and the known facts about the order of its result."""
 
     sql: str
     is_total: bool
@@ -28,7 +28,7 @@ class Ordered:
 
 
 def in_order(query: tree.Query, sql: str) -> Ordered:
-    """`sql` with a total order, if it can have one."""
+    """Return `sql` with a total order, if there is one."""
     if (reason := unsteady(query)) is not None:
         return Ordered(sql, False, None, doubts=(f"every column counts: {reason}",))
     found = _terms(query)
@@ -59,7 +59,7 @@ def _text(term: tree.Term) -> str:
 
 
 def _terms(query: tree.Query) -> tuple[list[tree.Term], tuple[int, ...] | None] | None:
-    """What ORDER BY lacks for being total, and the places of the key in the answer; None if it cannot be had."""
+    """Return the terms that make ORDER BY total, and the key's positions in the result; None if there are none."""
     if len(query.selects) > 1:
         return _by_outputs(query)
     select = query.selects[0]
@@ -105,10 +105,10 @@ def _is_shown(select: tree.Select) -> Callable[[tree.Term], bool]:
 
 
 def _by_outputs(query: tree.Query) -> tuple[list[tree.Term], tuple[int, ...] | None] | None:
-    """By all columns of the answer: rows that tie in all of them are the same bytes."""
+    """Order by all output columns: rows that are equal in all of them are identical bytes."""
     count = len(query.selects[0].outputs)
     if len(query.selects) == 1 and query.selects[0].distinct and not all(map(_is_shown(query.selects[0]), query.order)):
-        return None  # of the rows that DISTINCT makes one, any gives its place
+        return None  # DISTINCT merges rows, and the position of the merged row may come from any of them
     for select in query.selects:
         if select.values is not None or not all(is_exact(output.of) for output in select.outputs):
             return None

@@ -1,4 +1,4 @@
-"""Whether the values of an answer, apart from its order, are the same in every run over the same rows."""
+"""Check that the values of a result, apart from their order, are the same in every run over the same rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TESTS = frozenset(
 
 
 def unsteady(query: tree.Query) -> str | None:
-    """Why the values depend on the order in which rows happen to be read; None if they do not."""
+    """Return why the values depend on the order in which SQLite reads rows; None if they do not."""
     for inner, use in queries_of(query, "top"):
         for reason in _reasons(inner, use):
             return reason
@@ -25,7 +25,7 @@ def unsteady(query: tree.Query) -> str | None:
 
 
 def queries_of(query: tree.Query, use: str) -> Iterator[tuple[tree.Query, str]]:
-    """Every query inside, and what it is used for: top, rows (FROM, IN), any (EXISTS), value."""
+    """Yield the query and every inner query with its use: top, rows (FROM, IN), any (EXISTS), value."""
     stack, seen = [(query, use)], set()
     while stack:
         found, use = stack.pop()
@@ -70,7 +70,7 @@ def _has_one_row(query: tree.Query) -> bool:
 
 
 def _is_ordered(query: tree.Query) -> bool:
-    """Whether ORDER BY names a key of every row."""
+    """Return whether ORDER BY includes a key of the rows."""
     if len(query.selects) > 1 or query.is_recursive:
         return False
     if _has_one_row(query):
@@ -107,7 +107,7 @@ def _is_steady(call: tree.Call) -> bool:
         return True
     if name in ("sum", "total", "avg"):
         return is_integer((call.args or [None])[0])
-    return False  # in the order of its rows, or one that nobody looked at
+    return False  # the function depends on row order, or was never checked
 
 
 def _of_groups(roots: list[Any], keys: list[Any], select: tree.Select) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _of_correlated(query: tree.Query, keys: list[Any], own: set[int]) -> Iterato
 
 
 def is_integer(node: Any) -> bool:
-    """Whether a value is always an integer or NULL: sums of floats depend on their order."""
+    """Return whether a value is always an integer or NULL: sums of floats depend on their order."""
     match node:
         case tree.Literal():
             return node.text == "NULL" or node.text.isdecimal()

@@ -1,1 +1,1 @@
-"""Conditions that must hold for a row to matter to a query."""
+"""Conditions that a row must satisfy to affect the result of a query."""

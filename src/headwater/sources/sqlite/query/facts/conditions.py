@@ -1,6 +1,6 @@
-"""Expressions to facts: what must be true of columns where an expression is true, or where it is false.
+"""Conversion of expressions to facts: conditions on columns that follow from an expression being true, or false.
 
-Two functions in one (`want` True or False), so that NOT only swaps them and NULL is right by construction.
+One function handles both cases (`want` True or False), so that NOT only swaps them and NULL needs no special case.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "l
 _COMPARES = frozenset(op for op in _OPS if not op.startswith("IS"))
 _PATTERNS = frozenset(f"{no}{word}" for no in ("", "NOT ") for word in ("LIKE", "GLOB"))
 _ARITHMETIC = frozenset(["+", "-", "*", "/", "%", "||", "&", "|", "<<", ">>"])
-MAX_LIST = 1_000  # of IN; a longer one is left out
+MAX_LIST = 1_000  # items of an IN list; a longer list is ignored
 
 Lookup = Callable[[tree.Ref], Instance | None]
 
 
 class Conditions:
-    """Reads expressions of one block. `lookup` finds the instance a name belongs to; `real` asks the engine.
+    """Converter of the expressions of one block. `lookup` returns a name's instance; `real` parses a number by SQLite.
 
-    `work` limits what the whole statement may cost.
+    `work` limits the cost of the whole statement.
     """
 
     def __init__(self, lookup: Lookup, parameters: tuple[str, ...], real: Callable[[str], float], work: Work) -> None:
         self._lookup, self._parameters, self._real, self.work = lookup, parameters, real, work
 
     def facts(self, node: Any) -> list[Fact]:
-        """What is known where `node` is true."""
+        """Return the facts that follow from `node` being true."""
         found: list[Fact] = []
         for part in conjuncts(node):
             formula, equal = self.truth(part, True), self.equality(part)
@@ -64,12 +64,12 @@ class Conditions:
         return found
 
     def _equal_in_all(self, node: tree.Chain) -> set[tuple[Col, Col]]:
-        """What is equal in every branch of an OR."""
+        """Return the pairs of columns that are equal in every branch of an OR."""
         branches = [{self.equality(part) for part in conjuncts(branch)} for branch in node.parts]
         return {pair for pair in set.intersection(*branches) if pair is not None}
 
     def equality(self, node: Any) -> tuple[Col, Col] | None:
-        """Two columns that are equal where `node` is true, if they compare by one rule."""
+        """Return two columns that are equal where `node` is true, if both have the same comparison rule."""
         if not isinstance(node, tree.Binary) or node.op not in ("=", "=="):
             return None
         left, right = self._column(node.left), self._column(node.right)
@@ -85,7 +85,7 @@ class Conditions:
     # --- tests -----------------------------------------------------------------------------------------------
 
     def truth(self, node: Any, want: bool) -> Formula | None:
-        """What must hold where `node` is true (`want`) or false; None where nothing is known."""
+        """Return what must hold where `node` is true (`want`) or false; None where nothing is known."""
         match node:
             case tree.Ref() if node.stands_for is not None:
                 return self.truth(node.stands_for, want)
@@ -124,7 +124,7 @@ class Conditions:
         if isinstance(node.left, tree.Row) or isinstance(node.right, tree.Row):
             return self._rows(node, want)
         if node.op.startswith("IS") and (_is_boolean(node.right) or _is_boolean(node.left)):
-            return None  # x IS TRUE asks for the truth of x, not for 1
+            return None  # x IS TRUE tests the truth of x, not equality with 1
         op = _OPS[node.op]
         if not want:
             op = _NEGATED[op]
@@ -166,7 +166,7 @@ class Conditions:
         return None if found is None else Atom(found[0], op, operands)
 
     def _column(self, node: Any) -> tuple[Col, Kind] | None:
-        """A bare column; a COLLATE that says what the column says anyway is none."""
+        """Return a bare column; a COLLATE that repeats the column's own collation is ignored."""
         if isinstance(node, tree.Collate):
             inner = self._column(node.of)
             return inner if inner is not None and inner[1][1] == node.name.upper() else None
@@ -178,7 +178,7 @@ class Conditions:
         return None if instance is None or kind is None else ((instance, node.column), kind)
 
     def _operand(self, node: Any) -> Operand | None:
-        """A bare value: no affinity and no collation of its own."""
+        """Return a bare value, which has no affinity and no collation of its own."""
         match node:
             case tree.Bind():
                 return Param(self._parameters[node.slot - 1])
@@ -216,7 +216,7 @@ class Conditions:
     # --- NULLs -----------------------------------------------------------------------------------------------
 
     def _rejects(self, node: Any, want: bool) -> frozenset[Instance]:
-        """The instances whose NULLs keep `node` from being true (`want`) or false."""
+        """Return the instances that keep `node` from being true (`want`) or false if all their columns are NULL."""
         match node:
             case tree.Chain():
                 sets = [self._rejects(part, want) for part in node.parts]
@@ -234,7 +234,7 @@ class Conditions:
         return frozenset()
 
     def _strict(self, node: Any) -> frozenset[Instance]:
-        """The instances whose NULLs make the value NULL."""
+        """Return the instances that make the value NULL if all their columns are NULL."""
         match node:
             case tree.Ref() if node.stands_for is None:
                 instance = self._lookup(node)
@@ -247,7 +247,7 @@ class Conditions:
 
 
 def conjuncts(node: Any) -> Iterator[Any]:
-    """The parts of an AND that is not under anything else."""
+    """Yield the operands of a top-level AND, nested ones included; `node` itself if it is no AND."""
     if isinstance(node, tree.Chain) and node.op == "AND":
         for part in node.parts:
             yield from conjuncts(part)

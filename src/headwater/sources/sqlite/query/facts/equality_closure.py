@@ -1,4 +1,4 @@
-"""What follows from columns being equal: a fact about one is a fact about all that are equal to it."""
+"""Facts that follow from equal columns: a fact about a column holds for every column equal to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_FACTS = 1_000
 
 
 def closure(facts: list[Fact]) -> list[Fact]:
-    """`facts` and what follows from them. Only columns of one affinity class and collation are ever equated."""
+    """Return `facts` and all that follow from their equalities, which only relate columns of one comparison rule."""
     equals = [fact.equal for fact in facts if fact.equal is not None]
     if not equals:
         return facts
@@ -17,7 +17,7 @@ def closure(facts: list[Fact]) -> list[Fact]:
 
     def find(col: Col) -> Col:
         while leader.setdefault(col, col) != col:
-            leader[col] = leader[leader[col]]  # the next search is shorter
+            leader[col] = leader[leader[col]]  # path compression: the next search is shorter
             col = leader[col]
         return col
 
@@ -40,7 +40,7 @@ def closure(facts: list[Fact]) -> list[Fact]:
 
 
 def not_null(col: Col) -> Fact:
-    """`col` is not NULL."""
+    """Return the fact that `col` is not NULL."""
     return _fact(Atom(col, "is_not", (Const(None),)))
 
 

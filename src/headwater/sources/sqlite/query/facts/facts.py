@@ -1,6 +1,6 @@
-"""What must be true of a row for it to matter: tests of columns, combined, and columns that are equal.
+"""Conditions that a row must satisfy to affect a result: combined tests of columns, and equal columns.
 
-Everything here is necessary, never sufficient. A part that is not understood is left out of AND, and takes an OR along.
+Every condition is necessary, never sufficient. An unknown part is left out of an AND, and makes a whole OR unknown.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from headwater.sources.sqlite.query.affinity import affinity, doubt
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 
-_EXACT = 2**53  # integers up to here are floats, too
-MAX_FORMULA = 2_000  # tests of one place
-MAX_WORK = 200_000  # tests and operands: about a second
+_EXACT = 2**53  # floats represent all integers up to this exactly
+MAX_FORMULA = 2_000  # maximum number of tests for one occurrence of a table
+MAX_WORK = 200_000  # maximum number of tests and operands: about a second of work
 
 
 class Kind(tuple[str, str, bool, str]):
-    """How a column compares: the class of its affinity, its collation, whether it may be NULL, its affinity."""
+    """Comparison rule of a column: the class of its affinity, its collation, whether it may be NULL, its affinity."""
 
     __slots__ = ()
 
     @property
     def rule(self) -> tuple[str, str]:
-        """Columns of one rule may be equated: what one compares equal to, the other does."""
+        """Return the rule by which columns may be equated: two columns with one rule compare alike with any value."""
         return self[0], self[1]
 
 
 @dataclass(eq=False, slots=True)
 class Instance:
-    """One occurrence of a source, each time the query it stands in is read."""
+    """One occurrence of a source; a query that is used several times has new instances for each use."""
 
     node: tree.Source | None
     used: set[str | int] = field(default_factory=set)
     formulas: list[Formula] = field(default_factory=list)
-    links: list[tuple[str | int, Col]] = field(default_factory=list)  # own column, and one it must be equal to
+    links: list[tuple[str | int, Col]] = field(default_factory=list)  # own column, and the column it must equal
     place: int = -1
 
     @property
     def table(self) -> Table | None:
-        """The base table, if it is one."""
+        """Return the base table; None for another kind of source."""
         return cast("Table | None", self.node.table) if self.node is not None else None
 
 
@@ -61,14 +61,14 @@ class Atom:
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Every part."""
+    """A conjunction: every part holds."""
 
     parts: tuple[Formula, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Any_:
-    """At least one part."""
+    """A disjunction: at least one part holds."""
 
     parts: tuple[Formula, ...]
 
@@ -79,27 +79,27 @@ NEVER = Any_(())
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that is true of every row that matters."""
+    """A condition that holds for every row that affects the result."""
 
     formula: Formula | None = None
     equal: tuple[Col, Col] | None = None
-    rejects: frozenset[Instance] = frozenset()  # it is not true where all columns of such a one are NULL
+    rejects: frozenset[Instance] = frozenset()  # instances of which not all columns can be NULL where the fact holds
 
     @property
     def about(self) -> set[Instance]:
-        """What it names."""
+        """Return the instances that the fact names."""
         found = {col[0] for col in cols(self.formula)} if self.formula is not None else set()
         return found | {col[0] for col in self.equal or ()}
 
 
 class Work:
-    """Limits how many tests one analysis handles, each time it handles them."""
+    """Limit on the number of tests that one analysis handles; a test counts each time it is handled."""
 
     def __init__(self) -> None:
         self._left = MAX_WORK
 
     def spend(self, facts: Iterable[Fact]) -> None:
-        """Count the tests of `facts`; Unsupported once there were too many."""
+        """Count the tests of `facts`; raise Unsupported above the limit."""
         self._left -= sum(1 if fact.formula is None else _size(fact.formula) for fact in facts)
         if self._left < 0:
             raise Unsupported("its conditions are too many for its joins and queries inside each other")
@@ -112,7 +112,7 @@ def _size(formula: Formula) -> int:
 
 
 def cols(formula: Formula) -> Iterator[Col]:
-    """The columns a formula names."""
+    """Yield the columns that a formula names."""
     if isinstance(formula, Atom):
         yield formula.col
     else:
@@ -121,14 +121,14 @@ def cols(formula: Formula) -> Iterator[Col]:
 
 
 def moved(formula: Formula, to: dict[Col, Col]) -> Formula:
-    """The formula with other columns in place of its own."""
+    """Return the formula with its columns replaced as `to` says."""
     if isinstance(formula, Atom):
         return Atom(to[formula.col], formula.op, formula.operands)
     return type(formula)(tuple(moved(part, to) for part in formula.parts))
 
 
 def shares(formula: Formula) -> Iterator[Formula]:
-    """What a formula over several instances says of each of them alone."""
+    """Yield, for each instance in a formula over several, the part of the formula that concerns this instance alone."""
     instances = {col[0] for col in cols(formula)}
     for instance in instances if len(instances) > 1 else ():
         found = _share(formula, instance)
@@ -147,7 +147,7 @@ def _share(formula: Formula, instance: Instance) -> Formula | None:
 
 
 def rejected(formula: Formula) -> frozenset[Instance]:
-    """The instances whose NULLs make the formula not true."""
+    """Return the instances that make the formula not true if all their columns are NULL."""
     if isinstance(formula, Atom):
         return frozenset({formula.col[0]}) if _is_strict(formula) else frozenset()
     sets = [rejected(part) for part in formula.parts]
@@ -169,7 +169,7 @@ def _is_strict(atom: Atom) -> bool:
 
 
 def kind_of(ref: tree.Ref) -> Kind | None:
-    """How the column a name stands for compares; None where that is not a table's column all the way down."""
+    """Return the comparison rule of a column; None unless the name resolves to a column of a table."""
     source = ref.source
     if source is None:
         return None
@@ -181,8 +181,9 @@ def kind_of(ref: tree.Ref) -> Kind | None:
 
 
 def output_kind(query: tree.Query, place: int) -> Kind | None:
-    """The same of a column of an answer; of a set operation only where its parts agree."""
-    if place not in query.kinds:  # a query that is read twice at every level would be asked 2ⁿ times
+    """Return the comparison rule of an output column; None if the parts of a set operation differ."""
+    # Cached: otherwise a query that is used twice at every level would be analysed 2ⁿ times.
+    if place not in query.kinds:
         query.kinds[place] = _output_kind(query, place)
     return cast("Kind | None", query.kinds[place])
 
@@ -209,16 +210,16 @@ def _column_kind(table: Table, name: str) -> Kind | None:
 
 
 def column_of(table: Table, name: str) -> Column | None:
-    """The column called `name`."""
+    """Return the column called `name`; None if there is none."""
     place = table.index.get(name)
     return None if place is None else table.columns[place]
 
 
-# --- out -----------------------------------------------------------------------------------------------------
+# --- conversion to conditions --------------------------------------------------------------------------------
 
 
 def condition_of(table: Table, formulas: list[Formula]) -> Condition:
-    """The formulas of a place as a condition on its rows, without those that cannot be told of its columns."""
+    """Return the formulas of an instance as a condition on rows of `table`, without formulas it cannot express."""
     distinct: dict[Condition, None] = {}
     for formula in formulas:
         part = _condition(table, formula)
@@ -230,7 +231,7 @@ def condition_of(table: Table, formulas: list[Formula]) -> Condition:
 
 
 def _is_idle(table: Table, part: Condition, among: list[Condition]) -> bool:
-    """IS NOT NULL where the column cannot be, or where another test says so, too."""
+    """Return whether `part` is an IS NOT NULL that the column or another test already implies."""
     if not isinstance(part, Test) or part.op != "is_not" or part.operands != (Const(None),):
         return False
     column = column_of(table, part.column)
@@ -254,7 +255,7 @@ def _condition(table: Table, formula: Formula) -> Condition | None:
 
 
 def _is_exact(column: Column, operand: Operand) -> bool:
-    """Whether the column would hold the value as it is compared: a REAL column rounds large integers."""
+    """Return whether the column can store the compared value exactly: a REAL column rounds large integers."""
     if affinity(column) != "REAL" or not isinstance(operand, Const):
         return True
     value: Any = operand.value

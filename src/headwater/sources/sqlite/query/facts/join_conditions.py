@@ -1,4 +1,4 @@
-"""Conditions through joins: which side of a join a fact may be asked of, and where NULLs are made up."""
+"""Conditions pushed through joins: which side of a join a fact restricts, and where outer joins add NULLs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headwater.sources.sqlite.query.syntax import tree
 def restrict(
     node: tree.From | None, frame: Frame, conditions: Conditions, facts: list[Fact], given: list[Fact]
 ) -> None:
-    """Tell every source below `node` what must be true of its rows, where `facts` are true of the joined ones.
+    """Add to every source below `node` the conditions on its rows that follow from `facts` about the joined rows.
 
-    `given` is true of the blocks around this one.
+    `given` holds for the enclosing blocks.
     """
     if node is not None:
         _Join(frame, conditions, given).restrict(node, facts)
@@ -54,7 +54,7 @@ class _Join:
         facts: list[Fact],
         on: list[Fact],
     ) -> None:
-        """All rows of `kept` stay, whatever ON says; `made_up` is NULL where it has no partner."""
+        """Restrict an outer join: all rows of `kept` remain, and `made_up` is NULL where no row matches."""
         mine = [fact for fact in facts if fact.about.isdisjoint(others)]
         mine = [Fact(fact.formula, fact.equal, fact.rejects - others) for fact in mine]
         self.restrict(kept, self._closed(mine))
@@ -68,7 +68,7 @@ class _Join:
         _link(known, {instance}, None)
         formulas = dict.fromkeys(instance.formulas)
         for fact in known:
-            is_mine = fact.about <= {instance}  # nothing at all in WHERE 0
+            is_mine = fact.about <= {instance}  # also a fact that names no instance, as of WHERE 0
             if fact.formula is not None and is_mine:
                 formulas[fact.formula] = None
         instance.formulas[:] = formulas
@@ -90,7 +90,7 @@ class _Join:
 
 
 def _simplified(kind: str, facts: list[Fact], left: set[Instance], right: set[Instance]) -> str:
-    """The join that gives the same rows, of those of which `facts` are true."""
+    """Return the simplest kind of join that gives the same rows where `facts` hold."""
     rejects: set[Instance] = set().union(*(fact.rejects for fact in facts)) if facts else set()
     no_left, no_right = not rejects.isdisjoint(left), not rejects.isdisjoint(right)
     if kind == "FULL":
@@ -101,7 +101,7 @@ def _simplified(kind: str, facts: list[Fact], left: set[Instance], right: set[In
 
 
 def _without(facts: list[Fact], others: set[Instance]) -> list[Fact]:
-    """What `facts` say without naming `others`; of the rest only that NULLs are refused."""
+    """Return the facts that do not name `others`; of the rest keep only which NULLs they reject."""
     found = []
     for fact in facts:
         if fact.about.isdisjoint(others):
@@ -112,7 +112,7 @@ def _without(facts: list[Fact], others: set[Instance]) -> list[Fact]:
 
 
 def _link(facts: list[Fact], mine: set[Instance], theirs: set[Instance] | None) -> None:
-    """Note that a row of `mine` needs one of `theirs` (None: of a block around) with an equal value."""
+    """Record that a row of `mine` needs a row of `theirs` (None: of an enclosing block) with an equal value."""
     links = {instance: dict.fromkeys(instance.links) for instance in mine}
     for fact in facts:
         if fact.equal is None:

@@ -1,4 +1,4 @@
-"""Frames: which occurrence of a source a name means, where the same text is read more than once."""
+"""Frames: the occurrence of a source that a name refers to, where a query is used more than once."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from headwater.sources.sqlite.query.syntax import tree
 
 @dataclass(eq=False, slots=True)
 class Frame:
-    """The instances of one block, and of those it stands in."""
+    """The instances of one block, and the frame of the enclosing block."""
 
     instances: dict[int, Instance]
     outer: Frame | None
 
     def own(self, ref: tree.Ref) -> Instance | None:
-        """The instance of this block that a name belongs to."""
+        """Return the instance of this block that a name belongs to."""
         return self.instances.get(id(ref.source))
 
     def find(self, ref: tree.Ref) -> Instance | None:
-        """The same, of this block or one around it."""
+        """Return the instance of this block or of an enclosing block that a name belongs to."""
         frame: Frame | None = self
         while frame is not None:
             if (found := frame.own(ref)) is not None:

@@ -1,7 +1,7 @@
-"""Necessary conditions pushed from the top of a query down to the places where tables stand in it.
+"""Pushdown of necessary conditions from the top of a query to each occurrence of a table.
 
-Of each query it is known which of its columns are needed and what must be true of its rows for them to matter;
-from there it goes through SELECT, joins, queries in FROM, WITH names, views, set operations and subqueries.
+For each query the caller knows which columns are needed and which conditions its relevant rows satisfy; these pass
+down through SELECT, joins, queries in FROM, WITH names, views, set operations and subqueries.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ MAX_BLOCKS = 1_000
 
 @dataclass(eq=False, slots=True)
 class Asked:
-    """What is known of a query from above: its columns that are needed (None: all), and of its rows that matter."""
+    """Requirements on a query from outside: its needed columns (None: all), and conditions on its relevant rows."""
 
     needed: set[int] | None = None
-    inst: Instance | None = None  # what the columns of `formulas` belong to, by their places
+    inst: Instance | None = None  # the instance whose columns, by position, `formulas` name
     formulas: list[Formula] = field(default_factory=list)
-    given: list[Fact] = field(default_factory=list)  # of the blocks around it
+    given: list[Fact] = field(default_factory=list)  # facts of the enclosing blocks
     outer: Frame | None = None
-    links: list[tuple[str | int, Col]] = field(default_factory=list)  # columns of its rows that something must equal
+    links: list[tuple[str | int, Col]] = field(default_factory=list)  # own column, and the column it must equal
 
 
 class Push:
-    """One statement. `places` are filled in the order in which tables are met."""
+    """Pushdown for one statement. `places` lists the occurrences of tables in the order of traversal."""
 
     def __init__(self, parameters: tuple[str, ...], real: Callable[[str], float]) -> None:
         self._parameters, self._real = parameters, real
         self.places: list[Instance] = []
-        self.top: Frame | None = None  # of the first block
+        self.top: Frame | None = None  # frame of the first block
         self._blocks = 0
         self._work = Work()
 
     def query(self, query: tree.Query, asked: Asked) -> None:
-        """Go through one query."""
+        """Push the requirements `asked` down through one query."""
         formulas, needed = asked.formulas, asked.needed
         if query.is_recursive or query.limit is not None:
             formulas = []
@@ -99,7 +99,7 @@ class Push:
         self._work.spend(known)
         inner = list(_inner_joins(select.source))
         for join in tree.joins(select.source):
-            # Where NULLs are made up, a pair that WHERE refuses still counts: it keeps them from being made up.
+            # In an outer join a pair that WHERE rejects still matters: the pair prevents a row of NULLs.
             ons = [join.on] if join.on is not None else []
             self._subqueries(ons, frame, known if join in inner else asked.given, must_hold=True)
         self._subqueries([select.where] if select.where is not None else [], frame, known, must_hold=True)
@@ -113,7 +113,7 @@ class Push:
             self._leaf(instance, asked)
 
     def _mark(self, select: tree.Select, order: list[tree.Term], outputs: list[Any], frame: Frame) -> None:
-        """Note every column of this block's sources that something needs, however deep it stands."""
+        """Record every column of this block's sources that is needed, at any depth."""
         kept = tree.Select([tree.Output(of, None) for of in outputs], values=select.values)
         kept.source, kept.where, kept.group = select.source, select.where, select.group
         kept.having, kept.windows = select.having, select.windows
@@ -159,7 +159,7 @@ class Push:
                     self.query(node, Asked(None, given=known, outer=frame))
 
     def _listed(self, part: tree.In, query: tree.Query, frame: Frame, known: list[Fact]) -> None:
-        """x IN (SELECT y …) that must be true: only rows matter in which y is what x may be."""
+        """Push into x IN (SELECT y …), which must be true: only rows matter whose y satisfies the conditions on x."""
         inst = Instance(None)
         formulas: list[Formula] = []
         of, kind = part.of, output_kind(query, 0)
@@ -187,7 +187,7 @@ def _fits(query: tree.Query, place: str | int, plain: bool) -> bool:
 
 
 def _translated(select: tree.Select, nature: Nature, frame: Frame, asked: Asked) -> Iterable[Formula]:
-    """The conditions on the outputs, as conditions on what they stand for."""
+    """Yield the conditions on the outputs as conditions on the columns behind these outputs."""
     if asked.inst is None or select.values is not None:
         return
     for formula in asked.formulas:
@@ -210,7 +210,7 @@ def _take_links(select: tree.Select, nature: Nature, frame: Frame, asked: Asked)
 
 
 def _is_of_keys(fact: Fact, nature: Nature, frame: Frame) -> bool:
-    """Whether a condition of HAVING is one on the keys alone, and so on every row of a group."""
+    """Return whether a HAVING condition concerns only the group keys, and so holds for every row of a group."""
     if fact.formula is None or fact.equal is not None or not nature.is_grouped or nature.has_windows:
         return False
     keys = {
@@ -222,12 +222,12 @@ def _is_of_keys(fact: Fact, nature: Nature, frame: Frame) -> bool:
 
 
 def _inner(node: tree.From | None, conditions: Conditions) -> list[Fact]:
-    """What the ONs of inner joins say of every row of the whole."""
+    """Return the facts from the ON clauses of inner joins, which hold for every joined row."""
     return [fact for join in _inner_joins(node) for fact in conditions.facts(join.on)]
 
 
 def _inner_joins(node: tree.From | None) -> Iterator[tree.Join]:
-    """The joins whose ON is true of every row of the whole."""
+    """Yield the joins whose ON holds for every joined row."""
     if isinstance(node, tree.Join) and not node.kind:
         yield node
         yield from _inner_joins(node.left)

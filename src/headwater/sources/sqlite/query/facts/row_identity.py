@@ -1,4 +1,4 @@
-"""What tells the rows of a SELECT apart: the keys of what it joins, without those that the others decide."""
+"""Columns that identify the rows of a SELECT: the keys of the joined sources, minus keys that others determine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from headwater.sources.sqlite.query.facts.select_kind import Nature, by_number
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.render import expression
 
-# Their values are text, integers or NULL.
+# The values of these functions are text, integers or NULL.
 _TEXTS = (
     "count length typeof hex quote unicode instr lower upper substr substring trim ltrim rtrim replace printf format"
 )
 _EXACT_CALLS = frozenset(_TEXTS.split())
-_IDENTITY_OF_JSON = 4  # the column `id` of json_each
+_IDENTITY_OF_JSON = 4  # position of the column `id` of json_each
 
 
 def is_same(node: Any, other: Any) -> bool:
-    """Whether both are the same column, or the same expression node."""
+    """Return whether both are the same column, or expressions with the same text."""
     if isinstance(node, tree.Ref) and isinstance(other, tree.Ref) and node.source is not None:
         return node.source is other.source and node.column == other.column
     if node is other or type(node) is not type(other) or isinstance(node, tree.Literal | tree.Ref | None):
@@ -31,12 +31,12 @@ def is_same(node: Any, other: Any) -> bool:
 
 
 def group_keys(select: tree.Select) -> list[Any]:
-    """What is grouped by, aliases and numbers seen through."""
+    """Return the expressions of GROUP BY, with aliases and numbers resolved."""
     return [by_number(key, select) for key in select.group]
 
 
 def is_exact(node: Any) -> bool:
-    """Whether values that compare equal are the same value."""
+    """Return whether values of the expression that compare equal are always identical."""
     if isinstance(node, tree.Call):
         has_collation = any(isinstance(part, tree.Collate) for part in tree.below(node))
         return node.name.lower() in _EXACT_CALLS and not has_collation and node.over is None
@@ -54,7 +54,7 @@ def is_exact(node: Any) -> bool:
 
 
 def is_exact_column(table: Table, name: str) -> bool:
-    """Whether values of a column that compare equal are the same value: 1 and 1.0 need a column without affinity."""
+    """Return whether equal values of a column are always identical: 1 and 1.0 occur only without affinity."""
     column = column_of(table, name)
     if column is None or doubt(table, column) or column.collation != "BINARY":
         return False
@@ -62,7 +62,7 @@ def is_exact_column(table: Table, name: str) -> bool:
 
 
 def unique_key(table: Table) -> tuple[str, ...] | None:
-    """The columns no two rows share: SQLite lets NULLs into most primary keys, and those are not unique."""
+    """Return the key if no two rows share it; None if it may hold NULLs, which SQLite lets repeat in most keys."""
     for name in table.key:
         column = column_of(table, name)
         if column is None or (column.nullable and not column.auto and not column.hidden):
@@ -71,7 +71,7 @@ def unique_key(table: Table) -> tuple[str, ...] | None:
 
 
 class Identity:
-    """The rows of one SELECT without DISTINCT and GROUP BY."""
+    """Row identity of one SELECT without DISTINCT and GROUP BY."""
 
     def __init__(self, select: tree.Select) -> None:
         self._sources = list(tree.sources(select.source))
@@ -79,7 +79,7 @@ class Identity:
         self._equals = list(_equalities(select)) if self._is_plain else []
 
     def columns(self) -> list[tree.Ref] | None:
-        """Names of columns that together tell the rows apart; None where there are none."""
+        """Return columns that together identify a row; None if there are none."""
         keys = {id(source): _key(source) for source in self._sources}
         if any(key is None for key in keys.values()):
             return None
@@ -90,11 +90,11 @@ class Identity:
         return [ref for source in kept for ref in keys[id(source)] or []]
 
     def has_one_row(self) -> bool:
-        """Whether there can be but one row: constants and outer columns decide all keys."""
+        """Return whether there can be only one row: constants and outer columns determine all keys."""
         return self._is_plain and self.columns() == []
 
     def _is_decided(self, key: list[tree.Ref], source: tree.Source, known: list[tree.Source]) -> bool:
-        """Whether what stands before decides which row of `source` it is."""
+        """Return whether constants and the sources in `known` determine the row of `source`."""
         others = [one for one in self._sources if one not in known]
         return bool(key) and all(any(_decides(pair, ref, others) for pair in self._equals) for ref in key)
 
@@ -110,7 +110,7 @@ def _key(source: tree.Source) -> list[tree.Ref] | None:
 
 
 def row_key(query: tree.Query) -> tuple[int, ...] | None:
-    """The places of columns that tell the rows of a query apart."""
+    """Return the positions of output columns that identify the rows of a query; None if there are none."""
     if query.is_recursive:
         return None
     if len(query.selects) > 1:
@@ -131,7 +131,7 @@ def row_key(query: tree.Query) -> tuple[int, ...] | None:
 
 
 def _equalities(select: tree.Select) -> Iterator[tuple[Any, Any]]:
-    """Columns that are equal to something in every row; of outer joins those of the side that is made up."""
+    """Yield columns with an expression they equal in every row; of an outer join only columns of its NULL side."""
     yield from _pairs(select.where, None)
     for join in tree.joins(select.source):
         made_up = None if not join.kind else list(tree.sources(join.right))

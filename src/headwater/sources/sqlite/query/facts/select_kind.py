@@ -1,4 +1,4 @@
-"""What a SELECT makes of the rows it finds, and so what a condition on its answer says of them."""
+"""Kind of a SELECT (grouped, distinct, windowed): it decides whether a condition on the output restricts the input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.sources.sqlite.query.syntax.name_resolution import is_aggregate
 
 
 class Nature:
-    """What a SELECT makes of the rows it finds."""
+    """Kind of a SELECT: grouped, distinct, aggregated to one row, with windows."""
 
     def __init__(self, select: tree.Select, order: list[tree.Term]) -> None:
         roots = [output.of for output in select.outputs] + [term.of for term in order]
@@ -25,7 +25,7 @@ class Nature:
         self.keys = [by_number(key, select) for key in select.group]
 
     def lets_through(self, ref: tree.Ref) -> bool:
-        """Whether a condition on this column, as an output, may be asked of the rows before."""
+        """Return whether a condition on this output column also restricts the input rows."""
         if self.is_one_row or self.has_windows:
             return False
         if self.is_grouped and not any(_is_same_column(ref, key) for key in self.keys):
@@ -35,12 +35,12 @@ class Nature:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether each output decides about rows, so that none may be left out."""
+        """Return whether every output column affects which rows appear, so that none may be left out."""
         return self.is_distinct or self.is_grouped or self.is_one_row
 
 
 def by_number(key: Any, select: tree.Select) -> Any:
-    """A term of GROUP BY, its number or alias seen through."""
+    """Return a term of GROUP BY with its number or alias resolved."""
     if isinstance(key, tree.Literal) and key.text.isdecimal() and 1 <= int(key.text) <= len(select.outputs):
         return select.outputs[int(key.text) - 1].of
     return key.stands_for if isinstance(key, tree.Ref) and key.stands_for is not None else key
