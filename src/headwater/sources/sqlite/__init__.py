@@ -1,1 +1,1 @@
-"""SQLite, embedded or shared with other processes: triggers write every change into a capture table."""
+"""SQLite source, embedded or shared with other processes: triggers record every change in a capture table."""

@@ -1,4 +1,4 @@
-"""Opening SQLite files, quoting names, and turning SQLite's errors into ours: nothing of apsw leaves this room."""
+"""SQLite connections, quoted names, and conversion of SQLite's errors to ours: no apsw error leaves this folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headwater.errors import (
 from headwater.model.sqlite_memory import count_memory
 
 count_memory()
-OURS = "_headwater_"  # prefix of every object we put into the user's file
+OURS = "_headwater_"  # prefix of every object that we create in the user's file
 
 CHECK = "Check the statement and its arguments."
 _MISSING = re.compile(r"no such table: (?:main\.)?(.+)", re.DOTALL)
@@ -34,15 +34,15 @@ _UNIQUE = {
 }
 
 
-HEAP = 768 << 20  # bytes for values: one of 64 MiB is captured with its old and new image, and copied on the way
-READ_HEAP = HEAP // 4 * 3  # past it a statement that only reads is stopped: the rest is for writes and for capture
+HEAP = 768 << 20  # bytes for values: a value of 64 MiB is captured with its old and new image, and copied on the way
+READ_HEAP = HEAP // 4 * 3  # above this a read-only statement is stopped: the rest is reserved for writes and capture
 HEAP_PER_CONNECTION = 4 << 20  # bytes for pages and prepared statements
 
 
 class Heap:
-    """Limits the memory that SQLite takes in this process, whatever a statement computes. Thread-safe.
+    """Limit on the memory that SQLite uses in this process, for any statement. Thread-safe.
 
-    Past the limit an allocation fails: the statement ends with an error, the process goes on.
+    Above the limit an allocation fails: the statement ends with an error, and the process continues.
     """
 
     def __init__(self) -> None:
@@ -60,14 +60,14 @@ _HEAP = Heap()
 
 
 def ident(name: str) -> str:
-    """The one way a name gets into SQL text."""
+    """Return `name` quoted for SQL; every name in SQL text must pass through here."""
     if "\0" in name:
         raise InvalidRequest("a name cannot hold a NUL character")
     return '"' + name.replace('"', '""') + '"'
 
 
 def open_file(path: str, *, vfs: str | None = None, read_only: bool = False) -> apsw.Connection:
-    """A connection with our pragmas. `vfs` is the door through which tests bring a bad disk."""
+    """Open a connection with our pragmas; tests use `vfs` to simulate a bad disk."""
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     with sqlite_errors(path):
         connection = apsw.Connection(path, flags=flags, vfs=vfs, statementcachesize=200)
@@ -81,7 +81,7 @@ def open_file(path: str, *, vfs: str | None = None, read_only: bool = False) -> 
 
 
 def to_error(error: apsw.Error, what: str = "") -> HeadwaterError:
-    """Our error for one of SQLite's."""
+    """Return our error for an error of SQLite."""
     text = f"{what}: {error}" if what else str(error)
     extended = getattr(error, "extendedresult", 0)
     match error:
@@ -123,7 +123,7 @@ def to_error(error: apsw.Error, what: str = "") -> HeadwaterError:
 
 @contextmanager
 def sqlite_errors(what: str = "") -> Iterator[None]:
-    """Foreign errors stop at this door."""
+    """Convert SQLite's errors to ours inside the block."""
     try:
         yield
     except apsw.Error as error:
@@ -134,7 +134,7 @@ def sqlite_errors(what: str = "") -> Iterator[None]:
 
 @contextmanager
 def immediate(db: apsw.Connection) -> Iterator[None]:
-    """A write transaction of our own."""
+    """Run the block in a write transaction of our own."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -1,4 +1,4 @@
-"""Read connections shared by threads: each caller has one to itself for one short read transaction."""
+"""Pool of read connections shared by threads: each caller has one to itself for one short read transaction."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headwater.sources.sqlite.database_file import Connected
 
 
 def limit_temporary(reader: Connected) -> None:
-    """Keep sorts and temporary tables of a connection that only reads in memory, where the heap limit bounds them.
+    """Keep sorts and temporary tables of a read-only connection in memory, where the heap limit applies.
 
-    Files have no limit. Connections that write use them nevertheless: the undo of a large UPDATE and the sort of a new
-    index go there, and a caller who writes may fill the disk in any case.
+    Temporary files have no limit. Connections that write still use them: for the undo of a large UPDATE and the sort of
+    a new index, and a caller who writes can fill the disk in any case.
     """
     reader.guard.run("PRAGMA temp_store = MEMORY")
     reader.guard.limit_heap(READ_HEAP)
@@ -37,7 +37,7 @@ class Pool:
 
     @contextmanager
     def read(self) -> Iterator[Connected]:
-        """Lend a reader inside a read transaction."""
+        """Yield a reader inside a read transaction."""
         with self._places:
             reader = self._take()
             try:
@@ -52,7 +52,7 @@ class Pool:
                 self._give_back(reader)
 
     def _give_back(self, reader: Connected) -> None:
-        if reader.guard.is_linear:  # its functions are slower for short values
+        if reader.guard.is_linear:  # linear functions are slower for short values
             self._close(reader)
             return
         with self._lock:

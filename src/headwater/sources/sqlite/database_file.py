@@ -23,7 +23,7 @@ from headwater.sources.sqlite.settings import SqliteConfig
 logger = logging.getLogger("headwater.sqlite")
 
 BUSY_SECONDS = 5.0
-_BUSY_STEP = 0.0005  # short and even: a foreign writer in a loop leaves only short gaps
+_BUSY_STEP = 0.0005  # short and constant: a foreign writer in a loop leaves only short gaps
 
 
 class Connected(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class Connected(msgspec.Struct, frozen=True):
 
 
 class File:
-    """A fit database file, and the connections it has opened."""
+    """A database file that passed the checks, and its open connections."""
 
     def __init__(self, path: str, *, vfs: str | None, config: SqliteConfig, journal_mode: str, is_new: bool) -> None:
         self.path, self._vfs, self._config = path, vfs, config
@@ -47,7 +47,7 @@ class File:
         self.journal_mode_before = "" if is_new else journal_mode
         self._lock = threading.Lock()  # guards _connections
         self._connections: list[apsw.Connection] | None = []  # None once closed
-        self.inode = os.stat(path).st_ino  # another file may replace it at the path
+        self.inode = os.stat(path).st_ino  # to detect another file at the path
 
     def connect(self) -> Connected:
         """Open a guarded connection: callers' statements may run on it."""
@@ -58,7 +58,7 @@ class File:
     def connect_bare(self) -> apsw.Connection:
         """Open a connection for our own statements only."""
         db = open_file(self.path, vfs=self._vfs)
-        if not self.is_there():  # what was open goes on with the old file, which the log is of
+        if not self.is_there():  # existing connections keep using the old file, to which the log belongs
             db.close()
             raise Unavailable(f"{self.path} was replaced by another file", hint="Try again in a moment.")
         db.pragma("foreign_keys", self._config.foreign_keys)
@@ -78,7 +78,7 @@ class File:
             return False
 
     def enter_wal(self) -> None:
-        """Turn the file into WAL mode if it is in another. Until then nothing of the file has changed."""
+        """Switch the file to WAL mode unless it has it; up to this call the file is unchanged."""
         if self._journal_mode == "wal":
             return
         db = open_file(self.path, vfs=self._vfs)
@@ -107,7 +107,7 @@ class File:
 
 
 def close_when_idle(db: apsw.Connection) -> None:
-    """Interrupt what another thread still runs on the connection, and close it."""
+    """Interrupt statements of other threads on the connection, and close it."""
     until = time.monotonic() + BUSY_SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The head of a file, read in a few microseconds and without waiting for a lock."""
+"""Head of a file, read in a few microseconds and without waiting for a lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.sources.sqlite.query.analysis.analysis import Analyses
 
 
 class Glance:
-    """A connection of its own that does not wait for locks. Thread-safe."""
+    """Dedicated connection that does not wait for locks. Thread-safe."""
 
     def __init__(self, file: File, analyses: Analyses) -> None:
         self._file, self._analyses = file, analyses
@@ -20,7 +20,7 @@ class Glance:
         self._reader: Connected | None = None
 
     def look(self) -> Look | None:
-        """Return the head of the file; None where that takes longer."""
+        """Return the head of the file; None if another thread is reading it or the file is locked."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

@@ -1,4 +1,4 @@
-"""How SQLite compares values of a table's columns, as bytes. It runs for every change, so the usual keys are quick."""
+"""Encoding of key values as bytes that sort as SQLite compares them. It runs for every change: common keys are fast."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from headwater.sources.sqlite.types import Stored, to_stored
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 
-# The form of `encode_key`, taken from itself: it is written down there only.
+# The constants of `encode_key` are derived from its output, because only that function defines the format.
 _ZERO, _ONE = encode_key((0,)), encode_key((1,))
 _ABOVE, _BELOW, _TEXT, _END = _ONE[:1], encode_key((-1,))[:1], encode_key(("",))[:1], encode_key(("",))[1:]
 _BIAS = int.from_bytes(_ONE[1:3])
 _FLIP = bytes(range(255, -1, -1))
 _FRACTION = 2**63 - 1
-_FEW = 2**22  # below it are three times seven bits behind the leading one
+_FEW = 2**22  # smaller integers have at most three groups of seven bits below the leading bit
 _HEADS = [_ABOVE + (exponent + _BIAS).to_bytes(2) for exponent in range(22)]
 
 
 def as_stored(value: Value) -> Stored:
-    """What SQLite holds for `value`. Text that is not UTF-8 keeps its escapes."""
+    """Return the value that SQLite stores for `value`; text that is not UTF-8 keeps its escapes."""
     return value if type(value) in _PLAIN else to_stored(value)  # type: ignore[return-value]
 
 
 def order(table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-    """Bytes that compare as SQLite compares values of `columns`."""
+    """Return a function to bytes that compare as SQLite compares values of `columns`."""
     encoders = [_encoder(column_of(table, name)) for name in columns]
     if len(encoders) == 1:
         (encode,) = encoders
@@ -58,9 +58,9 @@ def _encoder(column: Column) -> Callable[[Value], bytes]:
 
 
 def _integer(value: int) -> bytes:
-    """As `encode_key`: the exponent, then the bits below the leading one, seven to a byte, the last bit of which says
-    that more follow."""
-    if 0 < value < _FEW:  # at most three bytes, and most of what is ever compared
+    """Encode as `encode_key` does: the exponent, then the bits below the leading bit, seven per byte; the last bit of a
+    byte is set if more bytes follow."""
+    if 0 < value < _FEW:  # at most three bytes; most keys are this small
         exponent = value.bit_length() - 1
         bits = value << (21 - exponent)
         if bits & 0x7F:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class SqliteKind(SourceKind):
-    """SQLite files."""
+    """The kind of source for SQLite files."""
 
     settings = SqliteConfig
 
@@ -49,7 +49,7 @@ class SqliteKind(SourceKind):
         path = self.address(url)
         is_new = not is_embedded and not os.path.exists(path)
         made = SqliteSource(name, path, notes=notes, config=settings)
-        if is_new:  # perhaps a typing error
+        if is_new:  # perhaps a misspelt path
             logger.warning("%s was not there: a new, empty database was made", path)
         return made
 
@@ -64,7 +64,7 @@ class SqliteKind(SourceKind):
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def list_tables(self, name: str, url: str, settings: SqliteConfig) -> list[CapturedTable]:
-        """Return its tables, and whether they are captured."""
+        """Return the tables of the file, and whether they are captured."""
         from headwater.sources.sqlite.setup.inspection import list_tables
 
         path = self.address(url)

@@ -1,4 +1,4 @@
-"""Reading rows that may hold text which is not UTF-8: exact, at the price of a second query when one does."""
+"""Reads of rows that may hold text that is not UTF-8: exact, with a second query where there is such text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from headwater.model.answer_limits import AnswerRows, Reservation
 from headwater.model.answer_limits import weight as weigh
 
 Run = Callable[[str, Any], apsw.Cursor]
-SLICE = 16  # rows read before one of them is weighed
+SLICE = 16  # rows read before one of them is measured
 PIECE = 1 << 20  # bytes of text decoded without a pause
 FREED = 256  # rows freed without a pause
 TURN = 0.002  # seconds that rows are read without a pause
-PAUSE = 20e-6  # seconds, of which the system makes about 80: enough for a waiting thread to wake up
+PAUSE = 20e-6  # seconds requested; the system sleeps about 80 microseconds, enough for a waiting thread to wake up
 
 
 def fetch(run: Run, sql: str, bindings: Any, width: int) -> list[tuple[Any, ...]]:
-    """All rows of `sql`, which yields `width` columns. Broken bytes become surrogates in the text."""
+    """Return all rows of `sql`, which has `width` columns; invalid bytes become surrogates in the text."""
     try:
         return run(sql, bindings).fetchall()
     except UnicodeDecodeError:
@@ -30,7 +30,7 @@ def fetch(run: Run, sql: str, bindings: Any, width: int) -> list[tuple[Any, ...]
 
 
 def fetch_about(run: Run, sql: str, bindings: Any, width: int, *, weight: int) -> list[tuple[Any, ...]]:
-    """The first rows of `sql`, about `weight` bytes of them: every so many rows one is weighed for all."""
+    """Return the first rows of `sql`, about `weight` bytes; one of every few rows is measured for all of them."""
     try:
         return _sliced(run(sql, bindings), tuple, weight)
     except UnicodeDecodeError:
@@ -41,8 +41,8 @@ def paced(cursor: apsw.Cursor) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of `cursor`, with a pause every few milliseconds in which other threads run.
 
     Each step of SQLite releases the interpreter's lock and takes it again within microseconds. A thread that waits for
-    the lock is woken by every release, finds the lock taken again, and starts its wait afresh instead of asking for the
-    lock: without a pause it waits for hundreds of milliseconds.
+    the lock is woken by every release, finds the lock taken again, and restarts its wait instead of requesting the
+    lock: without a pause such a thread waits for hundreds of milliseconds.
     """
     until = time.monotonic() + TURN
     for row in cursor:
@@ -64,14 +64,14 @@ def _sliced(cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], weight:
             found += some
             heavy += len(some) * weigh(some[-1])
     finally:
-        cursor.close()  # an unfinished statement would keep its read transaction
+        cursor.close()  # an unfinished statement would keep its read transaction open
     return found
 
 
 def fetch_upto(
     run: Run, sql: str, bindings: Any, width: int, *, rows: int, weight: int
 ) -> tuple[list[tuple[Any, ...]], bool]:
-    """The first rows of `sql`: at most `rows`, and no more once they weigh `weight` bytes; whether there are others."""
+    """Return the first rows of `sql`, at most `rows` and until they exceed `weight` bytes; whether there are more."""
     try:
         return take(run(sql, bindings), tuple, rows, weight)
     except UnicodeDecodeError:
@@ -81,7 +81,7 @@ def fetch_upto(
 def take(
     cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], rows: int, weight: int
 ) -> tuple[list[tuple[Any, ...]], bool]:
-    """The first rows of `cursor`; whether there are others."""
+    """Return the first rows of `cursor`, and whether there are more."""
     found: list[tuple[Any, ...]] = []
     heavy = 0
     try:
@@ -91,7 +91,7 @@ def take(
             found.append(make(row))
             heavy += weigh(row)
     finally:
-        cursor.close()  # an unfinished statement would keep its read transaction
+        cursor.close()  # an unfinished statement would keep its read transaction open
     return found, False
 
 
@@ -100,7 +100,7 @@ def collect(
 ) -> tuple[AnswerRows, bool]:
     """Return the first `rows` rows of an answer, and whether there are more.
 
-    With `to_end` the statement runs to its end all the same. Raises AnswerTooLarge, Busy.
+    With `to_end` the statement still runs to its end. Raises AnswerTooLarge, Busy.
     """
     found: list[tuple[Any, ...]] = []
     reservation, cells, more = Reservation(), 0, False
@@ -114,21 +114,21 @@ def collect(
             cells += len(row)
             reservation.add(weigh(row), cells)
             found.append(make(row))
-    except BaseException:  # it may keep this frame for a while
-        while found:  # freed in pieces: millions of values at once would hold up other threads
+    except BaseException:  # the exception may keep this frame alive for a while
+        while found:  # freed in pieces: freeing millions of values at once would block other threads
             del found[-FREED:]
         reservation.release()
         raise
     finally:
-        cursor.close()  # an unfinished statement would keep its read transaction
+        cursor.close()  # an unfinished statement would keep its read transaction open
     return AnswerRows.of(found, reservation), more
 
 
 def as_blobs(sql: str, width: int, *, most: int | None = None) -> str:
     """Return `sql` with two columns for each of its own: whether it is text, and the value with text as a blob.
 
-    With `most` a row with more bytes fails as too big before any of it is read: LIMIT keeps SQLite from computing the
-    columns anew for the result.
+    With `most` a row with more bytes fails as too big before any value is read: LIMIT keeps SQLite from computing the
+    columns again for the result.
     """
     names = [f"q{place}" for place in range(width)]
     cells = ", ".join(
@@ -148,7 +148,7 @@ def join(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _decoded(value: bytes) -> str:
-    """Decode in pieces, so that other threads run in between."""
+    """Decode text in pieces, so that other threads run in between."""
     if len(value) <= PIECE:
         return value.decode("utf-8", "surrogateescape")
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")

@@ -9,7 +9,7 @@ from headwater.config.setting_types import FLAG, NAMES, SECONDS, integer, one_of
 
 @dataclass(frozen=True)
 class SqliteConfig:
-    """The SQLite source."""
+    """Settings of the SQLite source."""
 
     wal: bool = setting(False, FLAG, "allow turning a file into WAL mode")
     foreign_keys: bool = setting(True, FLAG, "enforce foreign keys on writes through the server")

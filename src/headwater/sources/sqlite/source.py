@@ -1,4 +1,4 @@
-"""SQLite as a source: one file, captured by triggers, read by a pool of connections, written by one thread."""
+"""The SQLite source: one file, captured by triggers, read by a pool of connections, written by one thread."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from headwater.sources.sqlite.read.reads import SqliteReads
 from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.write.writes import SqliteWrites
 
-READERS = 8  # read connections: more only wait for each other on two cores
+READERS = 8  # read connections; on two cores more would only wait for each other
 
 
 class SqliteSource(SqliteCapture, SqliteReads, SqliteQueries, SqliteWrites):
-    """Fulfils `Source`: each base class fulfils one of its protocols, and uses only what is passed to it here.
+    """Implementation of `Source`: each base class implements one protocol, and uses only its constructor arguments.
 
     Usable once `prove` returned "" or `restart` was called.
     """
@@ -53,7 +53,7 @@ class SqliteSource(SqliteCapture, SqliteReads, SqliteQueries, SqliteWrites):
         self._is_open = True
 
     def _assemble(self, file: File) -> None:
-        """Build the parts on `file`: once, and again each time another file is at the path."""
+        """Build the parts on `file`: at the start, and again each time another file replaces it at the path."""
         self.inode = file.inode
         pool = Pool(file.connect, READERS, lambda reader: file.disconnect(reader.db))
         SqliteWrites.__init__(self, file, self._config, lambda: self.wake(), lambda: self._follower.known_good)
@@ -100,7 +100,7 @@ class SqliteSource(SqliteCapture, SqliteReads, SqliteQueries, SqliteWrites):
         }
 
     def reopen(self) -> None:
-        """Open the file that is now at the path: it replaced the one before."""
+        """Open the file that has replaced the previous one at the path."""
         self._shut()
         self._open()
 

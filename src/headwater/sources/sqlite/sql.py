@@ -1,4 +1,4 @@
-"""Rendering conditions and row statements into SQLite's SQL: names quoted, values bound, nothing pasted."""
+"""Rendering of conditions and row statements into SQLite's SQL, with quoted names and bound values."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _OPERATORS = {**OPERATORS, "is": "IS", "ilike": "LIKE"}  # SQLite's LIKE ignores
 
 
 class Expressions:
-    """Writes expressions. Subclasses write columns, values and parts of queries."""
+    """Renderer of expressions. Subclasses render columns, values and parts of queries."""
 
     def col(self, col: Col) -> str:
-        """A column."""
+        """Return a column as SQL."""
         raise NotImplementedError
 
     def value(self, value: Value) -> str:
-        """A value in the expression."""
+        """Return a value of the expression as SQL."""
         raise NotImplementedError
 
     def queried(self, expr: Queried) -> str:
-        """What only queries hold."""
+        """Return an expression that only queries contain as SQL."""
         raise InvalidRequest("a condition looks at one row; queries stand elsewhere")
 
     def expr(self, expr: Expr) -> str:
-        """The expression as SQL text, closed in itself."""
+        """Return the expression as SQL text that needs no further brackets."""
         match expr:
             case Col():
                 return self.col(expr)
@@ -50,37 +50,37 @@ class Expressions:
 
 
 class Renderer(Expressions):
-    """Collects bindings while it writes text. One per statement."""
+    """Renderer that collects bindings while it writes text. One per statement."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
         self.bindings: list[Stored] = []
 
     def value(self, value: Value) -> str:
-        """A placeholder for `value`."""
+        """Bind `value` and return its placeholder."""
         return self.bind(value)
 
     def bind(self, value: Value) -> str:
-        """A placeholder for `value`."""
+        """Bind `value` and return its placeholder."""
         self.bindings.append(to_stored(value))
         return "?"
 
     def col(self, col: Col) -> str:
-        """A column of the table."""
+        """Return a quoted column of the table."""
         return self.column(col.name)
 
     def column(self, name: str) -> str:
-        """A quoted column of the table."""
+        """Return a quoted column of the table; InvalidRequest if there is none."""
         if name not in self.table.index:
             raise no_column(self.table, name, [column.name for column in self.table.visible])
         return ident(name)
 
     def where(self, expr: Expr | None) -> str:
-        """` WHERE …`, or nothing."""
+        """Return ` WHERE …`, or "" without a condition."""
         return "" if expr is None else f" WHERE {self.expr(expr)}"
 
     def limited(self, rowid: str | None, expr: Expr | None, limit: int | None) -> str:
-        """A WHERE that touches at most `limit` rows, the first in key order."""
+        """Return a WHERE that selects at most `limit` rows, the first in key order."""
         if limit is None:
             return self.where(expr)
         keys = [rowid] if rowid else [ident(name) for name in self.table.key]
@@ -91,17 +91,17 @@ class Renderer(Expressions):
 
 
 def order_by(table: Table) -> str:
-    """Key order."""
+    """Return the key columns for ORDER BY."""
     return ", ".join(ident(name) for name in table.key)
 
 
 def column_list(table: Table) -> str:
-    """Every column, the hidden identity included."""
+    """Return every column, the hidden identity included."""
     return ", ".join(ident(name) for name in table.names)
 
 
 def insert_into(table: Table, names: tuple[str, ...], returning: bool) -> str:
-    """INSERT of one row; `returning` what was stored."""
+    """Return the INSERT of one row; with `returning` it returns the stored row."""
     text = Renderer(table)
     columns = ", ".join(map(text.column, names))
     values = f"({columns}) VALUES ({', '.join('?' * len(names))})" if names else "DEFAULT VALUES"
@@ -109,7 +109,7 @@ def insert_into(table: Table, names: tuple[str, ...], returning: bool) -> str:
 
 
 def create_table(table: Table, *, if_not_exists: bool) -> str:
-    """CREATE TABLE from kinds. A lone integer key becomes the rowid, which SQLite numbers by itself."""
+    """Return CREATE TABLE for the kinds; a single integer key becomes the rowid, which SQLite numbers itself."""
     lone = table.lone_key
     numbered = lone.name if lone and (lone.kind == "i64" or lone.auto) else None
     parts = [

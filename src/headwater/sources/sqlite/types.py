@@ -1,4 +1,4 @@
-"""Declared SQLite types to kinds, and values to and from SQLite's five storage classes."""
+"""Conversion of declared SQLite types to kinds, and of values to and from SQLite's five storage classes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def kind_of(declared: str) -> str:
         return "bytes"
     if any(part in name for part in ("REAL", "FLOA", "DOUB")):
         return "f64"
-    return "any"  # NUMERIC and DECIMAL store integers and floats: the value has the type
+    return "any"  # NUMERIC and DECIMAL store integers and floats: each value has its own type
 
 
 def _bool(value: Stored) -> Value:
@@ -58,7 +58,7 @@ def _u64(value: Stored) -> Value:
     return U64(value) if isinstance(value, int) and value >= 0 else value
 
 
-# Only the spelling that `to_stored` writes: anything else would come back changed.
+# Matches only the spelling that `to_stored` writes: any other text would change in a round trip.
 _PLAIN_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?\Z|NaN\Z|-?Infinity\Z", re.ASCII)
 MAX_DIGITS = 10_000
 LARGE = 1 << 20  # characters of JSON
@@ -73,7 +73,7 @@ def _json(value: Stored) -> Value:
     if not isinstance(value, str):
         return value
     try:
-        if len(value) > LARGE:  # checked without making objects of it
+        if len(value) > LARGE:  # validated without creating objects
             msgspec.json.decode(value, type=msgspec.Raw)
         else:
             msgspec.json.decode(value)
@@ -84,7 +84,7 @@ def _json(value: Stored) -> Value:
 
 def _uuid(value: Stored) -> Value:
     try:
-        # Only the canonical spelling: anything else would come back changed.
+        # Only the canonical spelling is converted: any other text would change in a round trip.
         return found if isinstance(value, str) and str(found := UUID(value)) == value else value
     except ValueError:
         return value
@@ -107,8 +107,8 @@ def _embedding(value: Stored) -> Value:
     return Embedding(struct.unpack_from(f"<{count}f", value, 4), model or None)
 
 
-# Kinds whose stored value is not the value itself. A value that does not fit its column's kind (SQLite
-# allows it) keeps its storage class: the image stays true.
+# Kinds whose stored value differs from the value. A value that does not fit its column's kind (SQLite
+# allows this) keeps its storage class, so that the image is exact.
 FROM_STORED: dict[str, Callable[[Stored], Value]] = {
     "bool": _bool,
     "u64": _u64,
@@ -169,7 +169,7 @@ _TO_STORED: dict[type, Callable[[Any], Stored]] = {
 
 
 def to_stored(value: Value) -> Stored:
-    """Return what to bind for `value`."""
+    """Return the stored form of `value`, for binding."""
     write = _TO_STORED.get(type(value))
     if write is None:
         raise InvalidRequest("a value that is unavailable cannot be written")

@@ -1,4 +1,4 @@
-"""What a caller's statement may do: an authorizer for every prepare, and what the engine says of a statement."""
+"""Permissions of callers' statements: an authorizer for every prepare, and the engine's report on a statement."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DENIED = {
     apsw.SQLITE_ATTACH,
     apsw.SQLITE_DETACH,
     apsw.SQLITE_PRAGMA,
-    # The writer's connection is shared: nothing of one caller may stay on it for the next.
+    # Callers share the writer's connection: no temporary object of one caller may remain for the next.
     apsw.SQLITE_CREATE_TEMP_INDEX,
     apsw.SQLITE_CREATE_TEMP_TABLE,
     apsw.SQLITE_CREATE_TEMP_TRIGGER,
@@ -58,30 +58,30 @@ _SCHEMA = {
     apsw.SQLITE_DROP_VTABLE,
     apsw.SQLITE_ALTER_TABLE,
 }
-_HARMLESS = {apsw.SQLITE_ANALYZE, apsw.SQLITE_REINDEX}  # without a name they mean every table, ours too
-_READ_PRAGMAS = {"data_version", "page_size"}  # what FTS5, FTS4 and R-Tree ask for inside a caller's statement
+_HARMLESS = {apsw.SQLITE_ANALYZE, apsw.SQLITE_REINDEX}  # without a name they apply to every table, ours included
+_READ_PRAGMAS = {"data_version", "page_size"}  # used by FTS5, FTS4 and R-Tree inside a caller's statement
 OUR_TRIGGER = re.compile(OURS + r"\d+_[a-z_]+")
 _NOTHING_MORE = re.compile(r"(?>\s|;|--[^\n]*|/\*.*?(?:\*/|\Z))*+", re.DOTALL)
 _FIRST_WORD = re.compile(r"\ufeff?" + _NOTHING_MORE.pattern + r"([A-Za-z]+)", re.DOTALL)
-MAX_LENGTH = 129 << 20  # of a value or row a caller's statement touches: old and new of 64 MiB fit a capture row
-# SQLite with statistics of samples (sqlite_stat4) calls functions of constants while it prepares a statement.
+MAX_LENGTH = 129 << 20  # bytes of a value or row in a caller's statement: old and new of 64 MiB fit a capture row
+# With sample statistics (sqlite_stat4) SQLite calls functions of constants while it prepares a statement.
 _PREPARE_LENGTH = 2 << 10
-_TOO_LONG = (apsw.TooBigError, apsw.NoMemError)  # the second one for a constant that is too long to be prepared
-# Virtual machine steps between two checks of the clock, by the length of values: a step may be a function of a value.
-# Every check waits for the interpreter's lock, so there are few of them where values are short.
+_TOO_LONG = (apsw.TooBigError, apsw.NoMemError)  # NoMemError: a constant is too long to be prepared
+# Virtual machine steps between two checks of the clock, by the length of values: a step may call a function on a value.
+# Every check waits for the interpreter's lock, so checks are rare where values are short.
 _STEPS = {1 << 18: 20_000, 1 << 20: 5_000, 8 << 20: 500, MAX_LENGTH: 50}
 _MOST_STEPS = max(_STEPS.values())
-_WRITE_STEPS = 5_000  # of a statement that writes: it runs once, for values of any length
-# Of everything in pragma_function_list these reach outside the database: load_extension runs code from a file,
+_WRITE_STEPS = 5_000  # for a statement that writes: such a statement runs only once, with values of any length
+# Of the functions in pragma_function_list only these reach outside the database: load_extension runs code from a file,
 # fts3_tokenizer reads and writes a function pointer (its argument need only be bound), sqlite_log writes to the
-# process's error log, and geopoly_debug switches a flag of the whole process. The other functions compute.
+# process's error log, and geopoly_debug sets a flag of the whole process. All other functions only compute.
 BAD_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "sqlite_log", "geopoly_debug"})
-# Of everything in pragma_module_list only this one calls a tokenizer by its pointer without a table of its own.
+# Of the modules in pragma_module_list only this one calls a tokenizer by its pointer without a table of its own.
 _BAD_MODULES = frozenset({"fts3tokenize"})
-MAX_KNOWN_TEXT = 16 << 10  # characters: what is known of a longer text is not kept, for each connection has a thousand
+MAX_KNOWN_TEXT = 16 << 10  # characters; longer statements are not cached, since each connection caches a thousand
 _ROW_STATEMENTS = frozenset({"SELECT", "VALUES", "WITH", "INSERT", "REPLACE", "UPDATE", "DELETE"})
 
-# Our own statements carry this mark, so that their cached forms can never be reached by a caller's text.
+# This mark in our own statements keeps callers' texts from ever matching our cached statements.
 _MARK = f"/*{secrets.token_hex(8)}*/"
 
 
@@ -90,11 +90,11 @@ def _marked(sql: str) -> str:
     return sql + _MARK
 
 
-ANY_BINDINGS: apsw.Bindings = apsw._null_bindings  # type: ignore[attr-defined]  # what apsw.ext.query_info passes
+ANY_BINDINGS: apsw.Bindings = apsw._null_bindings  # type: ignore[attr-defined]  # as apsw.ext.query_info passes it
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What the authorizer is asked: the action, its two names, and the view or trigger it happens in."""
+    """One call of the authorizer: the action, its two names, and the view or trigger that causes it."""
 
     op: int
     a: str | None
@@ -103,7 +103,7 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A column of a statement's answer, and the table's column it comes from, if it does."""
+    """A result column of a statement, and the table column behind it, if any."""
 
     name: str
     declared: str | None
@@ -112,46 +112,46 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """What the engine says of one statement."""
+    """The engine's report on one statement."""
 
     read_only: bool
     schema: bool  # changes the schema
-    rows: bool  # a SELECT, INSERT, UPDATE or DELETE: what may be sent without the role owner
+    rows: bool  # SELECT, INSERT, UPDATE or DELETE, which callers other than owners may send
     alters: str | None = None  # the table of an ALTER TABLE
     columns: tuple[Answer, ...] = ()
-    parameters: tuple[str | None, ...] = ()  # by place; their names with the mark, None for a bare ?
-    functions: frozenset[str] = frozenset()  # that it calls, itself or by views and triggers that are not ours
+    parameters: tuple[str | None, ...] = ()  # by position; names include their mark, None for a bare ?
+    functions: frozenset[str] = frozenset()  # functions called by the statement, its views and triggers other than ours
     cost: Cost = Cost()
 
 
 class Guard:
-    """Watches one connection. `own` statements pass; everything else is a caller's."""
+    """Authorizer and limits of one connection. Statements of `own` always pass; all others are a caller's."""
 
     def __init__(self, db: apsw.Connection, seconds: float) -> None:
         self._db = db
         self._seconds = seconds
         self._deadline = math.inf
-        self._heap = sys.maxsize  # bytes of all connections, past which statements on this one are stopped
+        self._heap = sys.maxsize  # bytes of all connections, above which statements on this connection are stopped
         self._is_limited = False  # whether a caller's statement runs
-        self._is_starved = False  # whether it was stopped for that
-        self._cap = MAX_LENGTH  # of a value, by the tier in which a statement runs
-        self._most_steps = _MOST_STEPS  # the same
+        self._is_starved = False  # whether the statement was stopped for its memory
+        self._cap = MAX_LENGTH  # maximum bytes of a value in the current tier
+        self._most_steps = _MOST_STEPS  # maximum steps between checks of the clock in the current tier
         self._steps = 0
         self._set_steps(_MOST_STEPS)
         db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
-        self._linear: LinearFunctions | None = None  # once a statement met a value too long for the built-in ones
-        self._called: set[str] = set()  # functions the current statement calls
+        self._linear: LinearFunctions | None = None  # set once a value was too long for the built-in functions
+        self._called: set[str] = set()  # functions that the current statement calls
         self._ours = False
-        self._dropping: str | None = None  # the table the statement drops: our triggers go with it
-        self._seen: list[tuple[int, str | None, str | None]] = []  # schema changes the current statement makes
+        self._dropping: str | None = None  # the table being dropped; its triggers, ours included, are dropped with it
+        self._seen: list[tuple[int, str | None, str | None]] = []  # schema changes by the current statement
         self._known: dict[str, Statement] = {}
         harden(db)
         replace_percentiles(db, self.check_time)
-        self._noted: list[Access] | None = None  # what a statement that is being looked at asks for
+        self._noted: list[Access] | None = None  # authorizer calls of the statement being examined
         db.authorizer = self._authorize
 
     def run(self, sql: str, bindings: apsw.Bindings = ()) -> apsw.Cursor:
-        """Run a statement of our own."""
+        """Run one of our own statements."""
         before, self._ours = self._ours, True
         try:
             return self._db.execute(_marked(sql), bindings)
@@ -160,7 +160,7 @@ class Guard:
 
     @contextlib.contextmanager
     def own(self) -> Iterator[apsw.Connection]:
-        """Inside, plain statements on the connection are ours (installing triggers, for instance)."""
+        """Treat all statements on the connection as ours inside the block, for example to install triggers."""
         before, self._ours = self._ours, True
         try:
             yield self._db
@@ -169,7 +169,7 @@ class Guard:
 
     @contextlib.contextmanager
     def limited(self, seconds: float | None = None) -> Iterator[Callable[[int], None]]:
-        """Limit a caller's statement inside: its seconds, and the bytes of a value, which the yielded function sets."""
+        """Limit a caller's statement inside the block in time; the yielded function limits the bytes of a value."""
         seconds = self._seconds if seconds is None else seconds
         self._deadline, self._is_limited, self._is_starved = time.monotonic() + seconds, True, False
         before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
@@ -199,13 +199,13 @@ class Guard:
 
     @property
     def is_linear(self) -> bool:
-        """Whether the connection calls linear functions in Python: they stay, for SQLite cannot take them back."""
+        """Return whether the connection uses linear functions in Python; SQLite cannot restore the built-in ones."""
         return self._linear is not None
 
     def in_tiers(self, statement: Statement, run: Callable[[bool], T]) -> T:
         """Call `run` inside `limited`, with limits that keep every function call of `statement` short.
 
-        `run` is called again with wider limits if a value was too long; its argument is whether these are the widest.
+        `run` is called again with wider limits if a value was too long; its argument is True for the widest limits.
         """
         tiers = tiers_of(statement.functions, statement.cost)
         if not tiers and statement.cost.length >= MAX_LENGTH:
@@ -214,7 +214,7 @@ class Guard:
             return run(True)
         if not tiers:
             return self._in_last(Tier(None, _MOST_STEPS if statement.read_only else _WRITE_STEPS), statement, run)
-        if statement.schema:  # its own steps read the whole schema
+        if statement.schema:  # a schema change reads the whole schema in its own steps
             tiers = (msgspec.structs.replace(tiers[-1], length=None, pattern=LONG_PATTERN),)
         for tier in tiers[:-1]:
             if self.is_linear and not tier.linear:
@@ -258,7 +258,7 @@ class Guard:
 
     @contextlib.contextmanager
     def _undone(self, statement: Statement) -> Iterator[None]:
-        """Undo what a statement wrote before it failed: SQLite does so only for the errors it foresees."""
+        """Undo the writes of a failed statement: SQLite does so only for errors that it expects."""
         if statement.read_only:
             yield
             return
@@ -283,7 +283,7 @@ class Guard:
             self._db.set_progress_handler(self._is_late, steps)
 
     def limit_heap(self, most: int) -> None:
-        """Stop a caller's statement once SQLite has more than `most` bytes, in the whole process."""
+        """Stop a caller's statement once SQLite uses more than `most` bytes in the whole process."""
         self._heap = most
 
     def _is_late(self) -> bool:
@@ -293,13 +293,13 @@ class Guard:
         return time.monotonic() > self._deadline
 
     def check_time(self) -> None:
-        """Raise InterruptError, which `limited` explains, once the time of the statement is up."""
+        """Raise InterruptError, which `limited` converts, once the time of the statement is up."""
         if self._is_late():
             raise apsw.InterruptError("interrupted")
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[Callable[[], object]]:
-        """Limit the preparation of a caller's statement; the yielded function ends the limit of its values."""
+        """Limit the preparation of a caller's statement; the yielded function ends the limit on value lengths."""
         before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_LENGTH if self.is_linear else _PREPARE_LENGTH)
         until = self._deadline
         self._deadline = min(until, time.monotonic() + self._seconds)
@@ -310,7 +310,7 @@ class Guard:
             self._deadline = until
 
     def examine(self, sql: str) -> Statement:
-        """Prepare `sql` without running it; refuse nonsense, several statements and what is denied."""
+        """Prepare `sql` without running it; raise for invalid, multiple or denied statements."""
         found = self._known.get(sql)
         if found is None:
             found = self._prepare(sql)
@@ -321,7 +321,7 @@ class Guard:
         return found
 
     def accesses(self, sql: str) -> tuple[Statement, list[Access]]:
-        """What the engine says of `sql`, and everything it asks leave for while it is prepared."""
+        """Return the engine's report on `sql`, and all authorizer calls during its preparation."""
         self._noted = []
         try:
             return self._prepare(sql), self._noted
@@ -329,11 +329,11 @@ class Guard:
             self._noted = None
 
     def forget_statement(self) -> None:
-        """A new statement begins: what the last one did counts no more."""
+        """Clear the recorded effects of the previous statement."""
         self._seen, self._dropping = [], None
 
     def forget(self) -> None:
-        """The schema moved: what was learned of statements may no longer hold."""
+        """Clear the cached statements after a schema change."""
         self._known.clear()
 
     def _prepare(self, sql: str) -> Statement:
@@ -368,7 +368,7 @@ class Guard:
         return Statement(read_only, is_schema, is_of_rows, alters, columns, parameters, functions, cost)
 
     def _views(self) -> dict[str, str]:
-        """Return the definitions of the views by their names."""
+        """Return the views: name to definition."""
         noted, self._noted = self._noted, None
         try:
             with sqlite_errors():
@@ -378,7 +378,7 @@ class Guard:
         return {str(name): str(text) for name, text in found}
 
     def _cost(self, sql: str) -> Cost:
-        """Return what the program of a statement that was prepared costs."""
+        """Return the cost of a prepared statement's program."""
         noted, self._noted = self._noted, None
         try:
             with self.own() as db, sqlite_errors(), self.preparing():
@@ -391,7 +391,7 @@ class Guard:
             self._noted = noted
 
     def _prepared(self, prepare: Callable[[], object]) -> None:
-        """Prepare a statement, once more with linear functions if it holds a long value."""
+        """Prepare a statement; retry with linear functions if a value in it is too long."""
         try:
             with self.preparing():
                 prepare()
@@ -443,12 +443,12 @@ def _allows(op: int, a: str | None, b: str | None) -> bool:
 
 
 def harden(db: apsw.Connection) -> None:
-    """Remove from a connection what no caller's SQL may use, whatever an authorizer is asked.
+    """Remove features from a connection that callers' SQL must never use, independent of the authorizer.
 
-    TRUSTED_SCHEMA stays on: without it, views of applications that call snippet(), bm25() or median() would fail, and
-    the functions that could do harm from a view are denied by the authorizer, in views too.
+    TRUSTED_SCHEMA remains on: otherwise applications' views that call snippet(), bm25() or median() would fail, and
+    the authorizer denies harmful functions in views, too.
     """
-    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # shadow tables and the schema are written by SQLite alone
+    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # only SQLite itself may write shadow tables and the schema
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER, 0)
     modules = [str(name) for (name,) in db.execute("SELECT name FROM pragma_module_list")]
     db.drop_modules([name for name in modules if name not in _BAD_MODULES])
@@ -461,7 +461,7 @@ def _is_of_rows(sql: str) -> bool:
 
 
 def _refuse_trigger_names(sql: str) -> None:
-    """The authorizer cannot tell a trigger of ours from a WITH clause of the same name."""
+    """Raise InvalidRequest for our trigger names: the authorizer cannot distinguish them from names of WITH."""
     if found := OUR_TRIGGER.search(sql):
         raise InvalidRequest(
             f"{found[0]!r} is the name of a trigger of Headwater", hint="If it is data, bind it as an argument."

@@ -1,8 +1,8 @@
 """Python versions of median(), percentile(), percentile_cont() and percentile_disc().
 
 SQLite sorts all values of these aggregates in one step, which no time limit interrupts, by a quicksort that is
-quadratic on chosen input. Nothing limits the number of values of the built-in ones, so they are always replaced. The
-values are sorted in short runs, and the clock is checked between two of them.
+quadratic on chosen input. Nothing limits the number of values of the built-in functions, so we always replace them.
+Our versions sort the values in short runs, and check the clock between two runs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Check = Callable[[], None]
 
 
 class SortedRuns:
-    """Numbers of which the one at any place can be found; `check` raises once the time is up."""
+    """Multiset of numbers with lookup by sorted position; `check` raises once the time is up."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
-        self._runs: list[array[float]] = []  # each one sorted; the last may grow
+        self._runs: list[array[float]] = []  # each run is sorted; the last one may grow
         self._fresh = array("d")  # not sorted yet
         self._count = 0
 
@@ -58,12 +58,12 @@ class SortedRuns:
                 return
 
     def at(self, place: int) -> float:
-        """Return the number at `place` in ascending order, from zero."""
+        """Return the number at position `place` in ascending order, from zero."""
         self._sort()
         if len(self._runs) == 1:
             return self._runs[0][place]
         low, high = min(_rank(run[0]) for run in self._runs), max(_rank(run[-1]) for run in self._runs)
-        while low < high:  # the lowest number with more than `place` numbers up to it
+        while low < high:  # finds the lowest number with more than `place` numbers at or below it
             self._check()
             middle = (low + high) // 2
             number = _number(middle)
@@ -90,7 +90,7 @@ class SortedRuns:
 
 
 def _rank(number: float) -> int:
-    """Return an integer that is in the order of the numbers; zero has one."""
+    """Return an integer that sorts like the number; 0.0 and -0.0 give the same integer."""
     (bits,) = struct.unpack("<Q", struct.pack("<d", number + 0.0))
     return int(bits ^ _MASK if bits & _SIGN else bits | _SIGN)
 
@@ -101,7 +101,7 @@ def _number(rank: int) -> float:
 
 
 class _Percentile:
-    """One aggregate or window of percentile(Y, P) and the like."""
+    """State of one aggregate or window of percentile(Y, P) or a related function."""
 
     def __init__(self, name: str, fraction: Callable[[str, Any], float], check: Check) -> None:
         self._name, self._to_fraction = name, fraction

@@ -1,4 +1,4 @@
-"""SQLite itself as the judge of predicates: a table in memory that compares as the table of a shape does."""
+"""Evaluation of predicates by SQLite itself, on an in-memory table that compares like the table of a shape."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from headwater.sources.sqlite.query.slow_functions import PATTERN, SLOW, LinearF
 from headwater.sources.sqlite.query.statement_cost import Cost, cost_of
 from headwater.sources.sqlite.types import FROM_STORED, Stored, to_stored
 
-BATCH = 1_000  # rows judged at a time
-SECONDS = 1.0  # of processor time for one batch; a busy machine does not use it up
-MAX_VALUE = 1 << 18  # bytes of a value that a predicate makes; beside what the row itself holds
-MAX_CAPPED = 1 << 16  # the same for functions of which there is no linear form: one call takes less than a second
-MAX_TEXTS = 1_000  # predicates of which the functions are remembered
-_STEPS = 100  # virtual machine steps between two looks at the clock: a step may be a slow function
+BATCH = 1_000  # rows evaluated at a time
+SECONDS = 1.0  # of processor time per batch; other load on the machine does not count
+MAX_VALUE = 1 << 18  # bytes of a value that a predicate computes, apart from the values of the row
+MAX_CAPPED = 1 << 16  # the same limit for functions without a linear form: one call takes less than a second
+MAX_TEXTS = 1_000  # predicates whose functions are cached
+_STEPS = 100  # virtual machine steps between two checks of the clock: a step may call a slow function
 _LIMITS = {
     apsw.SQLITE_LIMIT_ATTACHED: 0,
     apsw.SQLITE_LIMIT_EXPR_DEPTH: 200,
     apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: PATTERN,
 }
-_MAX_LENGTH = 1_000_000_000  # SQLite's own
-# SQLite calls these deterministic, but 'now' may stand in the data.
+_MAX_LENGTH = 1_000_000_000  # SQLite's own limit
+# SQLite declares these deterministic, but the data may contain 'now'.
 _CLOCKS = {"date", "time", "datetime", "julianday", "strftime", "unixepoch", "timediff"}
 _AFFINITY = f"{OURS}affinity"
 
 
 class Engine:
-    """Judges rows of one table shape. From any thread: each call holds the lock."""
+    """Evaluator of predicates on rows of one table shape. Thread-safe: each call holds the lock."""
 
     def __init__(self, table: Table, *, seconds: float = SECONDS) -> None:
         self.table = table
@@ -53,17 +53,17 @@ class Engine:
             self._place += "_"
         self._name = ident(table.name)
         self._doubts = {column.name: why for column in table.columns if (why := doubt(table, column))}
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._stop_at = math.inf
         self._called: dict[str, tuple[frozenset[str], Cost]] = {}  # predicate to the functions it calls and its cost
-        self._linear: LinearFunctions | None = None  # once a value was too long for the built-in ones
+        self._linear: LinearFunctions | None = None  # set once a value was too long for the built-in functions
         with _our_errors():
             self._db = self._open()
 
     def _open(self) -> apsw.Connection:
         db = apsw.Connection(":memory:")
         for option in (apsw.SQLITE_DBCONFIG_DQS_DML, apsw.SQLITE_DBCONFIG_DQS_DDL):
-            db.config(option, 0)  # a misspelt column in double quotes would be text
+            db.config(option, 0)  # otherwise a misspelt column in double quotes would be text
         for limit, value in _LIMITS.items():
             db.limit(limit, value)
         columns = [f"{ident(self._place)} INTEGER PRIMARY KEY", *map(declaration, self.table.columns)]
@@ -75,10 +75,10 @@ class Engine:
     # --- the text --------------------------------------------------------------------------------------------
 
     def examine(self, where: str) -> tuple[str, ...]:
-        """The columns that `where` reads; refuses what is not one predicate of the row alone."""
+        """Return the columns that `where` reads; raise unless it is one predicate on the row alone."""
         with self._lock:
             try:
-                # Part of an index, SQLite lets an expression look at nothing but the row.
+                # In an index SQLite allows an expression to read only the row.
                 index = f"CREATE INDEX {OURS}probe ON {self._name} ({ident(self._place)}) WHERE (\n{where}\n)"
                 self._prepare(index)
                 read, called = self._accesses(where)
@@ -97,7 +97,7 @@ class Engine:
         return tuple(name for name in self.table.names if name in read)
 
     def _accesses(self, where: str) -> tuple[set[str], set[str]]:
-        """Columns read and functions called. Without brackets: `1) OR (1` is no expression."""
+        """Return the columns read and the functions called. No brackets around `where`: `1) OR (1` must fail."""
         read: set[str] = set()
         called: set[str] = set()
 
@@ -117,7 +117,7 @@ class Engine:
         return read, called
 
     def _prepare(self, sql: str) -> None:
-        """Let SQLite read one statement. Never go on: nobody has seen yet that there is not another behind it."""
+        """Let SQLite prepare one statement without running it: another statement may follow it in the text."""
         self._db.execute(f"EXPLAIN {sql}").close(True)
 
     def _refusal(self, text: str) -> HeadwaterError:
@@ -142,7 +142,7 @@ class Engine:
         )
 
     def _try(self, where: str) -> None:
-        """Refuse at once what is too expensive on a row of NULLs already; other failures depend on the row."""
+        """Reject a predicate that is too expensive even on a row of NULLs; other failures depend on the row."""
         with self._lock, contextlib.suppress(apsw.SQLError):
             try:
                 self._judge(where, (), [()])
@@ -150,22 +150,22 @@ class Engine:
                 raise _failure(error) from None
 
     def explain(self, where: str) -> list[tuple[Any, ...]] | None:
-        """The program that SQLite makes of `where`; None if it makes none. Equal programs do the same."""
+        """Return the program that SQLite compiles from `where`, or None; equal programs behave alike."""
         with self._lock:
             try:
                 found = self._db.execute(f"EXPLAIN SELECT 1 FROM {self._name} WHERE (\n{where}\n)").fetchall()
-            except (apsw.Error, UnicodeDecodeError):  # a blob is shown as text
+            except (apsw.Error, UnicodeDecodeError):  # EXPLAIN shows a blob as text
                 return None
         return [row[:7] for row in found]
 
     def literal(self, text: str) -> Stored:
-        """The value of a numeric literal; the caller has looked at its characters."""
+        """Return the value of a numeric literal; the caller has checked its characters."""
         with self._lock, _our_errors():
             ((value,),) = self._db.execute(f"SELECT {text}").fetchall()
         return value
 
     def as_compared(self, column: Column, value: Stored) -> Stored:
-        """A literal as SQLite compares it with `column`: the column's affinity is applied to it first."""
+        """Return a literal as SQLite compares it with `column`, after applying the column's affinity."""
         kind = affinity(column)
         if kind == "BLOB" or (kind == "TEXT") == isinstance(value, str):
             return value
@@ -178,7 +178,7 @@ class Engine:
     # --- rows ------------------------------------------------------------------------------------------------
 
     def holds(self, where: str, columns: Sequence[str], rows: Sequence[Row]) -> list[bool]:
-        """Whether `where`, which reads `columns`, is true for each of `rows`."""
+        """Return for each of `rows` whether `where`, which reads `columns`, is true."""
         pick = self._picker(columns)
         found: list[bool] = []
         for start in range(0, len(rows), BATCH):
@@ -212,7 +212,7 @@ class Engine:
                     most = min(MAX_VALUE, cost.length)
                     return self._bounded(sql, most, _tier_for(tiers, most))
                 except apsw.TooBigError:
-                    # What the row holds may be larger, and SQLite has one limit for both.
+                    # Values of the row itself may be larger, and SQLite has one limit for both.
                     sizes = (len(cell) for row in rows for cell in row if isinstance(cell, str | bytes))
                     most = min(8 * max(sizes, default=0), cost.length)
                     if most <= MAX_VALUE:
@@ -250,7 +250,7 @@ class Engine:
             raise apsw.InterruptError("interrupted")
 
     def stored(self, columns: Sequence[str], values: Key) -> Key:
-        """`values` as an INSERT into `columns` would read back."""
+        """Return `values` as a SELECT would return them after an INSERT into `columns`."""
         into = [column_of(self.table, name) for name in columns]
         given = tuple(map(to_stored, values))
         with self._lock, _our_errors(), self._cleared(self._name):
@@ -262,7 +262,7 @@ class Engine:
         return tuple(f(cell) if f else cell for f, cell in zip(read, found, strict=True))
 
     def _picker(self, columns: Sequence[str]) -> Callable[[Row], tuple[Any, ...]]:
-        """Takes the cells of `columns` out of a row, as SQLite holds them."""
+        """Return a function that extracts the stored cells of `columns` from a row."""
         if not columns:
             return lambda row: ()
         places = [self.table.index[name] for name in columns]
@@ -290,7 +290,7 @@ class Engine:
 
     @contextmanager
     def _cleared(self, name: str) -> Iterator[None]:
-        """Inside, rows may be put into a table; afterwards it is empty again."""
+        """Allow inserts into a table inside the block, and empty the table afterwards."""
         self._db.execute("BEGIN")
         try:
             yield

@@ -1,7 +1,7 @@
-"""Predicates as Python functions, for the part of SQL whose meaning is known to be the same in both.
+"""Predicates as Python functions, for the part of SQL with a provably equal meaning in Python.
 
-Our parser reads the text, in linear time, and is not believed: every part is written again as SQL of our own, and
-the caller asks SQLite whether both texts are one program.
+Our parser reads the text in linear time and is not trusted: every part is rendered as SQL again, and the caller
+checks that SQLite compiles both texts to the same program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 class Unknown(Exception):
-    """Python does not know this exactly: SQLite is asked."""
+    """A row or an expression that Python cannot evaluate exactly, so that SQLite must."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -40,34 +40,34 @@ class Part(msgspec.Struct, frozen=True):
     sql: str
     true: str
     false: str
-    column: str | None = None  # with `values`: it is true only where this column equals one of them
+    column: str | None = None  # with `values`: the part is true only where this column equals one of them
     values: tuple[Stored, ...] = ()
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What Python knows of a predicate: of its parts joined by AND, those that it can judge."""
+    """The part of a predicate that Python can evaluate: those of its AND operands that it knows."""
 
     sql: str  # the whole predicate
     parts: tuple[Part, ...]
     is_whole: bool  # no part is missing
-    check: Check | None  # whether all `parts` are true; raises Unknown for a row it cannot judge
+    check: Check | None  # returns whether all `parts` are true; raises Unknown for a row that Python cannot evaluate
     is_exact: bool  # `check` never raises Unknown
 
 
 def read(engine: Engine, where: str) -> Program | None:
-    """The program of `where`; None if it cannot be read."""
+    """Return the program of `where`; None if our parser cannot read it."""
     try:
         reader = _Reader(engine)
         found, sql = reader.conjunction(parse_expression(where))
         parts = tuple(part for part in found if part is not None)
         check = reader.function(parts) if parts else None
         return Program(sql, parts, len(parts) == len(found), check, reader.is_exact)
-    except Exception:  # whatever the parser stumbled over: SQLite has read it
+    except Exception:  # no failure of our parser matters: SQLite has accepted the text
         return None
 
 
 class _Reader:
-    """Reads the tree of one predicate."""
+    """Converter of one predicate's tree."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -75,10 +75,10 @@ class _Reader:
         self._by_name = {_folded(column.name): place for place, column in enumerate(engine.table.columns)}
         self._constants: dict[str, Any] = {}
         self._places: set[int] = set()
-        self.is_exact = True  # no part that was read raises Unknown for any row
+        self.is_exact = True  # no part raises Unknown for any row
 
     def conjunction(self, node: Any) -> tuple[list[Part | None], str]:
-        """The parts of `node` joined by AND, None for those of which Python knows nothing; and its SQL."""
+        """Return the AND operands of `node`, None for those that Python cannot evaluate, and the SQL of `node`."""
         if isinstance(node, tree.Chain) and node.op == "AND":
             read = [self.conjunction(part) for part in node.parts]
             return [part for parts, _ in read for part in parts], f"({' AND '.join(sql for _, sql in read)})"
@@ -89,14 +89,14 @@ class _Reader:
         return [part], part.sql
 
     def function(self, parts: Sequence[Part]) -> Check:
-        """Python's answer for rows."""
+        """Return a function that evaluates `parts` on rows."""
         lines = ["def check(rows):", " found = []", " for row in rows:"]
         for place in sorted(self._places):
             is_plain = self._table.columns[place].kind not in FROM_STORED
             lines.append(f"  v{place} = row[{place}]" if is_plain else f"  v{place} = stored(row[{place}])")
         lines += [f"  found.append(bool({' and '.join(part.true for part in parts)}))", " return found"]
         names = dict(_NAMES, **self._constants)
-        exec("\n".join(lines), names)  # only names and operators of ours are in the text; values are constants
+        exec("\n".join(lines), names)  # the text contains only our own names and operators; values are constants
         made: Check = names["check"]
         return made
 
@@ -126,7 +126,7 @@ class _Reader:
 
     def _truth(self, node: Any) -> Part:
         sql, value, _ = self._column(node)
-        self.is_exact = False  # for text and blobs, whatever the column is declared as
+        self.is_exact = False  # for text and blobs, which a column of any declared type may hold
         return Part(f"({sql})", f"truth({value})", f"({value} is not None and not truth({value}))")
 
     def _equal(self, operator: str, left: Any, right: Any) -> Part:
@@ -134,7 +134,7 @@ class _Reader:
         sql = f"({left_sql} {operator} {right_sql})"
         if operator.startswith("IS"):
             if _boolean(left) is not None or _boolean(right) is not None:
-                raise Unknown  # IS TRUE asks for truth, not for the number one
+                raise Unknown  # IS TRUE tests for truth, not for the number one
             match = f"{value} is None" if literal is None else self._matches(value, column, [literal])
             is_not = operator == "IS NOT"
             return Part(sql, f"(not ({match}))", match) if is_not else Part(sql, match, f"(not ({match}))")
@@ -179,7 +179,7 @@ class _Reader:
         return Part(sql, true, f"({value} is not None and not {true})")
 
     def _ordered(self, operator: str, value: str, column: Column, literal: Stored) -> str:
-        """Numbers stand before text, and text before blobs."""
+        """Return the comparison in SQLite's order: numbers before text, and text before blobs."""
         constant = self._constant(literal)
         before, after = f"{value}.__class__ in numbers", f"{value}.__class__ is bytes"
         if isinstance(literal, str):
@@ -198,7 +198,7 @@ class _Reader:
     # --- leaves ----------------------------------------------------------------------------------------------
 
     def _sides(self, left: Any, right: Any) -> tuple[tuple[str, str], str, Column, Stored]:
-        """A column beside a literal: the SQL of both, the value's name, the column, the literal as compared."""
+        """Return a column and a literal: the SQL of both, the value's name, the column, the literal as compared."""
         is_turned = _column_name(left) is None
         name, value, column = self._column(right if is_turned else left)
         text, literal = self._literal(left if is_turned else right)
@@ -206,7 +206,7 @@ class _Reader:
         return texts, value, column, self._engine.as_compared(column, literal)
 
     def _column(self, node: Any) -> tuple[str, str, Column]:
-        """A column: its SQL, the name of its value, and itself."""
+        """Return a column: its SQL, the name of its value, and the column itself."""
         name = _column_name(node)
         place = self._by_name.get(_folded(name)) if name is not None else None
         if place is None:
@@ -216,10 +216,11 @@ class _Reader:
         return ident(column.name), f"v{place}", column
 
     def _literal(self, node: Any) -> tuple[str, Stored]:
-        """A literal: its SQL and its value."""
+        """Return a literal: its SQL and its value."""
         boolean = _boolean(node)
         if boolean is not None:
-            return str(boolean), boolean  # a column may be called TRUE: then SQLite makes another program of it
+            # If a column is called TRUE, SQLite compiles another program, and the check of both texts fails.
+            return str(boolean), boolean
         match node:
             case tree.Literal("NULL"):
                 return "NULL", None
@@ -257,21 +258,21 @@ def _negated(part: Part) -> Part:
 
 
 def _boolean(node: Any) -> int | None:
-    """The value of TRUE and FALSE; None for other nodes."""
+    """Return the value of TRUE and FALSE; None for other nodes."""
     if not isinstance(node, tree.Ref) or node.table is not None or node.is_quoted:
         return None
     return {"TRUE": 1, "FALSE": 0}.get(node.name.upper())
 
 
 def _written(node: Any) -> str:
-    """The SQL of a part of which Python knows nothing."""
+    """Return the SQL of a part that Python cannot evaluate."""
     for name in tree.names_in(node):
         name.boolean = _boolean(name)
     return expression(node)
 
 
 def _column_name(node: Any) -> str | None:
-    """The name of a column; whatever its table is called, there is only one."""
+    """Return the name of a column; any table qualifier is ignored, since there is only one table."""
     return node.name if isinstance(node, tree.Ref) and _boolean(node) is None else None
 
 
@@ -284,7 +285,7 @@ def _binary(text: str) -> bytes:
 
 
 def _nocase(text: str) -> bytes:
-    # SQLite stops reading at a NUL, which changes nothing here: no literal has one.
+    # SQLite stops parsing at a NUL, which changes nothing here: no literal contains one.
     return _binary(text).translate(_FOLD)
 
 
@@ -295,7 +296,7 @@ def _rtrim(text: str) -> bytes:
 def _truth(value: Stored) -> bool:
     if value is None or value.__class__ in _NUMBERS:
         return bool(value)
-    raise Unknown  # SQLite reads a number from the beginning of the text
+    raise Unknown  # SQLite parses a number from the beginning of the text
 
 
 _COLLATIONS = {"BINARY": _binary, "NOCASE": _nocase, "RTRIM": _rtrim}

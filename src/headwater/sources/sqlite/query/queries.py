@@ -1,4 +1,4 @@
-"""SQL of callers on a SQLite file: checks, reads, and answers of analysed queries."""
+"""SQL of callers on a SQLite file: checks, reads, and results of analysed queries."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from headwater.sources.sqlite.query.statement_execution import run_statement
 
 
 class SqliteQueries:
-    """Fulfils the part of `Queryable` that does not read tables."""
+    """Implementation of the part of `Queryable` that does not read tables."""
 
     def __init__(self, file: File, pool: Pool, analyses: Analyses) -> None:
         self._pool, self._analyses, self._glance = pool, analyses, Glance(file, analyses)
 
     def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
-        """Raise Forbidden unless the caller is an owner, or it is a SELECT, INSERT, UPDATE or DELETE.
+        """Raise Forbidden unless the caller is an owner, or `sql` is a SELECT, INSERT, UPDATE or DELETE.
 
         The authorizer restricts everything else.
         """
@@ -36,7 +36,7 @@ class SqliteQueries:
                     raise rows_only()
 
     def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
-        """Return whether SQLite itself says that `sql` writes nothing."""
+        """Return whether SQLite itself reports that `sql` writes nothing."""
         with self._pool.read() as reader:
             reader.catalog.look()
             return reader.guard.examine(sql).read_only
@@ -54,7 +54,7 @@ class SqliteQueries:
             return self._analyses.look(reader)
 
     def glance(self) -> Look | None:
-        """Return the head of the file; None where that takes longer than microseconds."""
+        """Return the head of the file; None if that takes longer than microseconds."""
         return self._glance.look()
 
     def text(self, query: Query) -> str:
@@ -62,7 +62,7 @@ class SqliteQueries:
         return query_sql(query)
 
     def analyse(self, sql: str) -> Analysis:
-        """Return what one read-only statement depends on."""
+        """Return the dependencies of one read-only statement."""
         with self._pool.read() as reader:
             return self._analyses.analyse(reader, sql)
 

@@ -1,4 +1,4 @@
-"""Built-in functions whose cost is the product of two lengths: limits while values are small, linear ones above.
+"""Built-in functions whose cost is the product of two lengths: limits for small values, linear replacements above.
 
 SQLite calls its progress handler between the steps of a program, never inside one, so that one call of instr() with two
 long texts runs for minutes whatever the time limit of its statement is. A callback into Python for every call would be
@@ -25,33 +25,33 @@ from headwater.errors import InvalidRequest
 from headwater.sources.sqlite.query.statement_cost import BY_ARGUMENTS, Cost, call_weight
 
 _KIB, _MIB = 1 << 10, 1 << 20
-SHORTEST = 128  # bytes: no tier has a lower limit
-# Longest values, in bytes, for which the built-in takes 0.5 ms and 10 ms: measured with the worst operands.
+SHORTEST = 128  # bytes; the lowest limit of any tier
+# Longest values, in bytes, for which the built-in function takes 0.5 ms and 10 ms, measured with the worst operands.
 _SLOW = {
     **dict.fromkeys(("trim", "ltrim", "rtrim", "unhex"), (_KIB // 2, 2 * _KIB)),
     **dict.fromkeys(("json_patch", "jsonb_patch", "geopoly_overlap", "geopoly_within"), (2 * _KIB, 8 * _KIB)),
     **dict.fromkeys(("like", "glob"), (2 * _KIB, 32 * _KIB)),
     **dict.fromkeys(("instr", "replace"), (8 * _KIB, 32 * _KIB)),
-    "snippet": (_KIB // 2, 2 * _KIB),  # it compares every hit in a row with every other
+    "snippet": (_KIB // 2, 2 * _KIB),  # it compares every match in a row with every other
     "highlight": (4 * _KIB, 16 * _KIB),
 }
 SLOW = frozenset(_SLOW)
 _PATTERNS = frozenset({"like", "glob"})
 _LINEAR = frozenset({"trim", "ltrim", "rtrim", "unhex", "instr", "replace"})
-# They return values of a subtype, or of a virtual table, which Python cannot make: above this length they are refused.
+# Python cannot return values with a subtype or of a virtual table: above this length these functions are refused.
 CAP = 64 * _KIB
 _CAPPED = {
     **dict.fromkeys(("json_patch", "jsonb_patch", "geopoly_overlap", "geopoly_within", "snippet"), CAP),
     "highlight": 8 * CAP,
 }
-PATTERN = 500  # bytes of a pattern of LIKE or GLOB: each may be compared with every byte of the text
-SHORT_PATTERN = 200  # the same, where the clock is rarely checked
-LONG_PATTERN = 100  # where the text is long: at most 1 MiB
+PATTERN = 500  # bytes of a LIKE or GLOB pattern, each of which may be compared with every byte of the text
+SHORT_PATTERN = 200  # the same limit where the clock is rarely checked
+LONG_PATTERN = 100  # for long texts of at most 1 MiB
 LONGER_PATTERN, LONGEST_PATTERN = 50, 16  # for texts of at most 8 MiB, and for longer ones
-FEW_CALLS = 8  # of slow functions, in one row; with more of them the limits are lower
-TOO_COMPLEX = "LIKE or GLOB pattern too complex"  # SQLite's error for a longer one
+FEW_CALLS = 8  # calls of slow functions per row; with more calls the limits are lower
+TOO_COMPLEX = "LIKE or GLOB pattern too complex"  # SQLite's error for a longer pattern
 SHORT_SET = 16  # characters for which Python's strip is faster than a loop
-MAX_SOUGHT = 1 << 20  # characters or bytes of what is sought: more would keep other threads waiting
+MAX_SOUGHT = 1 << 20  # characters or bytes of the searched value: more would block other threads
 PIECE = 1 << 20  # characters or bytes searched without a pause for other threads
 SPLIT = 1 << 16  # bytes split at each match without a pause: every byte may become an object
 MAX_PRODUCT = 1 << 24  # of two lengths, for the built-in unhex(X, Y)
@@ -61,15 +61,15 @@ class Tier(msgspec.Struct, frozen=True):
     """Limits under which a statement runs."""
 
     length: int | None  # of a value or a row; None is the connection's own limit
-    steps: int  # virtual machine steps between two looks at the clock
+    steps: int  # virtual machine steps between two checks of the clock
     pattern: int = PATTERN
     linear: bool = False  # the linear functions replace the built-in ones
 
 
 def tiers_of(functions: frozenset[str], cost: Cost = Cost()) -> tuple[Tier, ...]:  # noqa: B008
-    """Return the limits to try one after the other for a statement that calls `functions`; none if it has no slow one.
+    """Return the limits to try in turn for a statement that calls `functions`; none if no function is slow.
 
-    The next one is for values that are too long for the one before.
+    Each tier is for values that are too long for the previous one.
     """
     slow, by_arguments = _SLOW.keys() & functions, BY_ARGUMENTS & functions
     if not slow and not by_arguments:
@@ -108,12 +108,12 @@ def _json_lengths(arguments: int) -> tuple[int, int, int]:
 
 
 def capped(functions: frozenset[str]) -> str | None:
-    """Return the function of a statement that limits the length of its values most, if there is one."""
+    """Return the function with the lowest limit on the length of values, if there is one."""
     return min(_CAPPED.keys() & functions, key=lambda name: (_CAPPED[name], name), default=None)
 
 
 class LinearFunctions:
-    """Replacements of built-in functions, on one connection: equal to SQLite's, but text that is not UTF-8 fails.
+    """Replacements of built-in functions on one connection: equal to SQLite's, except that invalid UTF-8 text fails.
 
     A second argument longer than MAX_SOUGHT is refused.
     `check` raises once the time of the statement is up.
@@ -134,7 +134,7 @@ class LinearFunctions:
             db.create_scalar_function(name, function, arguments, deterministic=True, flags=apsw.SQLITE_INNOCUOUS)
 
     def instr(self, hay: Any, needle: Any) -> int | None:
-        """Return the place of `needle` in `hay`, from one: in bytes for two blobs, else in characters."""
+        """Return the position of `needle` in `hay`, from one: in bytes for two blobs, else in characters."""
         self._check()
         if hay is None or needle is None:
             return None
@@ -144,7 +144,7 @@ class LinearFunctions:
         if not what:
             return 1
         if is_text and _is_inside_character(what[0]):
-            return int(where.startswith(what))  # every other character begins with another byte
+            return int(where.startswith(what))  # SQLite compares only at starts of later characters, never such a byte
         found = self._find(where, what)
         if found < 0:
             return 0
@@ -157,14 +157,14 @@ class LinearFunctions:
             return None
         _check_sought("replace", old)
         whole, what = self._bytes(text), self._bytes(old)
-        if not what or what[0] == 0:  # SQLite takes a pattern that begins with NUL for an empty one
+        if not what or what[0] == 0:  # SQLite treats a pattern that begins with NUL as empty
             return whole.decode()
         if new is None:
             return None
         return self._replaced(whole, what, self._bytes(new))
 
     def _replaced(self, whole: bytes, what: bytes, into: bytes) -> str:
-        """Return `whole` with `into` for every `what`, piece by piece: other threads go on between two of them."""
+        """Return `whole` with `into` for every `what`, piece by piece, so that other threads run in between."""
         most, size, start = self._db.limit(apsw.SQLITE_LIMIT_LENGTH), 0, 0
         decoder, made = codecs.getincrementaldecoder("utf-8")(), []
         step = max(SPLIT, 2 * len(what))
@@ -183,7 +183,7 @@ class LinearFunctions:
         return "".join(made) + decoder.decode(b"", final=True)
 
     def trim(self, text: Any, chars: Any, left: bool, right: bool) -> str | None:
-        """Return `text` without those of `chars` at its ends."""
+        """Return `text` without the characters `chars` at its ends."""
         self._check()
         if text is None or chars is None:
             return None
@@ -219,7 +219,7 @@ class LinearFunctions:
         return len(text)
 
     def unhex(self, text: Any, ignored: Any) -> Any:
-        """Return the bytes of hexadecimal `text`; refuse what takes the built-in too long."""
+        """Return the bytes of hexadecimal `text`; raise if the built-in function would take too long."""
         self._check()
         if text is None or ignored is None:
             return None
@@ -241,7 +241,7 @@ class LinearFunctions:
         return found
 
 
-_INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+_INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that do not begin a character
 
 
 def _check_sought(name: str, value: Any) -> None:

@@ -1,7 +1,7 @@
-"""How long the program of a statement may run without a check of the clock, by the length of its values.
+"""Estimate of how long the program of a statement may run without a check of the clock, by the length of its values.
 
-SQLite checks the clock where a program jumps back, so that thousands of calls in one row run without a check. The
-opcodes are counted in the program, not in the text: SQLite copies expressions of subqueries to each place of their use.
+SQLite checks the clock only where a program jumps back, so thousands of calls in one row run without a check. The
+opcodes are counted in the program, not in the text: SQLite copies expressions of subqueries to each of their uses.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import msgspec
 # Nanoseconds per byte of a value, measured.
 _FUNCTION = 4
 _JSON_ARGUMENT = 4
-_PATTERN = 50  # for a pattern of 16 bytes, the longest one for long texts
+_PATTERN = 50  # for a pattern of 16 bytes, the maximum for long texts
 _OPERATORS = {
     **dict.fromkeys(("Eq", "Ne", "Lt", "Le", "Gt", "Ge", "Compare", "Concat", "Cast"), 1),
     **dict.fromkeys(("Add", "Subtract", "Multiply", "Divide", "Remainder", "BitAnd", "BitOr"), 1),
 }
 _CALLS = frozenset({"Function", "PureFunc", "AggStep", "AggStep1", "AggInverse", "AggFinal", "AggValue"})
 _JSON = "insert set replace remove extract array_insert patch"
-# Their cost is the number of arguments times the length of the first.
+# The cost of these functions is the number of arguments times the length of the first argument.
 BY_ARGUMENTS = frozenset(f"{kind}_{name}" for kind in ("json", "jsonb") for name in _JSON.split()) | {
     "->",
     "->>",
@@ -30,7 +30,7 @@ BY_ARGUMENTS = frozenset(f"{kind}_{name}" for kind in ("json", "jsonb") for name
 }
 _COMPARING = frozenset({"max", "min"})
 BUDGET = 3_000_000_000  # nanoseconds without a check
-MOST_WEIGHT = 10_000_000  # opcodes are not counted beyond
+MOST_WEIGHT = 10_000_000  # weight at which counting stops
 PLAIN = 500  # characters
 _TOKEN = re.compile(
     r"""(?P<skip>'(?:[^']|'')*'|`[^`]*`|\[[^\]]*+(?:\]|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z))"""
@@ -40,22 +40,22 @@ _TOKEN = re.compile(
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What the program of a statement costs."""
+    """Cost of a statement's program."""
 
     weight: int = 0  # nanoseconds per byte of its values, if every opcode runs once
-    slow_calls: int = 0  # of functions whose cost is the product of two lengths
-    arguments: int = 2  # most arguments of a function whose cost grows with them
+    slow_calls: int = 0  # calls of functions whose cost is the product of two lengths
+    arguments: int = 2  # maximum number of arguments of a function whose cost grows with them
 
     @property
     def length(self) -> int:
-        """Return the longest value for which the program, run once, ends in time."""
+        """Return the longest value for which one run of the program ends in time."""
         return BUDGET // max(self.weight, 1)
 
 
 def is_plain(sql: str) -> bool:
-    """Return whether a statement, unless it calls functions, is too short to cost much: its program need not be read.
+    """Return whether a statement without function calls is too short to cost much: its program need not be read.
 
-    In a subquery it may be long: SQLite copies the expressions.
+    In a subquery a short statement may grow: SQLite copies the expressions.
     """
     return len(sql) <= PLAIN and sql.lower().count("select") <= 1
 
@@ -63,7 +63,7 @@ def is_plain(sql: str) -> bool:
 def cost_of(sql: str, program: Iterable[tuple[Any, ...]], slow: Container[str]) -> Cost:
     """Return the cost of a statement whose opcodes, as EXPLAIN lists them, are `program`; count its calls of `slow`.
 
-    Programs of triggers follow the main one and are left out: those who made them are owners.
+    The programs of triggers follow the main program and are left out: only owners create triggers.
     """
     arguments = _arguments(sql)
     weight = calls = 0
@@ -83,7 +83,7 @@ def cost_of(sql: str, program: Iterable[tuple[Any, ...]], slow: Container[str]) 
 
 
 def _readable(program: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Leave out the opcodes of blobs that are not UTF-8: EXPLAIN shows them as text."""
+    """Leave out opcodes with blobs that are not UTF-8: EXPLAIN shows blobs as text."""
     while True:
         try:
             yield next(program)
@@ -103,7 +103,7 @@ def call_weight(name: str, arguments: int) -> int:
 
 
 def _arguments(sql: str) -> dict[str, int]:
-    """Return the most arguments with which each function is called in the text."""
+    """Return, for each function, the maximum number of arguments in the text."""
     found: dict[str, int] = {}
     open_calls: list[list[Any]] = []
     name = ""

@@ -1,4 +1,4 @@
-"""One run of a caller's statement: its arguments, its limits and its rows."""
+"""Execution of one statement of a caller: its arguments, its limits and its rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from headwater.sources.sqlite.row_fetch import as_blobs, collect, join
 from headwater.sources.sqlite.types import FROM_STORED, to_stored
 from headwater.sources.write import Result
 
-SPARE = 1 << 10  # bytes of a value past the limit of an answer, so that the error names the limit
+SPARE = 1 << 10  # bytes of a value allowed above the limit of an answer, so that the error names the limit
 SHORT_ROW = 1 << 18  # bytes
-SMALL_ROW = 8 << 20  # bytes: larger rows are read in a way that keeps no other thread waiting
+SMALL_ROW = 8 << 20  # bytes: larger rows are read in a way that does not block other threads
 
 
 def run_statement(
@@ -34,12 +34,12 @@ def run_statement(
     most: int | None = None,
     seconds: float | None = None,
 ) -> Result:
-    """Run one statement and collect its answer: `most` rows of it, within `seconds`, where they are given."""
+    """Run one statement and return its result: at most `most` rows, within `seconds`, where given."""
     statement = guard.examine(sql)
     _check_count(statement, args)
     guard.forget_statement()
     before = db.total_changes()
-    db.set_last_insert_rowid(0)  # so that only an INSERT of this statement shows
+    db.set_last_insert_rowid(0)  # shows only an INSERT of this statement
     try:
         with sqlite_errors(), guard.limited(seconds) as within, _memory_errors():
             limit = MAX_ROWS if most is None else most
@@ -69,7 +69,7 @@ def _memory_errors() -> Iterator[None]:
 
 
 def _reader(catalog: Catalog, statement: Statement) -> Callable[[Any], Row]:
-    """Return the function that turns a stored row into values."""
+    """Return the function that converts a stored row to values."""
     readers = [FROM_STORED.get(catalog.kind(column)) for column in statement.columns]
     if not any(readers):
         return tuple
@@ -89,16 +89,16 @@ def _fetch(
 ) -> tuple[AnswerRows, bool]:
     """Return the rows of a statement, and whether there are more; text that is not UTF-8 gets surrogates.
 
-    A statement that only reads runs with limits for small rows first. If a value is larger, or is not UTF-8, it runs
-    again with its text as blobs: those are copied, not decoded, while other threads wait. Unless `is_last`, a value
-    that is too large raises TooBigError: the statement runs again with wider limits.
+    A read-only statement first runs with limits for small rows. If a value is larger, or is not UTF-8, the statement
+    runs again with its text as blobs: other threads wait while these are copied, but not decoded. Unless `is_last`, a
+    value that is too large raises TooBigError: the caller runs the statement again with wider limits.
     """
     width, most = len(statement.columns), MEMORY.max_bytes
-    if not statement.read_only:  # it cannot run twice
+    if not statement.read_only:  # a statement that writes cannot run twice
         return collect(db.execute(sql, bindings), read, limit, to_end=True)
     small = SMALL_ROW // max(width, 1)
     cap = db.limit(apsw.SQLITE_LIMIT_LENGTH)
-    # Short values first: for those the clock is looked at less often, and its look keeps other threads waiting.
+    # Short values first: they need fewer checks of the clock, and each check blocks other threads.
     sizes = sorted({min(SHORT_ROW, small, cap), min(small, cap)})
     for place, size in enumerate(sizes):
         within(size)
@@ -121,7 +121,7 @@ def _fetch(
 
 
 def _check_count(statement: Statement, args: Args) -> None:
-    """InvalidRequest for more or fewer arguments than places; by name they are looked up as they are needed."""
+    """Raise InvalidRequest for too many or too few positional arguments; named arguments are looked up when needed."""
     wanted = len(statement.parameters)
     if not isinstance(args, dict) and len(args) != wanted:
         takes = "1 argument" if wanted == 1 else f"{wanted} arguments"

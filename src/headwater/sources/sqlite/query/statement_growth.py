@@ -1,7 +1,7 @@
-"""How large SQLite makes a statement before it runs it: it copies the columns of subqueries to each place of their use.
+"""Estimate of a statement's size in SQLite, which copies the columns of subqueries to each of their uses.
 
-Copies of nested copies take memory that grows with a power of two, and SQLite limits none of it. The size is counted
-in the tokens of the text, never too low: names are looked up without regard to the table that qualifies them.
+Nested copies grow in memory by powers of two, and SQLite limits none of it. The size is counted in tokens of the
+text and is never too low: names are looked up without regard to the table that qualifies them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import msgspec
 from headwater.errors import InvalidRequest
 from headwater.sources.sqlite.query.syntax.lexer import Token, Unsupported, folded, name_of, tokens
 
-MAX_NODES = 200_000  # of a statement with all columns of subqueries in their place, and opcodes of its program
-MAX_COUNTED = 500_000  # characters without text literals: counting them takes a second or two
-SHORT = 2_000  # characters of a statement with one SELECT, whose outputs are not counted at each use
-PLAIN_DEPTH = 20  # of brackets, BETWEEN and CASE: operands are not counted up to it
+MAX_NODES = 200_000  # tokens of a statement with all subquery columns copied to their uses, and opcodes of its program
+MAX_COUNTED = 500_000  # characters without text literals; counting so many takes a second or two
+SHORT = 2_000  # characters of a statement with one SELECT, up to which copies of outputs are not counted
+PLAIN_DEPTH = 20  # depth of brackets, BETWEEN and CASE up to which copies of operands are not counted
 _SELECT = re.compile("select", re.IGNORECASE)
 _COPYING = re.compile(r"between|case", re.IGNORECASE)
-_TCL_PARAMETER = re.compile(r"[$@#:][^\s($@#:]*+\(")  # whatever is between its brackets is no text literal to SQLite
-# What is not closed reaches to the end of the text, so that no text takes more than linear time.
+_TCL_PARAMETER = re.compile(r"[$@#:][^\s($@#:]*+\(")  # SQLite sees no text literal between such brackets
+# An unclosed literal or comment extends to the end of the text, so that matching takes linear time.
 _LITERALS = re.compile(
     r"""'[^']*+(?:''[^']*+)*+'|("[^"]*+(?:""[^"]*+)*+"|`[^`]*+(?:``[^`]*+)*+`|\[[^\]]*+(?:\]|\Z))|--[^\n]*+|/\*.*?(?:\*/|\Z)""",
     re.DOTALL,
@@ -36,7 +36,7 @@ _ENDS_FROM = frozenset({"WHERE", "GROUP", "HAVING", "ORDER", "LIMIT", "UNION", "
 _BEFORE_SOURCE = frozenset({"FROM", "JOIN", ","})
 _RENAMING = frozenset({"USING", "NATURAL"})
 
-Sizes = dict[str, int]  # of columns, by their folded names
+Sizes = dict[str, int]  # sizes of columns, by folded name
 Item = Any  # Token | Group
 
 TOO_LARGE = f"the statement has more than {MAX_NODES} parts once SQLite has copied columns and operands to their uses"
@@ -51,7 +51,7 @@ def too_large() -> InvalidRequest:
 
 
 def check_growth(sql: str, views: Mapping[str, str]) -> None:
-    """Raise InvalidRequest for a statement that SQLite would make too large; `views` are definitions by name."""
+    """Raise InvalidRequest for a statement that SQLite would make too large; `views` maps names to definitions."""
     bare = sql if _TCL_PARAMETER.search(sql) else _LITERALS.sub(lambda found: found[1] or " ", sql)
     text = folded(bare)
     is_view_used = any(folded(name) in folded(sql) or _QUOTE.search(name) for name in views)
@@ -89,7 +89,7 @@ def _check_columns(top: Group, views: Mapping[str, str], count: int) -> None:
 
 
 class Group(msgspec.Struct):
-    """What is between two brackets, or the whole text."""
+    """The tokens between two brackets, or of the whole text."""
 
     items: list[Item]
 
@@ -99,38 +99,38 @@ class Group(msgspec.Struct):
 
 
 class Column(msgspec.Struct):
-    """A column of a subquery: the names by which it may be known, and its size. No names: one that SQLite makes up."""
+    """A column of a subquery: its possible names and its size. Without names SQLite generates the name."""
 
     names: tuple[str, ...]
     size: int
 
 
 class Found(msgspec.Struct):
-    """What is known of a query: its columns, its size, and in how many arms of UNION it falls."""
+    """Result of counting a query: its columns, its size, and the number of UNION arms it expands to."""
 
     columns: list[Column]
     total: int
     arms: int = 1
-    is_exact: bool = True  # the columns are all there, in their order
+    is_exact: bool = True  # all columns are known, in order
     is_limited: bool = False  # a compound with LIMIT
 
 
 class Cte(msgspec.Struct):
-    """A name of WITH."""
+    """A WITH name."""
 
     names: list[str] | None
     group: Group
 
 
 class Scope(msgspec.Struct):
-    """The names of WITH that a query sees."""
+    """The WITH names that a query sees."""
 
     ctes: dict[str, Cte]
     outer: Scope | None
 
 
 def _copied(found: list[Token]) -> int:
-    """Return how many tokens SQLite may copy: those in the operands of BETWEEN and CASE, once for each around them."""
+    """Return how many tokens SQLite may copy: those in operands of BETWEEN and CASE, once for each enclosing one."""
     levels, depth, total = [_Level()], 0, 0
     before: Token | None = None
     for token in found:
@@ -163,7 +163,7 @@ def _copied(found: list[Token]) -> int:
 
 
 class _Level(msgspec.Struct):
-    """What is open between two brackets: CASE without its END, BETWEEN in one operand, and those without their AND."""
+    """Open constructs between two brackets: CASE without END, BETWEEN in one operand, BETWEEN without AND."""
 
     cases: int = 0
     betweens: int = 0
@@ -171,19 +171,19 @@ class _Level(msgspec.Struct):
 
 
 def _ends_operand(token: Token | None) -> bool:
-    """Whether END after `token` ends a CASE, and is not a column of that name."""
+    """Return whether END after `token` ends a CASE, rather than being a column of that name."""
     if token is None or token.kind == "op":
         return token is not None and token.word == ")"
     return token.kind != "word" or token.word not in _OPERATORS
 
 
 def _grouped(found: list[Token]) -> Group:
-    """Return the tokens by their brackets."""
+    """Return the tokens grouped by brackets."""
     top = Group([])
     stack = [top]
     for token, after in zip(found, found[1:], strict=False):
         if token.kind == "param" and after.word == "(" and after.start == token.end:
-            raise Unsupported("a parameter with brackets")  # one token to SQLite, whatever is between them
+            raise Unsupported("a parameter with brackets")  # SQLite reads all of this as one token
         if token.word == "(":
             group = Group([])
             stack[-1].items.append(group)
@@ -198,15 +198,15 @@ def _grouped(found: list[Token]) -> Group:
 
 
 class _Growth:
-    """Counts one statement. A copy is counted again where it sees other columns: the work is no more than the size."""
+    """Counter for one statement. A copy that sees other columns is counted again: the work never exceeds the size."""
 
     def __init__(self, views: Mapping[str, str], limit: int) -> None:
         self._views = {folded(name): sql for name, sql in views.items()}
         self._grouped_views: dict[str, Group | None] = {}
         self._limit, self._steps = limit, 0
         self._nothing: Sizes = {}
-        self._counted: dict[tuple[int, int], tuple[Found, Sizes]] = {}  # by the query and the columns it sees
-        self._active: set[int] = set()  # names of WITH and views that are being counted
+        self._counted: dict[tuple[int, int], tuple[Found, Sizes]] = {}  # by the query and the columns that it sees
+        self._active: set[int] = set()  # WITH names and views that are being counted
 
     def _step(self, count: int = 1) -> None:
         self._steps += count
@@ -214,7 +214,7 @@ class _Growth:
             raise too_large()
 
     def query(self, group: Group, outer: Sizes, scope: Scope | None) -> Found:
-        """Count a query, whose names may be columns of `outer`."""
+        """Count a query whose names may be columns of `outer`."""
         ctes = _ctes(group.items)
         if ctes:
             scope = Scope(ctes, scope)
@@ -293,7 +293,7 @@ class _Growth:
         return Found([Column((f"column{place}",), size) for place, size in enumerate(sizes, 1)], total)
 
     def _source(self, items: list[Item], place: int, outer: Sizes, scope: Scope | None) -> Iterator[Found]:
-        """Count what is joined at `place`."""
+        """Count the source at `place`."""
         item = items[place]
         if isinstance(item, Group) and item.is_query:
             yield self.query(item, outer, scope)
@@ -307,7 +307,7 @@ class _Growth:
             yield from self._named(folded(name_of(name)), outer, scope)
 
     def _named(self, name: str, outer: Sizes, scope: Scope | None) -> Iterator[Found]:
-        """Count a name of WITH, and a view of the same name, which may be meant."""
+        """Count a WITH name, and a view of the same name, which the statement may mean instead."""
         at = scope
         while at is not None and name not in at.ctes:
             at = at.outer
@@ -326,7 +326,7 @@ class _Growth:
 
     def _inside(self, group: Group, names: list[str] | None, outer: Sizes, scope: Scope | None) -> Iterator[Found]:
         if id(group) in self._active:
-            return  # it reads itself: the rows it has made so far
+            return  # a recursive query: it reads the rows it has produced so far
         key = id(group), id(outer)
         if key not in self._counted:
             self._active.add(id(group))
@@ -338,7 +338,7 @@ class _Growth:
         yield found if names is None else _renamed(found, names)
 
     def _size(self, items: Sequence[Item], sizes: Sizes, scope: Scope | None, *, is_clause: bool = False) -> int:
-        """Return the size of items with every column in its place; sources of a clause are counted elsewhere."""
+        """Return the size of items with all columns copied to their uses; sources of a clause are counted elsewhere."""
         self._step(len(items))
         skipped = set(_sources(items)) if is_clause else set()
         total = 0
@@ -349,7 +349,7 @@ class _Growth:
             elif isinstance(item, Group):
                 if item.is_query:
                     if before in ("AS", "MATERIALIZED"):
-                        continue  # a name of WITH is counted where it is used
+                        continue  # a WITH name is counted where it is used
                     counted = 1 + self.query(item, sizes, scope).total
                 else:
                     counted = 1 + self._size(item.items, sizes, scope)
@@ -388,20 +388,20 @@ _FROM = Token("word", "FROM", 0, 0, "FROM")
 
 
 def _is_limited(items: Sequence[Item]) -> bool:
-    """Return whether a query is a compound with LIMIT: SQLite flattens none into a join."""
+    """Return whether a query is a compound with LIMIT, which SQLite never flattens into a join."""
     words = [_word(item) for item in items]
     return "UNION" in words and "LIMIT" in words
 
 
 def _is_all(items: Sequence[Item]) -> bool:
-    """Return whether the arms of a query are joined by UNION ALL only: SQLite flattens no others."""
+    """Return whether only UNION ALL joins the arms of a query: SQLite flattens no other set operation."""
     words = [_word(item) for item in items]
     others = any(word in ("EXCEPT", "INTERSECT") for word in words)
     return not others and all(after == "ALL" for word, after in zip(words, words[1:], strict=False) if word == "UNION")
 
 
 def _ordinals(clauses: Sequence[Item]) -> int:
-    """Return how many numbers in GROUP BY and ORDER BY may stand for an output."""
+    """Return how many numbers in GROUP BY and ORDER BY may refer to an output."""
     start = next((place for place, item in enumerate(clauses) if _word(item) in ("GROUP", "ORDER")), len(clauses))
     return sum(isinstance(item, Token) and item.kind == "num" for item in _flat(clauses[start:]))
 
@@ -415,7 +415,7 @@ def _is_values(items: list[Item]) -> bool:
 
 
 def _flat(items: Sequence[Item]) -> Iterator[Item]:
-    """Yield the items, and those of the joins in brackets among them."""
+    """Yield the items, including those of joins in brackets."""
     for item in items:
         yield item
         if isinstance(item, Group) and not item.is_query:
@@ -423,7 +423,7 @@ def _flat(items: Sequence[Item]) -> Iterator[Item]:
 
 
 def _cores(items: list[Item]) -> Iterator[list[Item]]:
-    """Yield what is before the first SELECT or VALUES, and each of them with its clauses."""
+    """Yield the items before the first SELECT or VALUES, then each SELECT or VALUES with its clauses."""
     starts = [place for place, item in enumerate(items) if _word(item) in ("SELECT", "VALUES")]
     places = [0, *starts, len(items)]
     for start, end in zip(places, places[1:], strict=False):
@@ -432,7 +432,7 @@ def _cores(items: list[Item]) -> Iterator[list[Item]]:
 
 
 def _is_from(items: Sequence[Item], place: int) -> bool:
-    """Whether FROM at `place` begins a clause, and is not part of IS DISTINCT FROM."""
+    """Return whether FROM at `place` begins a clause, and is not part of IS DISTINCT FROM."""
     return _word(items[place]) == "FROM" and not (place and _word(items[place - 1]) == "DISTINCT")
 
 
@@ -441,7 +441,7 @@ def _ends_outputs(items: list[Item], place: int) -> bool:
 
 
 def _sources(items: Sequence[Item], *, is_from: bool = False) -> list[int]:
-    """Return the places of what is joined; `is_from` if the items are a join in brackets."""
+    """Return the positions of the joined sources; `is_from` if the items are a join in brackets."""
     found = []
     is_first = is_from
     for place, item in enumerate(items):
@@ -481,14 +481,14 @@ def _split(items: Sequence[Item]) -> Iterator[list[Item]]:
 
 
 def _names(output: list[Item]) -> tuple[str, ...]:
-    """Return the names that a column of the answer may have."""
+    """Return the names that a result column may have."""
     if len(output) > 1 and _word(output[-2]) == "AS" and isinstance(output[-1], Token):
         return (folded(name_of(output[-1])),)
     names = [item for item in _flat(output) if isinstance(item, Token) and item.kind in ("word", "quoted", "str")]
     is_plain = len(output) == 1 or (len(output) == 3 and _word(output[1]) == ".")
     if is_plain and isinstance(output[-1], Token) and names:
         return (folded(name_of(output[-1])),)
-    # It has the name of its last word, of its only column, or its own text.
+    # SQLite names the column after its last word, its only column, or its own text.
     return ("", *{folded(name_of(item)) for item in names})
 
 
@@ -520,14 +520,14 @@ def _listed(group: Group) -> list[str]:
 
 
 def _view_names(view: Group) -> list[str] | None:
-    """Return the names of its columns that CREATE VIEW lists."""
+    """Return the column names that CREATE VIEW lists; None if it lists none."""
     place = next((place for place, item in enumerate(view.items) if _word(item) == "AS"), 0)
     before = view.items[place - 1] if place else None
     return _listed(before) if isinstance(before, Group) else None
 
 
 def _united(first: Found, second: Found) -> Found:
-    """Join two arms of a UNION: names are those of the first one."""
+    """Join two arms of a UNION; the names are those of the first arm."""
     arms = first.arms + second.arms
     if first.is_exact and second.is_exact and len(first.columns) == len(second.columns):
         pairs = zip(first.columns, second.columns, strict=True)

@@ -1,4 +1,4 @@
-"""A SQLite file read by another process than the server that captures it: no lock, no triggers, no writes."""
+"""Reader of a SQLite file in another process than the capturing server: no lock, no triggers, no writes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from headwater.sources.sqlite.query.where import Predicates, SqliteCondition
 from headwater.sources.sqlite.read.reads import SqliteReads
 
 READERS = 8
-CHUNK_ROWS = 10_000  # they are objects, several jobs have some
+CHUNK_ROWS = 10_000  # rows per chunk: rows are Python objects, and several jobs hold chunks at once
 STATEMENT_SECONDS = 60.0  # no caller's statement runs here
 
 
 class SqliteReader(SqliteReads):
-    """Fulfils `BulkReader`. Reads the file `inode` at `path` as long as it holds the history `generation`."""
+    """Implementation of `BulkReader`: reads the file `inode` at `path` while it holds the history `generation`."""
 
     chunk_rows = CHUNK_ROWS
 
@@ -36,7 +36,7 @@ class SqliteReader(SqliteReads):
         self._check_file()
         db = open_file(self.path, read_only=True)
         try:
-            self._check_file()  # it is this file that was opened
+            self._check_file()  # checks that this is the file that was opened
         except BaseException:
             db.close()
             raise
@@ -80,7 +80,7 @@ class SqliteReader(SqliteReads):
             return reader.offset()
 
     def condition(self, table: Table, where: str) -> SqliteCondition:
-        """Return the predicate `where`, with an engine of its own: a slow one holds up no other job."""
+        """Return the predicate `where`, with an engine of its own, so that a slow predicate delays no other job."""
         return Predicates().condition(table, where)
 
     def status(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class SqliteReader(SqliteReads):
             return {"tables": sorted(layout.table.name for layout in layouts if layout.active)}
 
     def wake(self) -> None:
-        """Do nothing: no capture waits in this process."""
+        """Do nothing: no capture thread waits in this process."""
 
     def close(self) -> None:
         """Release the file."""

@@ -1,8 +1,8 @@
-"""Draws numbers that are evenly spread over a set nobody has counted: dense, full of gaps, or scattered. Pure.
+"""Draws of evenly spread members from a set of numbers of unknown size: dense, with gaps, or scattered. No I/O.
 
-The set is only known by looking around a number. A gap that is seen is drawn from no more; what is left is cut
-into strata that hold about as many of the set each, by the density seen in them, and every round draws one number
-from each stratum. So a million neighbours beside one number far away come out as well as numbers all over.
+The set is known only by lookups around a number. A gap that was found is excluded from later draws; the rest is cut
+into strata with about equally many members each, by the density found there, and every round draws one number from
+each stratum. So the spread is even for a million neighbours plus one distant number as for scattered numbers.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from itertools import accumulate, pairwise
 from random import Random
 from typing import NamedTuple
 
-ROUNDS = (512, 512)  # strata before those of the answer: each round sees ten times finer, or more
-TRIES = 8  # in a stratum that turns out to have a few large gaps
-MANY = 64  # gaps that are smaller than this part of a stratum are too many to find them all
+ROUNDS = (512, 512)  # strata of the rounds before the final one: each round resolves at least ten times finer
+TRIES = 8  # draws in a stratum that turns out to have a few large gaps
+MANY = 64  # gaps smaller than this fraction of a stratum are too many to find them all
 
 
-Gap = tuple[int, int]  # its first and its last number
+Gap = tuple[int, int]  # first and last number of the gap
 
 
 class Around(NamedTuple):
-    """Members of the set next to a number: those below it, downwards, and from it on, upwards."""
+    """Members of the set near a number: those below it, descending, and those from it on, ascending."""
 
     below: list[int]
     above: list[int]
 
     def gap(self, number: int) -> Gap | None:
-        """The numbers around `number` that are no members; None if it is one itself."""
+        """Return the gap around `number`; None if `number` is a member."""
         if self.above and self.above[0] == number:
             return None
         return (self.below[0] + 1 if self.below else number, self.above[0] - 1 if self.above else number)
 
 
 class Piece(NamedTuple):
-    """Numbers from `low` to `high`, both included, `density` of which are members."""
+    """Numbers from `low` to `high`, both included; `density` is the fraction that are members."""
 
     low: int
     high: int
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 
 class Open:
-    """The numbers that may be members: all but those in gaps that were seen."""
+    """The numbers that may be members: all outside the gaps found so far."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         self.pieces = pieces
@@ -55,14 +55,14 @@ class Open:
         self._before = [0, *accumulate(piece.size for piece in pieces)]
 
     def upto(self, number: int) -> int:
-        """How many of them there are up to `number`."""
+        """Return how many of these numbers are at most `number`."""
         place = bisect_right(self._lows, number)
         if not place:
             return 0
         return self._before[place] - max(self.pieces[place - 1].high - number, 0)
 
     def density(self, number: int, around: Around, room: int) -> float:
-        """How many of those around are members, if the gap that `number` lies in counts for at most `room`."""
+        """Return the fraction of members near `number`; the gap around it counts for at most `room`."""
         members = [*reversed(around.below), *around.above]
         way = self.upto(members[-1]) - self.upto(members[0])
         if gap := around.gap(number):
@@ -71,7 +71,7 @@ class Open:
 
 
 class Draw(NamedTuple):
-    """A member, and how many it stands for."""
+    """A member, and the number of members that it represents."""
 
     number: int
     members: float
@@ -81,7 +81,7 @@ Look = Callable[[int], Around]
 
 
 def spread(low: int, high: int, count: int, look: Look, random: Random) -> list[Draw]:
-    """About `count` members between `low` and `high`, which are the first and the last one."""
+    """Return about `count` members between `low` and `high`, the first and the last member."""
     left = Open(_octaves(low, high))
     draws: list[Draw] = []
     for strata in (*ROUNDS, count):
@@ -97,14 +97,14 @@ def spread(low: int, high: int, count: int, look: Look, random: Random) -> list[
 
 
 def _octaves(low: int, high: int) -> list[Piece]:
-    """A first guess: members crowd at the ends and around zero, if anywhere."""
+    """Return the first estimate: members are densest at the ends and around zero."""
     powers = [1 << power for power in range(64)]
     edges = {edge for p in powers for edge in (p, -p, low + p, high + 1 - p) if low < edge <= high} | {low, high + 1}
     return [Piece(a, b - 1, 1 / (b - a)) for a, b in pairwise(sorted(edges))]
 
 
 def _strata(pieces: list[Piece], count: int) -> Iterator[list[Piece]]:
-    """`pieces` in at most `count` portions, in order, that hold about as many members each."""
+    """Yield `pieces` in at most `count` ordered portions with about equally many members each."""
     share = sum(piece.size * piece.density for piece in pieces) / count
     portion: list[Piece] = []
     held = 0.0
@@ -126,7 +126,7 @@ def _strata(pieces: list[Piece], count: int) -> Iterator[list[Piece]]:
 
 
 def _draw(stratum: list[Piece], known: Open, look: Look, random: Random) -> tuple[Draw, list[Piece]] | None:
-    """A member of the stratum or next to it, and what is left of the stratum with the density seen there."""
+    """Return a member in or next to the stratum, and the rest of the stratum with the density found there."""
     left, whole = stratum, _size(stratum)
     size = whole
     for _ in range(TRIES):
@@ -141,7 +141,7 @@ def _draw(stratum: list[Piece], known: Open, look: Look, random: Random) -> tupl
         before, size = size, _size(left)
         if before - size < size // MANY:
             break
-    # Where only gaps were seen, all of the stratum is like what lies around the last one.
+    # If only gaps were found, assume the density around the last gap for the whole stratum.
     members = known.density(number, around, room=whole) * (size if gap is None else whole)
     seen = [piece._replace(density=members / size) for piece in left]
     return Draw((around.above or around.below)[0], members), seen
@@ -160,7 +160,7 @@ def _nth(pieces: list[Piece], n: int) -> int:
 
 
 def _without(pieces: Iterable[Piece], gap: Gap) -> Iterator[Piece]:
-    """`pieces` less the numbers in `gap`."""
+    """Yield `pieces` without the numbers in `gap`."""
     for piece in pieces:
         if gap[1] < piece.low or gap[0] > piece.high:
             yield piece

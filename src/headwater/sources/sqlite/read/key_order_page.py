@@ -1,4 +1,4 @@
-"""Reading a table in key order, a bounded stretch at a time, each with the offset of its own read."""
+"""Reads of a table in key order, one bounded chunk at a time, each with the offset of its own read."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from headwater.sources.sqlite.sql import column_list, order_by
 from headwater.sources.sqlite.types import Stored, to_stored
 
 MAX_BYTES = 16 * 1024 * 1024
-SLICE = 64  # rows taken from SQLite at a time
-WEIGHED = 32  # of so many rows one is weighed for all
+SLICE = 64  # rows fetched from SQLite at a time
+WEIGHED = 32  # one of so many rows is measured for all of them
 
 StoredRow = tuple[Any, ...]
-# What SQLite turns into a number where a column wants numbers; other text stays text, above all of them.
+# Text that SQLite converts to a number in a numeric column; other text remains text and sorts above all numbers.
 _NUMERIC = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 
 
 def read_chunk(reader: Connected, name: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
-    """At most `limit` rows (and about 16 MiB) with keys after `after`, inside `span`."""
+    """Return at most `limit` rows (and about 16 MiB) with keys after `after`, inside `span`."""
     shape = reader.catalog.shape(name)
     table = shape.table
     offset = reader.offset()
@@ -48,17 +48,17 @@ def read_chunk(reader: Connected, name: str, *, after: Key | None, span: Span | 
     if last is not None and bounds is not None and bounds.is_past(last):
         last = None
     elif last is not None and None in (key := table.key_of(last)):
-        # NULLs in a key are equal to nothing: rows that share them stay together.
+        # NULLs in a key are never equal, so rows that share such a key must be in one chunk.
         stored = [row for row in stored if table.key_of(row) != key] + _twins(reader.db, table, key)
     decode = row_decoder(Layout(0, shape))
     rows = stored if bounds is None else bounds.inside(stored)
-    if decode is not tuple:  # else the stored values are the values, and apsw's rows are tuples
+    if decode is not tuple:  # otherwise stored values are the values, and apsw's rows are tuples
         rows = list(map(decode, rows))
     return Chunk(table, tuple(rows), offset, None if last is None else table.key_of(decode(last)))
 
 
 class _Bounds:
-    """A span over stored rows, which come in the order of their places."""
+    """A span applied to stored rows, which are sorted by their encoded keys."""
 
     def __init__(self, table: Table, span: Span) -> None:
         self._span = span
@@ -66,23 +66,23 @@ class _Bounds:
         self._place: Callable[[StoredRow], bytes] = lambda row: place(key_of(row))
 
     def is_past(self, row: StoredRow) -> bool:
-        """Whether `row` lies behind the end."""
+        """Return whether `row` is beyond the end of the span."""
         return self._span.end is not None and self._place(row) >= self._span.end
 
     def inside(self, rows: list[StoredRow]) -> list[StoredRow]:
-        """Those of `rows`, which are in order, that lie in the span."""
+        """Return those of the sorted `rows` that are in the span."""
         low = bisect_left(rows, self._span.start, key=self._place)
         end = self._span.end
         return rows[low:] if end is None else rows[low : bisect_left(rows, end, low, key=self._place)]
 
 
-# --- taking rows -----------------------------------------------------------------------------------------
+# --- fetching rows ---------------------------------------------------------------------------------------
 
 
 def _fetch(
     db: apsw.Connection, sql: str, bindings: list[Stored], width: int, limit: int, bounds: _Bounds | None
 ) -> tuple[list[StoredRow], bool]:
-    """The first rows of `sql`, at most `limit` and about MAX_BYTES; whether there may be others."""
+    """Return the first rows of `sql`, at most `limit` and about MAX_BYTES, and whether there may be more."""
     sql += f" LIMIT {limit + 1}"
     try:
         return _taken(db.execute(sql, bindings), limit, bounds)
@@ -95,7 +95,7 @@ def _taken(cursor: apsw.Cursor, limit: int, bounds: _Bounds | None) -> tuple[lis
     weight = heaviest = 0
     try:
         while len(found) <= limit and weight < MAX_BYTES:
-            # A slice of rows like the heaviest so far is an eighth of what is left: one sudden row is no flood.
+            # A slice of rows as large as the largest so far takes an eighth of the rest: one large row is harmless.
             size = min(SLICE, limit + 1 - len(found), max((MAX_BYTES - weight) // (8 * heaviest or MAX_BYTES), 1))
             some = list(islice(cursor, size))
             if not some:
@@ -107,7 +107,7 @@ def _taken(cursor: apsw.Cursor, limit: int, bounds: _Bounds | None) -> tuple[lis
             if bounds is not None and bounds.is_past(some[-1]):
                 return found, True
     finally:
-        cursor.close()  # an unfinished statement would keep its read transaction
+        cursor.close()  # an unfinished statement would keep its read transaction open
     return found[:limit], True
 
 
@@ -121,7 +121,7 @@ def _twins(db: apsw.Connection, table: Table, key: Key) -> list[StoredRow]:
     return fetch(db.execute, sql, list(map(_bound, key)), len(table.columns))
 
 
-# --- where to begin --------------------------------------------------------------------------------------
+# --- start position --------------------------------------------------------------------------------------
 
 
 def _statement(table: Table, after: Key | None, span: Span | None) -> tuple[str, list[Stored]]:
@@ -135,9 +135,9 @@ def _statement(table: Table, after: Key | None, span: Span | None) -> tuple[str,
 
 
 def _beyond(table: Table, after: Key) -> tuple[str, list[Stored]]:
-    """Keys greater than `after`."""
+    """Return the condition for keys greater than `after`."""
     if None not in after:
-        # A NULL in a row makes this NULL where the row stands before `after`: NULLs sort first.
+        # A NULL in a row's key makes this NULL only where the row sorts before `after`: NULLs sort first.
         return _compared(table, ">", after)
     parts: list[str] = []
     bindings: list[Stored] = []
@@ -151,12 +151,12 @@ def _beyond(table: Table, after: Key) -> tuple[str, list[Stored]]:
     beyond = "(" + " OR ".join(f"({part})" for part in parts) + ")"
     if after[0] is None:
         return beyond, bindings
-    # Says nothing new, but lets SQLite seek in the key's index: an OR alone reads it from the start.
+    # The redundant comparison lets SQLite seek in the key's index: an OR alone reads the index from the start.
     return f"{ident(table.key[0])} >= {_mark(after[0])} AND {beyond}", [_bound(after[0]), *bindings]
 
 
 def _from(table: Table, start: bytes) -> tuple[str, list[Stored]]:
-    """Keys whose place is at or behind `start`, and maybe some before it: where SQLite can seek to."""
+    """Return a condition for keys at or after `start`, and possibly some before, to which SQLite can seek."""
     found = _key_at(start)
     if found is None:
         return "", []
@@ -169,7 +169,7 @@ def _from(table: Table, start: bytes) -> tuple[str, list[Stored]]:
 
 
 def _key_at(start: bytes) -> tuple[Key, str] | None:
-    """The key a span begins at or, where the bytes are those behind all that begin with a key, after."""
+    """Return the key at which a span begins (>=), or after whose prefix it begins (>)."""
     candidates = [(start, ">=")]
     if start[-1:] > b"\0":
         candidates.append((start[:-1] + bytes([start[-1] - 1]), ">"))  # see `prefix_end`
@@ -181,7 +181,7 @@ def _key_at(start: bytes) -> tuple[Key, str] | None:
 
 
 def _compares_by_place(column: Column, value: Value) -> bool:
-    """Whether SQLite, comparing a bound `value` with `column`, leaves it what it is."""
+    """Return whether SQLite leaves a bound `value` unchanged in a comparison with `column`."""
     wants = affinity(column)
     match value:
         case bytes():
@@ -201,12 +201,12 @@ def _compared(table: Table, comparison: str, key: Key) -> tuple[str, list[Stored
 
 
 def _mark(value: Value) -> str:
-    # The plus: a CAST alone has an affinity, which would turn the numbers of a column without one into text.
+    # The plus removes the affinity of CAST, which would turn the numbers of a column without affinity into text.
     return "+CAST(? AS TEXT)" if isinstance(value, str) and is_broken_text(value) else "?"
 
 
 def _bound(value: Value) -> Stored:
-    """What to bind at `_mark(value)`: text that is not UTF-8 can only be bound as its bytes."""
+    """Return the value to bind at `_mark(value)`: text that is not UTF-8 can only be bound as bytes."""
     if isinstance(value, str) and is_broken_text(value):
         return value.encode("utf-8", "surrogateescape")
     return to_stored(value)

@@ -19,9 +19,9 @@ from headwater.sources.sqlite.write.session import SqliteSession
 
 
 class SqliteReads:
-    """Fulfils the part of `Readable` that reads tables. Thread-safe.
+    """Implementation of the part of `Readable` that reads tables. Thread-safe.
 
-    `check_history` raises while rows of the file must not be mixed with changes of the log.
+    `check_history` raises while rows of the file must not be combined with changes of the log.
     """
 
     def __init__(self, pool: Pool, predicates: Predicates, check_history: Callable[[], None] = lambda: None) -> None:

@@ -1,4 +1,4 @@
-"""A sample of a table's rows: evenly spread, with what each of them weighs and stands for."""
+"""Evenly spread sample of a table's rows, with the size of each row and the number of rows it represents."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.read.even_spread import Around, spread
 from headwater.sources.sqlite.row_fetch import fetch
 
-NEAR = 8  # rows looked at on either side of a drawn number
-ROW_BYTES = 8  # what a row costs beside its values
-SEED = 1  # the same table gives the same sample
+NEAR = 8  # rows read on either side of a drawn number
+ROW_BYTES = 8  # overhead of a row in addition to its values
+SEED = 1  # fixed, so that a table always gives the same sample
 
 Stored = tuple[Any, ...]
-Drawn = tuple[Stored, float]  # a stored row, and how many it stands for
+Drawn = tuple[Stored, float]  # a stored row, and the number of rows it represents
 
 
 def read_sample(reader: Connected, name: str, size: int) -> Sample:
-    """About `size` rows of table `name`, all of them if it has fewer."""
+    """Return about `size` rows of table `name`, or all rows if it has fewer."""
     shape = reader.catalog.shape(name)
     size = max(size, 1)
     rows = _Rows(reader, shape.table)
@@ -38,7 +38,7 @@ def read_sample(reader: Connected, name: str, size: int) -> Sample:
 
 
 class _Rows:
-    """Reads of one table: its key, and the lengths of all its values without the values."""
+    """Reads of one table: keys, and the lengths of all values instead of the values."""
 
     def __init__(self, reader: Connected, table: Table) -> None:
         self._run = reader.db.execute
@@ -48,11 +48,11 @@ class _Rows:
         self._select = f"SELECT {', '.join(cells)} FROM {self._name} "
 
     def get(self, rest: str, bindings: tuple[int, ...] = ()) -> list[Stored]:
-        """The rows of the table that `rest` of the statement lets through."""
+        """Return the rows that the statement ending in `rest` selects."""
         return fetch(self._run, self._select + rest, bindings, self._width)
 
     def by_rowid(self, rowid: str, size: int) -> list[Drawn]:
-        """Rows drawn by number: what the table weighs does not matter."""
+        """Draw rows by rowid: the cost does not depend on the size of the table."""
         below = f"SELECT {rowid} FROM {self._name} WHERE {rowid} < ? ORDER BY {rowid} DESC LIMIT {NEAR}"
         above = f"SELECT {rowid} FROM {self._name} WHERE {rowid} >= ? ORDER BY {rowid} LIMIT {NEAR}"
 
@@ -69,7 +69,7 @@ class _Rows:
         return [number for (number,) in found]
 
     def by_scan(self, size: int) -> list[Drawn]:
-        """Rows drawn by chance while the whole table goes by: without a rowid nothing else tells where it is full."""
+        """Draw random rows in a scan of the whole table: without a rowid the distribution of keys is unknown."""
         total: Any = self._run(f"SELECT count(*) FROM {self._name}").get
         found = self.get("WHERE (random() & 9223372036854775807) % ? = 0", (max(total // size, 1),))
         found = found or self.get("LIMIT 1")

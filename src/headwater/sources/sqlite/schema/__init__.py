@@ -1,1 +1,1 @@
-"""Tables and views as the schema of SQLite has them."""
+"""Tables and views as defined in SQLite's schema."""

@@ -1,4 +1,4 @@
-"""Reading table shapes out of SQLite's own schema: columns, keys, and every UNIQUE rule a REPLACE can break."""
+"""Table shapes read from SQLite's schema: columns, keys, and every UNIQUE rule that a REPLACE can break."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ class Unique(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A table and what its triggers must know."""
+    """A table with the facts that its triggers depend on."""
 
     table: Table
-    rowid: str | None  # the name by which the rowid can be reached, None for WITHOUT ROWID
-    uniques: tuple[Unique, ...]  # beside the key itself
+    rowid: str | None  # a name that refers to the rowid; None for WITHOUT ROWID
+    uniques: tuple[Unique, ...]  # in addition to the key
 
     @property
     def spare_rowid(self) -> str | None:
-        """The rowid, where it tells rows apart beside the key: an explicit one can collide, too."""
+        """Return the rowid if it is not the key: an explicit rowid can collide, too."""
         key = [column for column in self.table.columns if column.name in self.table.key]
         return None if any(column.auto or column.hidden for column in key) else self.rowid
 
     @property
     def key_is_plain(self) -> bool:
-        """Whether Python can tell equal keys as SQLite would."""
+        """Return whether Python can compare keys for equality as SQLite does."""
         names = set(self.table.key)
         return all(c.collation in PLAIN_COLLATIONS for c in self.table.columns if c.name in names)
 
 
 def table_names(db: apsw.Connection) -> list[str]:
-    """Ordinary tables of the user: no views, no virtual tables and their shadows, nothing of ours."""
+    """Return the user's ordinary tables: no views, no virtual tables or their shadow tables, none of ours."""
     rows = db.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' ORDER BY name")
     return [name for (name,) in rows if not name.startswith(("sqlite_", OURS))]
 
 
 def virtual_names(db: apsw.Connection) -> list[str]:
-    """Virtual tables: SQLite allows no triggers on them."""
+    """Return the virtual tables, on which SQLite allows no triggers."""
     rows = db.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'virtual' ORDER BY name")
     return [name for (name,) in rows]
 
 
 def read_shape(db: apsw.Connection, name: str, kinds: Mapping[str, str] | None = None) -> Shape:
-    """The shape of table `name` as it is now. `kinds` tells what a declared type cannot."""
+    """Return the current shape of table `name`; `kinds` gives kinds that the declared types do not express."""
     info = list(db.execute('SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid', (name,)))
     key = tuple(column for column, _, _, pk, _ in sorted(info, key=lambda row: row[3]) if pk)
     rowid = _rowid_name(db, name, {column.lower() for column, *_ in info})
@@ -69,14 +69,14 @@ def read_shape(db: apsw.Connection, name: str, kinds: Mapping[str, str] | None =
             declared=declared,
             nullable=not notnull,
             generated=hidden in (2, 3),
-            auto=bool(pk and rowid and not indexed),  # the key without an index of its own is the rowid
+            auto=bool(pk and rowid and not indexed),  # a key without an index of its own is the rowid
             collation=(db.column_metadata("main", name, column)[1]).upper(),
         )
         for column, declared, notnull, pk, hidden in info
         if hidden != 1
     )
     if not key:
-        if rowid is None:  # every name of the rowid is taken by a column: rows cannot be told apart
+        if rowid is None:  # columns use every name of the rowid, so rows cannot be identified
             return Shape(Table(name, columns), None, ())
         columns = (*columns, Column(rowid, kind="i64", hidden=True, nullable=False))
         key = (rowid,)
@@ -104,12 +104,12 @@ def _uniques(db: apsw.Connection, name: str) -> Iterator[Unique]:
 
 
 def _terms(db: apsw.Connection, index: str) -> list[tuple[str | None, str]]:
-    """Column (None for an expression) and collation of each term of an index."""
+    """Return the column (None for an expression) and the collation of each term of an index."""
     return list(db.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key ORDER BY seqno", (index,)))
 
 
 def key_compares_as_columns_do(db: apsw.Connection, table: Table) -> bool:
-    """False for PRIMARY KEY (k COLLATE x) on a column of another collation: nothing else compares such keys."""
+    """Return False for PRIMARY KEY (k COLLATE x) on a column of another collation, which we cannot compare."""
     own = {column.name: column.collation for column in table.columns}
     indexes = db.execute("SELECT name FROM pragma_index_list(?) WHERE origin = 'pk'", (table.name,))
     terms = [term for (index,) in list(indexes) for term in _terms(db, index)]
@@ -123,12 +123,12 @@ _ORDER = re.compile(r"\s+(ASC|DESC)\s*$", re.IGNORECASE)
 
 
 def mask(sql: str) -> str:
-    """`sql` with strings, quoted names and comments blanked, every character in its place."""
+    """Return `sql` with strings, quoted names and comments blanked out, at unchanged positions."""
     return _SKIP.sub(lambda found: "x" * len(found.group()), sql)
 
 
 def split_index(sql: str) -> tuple[list[str], str]:
-    """The terms and the WHERE of a CREATE INDEX text. SQLite has no pragma for expressions."""
+    """Return the terms and the WHERE of a CREATE INDEX text; SQLite has no pragma for expressions."""
     masked = mask(sql)
     opening = masked.index("(")
     terms, depth, start = [], 0, opening + 1

@@ -1,4 +1,4 @@
-"""Views of a file, remembered: one that is defined anew changes the answers of queries without a change of any row."""
+"""Stored definitions of a file's views: a redefined view changes the results of queries without a row change."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import msgspec
 
 _PLAIN = re.compile(r"[\w$]+")
 
-Texts = Mapping[str, str | None]  # view to its definition; None of one that is no more
+Texts = Mapping[str, str | None]  # view to its definition; None for a dropped view
 
 
 def moved(before: Texts, now: Mapping[str, str]) -> list[str]:
-    """The views that went, came back, or are defined anew. A new one was in no query yet."""
+    """Return the views that were dropped, re-created or redefined; a new view is in no query yet."""
     return [name for name, text in before.items() if now.get(name) != text]
 
 
 def remembered(before: Texts, now: Mapping[str, str]) -> dict[str, str | None]:
-    """What to compare with next time."""
+    """Return the definitions to compare with next time."""
     return {**dict.fromkeys(before, None), **now}
 
 
 def read_by(name: str, texts: Texts, tables: Collection[str]) -> set[str]:
-    """The tables that a view may read, itself or by views in it: all that its text could name. Rather one too many."""
+    """Return the tables that a view may read, directly or through other views: every table its text could name."""
     found: set[str] = set()
     left, seen = [name], {name}
     while left:
@@ -43,5 +43,5 @@ def _is_named(name: str, text: str) -> bool:
 
 
 def parse(text: str) -> dict[str, str | None]:
-    """The views as they were kept."""
+    """Return the stored view definitions."""
     return msgspec.json.decode(text, type=dict[str, str | None]) if text else {}

@@ -1,4 +1,4 @@
-"""Taking Headwater out of a file: nothing of it stays behind."""
+"""Removal of every trace of Headwater from a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUSY_MS = 5_000
 
 
 def _leave_wal(db: apsw.Connection, path: str, mode: str) -> None:
-    db.set_busy_handler(None)  # who has the file open will not close it at once
+    db.set_busy_handler(None)  # a program that has the file open will not close it soon, so waiting is useless
     try:
         changed = str(db.pragma("journal_mode", mode))
     except apsw.BusyError:
@@ -41,7 +41,8 @@ def detach(path: str, *, config: SqliteConfig) -> None:
         with file.connect().guard.own() as db:
             with sqlite_errors(path):
                 before = meta(db, "journal_mode_before") if is_installed(db) else ""
-            if before and before != "wal":  # first: while others have the file open it fails, and nothing is changed
+            # First, because this step fails while other programs have the file open, and then nothing is changed.
+            if before and before != "wal":
                 _leave_wal(db, path, before)
             try:
                 with sqlite_errors(path), immediate(db):
@@ -49,5 +50,5 @@ def detach(path: str, *, config: SqliteConfig) -> None:
             except HeadwaterError:
                 if before and before != "wal":
                     with contextlib.suppress(apsw.Error):
-                        db.pragma("journal_mode", "wal")  # as it was
+                        db.pragma("journal_mode", "wal")  # restores the mode
                 raise

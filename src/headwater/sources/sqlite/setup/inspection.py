@@ -1,4 +1,4 @@
-"""A SQLite file inspected from outside, served or not: for `headwater doctor` and `headwater source`."""
+"""Inspection of a SQLite file from outside, served or not, for `headwater doctor` and `headwater source`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAGIC = b"SQLite format 3\0"
 
 
 def inspect(name: str, path: str, config: SqliteConfig) -> Inspection:
-    """Check one database file. Later checks are left out when an earlier one makes them senseless."""
+    """Check one database file; later checks are skipped if an earlier one makes them meaningless."""
     checks = [check for check in (_file(name, path), _holder(name, path)) if check]
     if not os.path.exists(path) or any(check.state == "fail" for check in checks):
         return Inspection(checks, is_readable=False)
@@ -54,7 +54,7 @@ def _file(name: str, path: str) -> Check:
         return Check(name, "fail", f"{path} cannot be read and written", f"chown or chmod u+rw {path}")
     if not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):
         return Check(name, "fail", f"the folder of {path} cannot be written", "SQLite keeps its -wal file there.")
-    # Before SQLite opens the file: closing a second descriptor would drop its locks.
+    # Runs before SQLite opens the file: closing a second descriptor would drop SQLite's locks.
     with open(path, "rb") as opened:
         head = opened.read(len(MAGIC))
     if head and head != MAGIC:
@@ -63,7 +63,7 @@ def _file(name: str, path: str) -> Check:
 
 
 def _holder(name: str, path: str) -> Check | None:
-    """Who serves the file now, told by the lock beside it."""
+    """Return which process serves the file, according to its lock file; None if none does."""
     try:
         opened = os.open(os.path.realpath(path) + SUFFIX, os.O_RDONLY)
     except OSError:

@@ -1,6 +1,6 @@
-"""Interactive transactions: their own connection and snapshot, the writer's place from the first write on.
+"""Interactive transactions: each has its own connection and snapshot, and the writer's turn from its first write on.
 
-They hold that place for a short time only. Past it they are rolled back and say `tx_expired`.
+A transaction holds that turn for a short time only. After that it is rolled back and reports `tx_expired`.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from headwater.sources.sqlite.write.writer import Ledger, Writer
 from headwater.sources.write import Session, Work, Written
 
 T = TypeVar("T")
-READ_SECONDS = 30.0  # a snapshot older than this keeps the WAL from being reused
-TURNS = 3  # a write waits for its place as long as this many others may hold it, then it is told `busy`
-_RETRY_SECONDS = 0.0005  # SQLite itself does not wait for a lock on behalf of a transaction that has read
+READ_SECONDS = 30.0  # a snapshot older than this prevents reuse of the WAL
+TURNS = 3  # a write waits as long as this many others may hold the turn, then fails with `busy`
+_RETRY_SECONDS = 0.0005  # SQLite itself does not wait for a lock in a transaction that has already read
 
 
 class _Stale(Exception):
-    """Others wrote since the snapshot was taken, and nobody has seen anything of it."""
+    """Others wrote after the snapshot was taken, and no result of the snapshot was returned yet."""
 
 
 class Place:
-    """The writer's place, lent to one transaction until it gives it back or its time is up."""
+    """The writer's turn, lent to one transaction until the transaction returns it or its time is up."""
 
     def __init__(self, seconds: float, idle_seconds: float) -> None:
         self._seconds, self._idle = seconds, idle_seconds
         self._granted = threading.Event()
         self._returned = threading.Event()
-        self._until = math.inf  # its time begins when the file's lock is taken: foreign writers do not use it up
+        self._until = math.inf  # set when the file's lock is taken: waiting for foreign writers does not count
         self._touched = 0.0
         self._working = True
 
     def hold(self, expire: Callable[[], None]) -> None:
-        """Runs in the writer thread: wait until the place is returned, or take it back."""
+        """Wait in the writer thread until the turn is returned; call `expire` once its time is up."""
         self._touched = time.monotonic()
         self._granted.set()
         while not self._returned.is_set():
@@ -62,24 +62,24 @@ class Place:
         return self._granted.wait(timeout)
 
     def wake(self) -> None:
-        """End a wait: the transaction is over."""
+        """End a wait, because the transaction is over."""
         self._granted.set()
 
     def start(self) -> None:
-        """The file's lock is taken: from now on others wait."""
+        """Start the time limit: the file's lock is taken, and other writers wait."""
         self._until = time.monotonic() + self._seconds
 
     def working(self, now: bool) -> None:
-        """Whether a step is queued or running: an idle transaction loses the place sooner."""
+        """Set whether a step is queued or running: an idle transaction loses the turn sooner."""
         self._touched, self._working = time.monotonic(), now
 
     def give_back(self) -> None:
-        """Let the writer go on."""
+        """Return the turn to the writer."""
         self._returned.set()
 
 
 class SqliteTx(Interactive):
-    """It reads by a snapshot of its own, and writes in the writer's place."""
+    """Interactive transaction that reads from its own snapshot and writes in the writer's turn."""
 
     nudge_seconds = 0.01
 
@@ -104,8 +104,8 @@ class SqliteTx(Interactive):
         self._seconds, self._idle_seconds = seconds, idle_seconds
         self._finished, self._lost = finished, lost
         self._place: Place | None = None
-        self._fresh = True  # no step has been answered yet
-        # Guards `_steps`; also held to interrupt, so that nothing interrupts a connection being closed.
+        self._fresh = True  # no step has returned a result yet
+        # Guards `_steps`; also held during an interrupt, so that nothing interrupts a connection being closed.
         self._side = threading.Lock()
         self._steps = 0  # queued or running
         guard.run("BEGIN")
@@ -131,12 +131,12 @@ class SqliteTx(Interactive):
         return value
 
     def _begin_as_writer(self) -> None:
-        """Nobody was told anything of this transaction yet: it may as well begin now."""
+        """Restart the transaction as a writer, which is safe while no step has returned a result."""
         self._guard.run("ROLLBACK")
         try:
             self._guard.run("BEGIN IMMEDIATE")
             self._ledger.open()
-        except apsw.BusyError as error:  # it stays open, as fresh as it was
+        except apsw.BusyError as error:  # the transaction remains open and fresh
             self._leave_place()
             self._guard.run("BEGIN")
             self._guard.run("SAVEPOINT step")
@@ -150,16 +150,16 @@ class SqliteTx(Interactive):
                 self._guard.run("ROLLBACK TO step")
                 self._guard.run("RELEASE step")
                 return to_error(error) if isinstance(error, apsw.Error) else error
-        except apsw.Error:  # interrupted or closed meanwhile
+        except apsw.Error:  # interrupted or closed concurrently
             self._doomed = True
-        # If nobody ended it, OR ROLLBACK or a full disk took the whole transaction.
+        # If nothing ended the transaction from outside, OR ROLLBACK or a full disk rolled all of it back.
         self._end("expired" if self._doomed else "lost")
         if self._doomed:
             return self._over()
         return to_error(error) if isinstance(error, apsw.Error) else error
 
     def _take_place(self) -> None:
-        """Called by the session ahead of a write, inside a step."""
+        """Wait for the writer's turn; called by the session before a write, inside a step."""
         if self.read_only:
             raise InvalidRequest("the transaction is read-only", hint='Begin one without "read_only".')
         if self._place is not None:
@@ -179,7 +179,7 @@ class SqliteTx(Interactive):
         self._start_place()
 
     def _take_lock(self) -> None:
-        """Become the file's writer; refused if others wrote since this transaction showed its snapshot to anybody."""
+        """Take the file's write lock; Busy if others wrote after this transaction returned data of its snapshot."""
         deadline = time.monotonic() + BUSY_SECONDS
         while not self._doomed:
             try:
@@ -217,7 +217,7 @@ class SqliteTx(Interactive):
                 doomed = self._doomed or isinstance(error, apsw.ConnectionClosedError)
                 self._end("expired" if doomed else "rolled back")
                 raise (self._over() if doomed else to_error(error)) from error
-            fault = self._lost() if written.offset else None  # the file was replaced: it went nowhere
+            fault = self._lost() if written.offset else None  # the file was replaced, so the commit is lost
             self._end("committed" if fault is None else "lost", written.offset)
             if fault is not None:
                 raise fault
@@ -236,7 +236,7 @@ class SqliteTx(Interactive):
         with self._side:
             self._state = state
         self._timer.cancel()
-        self._worker.shutdown(wait=False)  # what is queued is still answered
+        self._worker.shutdown(wait=False)  # queued steps still get a reply
         try:
             with contextlib.suppress(apsw.ConnectionClosedError):
                 if self._db.in_transaction:

@@ -1,4 +1,4 @@
-"""A caller's work inside one transaction of SQLite: row operations, statements, schema changes."""
+"""Work of a caller inside one transaction of SQLite: row operations, statements, schema changes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 class SqliteSession:
-    """Fulfils `Session`.
+    """Implementation of `Session`.
 
-    `before_write` runs ahead of a statement that may change something; `known_good` is the offset up to which
-    changes are known to have been captured in the schema's last known form.
+    `before_write` runs before a statement that may change something; `known_good` is the offset up to which
+    changes were captured in the last known form of the schema.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class SqliteSession:
         self._known_good, self._before_write = known_good, before_write
 
     def describe(self, table: str) -> Table:
-        """The table's shape."""
+        """Return the table's shape."""
         return self._catalog.shape(table).table
 
     def select(self, table: str, where: Expr | None, limit: int | None = None) -> list[Row]:
-        """Whole rows matching `where`, in key order."""
+        """Return whole rows matching `where`, in key order."""
         shape = self._catalog.shape(table)
         text = Renderer(shape.table)
         sql = (
@@ -68,7 +68,7 @@ class SqliteSession:
     def insert(
         self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
     ) -> tuple[Result, list[Row]]:
-        """Insert all or none."""
+        """Insert all rows or none."""
         self._before_write()
         shape = self._catalog.shape(table)
         stored: list[tuple[Any, ...]] = []
@@ -97,7 +97,7 @@ class SqliteSession:
         return self._change(f"DELETE FROM {ident(table)}{text.limited(shape.rowid, where, limit)}", text)
 
     def execute(self, sql: str, args: Args = ()) -> Result:
-        """One statement, data or schema."""
+        """Run one statement, data or schema."""
         self._catalog.look()
         statement = self._guard.examine(sql)
         if not statement.read_only:
@@ -107,7 +107,7 @@ class SqliteSession:
         return self._execute(sql, args)
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
-        """Create `table` by kinds."""
+        """Create `table` from its kinds; return False if it exists."""
         if table.name.lower().startswith((OURS, "sqlite_")):
             raise InvalidRequest(
                 f"table names beginning with {OURS!r} or 'sqlite_' are taken", hint="Choose another name."
@@ -126,7 +126,7 @@ class SqliteSession:
         return True
 
     def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
-        """Drop `table`."""
+        """Drop `table`; return False if it does not exist."""
         if if_exists and table not in self._catalog.tables():
             return False
         self._catalog.shape(table)
@@ -138,7 +138,7 @@ class SqliteSession:
         return run_statement(self._db, self._guard, self._catalog, sql, args)
 
     def is_read_only(self, sql: str) -> bool:
-        """See Session."""
+        """Return whether SQLite itself reports that `sql` writes nothing."""
         self._catalog.look()
         return self._guard.examine(sql).read_only
 
@@ -166,13 +166,13 @@ class SqliteSession:
 
     def _change_schema(self, sql: str, args: Args, alters: str | None) -> Result:
         with self._guard.own() as db, sqlite_errors():
-            # What others did to the schema is told first, under its own name.
+            # Report schema changes by others first, under their own names.
             reconcile(db, self._wanted, known_good=self._known_good())
             before = intruders(db)
         try:
             result = self._execute(sql, args)
         except HeadwaterError as error:
-            # DROP COLUMN fails while a trigger of ours names the column: take them off and try once more.
+            # DROP COLUMN fails while one of our triggers names the column: remove our triggers and retry.
             if alters is None or f"in trigger {OURS}" not in error.message:
                 raise
             self._release(alters)
@@ -181,11 +181,11 @@ class SqliteSession:
             _refuse(intruders(db) - before)
             reconcile(db, self._wanted, known_good=0, ddl=sql)
         self._catalog.refresh()
-        # A virtual table fills tables of its own as it is made: no rows of the caller.
+        # A new virtual table fills tables of its own, which are not rows of the caller.
         return msgspec.structs.replace(result, affected=0, last_insert_id=0)
 
     def _release(self, table: str) -> None:
-        self._catalog.refresh()  # what others did may have given the table a new layout just now
+        self._catalog.refresh()  # a schema change by others may have just given the table a new layout
         with self._guard.own() as db, sqlite_errors():
             for layout in self._catalog.layouts.values():
                 if layout.active and layout.table.name.lower() == table.lower():

@@ -1,11 +1,11 @@
-"""One writer thread with group commit: many callers' transactions share one fsync, and fail alone.
+"""Single writer thread with group commit: many callers' transactions share one fsync, and fail independently.
 
-Each member runs in a SAVEPOINT. A member that kills the whole transaction (OR ROLLBACK, a full disk) gets
-its error; the members before it are run again without it. One that leaves a deferred foreign key open is
-undone before it can spoil the COMMIT.
+Each member runs in a SAVEPOINT. A member that ends the whole transaction (OR ROLLBACK, a full disk) gets
+its error, and the members before it run again without it. A member that leaves a deferred foreign key open
+is undone before the COMMIT could fail.
 
 Callers take turns, and a group ends early once its members have run for a while: a caller with many slow writes
-delays the write of another by two of them, not by all.
+delays another caller's write by two of these writes, not by all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from headwater.sources.sqlite.query.authorizer import Guard
 from headwater.sources.write import Session, Written
 
 T = TypeVar("T")
-MAX_GROUP = 256  # members of one commit: enough to hide the fsync, few enough to answer soon
-GROUP_SECONDS = 0.05  # members of a group run so long together, then it is committed and the rest make the next one
-GATHER_SECONDS = 0.0003  # at most this long, and only when the last commit had company
-MAX_QUEUE = 10_000  # writes in the queue, past which callers get `busy` at once
+MAX_GROUP = 256  # members of one commit: enough to amortize the fsync, few enough to reply soon
+GROUP_SECONDS = 0.05  # after this time a group is committed, and the remaining jobs form the next group
+GATHER_SECONDS = 0.0003  # maximum wait for a group, used only if the last commit had several members
+MAX_QUEUE = 10_000  # writes in the queue, above which callers get `busy` at once
 
 _RECORD = f"INSERT INTO {TXN}(upto, first, ms, us) VALUES (?, ?, ?, ?)"
 _TOUCHED = f"SELECT t, max(seq) FROM {CAPTURE} WHERE seq >= ? GROUP BY t"
@@ -42,9 +42,9 @@ _TAMPERED = "Headwater's tables are not to be touched; capture begins anew in a 
 
 
 class Job:
-    """Work waiting for the writer.
+    """A job for the writer thread.
 
-    `alone`: it takes the place in the queue, not the connection. `ours`: no caller waits for it.
+    `alone`: the job takes a turn in the queue, not the connection. `ours`: no caller waits for the result.
     """
 
     __slots__ = ("alone", "caller", "future", "ours", "work")
@@ -58,18 +58,18 @@ Outcome = tuple[Job, Written[Any] | BaseException]
 
 
 class Ledger:
-    """Numbers the transactions made through one connection: which offsets each one took."""
+    """Record of the offsets that each transaction on one connection took."""
 
     def __init__(self, guard: Guard, catalog: Catalog) -> None:
         self._guard, self._catalog = guard, catalog
         self.head = 0
 
     def open(self) -> None:
-        """Note the head as a transaction begins."""
+        """Record the head at the start of a transaction."""
         self.head, _ = self._newest()
 
     def record(self, value: T) -> Written[T]:
-        """Close one caller's transaction: its offsets are everything after the last one's."""
+        """Record one caller's transaction: its offsets are all those after the previous transaction."""
         first = self.head + 1
         upto, t = self._newest()
         if upto < first:
@@ -99,9 +99,9 @@ class Ledger:
 
 
 class Writer:
-    """Owns the write connection. `committed(head)` is called after every commit, from the writer thread.
+    """Owner of the write connection. `committed(head)` is called after every commit, from the writer thread.
 
-    `lost` says why a commit just made is worth nothing: the file was replaced under us.
+    `lost` returns an error if the last commit is lost because the file was replaced.
     """
 
     def __init__(
@@ -119,19 +119,19 @@ class Writer:
         self._committed, self._lost, self._clock = committed, lost, clock
         # Guards _queue, _aside and _closing. Never held while work runs.
         self._ready = threading.Condition()
-        self._queue: FairQueue[Job] = FairQueue()  # one thread writes: only the turns matter
-        self._aside: Job | None = None  # taken from the queue, and not fit for the group that was running
+        self._queue: FairQueue[Job] = FairQueue()  # only one thread writes, so no share is needed
+        self._aside: Job | None = None  # taken from the queue, but must not run in the current group
         self._closing = False
-        self._wanted = 1  # jobs the writer waits for before it begins
+        self._wanted = 1  # number of queued jobs at which the waiting writer is notified
         self._last_group = 1
-        self.groups = self.members = 0  # written by the writer thread only
+        self.groups = self.members = 0  # only the writer thread writes these
         self._thread = threading.Thread(target=self._loop, name="headwater-writer", daemon=True)
         self._thread.start()
 
     def submit(
         self, work: Callable[[Session], T], *, alone: bool = False, ours: bool = False, caller: str = ""
     ) -> Future[Written[T]]:
-        """Queue `work` behind other work of `caller`; the future is done when it is durable."""
+        """Queue `work` behind other work of `caller`; the future is done when the write is durable."""
         job = Job(work, alone, ours, caller)
         with self._ready:
             if self._closing:
@@ -145,11 +145,11 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """Writes in the queue."""
+        """Return the number of writes in the queue."""
         return len(self._queue) + (self._aside is not None)
 
     def close(self) -> None:
-        """Finish what is queued, then stop."""
+        """Finish the queued jobs, then stop."""
         with self._ready:
             self._closing = True
             self._ready.notify()
@@ -160,7 +160,7 @@ class Writer:
             pass
 
     def _run(self, jobs: list[Job]) -> bool:
-        """Run a group; return whether it was one. By itself: a loop would keep its answers until the next group."""
+        """Run a group; return False if it is empty. Called per group, so that its results are freed before the next."""
         if jobs and not jobs[0].alone:
             taken: list[Job] = []
             self._settle(self._attempt(self._members(jobs, taken), taken))
@@ -169,7 +169,7 @@ class Writer:
         return bool(jobs)
 
     def _take(self) -> list[Job]:
-        """Wait for work and take a group of it; nothing once the writer closes and none is left."""
+        """Wait for jobs and take a group of them; return [] once the writer is closing and the queue is empty."""
         jobs: list[Job] = []
         with self._ready:
             while not self.waiting and not self._closing:
@@ -188,14 +188,14 @@ class Writer:
         return jobs
 
     def _gather(self) -> None:
-        """Callers answered by the last commit are about to ask again: a moment's wait makes one group of them."""
+        """Wait briefly for the callers of the last commit, which are likely to write again, to form one group."""
         self._wanted = self._last_group
         if self.waiting < self._wanted and not self._closing:
             self._ready.wait_for(lambda: self.waiting >= self._wanted or self._closing, GATHER_SECONDS)
         self._wanted = 1
 
     def _members(self, jobs: list[Job], taken: list[Job]) -> Iterator[Job]:
-        """Yield `jobs` that were not cancelled, and note them in `taken`; queue the rest after GROUP_SECONDS."""
+        """Yield the `jobs` that were not cancelled and add them to `taken`; requeue the rest after GROUP_SECONDS."""
         until = self._clock() + GROUP_SECONDS
         for place, job in enumerate(jobs):
             if taken and self._clock() > until:
@@ -207,7 +207,7 @@ class Writer:
         self._last_group = len(taken)
 
     def _put_back(self, jobs: list[Job]) -> None:
-        """Queue `jobs` before all others of their callers: callers that came since have their turns."""
+        """Requeue `jobs` before all other jobs of their callers; other callers keep their turns."""
         with self._ready:
             while (job := self._queue.take()) is not None:
                 jobs.append(job)
@@ -215,24 +215,24 @@ class Writer:
                 self._queue.put(job.caller, job)
 
     def _lend(self, job: Job) -> None:
-        """Stand aside while an interactive transaction holds the database's one place for a writer."""
+        """Wait while an interactive transaction holds the writer's turn."""
         try:
             job.future.set_result(Written(job.work(self._session), 0))
         except BaseException as error:
             job.future.set_exception(error)
 
     def _attempt(self, jobs: Iterator[Job], taken: list[Job]) -> list[Outcome]:
-        """Whatever happens, every caller is answered and the thread lives on."""
+        """Run a group so that every caller gets a reply and the thread survives any error."""
         try:
             return self._group(jobs)
         except BaseException as error:
             self._abandon()
-            for _ in jobs:  # those that did not run yet are answered, too
+            for _ in jobs:  # jobs that did not run yet get the error, too
                 pass
             return [(job, to_error(error) if isinstance(error, apsw.Error) else error) for job in taken]
 
     def _group(self, jobs: Iterator[Job]) -> list[Outcome]:
-        """Run `jobs` in one transaction; what it kills is run again without the killer."""
+        """Run `jobs` in one transaction; jobs that another job rolled back run again without it."""
         try:
             self._guard.run("BEGIN IMMEDIATE")
             self._ledger.open()
@@ -254,7 +254,7 @@ class Writer:
     def _without_killer(
         self, killer: Job, outcome: Written[Any] | BaseException, done: list[Outcome], rest: Iterator[Job]
     ) -> list[Outcome]:
-        """`killer` took the whole transaction with it: everybody else runs again."""
+        """Give `killer`, which rolled back the whole transaction, its error, and run all other jobs again."""
         fault = outcome if isinstance(outcome, BaseException) else InvalidRequest("the transaction was lost")
         failed = [pair for pair in done if isinstance(pair[1], BaseException)]
         again = [job for job, result in done if not isinstance(result, BaseException)]
@@ -291,7 +291,7 @@ class Writer:
             if self._db.in_transaction:
                 self._guard.run("ROLLBACK TO member")
                 self._guard.run("RELEASE member")
-                self._catalog.hold()  # what was undone may have been DDL
+                self._catalog.hold()  # the rollback may have undone DDL
             return to_error(error) if isinstance(error, apsw.Error) else error
 
     def _check_committable(self) -> None:
@@ -304,7 +304,7 @@ class Writer:
         if self._db.in_transaction:
             try:
                 self._guard.run("ROLLBACK")
-            except apsw.Error:  # a broken disk may refuse even this; the next BEGIN will tell
+            except apsw.Error:  # a broken disk may even refuse the rollback; the next BEGIN will report that
                 return
 
     def _settle(self, outcomes: list[Outcome]) -> None:

@@ -1,4 +1,4 @@
-"""Writes to a SQLite file: queued transactions of one call, and interactive ones."""
+"""Writes to a SQLite file: queued single-call transactions, and interactive transactions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class SqliteWrites:
-    """Fulfils `Writable`. `committed` is called after every commit; `known_good` is that of SqliteSession."""
+    """Implementation of `Writable`. `committed` is called after every commit; `known_good` is that of SqliteSession."""
 
     def __init__(
         self, file: File, config: SqliteConfig, committed: Callable[[], None], known_good: Callable[[], int]
@@ -50,7 +50,7 @@ class SqliteWrites:
         return Unavailable(f"{self._file.path} was replaced while this was written", hint="Look before you repeat it.")
 
     def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
-        """Run `work` in a transaction of its own; done when durable."""
+        """Run `work` in a transaction of its own; the future is done when the write is durable."""
         return self._writer.submit(work, caller=caller)
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> SqliteTx:
@@ -81,7 +81,7 @@ class SqliteWrites:
             self._committed()
 
     def finish_writes(self) -> None:
-        """Take no more writes; return when the queued ones are durable."""
+        """Accept no more writes; return when the queued writes are durable."""
         for tx in list(self._transactions):
             tx.abandon()
         self._writer.close()

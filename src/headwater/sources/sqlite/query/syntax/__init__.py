@@ -1,1 +1,1 @@
-"""The parser of SQLite's SELECT: tokens, tree, names, and the tree as SQL again."""
+"""Parser of SQLite's SELECT: tokens, tree, name resolution, and rendering of the tree as SQL."""

@@ -1,4 +1,4 @@
-"""Reading SQLite's expressions: operators by their precedence, and everything that stands alone."""
+"""Parser of SQLite's expressions: operators by precedence, and primary expressions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ORDER = {"<", "<=", ">", ">="}
 _LEFT: tuple[set[str], ...] = ({"&", "|", "<<", ">>"}, {"+", "-"}, {"*", "/", "%"}, {"||", "->", "->>"})
 _PATTERN = {"LIKE", "GLOB", "REGEXP", "MATCH"}
 _CLOCKS = {"CURRENT_TIMESTAMP", "CURRENT_DATE", "CURRENT_TIME"}
-# Words that end an expression or an operand; they are never a column's name without quotes.
+# Words that end an expression or an operand; unquoted, they are never a column name.
 _WORDS = """
 ALL AND AS BETWEEN CASE COLLATE CREATE DEFAULT DISTINCT ELSE ESCAPE EXCEPT EXISTS FROM GROUP HAVING IN INDEXED
 INTERSECT INTO IS ISNULL JOIN LIMIT NOT NOTNULL NULL ON OR ORDER SELECT SET TABLE THEN TO UNION UNIQUE USING VALUES
@@ -23,7 +23,7 @@ MAX_DEPTH = 80
 
 
 class Expressions:
-    """A reader of tokens. The queries inside expressions are read by the class that extends this one."""
+    """Parser of expressions over tokens. The subclass parses the queries inside expressions."""
 
     def __init__(self, sql: str) -> None:
         self._tokens = tokens(sql)
@@ -34,34 +34,34 @@ class Expressions:
 
     @property
     def next(self) -> Token:
-        """The token that is read next."""
+        """Return the next token without consuming it."""
         return self._tokens[self._at]
 
     def ahead(self, count: int) -> Token:
-        """The token `count` places further."""
+        """Return the token `count` positions ahead, without consuming it."""
         return self._tokens[min(self._at + count, len(self._tokens) - 1)]
 
     def advance(self) -> Token:
-        """Take the next token."""
+        """Consume and return the next token."""
         token = self._tokens[self._at]
         self._at += 1
         return token
 
     def takes(self, *words: str) -> bool:
-        """Take these words if they come next."""
+        """Consume these words if they follow; return whether they did."""
         if all(self.ahead(place).word == word for place, word in enumerate(words)):
             self._at += len(words)
             return True
         return False
 
     def need(self, word: str) -> Token:
-        """Take `word`, which must come."""
+        """Consume `word`; raise Unsupported if another token follows."""
         if self.next.word != word:
             raise Unsupported(f"{word} expected at {self.next.text[:40]!r}")
         return self.advance()
 
     def name(self) -> str:
-        """Take a name."""
+        """Consume and return a name."""
         token = self.advance()
         if token.kind not in ("word", "quoted", "str") or (token.kind == "word" and token.word in RESERVED):
             raise Unsupported(f"a name expected at {token.text[:40]!r}")
@@ -69,13 +69,13 @@ class Expressions:
 
     @property
     def last_end(self) -> int:
-        """Where the token taken last ends."""
+        """Return the end position of the last consumed token."""
         return self._tokens[self._at - 1].end
 
     # --- operators -------------------------------------------------------------------------------------------
 
     def expression(self) -> Any:
-        """A whole expression."""
+        """Parse a whole expression."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise Unsupported(f"expressions are nested deeper than {MAX_DEPTH}")
@@ -131,7 +131,7 @@ class Expressions:
         return tree.Binary(op, left, self._order())
 
     def _test(self, left: Any) -> Any:
-        """BETWEEN, IN, LIKE and their like, if one comes."""
+        """Parse BETWEEN, IN, LIKE or similar after `left`; return None if none follows."""
         negated = self.next.word == "NOT"
         word = self.ahead(1).word if negated else self.next.word
         if word != "BETWEEN" and word != "IN" and word not in _PATTERN:
@@ -192,13 +192,13 @@ class Expressions:
         return found
 
     def items(self) -> list[Any]:
-        """Expressions with commas between them."""
+        """Parse expressions separated by commas."""
         found = [self.expression()]
         while self.takes(","):
             found.append(self.expression())
         return found
 
-    # --- what stands alone -----------------------------------------------------------------------------------
+    # --- primary expressions ---------------------------------------------------------------------------------
 
     def _primary(self) -> Any:
         token = self.next
@@ -314,20 +314,20 @@ class Expressions:
             found.over = self.window() if self.next.word == "(" else self.name()
         return found
 
-    # --- read by the class that extends this one -------------------------------------------------------------
+    # --- parsed by the subclass ------------------------------------------------------------------------------
 
     def query(self) -> tree.Query:
-        """A whole query."""
+        """Parse a whole query."""
         raise NotImplementedError
 
     def table_as_query(self) -> tree.Query:
-        """A table's name after IN, as the query it stands for."""
+        """Parse a table name after IN as the query that it denotes."""
         raise NotImplementedError
 
     def terms(self) -> list[tree.Term]:
-        """What follows ORDER BY."""
+        """Parse the terms after ORDER BY."""
         raise NotImplementedError
 
     def window(self) -> tree.Window:
-        """What follows OVER."""
+        """Parse the window after OVER."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""SQLite's tokens, and the number it gives each parameter. Written by its own rules, not by a dialect's."""
+"""Lexer for SQLite's tokens, with the number that SQLite gives each parameter. Follows SQLite's own rules."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _TOKEN = re.compile(
 
 
 class Unsupported(Exception):
-    """Something of a statement is not understood: its tables are depended on as a whole."""
+    """A part of a statement that our parser does not support: the query then depends on its whole tables."""
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A piece of the text. `word` holds a bare word in capitals, else the text of a sign."""
+    """A token. `word` is an unquoted word in capitals, or the text of an operator."""
 
     kind: str  # word, quoted, str, num, blob, param, op, end
     text: str
     start: int
     end: int
     word: str = ""
-    slot: int = 0  # of a parameter, from 1
+    slot: int = 0  # number of a parameter, from 1
 
 
 def tokens(sql: str) -> list[Token]:
-    """The tokens of `sql`, an `end` behind them; Unsupported where SQLite might see other ones."""
+    """Return the tokens of `sql` and a final `end`; raise Unsupported where SQLite might see other tokens."""
     found: list[Token] = []
     slots = _Slots()
     place = 0
@@ -59,7 +59,7 @@ def tokens(sql: str) -> list[Token]:
 
 
 class _Slots:
-    """SQLite's numbering: `?` and a new name take the highest number so far plus one; ?5 is 5."""
+    """SQLite's parameter numbers: `?` and a new name take the highest number so far plus one; ?5 is 5."""
 
     def __init__(self) -> None:
         self._highest = 0
@@ -77,17 +77,17 @@ class _Slots:
 
 
 def named(sql: str) -> set[str]:
-    """Every word, quoted name and text of `sql` that may name something, folded; Unsupported as for `tokens`."""
+    """Return every word, quoted name and string of `sql` that may be a name, folded; Unsupported as for `tokens`."""
     return {folded(name_of(token)) for token in tokens(sql) if token.kind in ("word", "quoted", "str")}
 
 
 def name_of(token: Token) -> str:
-    """The name a word, a quoted name or a text stands for: SQLite takes a text for a name, too."""
+    """Return the name that a word, a quoted name or a string denotes: SQLite accepts a string as a name, too."""
     return token.text[1:-1].replace("''", "'") if token.kind == "str" else unquoted(token)
 
 
 def unquoted(token: Token) -> str:
-    """The name a word or a quoted name stands for."""
+    """Return the name that a word or a quoted name denotes."""
     if token.kind == "word":
         return token.text
     mark, inside = token.text[0], token.text[1:-1]
@@ -95,10 +95,10 @@ def unquoted(token: Token) -> str:
 
 
 def is_same(name: str, other: str) -> bool:
-    """Whether SQLite takes both for one name: it folds ASCII letters only."""
+    """Return whether SQLite treats both as the same name: only ASCII letters fold."""
     return name == other or folded(name) == folded(other)
 
 
 def folded(name: str) -> str:
-    """`name` with its ASCII letters small."""
+    """Return `name` with its ASCII letters in lower case."""
     return name.lower() if name.isascii() else name.encode("utf-8", "surrogatepass").lower().decode("utf-8", "replace")

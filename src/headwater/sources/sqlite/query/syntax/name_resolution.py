@@ -1,4 +1,4 @@
-"""What every name of a statement stands for, by SQLite's rules: innermost FROM first, then aliases, then outwards."""
+"""Resolution of every name in a statement by SQLite's rules: innermost FROM first, then aliases, then outer queries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AGGREGATES = frozenset(_CALLS.split())
 
 
 def is_aggregate(node: Any) -> bool:
-    """Whether an expression is a call that makes one value of many rows."""
+    """Return whether an expression is an aggregate call."""
     if not isinstance(node, tree.Call) or node.over is not None:
         return False
     name = node.name.lower()
@@ -35,13 +35,13 @@ class Scope(msgspec.Struct):
     """The names that one SELECT sees."""
 
     sources: list[tree.Source]
-    shared: dict[str, tree.Ref]  # what USING made one column, by its folded name
+    shared: dict[str, tree.Ref]  # columns merged by USING, by folded name
     outer: Scope | None
-    outputs: list[tree.Output] | None = None  # where aliases count
+    outputs: list[tree.Output] | None = None  # whether aliases are visible
 
 
 class View(msgspec.Struct):
-    """A view that a statement uses: its query, resolved, and the text of it."""
+    """A view that a statement uses: its resolved query and its text."""
 
     columns: list[str] | None
     query: tree.Query
@@ -52,7 +52,7 @@ Env = dict[str, tree.Cte]
 
 
 class Names:
-    """Resolves one statement; `read` collects every column of a base table it names, needed or not."""
+    """Name resolver of one statement; `read` collects every base table column that it names, needed or not."""
 
     def __init__(self, tables: Mapping[str, Table], views: Mapping[str, str]) -> None:
         self._tables = {folded(name): table for name, table in tables.items()}
@@ -60,11 +60,11 @@ class Names:
         self.views: dict[str, View] = {}
         self.read: set[tuple[str, str]] = set()
         self._labels = 0
-        self._state: dict[int, str] = {}  # of WITH names, by the node's identity
+        self._state: dict[int, str] = {}  # state of WITH names, by the identity of the node
         self._envs: dict[int, Env] = {}
 
     def query(self, query: tree.Query, outer: Scope | None = None, env: Env | None = None) -> None:
-        """Resolve a query and everything in it."""
+        """Resolve a query and all its parts."""
         env = {**(env or {}), **{folded(cte.name): cte for cte in query.ctes}}
         for cte in query.ctes:
             self._envs[id(cte)] = env
@@ -171,7 +171,7 @@ class Names:
             self._share(join, name, scope)
         if join.on is not None:
             self._expression(join.on, scope, env)
-        if join.is_group:  # SQLite makes it a SELECT * of all there is, the rowids included
+        if join.is_group:  # SQLite turns a join in brackets into a SELECT * of all columns, rowids included
             tables = [source.table for source in tree.sources(join) if source.table is not None]
             self.read |= {(table.name, name) for table in tables for name in (*table.names, "ROWID")}
 
@@ -225,7 +225,7 @@ class Names:
                     self._check_aggregate(found, scope, env)
 
     def _check_aggregate(self, call: tree.Call, scope: Scope, env: Env) -> None:
-        """An aggregate over columns of an outer query alone is that query's."""
+        """Raise Unsupported for an aggregate over outer columns only: SQLite evaluates it in the outer query."""
         refs = [node for arg in call.args or () for node in tree.below(arg) if isinstance(node, tree.Ref)]
         for ref in refs:
             self._ref(ref, scope)
@@ -257,7 +257,7 @@ class Names:
         raise Unsupported(f"the name {ref.name!r}")
 
     def _among(self, sources: list[tree.Source], table: str | None, name: str) -> tree.Ref | None:
-        """The column called `name` of exactly one of `sources`."""
+        """Return the column called `name` if exactly one of `sources` has it; None if no source does."""
         asked = [source for source in sources if table is None or _is_called(source, table)]
         found = [ref for source in asked if (ref := self._column(source, name)) is not None]
         if not found and folded(name) in ROWID_NAMES:
@@ -313,7 +313,7 @@ class Names:
 
 
 def columns_of(query: tree.Query) -> list[str | None]:
-    """The names of a query's columns; None for one that has only a text."""
+    """Return the names of a query's columns; None for a column that has only its text."""
     first = query.selects[0]
     if first.values is not None:
         return [f"column{place}" for place in range(1, len(first.outputs) + 1)]

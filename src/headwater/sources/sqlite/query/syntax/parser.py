@@ -1,4 +1,4 @@
-"""Reading a SELECT by SQLite's own grammar. Whatever it does not know is Unsupported, never guessed."""
+"""Parser of SELECT by SQLite's own grammar. Unknown syntax raises Unsupported; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENDS_SOURCE = RESERVED | {"INDEXED", "LIMIT", "OFFSET"}
 
 
 def parse(sql: str) -> tree.Query:
-    """The tree of one SELECT; Unsupported for anything else."""
+    """Return the tree of one SELECT; raise Unsupported for anything else."""
     if len(sql) > MAX_TEXT:
         raise Unsupported(f"the statement is longer than {MAX_TEXT} characters")
     reader = _Parser(sql)
@@ -39,7 +39,7 @@ def parse(sql: str) -> tree.Query:
 
 
 def parse_expression(sql: str) -> Any:
-    """The tree of one expression, in time that is linear in its text; Unsupported for anything else."""
+    """Return the tree of one expression, in linear time; raise Unsupported for anything else."""
     if len(sql) > MAX_TEXT:
         raise Unsupported(f"the expression is longer than {MAX_TEXT} characters")
     reader = _Parser(sql)
@@ -50,7 +50,7 @@ def parse_expression(sql: str) -> Any:
 
 
 def parse_view(sql: str) -> tuple[list[str] | None, tree.Query, str]:
-    """Column names, the query and its text, of a CREATE VIEW statement."""
+    """Return the column names, the query and its text of a CREATE VIEW statement."""
     reader = _Parser(sql)
     for word in ("CREATE", "VIEW"):
         reader.takes("TEMP") or reader.takes("TEMPORARY")
@@ -73,7 +73,7 @@ def parse_view(sql: str) -> tuple[list[str] | None, tree.Query, str]:
 
 class _Parser(Expressions):
     def query(self) -> tree.Query:
-        """[WITH …] SELECT … [UNION …] [ORDER BY …] [LIMIT …]."""
+        """Parse [WITH …] SELECT … [UNION …] [ORDER BY …] [LIMIT …]."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise Unsupported(f"queries are nested deeper than {MAX_DEPTH}")
@@ -118,7 +118,7 @@ class _Parser(Expressions):
         return tree.Cte(name, columns, query, hint)
 
     def names(self) -> list[str]:
-        """Names in parentheses."""
+        """Parse names in parentheses."""
         self.need("(")
         found = [self.name()]
         while self.takes(","):
@@ -260,7 +260,7 @@ class _Parser(Expressions):
         return self.name() if self._is_alias() else None
 
     def table_as_query(self) -> tree.Query:
-        """IN t is IN (SELECT * FROM t)."""
+        """Parse IN t as IN (SELECT * FROM t)."""
         source = self._named()
         if source.args is not None or source.alias is not None:
             raise Unsupported("IN with a function")
@@ -269,7 +269,7 @@ class _Parser(Expressions):
     # --- ORDER BY and windows --------------------------------------------------------------------------------
 
     def terms(self) -> list[tree.Term]:
-        """Terms with commas between them."""
+        """Parse terms separated by commas."""
         found = [self._term()]
         while self.takes(","):
             found.append(self._term())
@@ -295,7 +295,7 @@ class _Parser(Expressions):
         return name, self.window()
 
     def window(self) -> tree.Window:
-        """( [base] [PARTITION BY …] [ORDER BY …] [frame] )."""
+        """Parse ( [base] [PARTITION BY …] [ORDER BY …] [frame] )."""
         self.need("(")
         base = None
         if self.next.kind in ("word", "quoted") and self.next.word not in {"PARTITION", "ORDER", *_FRAME}:

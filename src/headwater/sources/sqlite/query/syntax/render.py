@@ -1,6 +1,6 @@
-"""A tree written as SQL again: every name qualified by what it was resolved to, every operator in parentheses.
+"""Rendering of a tree as SQL: every name qualified by the source it resolved to, every operator in parentheses.
 
-SQLite is asked whether this text is the same program as the caller's: so nothing of the meaning may be changed here.
+SQLite then checks that this text and the caller's compile to the same program, so rendering must keep the meaning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 
 
 def render(query: tree.Query) -> str:
-    """The text of a resolved query."""
+    """Return the text of a resolved query."""
     text = _with(query) + _select(query.selects[0])
     for op, select in zip(query.ops, query.selects[1:], strict=True):
         text += f" {op} {_select(select)}"
@@ -100,7 +100,7 @@ def _ref(node: tree.Ref) -> str:
 
 
 def expression(node: Any) -> str:
-    """One expression."""
+    """Return the text of one expression."""
     match node:
         case tree.Ref():
             return _ref(node)

@@ -1,4 +1,4 @@
-"""A SELECT as a tree, as SQLite's own grammar has it. Nodes are told apart by identity."""
+"""Syntax tree of a SELECT, after SQLite's own grammar. Nodes are compared by identity."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(eq=False, slots=True)
 class Literal:
-    """A value in the text; `text` is how it is written."""
+    """A literal value; `text` is its spelling."""
 
     text: str
 
 
 @dataclass(eq=False, slots=True)
 class Bind:
-    """A parameter by its number, and as it is written."""
+    """A parameter: its number and its spelling."""
 
     slot: int
     text: str
@@ -24,15 +24,15 @@ class Bind:
 
 @dataclass(eq=False, slots=True)
 class Ref:
-    """A name of a column, and after `names.resolve` what it stands for."""
+    """A column name, and after name resolution the column or expression that it refers to."""
 
     table: str | None
     name: str
     is_quoted: bool = False
     source: Source | None = None
-    column: str | int = ""  # of a table by its name, of a query by its place
-    stands_for: Any = None  # an expression: the name is an alias of it
-    boolean: int | None = None  # TRUE and FALSE, where no column has that name
+    column: str | int = ""  # name of a table's column, or position of a query's column
+    stands_for: Any = None  # the expression of which this name is an alias
+    boolean: int | None = None  # value of TRUE or FALSE, where no column has that name
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +45,7 @@ class Unary:
 
 @dataclass(eq=False, slots=True)
 class Binary:
-    """x op y: arithmetic, comparison, IS, LIKE and their like. `op` is as SQLite writes it, NOT inside."""
+    """x op y: arithmetic, comparison, IS, LIKE and similar. `op` is spelled as in SQLite and includes NOT."""
 
     op: str
     left: Any
@@ -55,7 +55,7 @@ class Binary:
 
 @dataclass(eq=False, slots=True)
 class Chain:
-    """x AND y AND z, or with OR: flat, so that long ones are not deep."""
+    """x AND y AND z, or the same with OR: flat, so that a long chain is not deeply nested."""
 
     op: str
     parts: list[Any]
@@ -73,7 +73,7 @@ class Between:
 
 @dataclass(eq=False, slots=True)
 class In:
-    """x [NOT] IN (…): a list, a query, or a table by its name."""
+    """x [NOT] IN (…): a list, a query, or a table name."""
 
     of: Any
     negated: bool
@@ -117,7 +117,7 @@ class Case:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A function. `args` is None for f(*); `bare` for CURRENT_TIMESTAMP and its like."""
+    """A function call. `args` is None for f(*); `bare` for CURRENT_TIMESTAMP and similar."""
 
     name: str
     args: list[Any] | None
@@ -145,19 +145,19 @@ class Subquery:
 
 @dataclass(eq=False, slots=True)
 class Term:
-    """One of ORDER BY."""
+    """A term of ORDER BY."""
 
     of: Any
     descends: bool = False
     nulls: str = ""
     start: int = 0
     end: int = 0
-    output: int | None = None  # which column of the answer it is, where it says so by number or alias
+    output: int | None = None  # position of the result column that the term names by number or alias
 
 
 @dataclass(eq=False, slots=True)
 class Window:
-    """What stands in OVER (…); the frame is kept as a list of words and expressions."""
+    """The contents of OVER (…); the frame is a list of words and expressions."""
 
     base: str | None
     partition: list[Any]
@@ -167,7 +167,7 @@ class Window:
 
 @dataclass(eq=False, slots=True)
 class Output:
-    """A column of the answer; `of` is None for * and t.*, until they are expanded."""
+    """A result column; `of` is None for * and t.* until they are expanded."""
 
     of: Any
     name: str | None
@@ -176,18 +176,18 @@ class Output:
 
 @dataclass(eq=False, slots=True)
 class Source:
-    """What stands in FROM: a table, a view, a name of WITH, a function or a query."""
+    """A source in FROM: a table, a view, a WITH name, a function or a query."""
 
     name: str | None
     alias: str | None
-    query: Query | None = None  # its own text; for views and WITH names the shared one
+    query: Query | None = None  # own tree of a query; for views and WITH names the shared tree
     args: list[Any] | None = None
     hint: str = ""  # INDEXED BY …
-    is_main: bool = False  # written with its schema: no name of WITH hides it
+    is_main: bool = False  # qualified with its schema, so that no WITH name hides it
     # After resolving:
     kind: str = ""  # table, view, with, query, values, recursive
     table: Any = None  # model Table of a base table
-    label: str = ""  # its unique name in the text written again
+    label: str = ""  # its unique name in the rendered text
     columns: list[str | None] = field(default_factory=list)  # names of a query's columns
 
 
@@ -202,7 +202,7 @@ class Join:
     natural: bool = False
     on: Any = None
     using: list[str] | None = None
-    shared: list[tuple[Ref, Ref]] = field(default_factory=list)  # what USING makes equal
+    shared: list[tuple[Ref, Ref]] = field(default_factory=list)  # pairs of columns that USING makes equal
     is_group: bool = False  # in parentheses
 
 
@@ -211,7 +211,7 @@ From = Source | Join
 
 @dataclass(eq=False, slots=True)
 class Select:
-    """One SELECT without ORDER BY and LIMIT; or VALUES, whose rows are all in `values`."""
+    """One SELECT without ORDER BY and LIMIT; or VALUES, with all its rows in `values`."""
 
     outputs: list[Output]
     distinct: bool = False
@@ -238,19 +238,19 @@ class Query:
     """[WITH …] SELECT … UNION SELECT … ORDER BY … LIMIT …"""
 
     selects: list[Select]
-    ops: list[str]  # between them
+    ops: list[str]  # set operators between the selects
     ctes: list[Cte] = field(default_factory=list)
     recursive: bool = False
     order: list[Term] = field(default_factory=list)
     limit: Any = None
     offset: Any = None
     is_recursive: bool = False  # the body of a WITH name that reads itself
-    body_end: int = 0  # where in the text an ORDER BY would stand, if there is none
-    kinds: dict[int, Any] = field(default_factory=dict, init=False)  # by place, once `facts.output_kind` found them
+    body_end: int = 0  # position in the text for an ORDER BY, if there is none
+    kinds: dict[int, Any] = field(default_factory=dict, init=False)  # by position, cached by `facts.output_kind`
 
 
 def children(node: Any) -> Iterator[Any]:
-    """The expressions and queries directly below an expression."""
+    """Yield the expressions and queries directly below an expression."""
     match node:
         case Ref():
             if node.stands_for is not None:
@@ -288,14 +288,14 @@ def children(node: Any) -> Iterator[Any]:
 
 
 def inside(window: Window) -> Iterator[Any]:
-    """The expressions of a window."""
+    """Yield the expressions of a window."""
     yield from window.partition
     yield from (term.of for term in window.order)
     yield from (part for part in window.frame if not isinstance(part, str))
 
 
 def below(node: Any) -> Iterator[Any]:
-    """`node` and every expression below it, not entering queries; those are yielded."""
+    """Yield `node` and every expression below it; inner queries are yielded, not entered."""
     stack = [node]
     while stack:
         found = stack.pop()
@@ -305,7 +305,7 @@ def below(node: Any) -> Iterator[Any]:
 
 
 def sources(tree: From | None) -> Iterator[Source]:
-    """What is joined, from left to right."""
+    """Yield the joined sources from left to right."""
     if isinstance(tree, Join):
         yield from sources(tree.left)
         yield from sources(tree.right)
@@ -314,7 +314,7 @@ def sources(tree: From | None) -> Iterator[Source]:
 
 
 def joins(tree: From | None) -> Iterator[Join]:
-    """The joins of a FROM, inner ones first."""
+    """Yield the joins of a FROM, innermost first."""
     if isinstance(tree, Join):
         yield from joins(tree.left)
         yield from joins(tree.right)
@@ -322,7 +322,7 @@ def joins(tree: From | None) -> Iterator[Join]:
 
 
 def names_in(node: Any) -> Iterator[Ref]:
-    """Every name of a column in an expression or query, those in queries inside included."""
+    """Yield every column name in an expression or query, inner queries included."""
     stack = [node]
     while stack:
         found = stack.pop()
@@ -332,7 +332,7 @@ def names_in(node: Any) -> Iterator[Ref]:
 
 
 def parts_of(query: Query) -> Iterator[Any]:
-    """The expressions and queries directly inside a query; bodies of WITH see nothing outside and are left out."""
+    """Yield the expressions and queries directly inside a query, without bodies of WITH, which see no outer names."""
     for select in query.selects:
         yield from of_select(select)
     yield from (term.of for term in query.order if term.output is None)
@@ -340,7 +340,7 @@ def parts_of(query: Query) -> Iterator[Any]:
 
 
 def of_select(select: Select) -> Iterator[Any]:
-    """The expressions and queries directly inside a SELECT."""
+    """Yield the expressions and queries directly inside a SELECT."""
     for row in select.values or ():
         yield from row
     if select.values is None:
