@@ -1,1 +1,1 @@
-"""Databases we can describe, follow, read and write; `source.py` is the promise, each folder keeps it."""
+"""Databases that can be captured, read, queried and written; each folder implements the protocol in `source.py`."""

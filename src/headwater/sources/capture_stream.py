@@ -1,4 +1,4 @@
-"""The stream of committed transactions of a source, and the proof that the log is its history. Used by capture."""
+"""Stream of committed transactions of a source, and the proof that the log is its history. Used by capture."""
 
 from __future__ import annotations
 
@@ -8,54 +8,55 @@ from typing import Protocol
 from headwater.model.change import Transaction
 from headwater.sources.read import Look
 
-STOPPED = "stopped"  # a note: capture ended in order, and everything it reported is in the log
+STOPPED = "stopped"  # name of the note for a clean stop: everything that capture reported is in the log
 
 
 class Notes(Protocol):
-    """Small durable texts kept with the log, by which a source recognises its own history."""
+    """Small durable texts stored with the log, by which a source recognises its own history."""
 
     def note(self, name: str) -> str:
-        """Return the text kept under `name`, or ""."""
+        """Return the text stored under `name`, or ""."""
         ...
 
     def set_notes(self, **notes: str) -> None:
-        """Keep these durably, in one step."""
+        """Store these texts durably and atomically."""
         ...
 
 
 class Capturable(Protocol):
-    """A source as capture follows it. Every method is thread-safe unless it says otherwise."""
+    """A source as capture uses it. Every method is thread-safe unless its docstring says otherwise."""
 
     name: str
-    beginning: int  # once `prove` returned "": the offset after which a new log begins, above what a lost one had
+    # After `prove` returned "": the offset after which a new log begins, above all offsets of a lost log.
+    beginning: int
 
     def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
         """Return why the log (its generation, its newest offset) is not this database's history; "" if it is.
 
-        `read(after)` gives the log's own transactions, for comparing what both sides still hold.
+        `read(after)` yields the log's own transactions, for comparison of the changes that both sides still hold.
         """
         ...
 
     def restart(self, *, generation: str, first: int) -> int:
-        """Begin a new generation at offset `first`, or above all offsets so far; return its first offset."""
+        """Begin a new generation at offset `first`, or above all used offsets; return its first offset."""
         ...
 
     def reopen(self) -> None:
-        """Connect again: another database is now behind the name."""
+        """Connect again, because the name now refers to another database."""
         ...
 
     def look(self) -> Look:
-        """Return the head of the database now. Cheap: one small read."""
+        """Return the current head of the database; costs one small read."""
         ...
 
     def glance(self) -> Look | None:
-        """Return the same if it takes microseconds and waits for nobody; else None."""
+        """Return the current head if that takes microseconds and needs no waiting; else None."""
         ...
 
     def follow(self, *, after: int) -> Iterator[Transaction]:
-        """Yield committed transactions after offset `after`, in order, up to the head of the call; then stop.
+        """Yield committed transactions after offset `after`, in order, up to the head at the time of the call.
 
-        Large ones come in parts. `ts` is 0: capture stamps it. Called from the capture thread only.
+        Large transactions are yielded in parts. `ts` is 0: capture sets it. Called from the capture thread only.
         """
         ...
 
@@ -68,9 +69,9 @@ class Capturable(Protocol):
         ...
 
     def acknowledge(self, upto: int) -> None:
-        """Everything at or below `upto` is durable in the log: the source may forget it, when it suits it."""
+        """Allow the source to discard changes at or below `upto`, which are durable in the log."""
         ...
 
     def release(self, reason: str) -> None:
-        """Stop following because the log is lost, and acknowledge no more writes that nobody could follow."""
+        """Stop following because the log is lost, and refuse writes that could no longer be captured."""
         ...

@@ -1,4 +1,4 @@
-"""The kinds of columns, a row each: the types that SQLite and PostgreSQL declare for a kind, and those they read as it.
+"""Kinds of columns, one row each: the SQLite and PostgreSQL types declared for a kind, and the types read as it.
 
 To add or fix a type, change its row here; `sqlite/types.py` and `postgres/types.py` convert the values.
 """
@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 
 class ColumnType(NamedTuple):
-    """One kind. `sqlite` and `postgres` are the types that `schema.create_table` declares for it.
+    """One kind of column. `sqlite` and `postgres` are the types that `schema.create_table` declares for it.
 
-    A declared name of SQLite carries the affinity that SQLite derives from it, so that a decimal or a JSON text is
-    never turned into a float. Types that no row reads have a kind by SQLite's rules of affinity; in PostgreSQL they are
-    str: their exact text, as of char(n) with its spaces, arrays, enums, ranges, intervals and money.
+    A declared SQLite type implies an affinity, chosen so that a decimal or a JSON text never becomes a float.
+    Types without a row get their kind by SQLite's affinity rules; in PostgreSQL they are str, their exact text:
+    char(n) with its spaces, arrays, enums, ranges, intervals and money.
     """
 
     sqlite: str
     sqlite_reads: tuple[str, ...]
-    postgres: str  # "": none
-    postgres_reads: tuple[str, ...]  # by the names of format_type; a domain is read as the type below
+    postgres: str  # "" if there is none
+    postgres_reads: tuple[str, ...]  # as format_type names them; a domain is read as its base type
 
 
 COLUMN_TYPES = {

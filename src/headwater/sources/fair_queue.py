@@ -1,4 +1,4 @@
-"""A queue of jobs that its callers take turns in, so that one of them cannot keep all others waiting."""
+"""Queue of jobs in which callers take turns, so that no caller can block all others."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ J = TypeVar("J")
 
 
 class FairQueue(Generic[J]):
-    """Jobs by caller. A job waits behind jobs of its own caller only, and callers take turns.
+    """Jobs by caller. A job waits only behind jobs of its own caller, and callers take turns.
 
-    At most `share` jobs of one caller run at the same time; without a share `done` need not be called. Not thread-safe:
-    its user holds a lock.
+    At most `share` jobs of one caller run concurrently; without a share `done` need not be called. Not thread-safe:
+    the user of the queue must hold a lock.
     """
 
     def __init__(self, share: int | None = None) -> None:
         self._share = share
-        self._jobs: dict[str, deque[J]] = {}  # the caller whose turn is next comes first
+        self._jobs: dict[str, deque[J]] = {}  # ordered by turn: the next caller first
         self._running: dict[str, int] = {}
         self._size = 0
 
     def __len__(self) -> int:
-        """Return how many jobs wait."""
+        """Return the number of waiting jobs."""
         return self._size
 
     def put(self, caller: str, job: J) -> None:
-        """Append a job."""
+        """Append a job of `caller`."""
         jobs = self._jobs.get(caller)
         if jobs is None:
             self._jobs[caller] = deque((job,))
@@ -49,12 +49,12 @@ class FairQueue(Generic[J]):
         jobs = self._jobs.pop(caller)
         job = jobs.popleft()
         if jobs:
-            self._jobs[caller] = jobs  # from now on the last in turn
+            self._jobs[caller] = jobs  # now last in turn
         self._size -= 1
         return job
 
     def done(self, caller: str) -> None:
-        """Count a job of `caller` as over."""
+        """Record the end of a job of `caller`."""
         left = self._running[caller] - 1
         if left:
             self._running[caller] = left

@@ -1,4 +1,4 @@
-"""Locks by which one Headwater serves a database file or a data folder. The kernel releases them on kill -9."""
+"""Locks that allow one Headwater per database file or data folder. The kernel releases them on kill -9."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SUFFIX = "-headwater"
 
 
 class FileLock:
-    """Take `<path>-headwater`; the file holds the process id of the holder, and is removed by `release`."""
+    """Lock file `<path>-headwater` with the process id of its holder; `release` removes the file."""
 
     def __init__(self, path: str, *, what: str = "", hint: str = "") -> None:
         self._path = os.path.realpath(path) + SUFFIX  # two names of one file share the lock
         while not self._try(what or path, hint or "Stop that one first, or send your requests to it."):
             continue
         os.ftruncate(self._fd, 0)
-        with contextlib.suppress(OSError):  # a full disk: the error of a second server names no process id
+        with contextlib.suppress(OSError):  # on a full disk the error of a second server names no process id
             os.write(self._fd, str(os.getpid()).encode())
 
     def _try(self, what: str, hint: str) -> bool:
-        """Take the lock; False if its holder removed the file concurrently."""
+        """Take the lock; return False if its holder removed the file concurrently."""
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -47,7 +47,7 @@ class FileLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the file we hold is still the one at the path."""
+        """Return whether the lock file at the path is still the one we hold."""
         try:
             return os.stat(self._path).st_ino == os.fstat(self._fd).st_ino
         except FileNotFoundError:
@@ -61,14 +61,14 @@ class FileLock:
 
 
 class InodeLock:
-    """Lock the file itself, by device and inode: a hard link is another name of the same file. Creates a missing one.
+    """Lock on the file itself, by device and inode, so that a hard link shares it; creates a missing file.
 
-    Take it before this process opens the file with SQLite, and release it after SQLite has closed the file: closing a
-    file drops all locks that the process has on it, SQLite's too.
+    Take the lock before this process opens the file with SQLite, and release it after SQLite has closed the file:
+    closing any descriptor of a file drops all locks of the process on that file, SQLite's included.
     """
 
     _lock = threading.Lock()  # guards _held
-    _held: ClassVar[set[tuple[int, int]]] = set()  # by this process
+    _held: ClassVar[set[tuple[int, int]]] = set()  # held by this process
 
     def __init__(self, path: str) -> None:
         try:

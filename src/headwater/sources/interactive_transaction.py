@@ -1,4 +1,4 @@
-"""Interactive transactions, as far as they are alike in every database: steps one by one, and an end from outside."""
+"""Interactive transactions, common part of all databases: sequential steps, and termination from outside."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ T = TypeVar("T")
 
 
 class Interactive(ABC):
-    """Fulfils `Tx`. Its methods may be called from any thread.
+    """Common part of the implementations of `Tx`. Thread-safe.
 
-    Its steps run one by one on a thread of its own, so that one that waits for others never keeps those from going
-    on. Whoever ends it from outside interrupts what runs until the step gives up.
+    Steps run one by one on the transaction's own thread, so that a step that waits for other transactions never blocks
+    them. Termination from outside interrupts the running step repeatedly until the step fails.
     """
 
-    nudge_seconds = 0.05  # an interrupt between two statements of a step is lost: it is repeated
+    nudge_seconds = 0.05  # interval between interrupts: an interrupt between two statements of a step has no effect
 
     def __init__(self, *, read_only: bool) -> None:
         self.id = "tx_" + secrets.token_hex(8)
         self.read_only = read_only
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="headwater-tx")  # its thread starts with a step
-        # Guards the connection and changes of `_state`. The expiry takes it after interrupting what runs.
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="headwater-tx")  # the thread starts with the first step
+        # Guards the connection and changes of `_state`. `_expire` takes it after interrupting the running step.
         self._lock = threading.Lock()
-        self._doomed = False  # it is being ended from outside: what runs now fails for that reason
+        self._doomed = False  # set when terminated from outside: a running step fails for that reason
         self._state = "open"
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, by whatever cause."""
+        """Return whether the transaction has ended, for any reason."""
         return self._state != "open"
 
     def run(self, work: Work[T]) -> Future[T]:
-        """Run `work` inside; its own failure undoes only itself."""
+        """Run `work` in the transaction; a failure undoes only this step."""
         return self._submit(lambda: self._run(work))
 
     def commit(self) -> Future[Written[None]]:
-        """Make it durable."""
+        """Commit the transaction."""
         return self._submit(self._commit)
 
     def rollback(self) -> Future[None]:
-        """Forget it."""
+        """Roll back the transaction."""
         return self._submit(self._rollback)
 
     def abandon(self) -> None:
-        """Roll back if still open: the server is going down."""
+        """Roll back if still open, because the server is shutting down."""
         self._expire()
 
-    # --- what a database says ------------------------------------------------------------------------------------
+    # --- implemented per database --------------------------------------------------------------------------------
 
     @abstractmethod
     def _count(self, more: int) -> None:
-        """So many more steps are queued or running."""
+        """Add `more` to the number of queued or running steps."""
 
     @abstractmethod
     def _step(self, work: Work[T]) -> T:
@@ -66,19 +66,19 @@ class Interactive(ABC):
 
     @abstractmethod
     def _failed(self, error: BaseException) -> BaseException:
-        """Undo the step that failed so, and say what the caller is told."""
+        """Undo the step that failed with `error`; return the error for the caller."""
 
     @abstractmethod
     def _commit(self) -> Written[None]:
-        """Commit, and end."""
+        """Commit and end the transaction."""
 
     @abstractmethod
     def _interrupt(self) -> None:
-        """Make what runs fail soon."""
+        """Make the running step fail soon."""
 
     @abstractmethod
     def _end(self, state: str) -> None:
-        """Leave the database as it must be, give everything back. The lock is held."""
+        """Roll back if needed and release all resources. The caller holds the lock."""
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class Interactive(ABC):
         self._count(1)
         try:
             future = self._worker.submit(step)
-        except RuntimeError:  # the worker was sent home when the transaction ended
+        except RuntimeError:  # the worker was shut down when the transaction ended
             future = Future()
             future.set_exception(self._over())
         future.add_done_callback(lambda _: self._count(-1))
@@ -108,10 +108,10 @@ class Interactive(ABC):
             self._check_open()
             self._end("rolled back")
 
-    # --- its end -------------------------------------------------------------------------------------------------
+    # --- end -----------------------------------------------------------------------------------------------------
 
     def _expire(self) -> None:
-        """End it from outside, whatever it is doing."""
+        """End the transaction from outside, even while a step is running."""
         self._doomed = True
         while not self._lock.acquire(timeout=self.nudge_seconds):
             if self.is_over:

@@ -1,4 +1,4 @@
-"""Read-only SQL of callers on a source, and what its answers depend on. Used by queries."""
+"""Read-only SQL of callers on a source, and the dependencies of its results. Used by queries."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from headwater.model.query.query import Query
 from headwater.model.table import Row
 from headwater.sources.read import Readable
 
-Args = Sequence[Value] | dict[str, Value]  # of a statement, by place or by name
+Args = Sequence[Value] | dict[str, Value]  # arguments of a statement, by position or by name
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Rows and the log offset that was current in the very read transaction that saw them."""
+    """Rows, and the log offset that was current in the read transaction that saw them."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     offset: int
     truncated: bool = False
     settled: bool = True  # rows cannot have changed without an offset
-    keys: tuple[tuple[Row, ...] | None, ...] = ()  # by guard of the analysis, if the caller asked for them
+    keys: tuple[tuple[Row, ...] | None, ...] = ()  # rows of each guard of the analysis, if the caller requested them
 
 
 class Queryable(Readable, Protocol):
@@ -40,7 +40,7 @@ class Queryable(Readable, Protocol):
         ...
 
     def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
-        """Return whether the engine itself says that `sql` writes nothing."""
+        """Return whether the engine itself reports that `sql` writes nothing."""
         ...
 
     def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:
@@ -48,21 +48,21 @@ class Queryable(Readable, Protocol):
         ...
 
     def text(self, query: Query) -> str:
-        """Return a query of the JSON form as SQL of this database; the same for the same query."""
+        """Return a query of the JSON form as SQL of this database; equal queries give equal texts."""
         ...
 
     def analyse(self, sql: str) -> Analysis:
-        """Return what one read-only statement depends on.
+        """Return the dependencies of one read-only statement.
 
-        InvalidRequest for what writes, is several statements, or cannot be prepared. Whatever is not understood
-        makes the answer wider (whole tables) or uncacheable, never an error.
+        InvalidRequest for a statement that writes, cannot be prepared, or is several statements. A part that is not
+        understood makes the dependencies wider (whole tables) or the result uncacheable, and is never an error.
         """
         ...
 
     def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
-        """Run `analysis.sql` with its parameters by name; None where the epoch is another by now.
+        """Run `analysis.sql` with its parameters by name; return None if the epoch has changed since.
 
-        With `guards` also what each of them selects, of the same moment and at most MAX_KEYS rows; None for one that
-        has no statement, selects more, fails, or takes too long.
+        With `guards`, also return the rows each guard selects in the same transaction, at most MAX_KEYS; None for one
+        that has no statement, selects more rows, fails, or takes too long.
         """
         ...

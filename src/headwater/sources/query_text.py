@@ -1,4 +1,4 @@
-"""Rendering queries of the JSON form into SQL text: what all databases write alike. The rest is for subclasses."""
+"""Rendering of queries of the JSON form into SQL text: the part common to all databases. Subclasses add the rest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPERATORS = {
 
 
 def operator_sql(op: str, args: list[str], operators: dict[str, str], database: str) -> str:
-    """Return an operator on operands that are SQL text; `operators` are the binary ones of this database."""
+    """Return an operator applied to operands that are SQL text; `operators` are this database's binary operators."""
     match op, args:
         case (("and" | "or"), _):
             return "(" + f" {op.upper()} ".join(args) + ")"
@@ -61,31 +61,31 @@ def operator_sql(op: str, args: list[str], operators: dict[str, str], database: 
 
 
 class QueryText:
-    """Everything it writes is closed in itself, so that parts never run into each other."""
+    """Renderer of queries. Every part it returns is self-contained, so that parts can be combined safely."""
 
-    database = ""  # as it is called in errors
-    parameter = ""  # the mark before the number of an argument
+    database = ""  # name of the database in errors
+    parameter = ""  # prefix of an argument's number
     with_word = "WITH"
-    no_limit = ""  # LIMIT where there is only an OFFSET
+    no_limit = ""  # LIMIT to use with an OFFSET alone
 
     def ident(self, name: str) -> str:
-        """A name, quoted."""
+        """Return a quoted name."""
         raise NotImplementedError
 
     def expr(self, expr: Expr) -> str:
-        """An expression."""
+        """Return an expression as SQL."""
         raise NotImplementedError
 
     def set_op(self, body: SetOp) -> str:
-        """Two bodies as one."""
+        """Return a set operation of two bodies as SQL."""
         raise NotImplementedError
 
     def named(self, name: str) -> str:
-        """A table, a view or a WITH name."""
+        """Return the name of a table, a view or a WITH query as SQL."""
         return self.ident(name)
 
     def query(self, query: Query) -> str:
-        """A whole query, or one inside another."""
+        """Return a whole query or a subquery as SQL."""
         withs = [f"{self.ident(each.name)} AS ({self.query(each.query)})" for each in query.with_]
         return (
             (f"{self.with_word} {', '.join(withs)} " if withs else "")
@@ -95,26 +95,26 @@ class QueryText:
         )
 
     def order(self, order: Order) -> str:
-        """One thing to sort by."""
+        """Return one term of ORDER BY as SQL."""
         return self.expr(order.expr) + (" DESC" if order.descending else "")
 
     def window(self, query: Query) -> str:
-        """LIMIT and OFFSET."""
+        """Return LIMIT and OFFSET as SQL."""
         if query.limit is None and query.offset is None:
             return ""
         limit = self.no_limit if query.limit is None else self.expr(query.limit)
         return f" LIMIT {limit}" + ("" if query.offset is None else f" OFFSET {self.expr(query.offset)}")
 
     def body(self, body: Body) -> str:
-        """What stands before ORDER BY."""
+        """Return the part of a query before ORDER BY as SQL."""
         return self.select(body) if isinstance(body, Select) else self.set_op(body)
 
     def select(self, body: Select) -> str:
-        """One SELECT."""
+        """Return one SELECT as SQL."""
         return (
             ("SELECT DISTINCT " if body.distinct else "SELECT ")
             + ", ".join(map(self.item, body.items))
-            # Some read commas and joins from the left alike: a join that stands later is put in brackets.
+            # Some databases give commas and joins the same precedence: a join after a comma is put in brackets.
             + _listed(" FROM ", [self.table(table, alone=not place) for place, table in enumerate(body.tables)])
             + self._clause(" WHERE ", body.where)
             + _listed(" GROUP BY ", [self.expr(expr) for expr in body.group_by])
@@ -128,11 +128,11 @@ class QueryText:
         return "" if alias is None else f" AS {self.ident(alias)}"
 
     def item(self, item: Item) -> str:
-        """One column of the answer."""
+        """Return one result column as SQL."""
         return self.expr(item.expr) + self._as(item.alias)
 
     def table(self, table: TableRef, *, alone: bool) -> str:
-        """What stands in FROM."""
+        """Return one table of FROM as SQL."""
         match table:
             case Named(name, alias):
                 return self.named(name) + self._as(alias)
@@ -145,7 +145,7 @@ class QueryText:
                 return text if alone else f"({text})"
 
     def queried(self, expr: Queried) -> str:
-        """Parameters, aggregates and queries inside."""
+        """Return a parameter, an aggregate or a subquery as SQL."""
         match expr:
             case Param(place):
                 return f"{self.parameter}{place + 1}"

@@ -13,7 +13,7 @@ from headwater.model.table import Key, Row, Table
 
 
 class Look(msgspec.Struct, frozen=True):
-    """The head of a database: its newest offset and a number that moves with its schema, both of one moment."""
+    """The head of a database: its newest offset and a number that changes with its schema, read at the same time."""
 
     head: int
     schema: int
@@ -21,7 +21,7 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One stretch of a table read in one short read transaction. `next_key` is None at the end."""
+    """Consecutive rows of a table from one short read transaction. `next_key` is None at the end."""
 
     table: Table
     rows: Sequence[Row]
@@ -32,7 +32,7 @@ class Chunk(msgspec.Struct, frozen=True):
 class Point(msgspec.Struct, frozen=True):
     """One sampled row, and the part of its table that it represents."""
 
-    place: bytes  # its key, written by `order`
+    place: bytes  # its key, encoded by `order`
     rows: float
     bytes: float
 
@@ -40,7 +40,7 @@ class Point(msgspec.Struct, frozen=True):
 class Sample(msgspec.Struct, frozen=True):
     """Estimates of the size of a table and of the distribution of its keys.
 
-    The points are in key order and represent the whole table; there are none where keys have no order here.
+    The points are in key order and represent the whole table; there are none if the order of keys is unknown here.
     """
 
     table: Table
@@ -50,48 +50,48 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """A row can satisfy the condition only if `column` holds one of `values`, written by `order`."""
+    """A necessary condition: `column` holds one of `values`, encoded by `order`."""
 
     column: str
     values: frozenset[bytes]
 
 
 class Condition(Protocol):
-    """A SQL predicate on one row of one table shape, true exactly where the database itself says true."""
+    """A SQL predicate on one row of one table shape, true exactly where the database evaluates it to true."""
 
     @property
     def pin(self) -> Pin | None:
-        """A necessary equality, by which many conditions are indexed; None when there is none."""
+        """Return a necessary equality, by which many conditions can be indexed; None if there is none."""
         ...
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Functions in it that may read more than the row, whatever they claim."""
+        """Return the functions in the condition that may read more than the row, even if declared otherwise."""
         ...
 
     @property
     def is_cheap(self) -> bool:
-        """Whether evaluating it costs about a microsecond a row, so that the event loop may do it."""
+        """Return whether evaluation takes about a microsecond per row, so that it may run on the event loop."""
         ...
 
     def holds(self, rows: Sequence[Row]) -> list[bool]:
-        """Return for each of `rows` whether it is true (NULL is not true). Thread-safe."""
+        """Return for each of `rows` whether the condition is true (NULL is not true). Thread-safe."""
         ...
 
 
 class Reader(Protocol):
-    """Read tables in bulk. Every method is thread-safe."""
+    """Bulk read access to tables. Every method is thread-safe."""
 
     def describe(self) -> dict[str, Table]:
         """Return the tables as they are now."""
         ...
 
     def head(self) -> int:
-        """Return the offset the newest committed change has or will have. Cheap: one small read."""
+        """Return the offset that the newest committed change has or will have; costs one small read."""
         ...
 
     def wake(self) -> None:
-        """End a `wait` of capture now; do nothing where nobody waits."""
+        """End a `wait` of capture now; do nothing if capture is not waiting."""
         ...
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
@@ -99,15 +99,15 @@ class Reader(Protocol):
         ...
 
     def condition(self, table: Table, where: str) -> Condition:
-        """Return the predicate `where` over rows of `table`, a shape of now or of any earlier version.
+        """Return the predicate `where` over rows of `table`, which may be a current or an earlier shape.
 
-        InvalidRequest when it is not one predicate over these columns, NotSupported when it cannot be
-        evaluated exactly (volatile functions, subqueries); both say why.
+        InvalidRequest if it is not one predicate over these columns, NotSupported if it cannot be evaluated
+        exactly (volatile functions, subqueries); both name the reason.
         """
         ...
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-        """Return how `columns` compare: equal values give equal bytes, those of the key in the order of `chunk`."""
+        """Return an encoder for `columns`: equal values give equal bytes, and keys sort in the order of `chunk`."""
         ...
 
     def status(self) -> dict[str, Any]:
@@ -116,12 +116,12 @@ class Reader(Protocol):
 
 
 class BulkReader(Reader, Protocol):
-    """A database read by the bulk worker, a process of its own. Its chunks best have `chunk_rows`."""
+    """A database as the separate bulk worker process reads it. `chunk_rows` is the best size of a chunk."""
 
     chunk_rows: int
 
     def shape(self, name: str, version: int | None = None) -> Table:
-        """Return the table as it is now, or as it was at `version`; NotFound."""
+        """Return the table as it is now, or as it was at `version`; NotFound if there is none."""
         ...
 
     def close(self) -> None:
@@ -130,28 +130,28 @@ class BulkReader(Reader, Protocol):
 
 
 class BulkAddress(msgspec.Struct, frozen=True):
-    """Where the bulk worker finds a database."""
+    """Address at which the bulk worker finds a database."""
 
-    kind: str  # its name in the registry
-    address: str  # the file, or the connection string: it may contain a password, and is shown to nobody
-    inode: int = 0  # of the file
+    kind: str  # name of its kind in the registry
+    address: str  # the file or the connection string, which may contain a password and must never be shown
+    inode: int = 0  # inode of the file
     reader: str = ""  # connection string for callers' conditions, if it differs from `address`
 
 
 class SnapshotPositions(Protocol):
-    """The log offsets of read snapshots that other processes took."""
+    """Log offsets of read snapshots that other processes took."""
 
     def reading(self) -> AbstractContextManager[None]:
-        """Hold what `exact` needs, around a read and the question about it, in one thread."""
+        """Keep the state that `exact` needs, around a read and its call of `exact`, in one thread."""
         ...
 
     def exact(self, snapshot: str) -> int | None:
-        """Return the offset up to which `snapshot` sees everything, and nothing after; None: read again."""
+        """Return the offset up to which `snapshot` sees all changes, and none after; None: the caller must retry."""
         ...
 
 
 class ServerPositions(SnapshotPositions, Protocol):
-    """What a reader in another process asks the server that captures the database."""
+    """Requests of a reader in another process to the server that captures the database."""
 
     def describe(self) -> dict[str, Table]:
         """Return the tables as they are now."""
@@ -163,14 +163,14 @@ class ServerPositions(SnapshotPositions, Protocol):
 
 
 class PastShapes(Protocol):
-    """The earlier shapes of tables, as a log keeps them."""
+    """Earlier shapes of tables, as stored in a log."""
 
     def note(self, name: str) -> str:
-        """Return the text kept under `name`, or ""."""
+        """Return the text stored under `name`, or ""."""
         ...
 
     def shape(self, name: str, version: int) -> Table | None:
-        """Return a table as it was at `version`; None if no change has it."""
+        """Return a table as it was at `version`; None if no change has that version."""
         ...
 
 
@@ -179,19 +179,19 @@ class Readable(Reader, Protocol):
 
     @property
     def snapshot_positions(self) -> SnapshotPositions | None:
-        """The offsets of other processes' reads; None where each read carries its own offset."""
+        """Return the offsets of other processes' reads; None if each read carries its own offset."""
         ...
 
     def bulk_address(self) -> BulkAddress:
-        """Return where the bulk worker finds the database; NotSupported where it cannot be read in bulk."""
+        """Return the address for the bulk worker; NotSupported if the database cannot be read in bulk."""
         ...
 
     def look(self) -> Look:
-        """Return the head of the database now. Cheap: one small read."""
+        """Return the current head of the database; costs one small read."""
         ...
 
     def glance(self) -> Look | None:
-        """Return the same if it takes microseconds and waits for nobody, so that an event loop may ask; else None."""
+        """Return the current head if that takes microseconds and needs no waiting, as on an event loop; else None."""
         ...
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
@@ -199,18 +199,18 @@ class Readable(Reader, Protocol):
         ...
 
     def sample(self, table: str, size: int) -> Sample:
-        """Return about `size` rows, spread evenly over `table`, or all if it has fewer. Never a scan by OFFSET."""
+        """Return about `size` rows, spread evenly over `table`, or all if there are fewer; never scans by OFFSET."""
         ...
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
-        """Return `values` as `columns` of `table` would hold them: what an INSERT of them would read back.
+        """Return `values` as `columns` of `table` would hold them: as read back after an INSERT.
 
-        InvalidRequest where a column cannot hold such a value.
+        InvalidRequest if a column cannot hold such a value.
         """
         ...
 
     def remedy(self, table: str) -> str:
-        """Return the SQL after which changes of `table` carry whole rows; "" where they do already."""
+        """Return the SQL after which changes of `table` carry whole rows; "" if they already do."""
         ...
 
     def check_sql(self, role: str) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of sources, by URL scheme. To add one: a folder with a `kind.py`, and a line in KINDS."""
+"""Registry of source kinds by URL scheme. To add one: a folder with a `kind.py`, and a line in KINDS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwater.sources.source import Source
 
 
 class Check(NamedTuple):
-    """One finding of `headwater doctor`. `state` is ok, warn or fail; `remedy` is what to do about the last two."""
+    """One finding of `headwater doctor`. `state` is ok, warn or fail; `remedy` is the action for warn and fail."""
 
     subject: str
     state: str
@@ -31,35 +31,35 @@ class LogView(Protocol):
 
     @property
     def generation(self) -> str:
-        """See Log."""
+        """Return the generation; see Log."""
         ...
 
     @property
     def latest(self) -> int:
-        """See Log."""
+        """Return the newest offset; see Log."""
         ...
 
     def note(self, name: str) -> str:
-        """See Notes."""
+        """Return the text stored under `name`; see Notes."""
         ...
 
     def scan(self, *, after: int) -> Iterator[Transaction]:
-        """See Log."""
+        """Yield the transactions after `after`; see Log."""
         ...
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """What `doctor` found in a source, without changing it."""
+    """Findings of `doctor` about a source, which is not changed."""
 
     checks: list[Check]
     is_captured: bool = False
-    # Return why a log is not the history of the source, and what to check; None if it is.
+    # Returns why a log is not the history of the source, and what to check; None if it is.
     mismatch: Callable[[LogView], tuple[str, str] | None] = lambda log: None
-    is_readable: bool = True  # False: the checks say why, and the log cannot be compared
+    is_readable: bool = True  # False: the checks name the reason, and the log cannot be compared
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a command did: a JSON document, the same as lines for people, and notes with a hint each."""
+    """Result of a command: a JSON document, equivalent lines for people, and notes with a hint each."""
 
     document: dict[str, Any]
     lines: list[str]
@@ -72,15 +72,15 @@ class CapturedTable(msgspec.Struct, frozen=True):
     database: str
     table: str
     captured: bool
-    schema: int | None  # the version of its shape
+    schema: int | None  # version of its shape
     key: list[str]
     note: str
 
 
 class SourceKind(ABC):
-    """One kind of database: what its folder offers to the rest of Headwater.
+    """One kind of database: the interface between its folder and the rest of Headwater.
 
-    Its module is imported by every command: import drivers inside the methods.
+    Every command imports its module: import drivers inside the methods.
     """
 
     settings: type  # a dataclass; its section in the settings has the name of the kind
@@ -90,12 +90,12 @@ class SourceKind(ABC):
         return url
 
     def library_version(self) -> str:
-        """Return the version of the database library in this process; "" where the database is a server."""
+        """Return the version of the database library in this process; "" if the database is a server."""
         return ""
 
     @abstractmethod
     def open(self, name: str, url: str, *, notes: Notes, settings: Any, folder: Path, is_embedded: bool) -> Source:
-        """Open the database at `url`. `folder` is the data folder; an embedded database is in it, and ours."""
+        """Open the database at `url`; `folder` is the data folder, which holds our own database if `is_embedded`."""
 
     def open_bulk_reader(
         self, name: str, address: BulkAddress, *, generation: str, log: PastShapes, server: ServerPositions
@@ -104,7 +104,7 @@ class SourceKind(ABC):
         raise NotSupported(f"{name!r} is not read in bulk", hint="Feeds of its changes are served.")
 
     def list_tables(self, name: str, url: str, settings: Any) -> list[CapturedTable]:
-        """Return its tables, and whether they are captured, without a server."""
+        """Return the tables of the database, and whether they are captured, without a server."""
         raise NotSupported(f"the tables of {name!r} can be listed only while it is served")
 
     def inspect(self, name: str, url: str, settings: Any) -> Inspection:
@@ -112,10 +112,10 @@ class SourceKind(ABC):
         return Inspection([])
 
     def check_attach(self, url: str) -> None:  # noqa: B027  # most kinds have nothing to check
-        """Raise if capture of the database cannot be set up by a command."""
+        """Raise if a command cannot set up capture of the database."""
 
     def attached(self, name: str, url: str, status: dict[str, Any], tables: tuple[str, ...]) -> Report:
-        """Report a capture that was set up; `tables` are those the user named."""
+        """Report a capture that was set up; `tables` are the tables that the user named."""
         found = status["tables"]
         return Report({"database": name, "tables": found}, [f"capturing {', '.join(found)} as {name!r}"])
 
@@ -124,7 +124,7 @@ class SourceKind(ABC):
         raise NotSupported("only PostgreSQL needs logins for callers", hint="SQLite files are served as they are.")
 
     def detach(self, name: str, url: str, settings: Any, find_log: Callable[[str | None], str | None]) -> Report:
-        """Remove every trace of Headwater; `find_log` returns the path of a generation's log, or of this database's."""
+        """Remove every trace of Headwater; `find_log` returns the log path of a generation, or of this database."""
         raise NotSupported(f"Headwater leaves nothing behind in {name!r}")
 
 
@@ -132,7 +132,7 @@ class Registered(msgspec.Struct, frozen=True):
     """One line of the registry."""
 
     schemes: tuple[str, ...]
-    module: str  # holds KIND
+    module: str  # the module with KIND
     example: str
 
 
@@ -140,7 +140,7 @@ KINDS: dict[str, Registered] = {
     "sqlite": Registered(("sqlite:///", "sqlite:"), "headwater.sources.sqlite.kind", "a SQLite file (app.db)"),
     "postgres": Registered(("postgresql://", "postgres://"), "headwater.sources.postgres.kind", "postgresql://…"),
 }
-FILES = "sqlite"  # the kind of a database that is named by a path
+FILES = "sqlite"  # the kind of a database given as a path
 
 
 def kind(name: str) -> SourceKind:
@@ -161,5 +161,5 @@ def kind_name(url: str) -> str:
 
 
 def settings_classes() -> dict[str, type]:
-    """Return the settings class of every kind, by its section."""
+    """Return the settings class of every kind, by the name of its section."""
     return {name: kind(name).settings for name in KINDS}

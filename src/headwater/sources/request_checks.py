@@ -1,4 +1,4 @@
-"""Checks of requests that are alike in every database, and their errors."""
+"""Checks of requests common to all databases, and their errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_PREDICATE = 10_000  # characters
 
 
 def check_numbered(table: Table) -> None:
-    """Raise InvalidRequest if the database is to number a key that it cannot number."""
+    """Raise InvalidRequest if the key is declared as numbered by the database but has another kind than i64 or u64."""
     lone = table.lone_key
     if lone and lone.auto and lone.kind not in ("i64", "u64"):
         raise InvalidRequest(
@@ -22,12 +22,12 @@ def check_numbered(table: Table) -> None:
 
 
 def exists(table: Table) -> Conflict:
-    """Return the error for a table that exists where `if_not_exists` was not sent."""
+    """Return the error for a table that already exists, if `if_not_exists` was not sent."""
     return Conflict(f"table {table.name!r} exists already", hint='Send "if_not_exists": true to accept it.')
 
 
 def rows_only() -> Forbidden:
-    """Return the error for a statement that is neither a query nor DML from a caller who is not an owner."""
+    """Return the error for a statement other than a query or DML from a caller who is not an owner."""
     return Forbidden(
         "statements other than SELECT, INSERT, UPDATE and DELETE need the role owner",
         hint="Ask an owner to run it.",

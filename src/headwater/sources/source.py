@@ -10,7 +10,7 @@ from headwater.sources.write import Writable
 
 
 class Source(Capturable, Queryable, Writable, Protocol):
-    """One database. Every method is thread-safe unless it says otherwise."""
+    """One database. Every method is thread-safe unless its docstring says otherwise."""
 
     def close(self) -> None:
         """Finish queued writes and release the database."""

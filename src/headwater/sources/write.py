@@ -1,4 +1,4 @@
-"""Writes to a source: transactions of one call, and interactive ones. Used by queries."""
+"""Writes to a source: single-call transactions, and interactive transactions. Used by queries."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ T = TypeVar("T")
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Rows of a statement, or how many it touched."""
+    """Rows of a statement, or the number of rows it affected."""
 
     columns: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
     affected: int = 0
     last_insert_id: int = 0
-    truncated: bool = False  # there were more rows than one answer holds
+    truncated: bool = False  # there were more rows than one answer may hold
 
 
 class Written(msgspec.Struct, Generic[T], frozen=True):
-    """The value a write returned, and its offsets in the log."""
+    """The value that a write returned, and its offsets in the log."""
 
     value: T
-    offset: int  # of its last change; the head if it changed nothing
+    offset: int  # offset of its last change; the head if it changed nothing
     tables: dict[str, int] = {}  # table name to the offset of its last change by this write
 
 
 class Session(Protocol):
-    """The database inside one write transaction. Raises our errors only; a raise rolls the work back."""
+    """The database inside one write transaction. Raises only our errors; an exception rolls the work back."""
 
     def describe(self, table: str) -> Table:
         """Return the table's shape; NotFound if there is none."""
@@ -49,7 +49,7 @@ class Session(Protocol):
     def insert(
         self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
     ) -> tuple[Result, list[Row]]:
-        """Insert all or none; the second value holds the stored rows, if asked for."""
+        """Insert all rows or none; the second value holds the stored rows, if `returning`."""
         ...
 
     def update(self, table: str, where: Expr | None, values: dict[str, Value], limit: int | None) -> Result:
@@ -65,51 +65,52 @@ class Session(Protocol):
         ...
 
     def is_read_only(self, sql: str) -> bool:
-        """Return whether the engine itself says that `sql` writes nothing."""
+        """Return whether the engine itself reports that `sql` writes nothing."""
         ...
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
-        """Create `table` by kinds; False if it was there."""
+        """Create `table` from its kinds; return False if it exists."""
         ...
 
     def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
-        """Drop `table`; False if it was not there."""
+        """Drop `table`; return False if it does not exist."""
         ...
 
 
-Work = Callable[[Session], T]  # may be run again from the start: it must not touch anything outside
+Work = Callable[[Session], T]  # may run again from the start, so it must have no other effects
 
 
 class Tx(Protocol):
-    """An interactive transaction. Expires by itself (`tx_expired`)."""
+    """An interactive transaction, which expires after a time limit (`tx_expired`)."""
 
     id: str
     read_only: bool
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, by whatever cause."""
+        """Return whether the transaction has ended, for any reason."""
         ...
 
     def run(self, work: Work[T]) -> Future[T]:
-        """Run `work` inside; its own failure undoes only itself."""
+        """Run `work` in the transaction; a failure undoes only this step."""
         ...
 
     def commit(self) -> Future[Written[None]]:
-        """Make it durable."""
+        """Commit the transaction."""
         ...
 
     def rollback(self) -> Future[None]:
-        """Roll it back."""
+        """Roll back the transaction."""
         ...
 
 
 class Writable(Protocol):
-    """A source that takes writes. Every method is thread-safe."""
+    """A source that accepts writes. Every method is thread-safe."""
 
     def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
-        """Run `work` of a caller in this role in a transaction of its own; done when durable. Many are committed
-        together, and callers take turns."""
+        """Run `work` of a caller in this role in its own transaction; the future is done when the write is durable.
+
+        Many transactions are committed together, and callers take turns."""
         ...
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> Tx:
@@ -117,5 +118,5 @@ class Writable(Protocol):
         ...
 
     def finish_writes(self) -> None:
-        """Take no more writes; return when the queued ones are durable."""
+        """Accept no more writes; return when the queued writes are durable."""
         ...

@@ -78,7 +78,7 @@ class File:
             return False
 
     def enter_wal(self) -> None:
-        """Switch the file to WAL mode unless it has it; up to this call the file is unchanged."""
+        """Switch the file to WAL mode if needed; before this call the file is unchanged."""
         if self._journal_mode == "wal":
             return
         db = open_file(self.path, vfs=self._vfs)

@@ -20,7 +20,7 @@ class Glance:
         self._reader: Connected | None = None
 
     def look(self) -> Look | None:
-        """Return the head of the file; None if another thread is reading it or the file is locked."""
+        """Return the head of the file; None if another thread is reading it, or SQLite fails, as on a lock."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

@@ -30,7 +30,7 @@ def as_stored(value: Value) -> Stored:
 
 
 def order(table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-    """Return a function to bytes that compare as SQLite compares values of `columns`."""
+    """Return a function that encodes values of `columns` as bytes in SQLite's order."""
     encoders = [_encoder(column_of(table, name)) for name in columns]
     if len(encoders) == 1:
         (encode,) = encoders

@@ -78,7 +78,7 @@ class SqliteCapture:
     # --- history ---------------------------------------------------------------------------------------------
 
     def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
-        """Return why the log is not this file's history, or ""; install capture if both file and log are new."""
+        """Return why the log is not this file's history, or ""; a file without capture is attached to a new log."""
         with self._own_lock, sqlite_errors(self.path):
             installed = is_installed(self._own)
         if not installed and latest:
@@ -169,7 +169,7 @@ class SqliteCapture:
                 raise SourceMismatch(f"{self.path} was replaced by another file", hint="Readers need a new snapshot.")
             yield from self._follower.follow(after)
         except SourceMismatch as error:
-            self._vouched, self._doubted = -1, error.message  # until then no answer gets an ETag and no snapshot begins
+            self._vouched, self._doubted = -1, error.message  # so that no answer gets an ETag and no snapshot begins
             raise
 
     def wait(self, timeout: float) -> None:

@@ -81,7 +81,7 @@ class Decoder:
         return {self.layouts[-n].table.name for _, n, _ in replaced if n < 0}
 
     def _settle(self, change: Change, row: CaptureRow, aside: Aside) -> Change:
-        """Turn an insert onto a row in `aside` into an update; any other change of that key removes it from `aside`."""
+        """Turn an insert onto a row in `aside` into an update; any other change of the key proves no replacement."""
         width = len(change.table.columns)
         images = (change.before is not None) + (change.after is not None)
         starts = [FIRST + width * image for image in range(images)]

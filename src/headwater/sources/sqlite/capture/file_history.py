@@ -65,7 +65,7 @@ class _Odd:
         self._log: list[set[tuple[object, ...]]] = []
 
     def note(self, offset: int, mine: Change | None, theirs: Change) -> None:
-        """Record the changes at `offset` on both sides if they differ; `mine` is None where the file was trimmed."""
+        """Record the changes at `offset` if they differ; `mine` is None where the file holds no change any more."""
         if mine is not None and _bytes(mine) in _forms(theirs):
             return
         self._log.append(_forms(theirs))

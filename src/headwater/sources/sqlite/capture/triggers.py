@@ -56,7 +56,7 @@ def create_tables(width: int) -> list[str]:
         *CELL_INDEXES,
         f"CREATE TABLE {LAYOUT}(id INTEGER PRIMARY KEY, name TEXT, version INTEGER, active INTEGER, shape TEXT, "
         "places TEXT)",
-        f"CREATE TABLE {TXN}(upto INTEGER PRIMARY KEY, first INTEGER, ms INTEGER, us INTEGER)",  # us: beyond ms
+        f"CREATE TABLE {TXN}(upto INTEGER PRIMARY KEY, first INTEGER, ms INTEGER, us INTEGER)",  # us: µs beyond ms
         f"CREATE TABLE {META}(name TEXT PRIMARY KEY, value) WITHOUT ROWID",
         # VACUUM renumbers the rowids of such a table: row 2 becomes row 1, which reveals the VACUUM.
         f"CREATE TABLE {CANARY}(x)",
@@ -121,9 +121,10 @@ class _Texts:
         return f"BEFORE INSERT ON {self.target} WHEN {self._collides('')} BEGIN {body} END"
 
     def _hand_over(self) -> str:
-        """Copy rows for the reader to join with the insert; rows with another key (negative layout) are only reported.
+        """Return statements that copy rows for the reader, those with another key than NEW with a negative layout.
 
-        An earlier UPDATE OR IGNORE may have left these rows in the stash, where they are cleared first.
+        The reader joins the former with the insert, and can only report the latter. An earlier UPDATE OR IGNORE may
+        have left these rows in the stash, where they are cleared first.
         """
         same_key = " AND ".join(f"{name} = NEW.{name}" for name in self.key)
         found = [(self.layout, same_key)]

@@ -117,7 +117,7 @@ class Engine:
         return read, called
 
     def _prepare(self, sql: str) -> None:
-        """Let SQLite prepare one statement without running it: another statement may follow it in the text."""
+        """Let SQLite prepare only the first statement: another one, still unchecked, may follow it in the text."""
         self._db.execute(f"EXPLAIN {sql}").close(True)
 
     def _refusal(self, text: str) -> HeadwaterError:

@@ -1,15 +1,15 @@
 """Built-in functions whose cost is the product of two lengths: limits for small values, linear replacements above.
 
 SQLite calls its progress handler between the steps of a program, never inside one, so that one call of instr() with two
-long texts runs for minutes whatever the time limit of its statement is. A callback into Python for every call would be
-exact and linear, but each one waits for the interpreter's lock, which other threads hold: a scan with LIKE would become
-a hundred times slower under load. So a statement that calls one of these functions first runs with a limit for the
-length of its values under which the slowest call takes less than a millisecond, then with one for 10 ms and more checks
-of the clock. Only if it meets a longer value does it run again with linear functions in Python, which check the clock,
-and with a check of the clock after every few steps.
+long texts runs for minutes, regardless of its statement's time limit. A callback into Python for every call would be
+exact and linear, but each callback waits for the interpreter's lock, which other threads hold: a scan with LIKE would
+become a hundred times slower under load. So a statement that calls one of these functions first runs with a limit on
+the length of its values under which the slowest call takes less than a millisecond, then with a limit for 10 ms and
+more checks of the clock. Only if a value is longer does the statement run again with linear functions in Python,
+which check the clock, and with a check of the clock after every few steps.
 
-Functions of JSON have the same tiers, by their arguments: each path is sought from the beginning of the document. The
-limits of all are lower for a statement with many calls, because one row may contain all of them without a check.
+JSON functions have the same tiers, by their arguments: each path is searched from the beginning of the document. All
+limits are lower for a statement with many calls, because one row may contain all of them without a check.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ LONGER_PATTERN, LONGEST_PATTERN = 50, 16  # for texts of at most 8 MiB, and for 
 FEW_CALLS = 8  # calls of slow functions per row; with more calls the limits are lower
 TOO_COMPLEX = "LIKE or GLOB pattern too complex"  # SQLite's error for a longer pattern
 SHORT_SET = 16  # characters for which Python's strip is faster than a loop
-MAX_SOUGHT = 1 << 20  # characters or bytes of the searched value: more would block other threads
+MAX_SOUGHT = 1 << 20  # characters or bytes of the search term: more would block other threads
 PIECE = 1 << 20  # characters or bytes searched without a pause for other threads
 SPLIT = 1 << 16  # bytes split at each match without a pause: every byte may become an object
-MAX_PRODUCT = 1 << 24  # of two lengths, for the built-in unhex(X, Y)
+MAX_PRODUCT = 1 << 24  # maximum product of two lengths for the built-in unhex(X, Y)
 
 
 class Tier(msgspec.Struct, frozen=True):
     """Limits under which a statement runs."""
 
-    length: int | None  # of a value or a row; None is the connection's own limit
+    length: int | None  # maximum bytes of a value or a row; None is the connection's own limit
     steps: int  # virtual machine steps between two checks of the clock
     pattern: int = PATTERN
     linear: bool = False  # the linear functions replace the built-in ones
@@ -144,7 +144,7 @@ class LinearFunctions:
         if not what:
             return 1
         if is_text and _is_inside_character(what[0]):
-            return int(where.startswith(what))  # SQLite compares only at starts of later characters, never such a byte
+            return int(where.startswith(what))  # later, SQLite compares only at starts of characters
         found = self._find(where, what)
         if found < 0:
             return 0

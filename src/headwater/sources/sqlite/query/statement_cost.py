@@ -83,7 +83,7 @@ def cost_of(sql: str, program: Iterable[tuple[Any, ...]], slow: Container[str]) 
 
 
 def _readable(program: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Leave out opcodes with blobs that are not UTF-8: EXPLAIN shows blobs as text."""
+    """Yield the opcodes without those of blobs that are not UTF-8: EXPLAIN shows blobs as text."""
     while True:
         try:
             yield next(program)

@@ -90,8 +90,8 @@ def _fetch(
     """Return the rows of a statement, and whether there are more; text that is not UTF-8 gets surrogates.
 
     A read-only statement first runs with limits for small rows. If a value is larger, or is not UTF-8, the statement
-    runs again with its text as blobs: other threads wait while these are copied, but not decoded. Unless `is_last`, a
-    value that is too large raises TooBigError: the caller runs the statement again with wider limits.
+    runs again with its text as blobs: other threads wait while blobs are copied, not while they are decoded. Unless
+    `is_last`, a value that is too large raises TooBigError: the caller runs the statement again with wider limits.
     """
     width, most = len(statement.columns), MEMORY.max_bytes
     if not statement.read_only:  # a statement that writes cannot run twice

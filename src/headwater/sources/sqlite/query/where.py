@@ -1,6 +1,6 @@
 """`where` conditions: SQL predicates on rows of the log, true exactly where SQLite evaluates them to true.
 
-Python evaluates the parts with the same meaning in both; SQLite evaluates the rest, on the remaining rows.
+Python evaluates the parts with the same meaning in Python and SQLite; SQLite evaluates the rest, on the rows left.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The set is known only by lookups around a number. A gap that was found is excluded from later draws; the rest is cut
 into strata with about equally many members each, by the density found there, and every round draws one number from
-each stratum. So the spread is even for a million neighbours plus one distant number as for scattered numbers.
+each stratum. So draws are even both for a million neighbours plus one distant number and for scattered numbers.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class SqliteReads:
         return self._predicates.condition(table, where)
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-        """Return how SQLite compares values of `columns`."""
+        """Return an encoder of `columns` to bytes in SQLite's order."""
         return order(table, columns)
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:

@@ -29,7 +29,7 @@ _RETRY_SECONDS = 0.0005  # SQLite itself does not wait for a lock in a transacti
 
 
 class _Stale(Exception):
-    """Others wrote after the snapshot was taken, and no result of the snapshot was returned yet."""
+    """Signal that others wrote after the snapshot was taken, before any step had returned a result."""
 
 
 class Place:
@@ -58,7 +58,7 @@ class Place:
             self._returned.wait(min(left, self._idle, self._seconds))
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the place, or for `wake`."""
+        """Wait for the turn, or for `wake`."""
         return self._granted.wait(timeout)
 
     def wake(self) -> None:

@@ -105,7 +105,7 @@ def _is_shown(select: tree.Select) -> Callable[[tree.Term], bool]:
 
 
 def _by_outputs(query: tree.Query) -> tuple[list[tree.Term], tuple[int, ...] | None] | None:
-    """Order by all output columns: rows that are equal in all of them are identical bytes."""
+    """Return terms for all output columns: rows that are equal in all of them are identical bytes."""
     count = len(query.selects[0].outputs)
     if len(query.selects) == 1 and query.selects[0].distinct and not all(map(_is_shown(query.selects[0]), query.order)):
         return None  # DISTINCT merges rows, and the position of the merged row may come from any of them

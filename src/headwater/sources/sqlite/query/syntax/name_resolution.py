@@ -37,7 +37,7 @@ class Scope(msgspec.Struct):
     sources: list[tree.Source]
     shared: dict[str, tree.Ref]  # columns merged by USING, by folded name
     outer: Scope | None
-    outputs: list[tree.Output] | None = None  # whether aliases are visible
+    outputs: list[tree.Output] | None = None  # set where aliases are visible
 
 
 class View(msgspec.Struct):
