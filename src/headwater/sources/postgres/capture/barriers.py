@@ -1,6 +1,6 @@
-"""Barriers: a mark written into the server's log and seen on the stream; everything committed before it came before.
+"""Barriers: a mark in the WAL that the stream returns; the stream delivers everything committed before it first.
 
-One is shared by all who asked before it began; who comes while one is under way waits for the next.
+A barrier is shared by all callers that asked before it began; a caller that asks during a barrier waits for the next.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from headwater.sources.postgres.errors import away
 from headwater.sources.postgres.schema.catalog import schema_number
 from headwater.sources.postgres.snapshot_visibility import Snapshot, snapshot_now
 
-SECONDS = 1.0  # longest one waits for its mark
-DOWN_SECONDS = 0.1  # the same, where there is no stream just now
+SECONDS = 1.0  # longest wait of a barrier for its mark
+DOWN_SECONDS = 0.1  # longest wait while there is no stream
 T = TypeVar("T")
 
 
 class Passed(msgspec.Struct, frozen=True):
-    """What was found: the offset of the last change before the mark, None if it was not seen in time, the number of the
-    schema after it, and a snapshot taken after it."""
+    """The result of a barrier: the offset of the last change before the mark (None if the mark was not seen in time),
+    and the schema number and a snapshot taken after the mark."""
 
     offset: int | None
     schema: int
@@ -37,7 +37,7 @@ class Passed(msgspec.Struct, frozen=True):
 
 
 class Side:
-    """One session for small questions, kept open, made again when it broke. From any thread, one at a time."""
+    """A session for short queries, kept open and reconnected when broken. Thread-safe: calls run in turn."""
 
     def __init__(self, server: Server, **settings: str) -> None:
         self._server, self._settings = server, settings
@@ -45,7 +45,7 @@ class Side:
         self._connection: Connection | None = None
 
     def ask(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`; again, if the session was broken from the start."""
+        """Run `work`; retry once if a kept session turns out to be broken."""
         with self._lock, self._server.errors():
             for again in (True, False):
                 fresh = self._connection is None or self._connection.closed
@@ -79,33 +79,33 @@ class Side:
 
 
 class Barriers:
-    """Of one database. From any thread."""
+    """The barriers of a database. Thread-safe."""
 
     def __init__(self, side: Side, is_up: Callable[[], bool]) -> None:
         self._side, self._is_up = side, is_up
-        self._own = secrets.token_hex(6)  # so that marks of others, or of an earlier run, are not taken for ours
-        self._changed = threading.Condition()  # guards what follows
+        self._own = secrets.token_hex(6)  # distinguishes our marks from those of other servers and of earlier runs
+        self._changed = threading.Condition()  # guards the fields below
         self._begun = self._ended = 0
         self._is_running = False
         self._seen: dict[str, int] = {}
         self._awaited = ""
-        self._missed_at = -math.inf  # when the last one was not seen in time, if it was not
+        self._missed_at = -math.inf  # when the last barrier timed out; -inf if it did not
         self._found: Passed | HeadwaterError = SourceError("no barrier was set")
 
     @property
     def is_behind(self) -> bool:
-        """Whether somebody has just waited for the stream in vain."""
+        """Return whether a barrier has timed out within the last SECONDS."""
         return time.monotonic() - self._missed_at < SECONDS
 
     def passed(self, token: str, offset: int) -> None:
-        """The stream's reader saw a mark."""
+        """Record that the stream delivered the mark `token` after `offset`."""
         with self._changed:
             if token == self._awaited:
                 self._seen[token] = offset
                 self._changed.notify_all()
 
     def set(self) -> Passed:
-        """A barrier that begins after this call."""
+        """Run, or share, a barrier that begins after this call; return its result."""
         with self._changed:
             number = self._begun + 1
             while self._is_running and self._ended < number:
@@ -141,7 +141,7 @@ class Barriers:
 
         def work(connection: Connection) -> tuple[int, Snapshot]:
             connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", [PREFIX, token])
-            # A change of the schema after the mark makes another number, which is safe; one before it is in it.
+            # A schema change after the mark gives another number, which is safe; a change before the mark is included.
             with connection.transaction():
                 snapshot = snapshot_now(connection)
                 return schema_number(connection), snapshot

@@ -31,14 +31,14 @@ from headwater.sources.postgres.setup.logins import Logins
 from headwater.sources.postgres.snapshot_visibility import Visibility
 from headwater.sources.read import Look
 
-DOWN_SECONDS = 1.0  # without a connection before it is an error
-CHECK_SECONDS = 5.0  # between two checks of changes that the stream does not carry: of the publication and of tables
+DOWN_SECONDS = 1.0  # a longer outage of the connection is an error
+CHECK_SECONDS = 5.0  # between two checks for changes that the stream does not carry: of the publication and of tables
 
 
 class PostgresCapture:
-    """Fulfils `Capturable`. `snapshot_positions` and `_shapes` are for reads and writes of the same database.
+    """The capture of a database. Fulfils `Capturable`; reads and writes share `snapshot_positions` and `_shapes`.
 
-    `reconnect` is called when another server is behind the name, `schema_changed` when the number of the schema moved.
+    `reconnect` is called when the name leads to another server, `schema_changed` when the schema number changed.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PostgresCapture:
     ) -> None:
         self.name, self._server, self._folder = server.name, server, folder
         self._reconnect, self._schema_changed = reconnect, schema_changed
-        # Its marks must be on disk to be streamed, but need not wait for a standby: such a commit is not visible yet.
+        # Barrier marks must be on disk to be streamed, but need not wait for a standby: that commit is not visible yet.
         self._side = Side(server, synchronous_commit="local", statement_timeout="60000")
         self._attachment = Attachment(server, self._side, logins, notes=notes, config=config)
         self._barriers, self._visibility = Barriers(self._side, self._is_up), Visibility()
@@ -86,7 +86,7 @@ class PostgresCapture:
     # --- history -----------------------------------------------------------------------------------------------
 
     def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
-        """Return why the log is not this database's history; "" if it is. A database without a log joins a new one."""
+        """Return why the log is not this database's history; "" if it is. A database without a log starts a new one."""
         self._halt()
         self._attachment.check()
         found = self._attachment.resume(generation, latest, read)
@@ -97,7 +97,7 @@ class PostgresCapture:
         return ""
 
     def restart(self, *, generation: str, first: int) -> int:
-        """Begin a new generation, with a new slot."""
+        """Begin a new generation, with a new slot; return its first offset."""
         self._halt()
         self._attachment.check()
         first = max(first, self._given + 2)
@@ -105,7 +105,7 @@ class PostgresCapture:
         return first
 
     def reopen(self) -> None:
-        """Connect again: another database is now behind the name."""
+        """Connect again: the name now leads to another database."""
         self._halt()
         self._renew()
 
@@ -115,7 +115,7 @@ class PostgresCapture:
         self._reconnect()
 
     def findings(self) -> list[Finding]:
-        """Return what is wrong with the database, with the SQL that fixes it."""
+        """Return the problems of the database, each with the SQL that fixes it."""
         return self._side.ask(self._attachment.findings)
 
     def remedy(self, table: str) -> str:
@@ -169,7 +169,7 @@ class PostgresCapture:
         return found.head
 
     def look(self) -> Look:
-        """Return the head and the number of the schema; not settled where the stream is behind."""
+        """Return the head and the schema number; not settled if the stream is behind."""
         held, _ = self._running()
         found = self._barriers.set()
         self._notice(found)
@@ -182,7 +182,7 @@ class PostgresCapture:
         if found.schema != self._schema:
             self._schema_changed()
             held = self._held
-            if held is not None:  # at once: a change of an object that an analysed query uses must reach the log
+            if held is not None:  # immediately: a change of an object that an analysed query uses must reach the log
                 with suppress(HeadwaterError):
                     self._attachment.announce(held.whole.shapes)
             self._schema, self._checked_at = found.schema, 0.0
@@ -219,7 +219,7 @@ class PostgresCapture:
         self._arrived.set()
 
     def acknowledge(self, upto: int) -> None:
-        """Let the server forget everything at or below `upto`: the log holds it."""
+        """Let the server discard everything at or below `upto`, which the log holds."""
         held, stream = self._running()
         point = held.acknowledge(upto)
         stream.confirm(point.position)
@@ -251,7 +251,7 @@ class PostgresCapture:
         return held, stream
 
     def status(self) -> dict[str, Any]:
-        """Return numbers for the status page and metrics; `error` is why the stream has stopped."""
+        """Return numbers for the status page and metrics; `error` is the reason the stream has stopped."""
         held, stream = self._running()
         watch, error = self._watch, stream.lost or stream.error
         slot = None if watch is None else watch.look()
@@ -270,7 +270,7 @@ class PostgresCapture:
         }
 
     def close(self) -> None:
-        """Save the position of the stream, and close its connections."""
+        """Save the stream's position, and close the connections."""
         held, stream = self._held, self._stream
         if held is not None and stream is not None:
             point = held.acknowledge(held.durable)
@@ -284,7 +284,7 @@ class PostgresCapture:
 
 
 class _Keeper:
-    """Fulfils `Keeper` for the stream of a capture. Called by the thread of the stream."""
+    """The stream's callbacks into its capture. Fulfils `Keeper`; the thread of the stream calls it."""
 
     def __init__(self, capture: PostgresCapture) -> None:
         self._attachment, self._visibility = capture._attachment, capture._visibility

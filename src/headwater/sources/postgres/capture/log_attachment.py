@@ -1,7 +1,7 @@
-"""How a log belongs to a slot: begun, proven at each start and each connection, remembered in a note with the log.
+"""The link between a log and its slot: begun, proven at each start and each connection, recorded in a note.
 
-**The one rule.** Before the server is told that it may forget its log up to a place, that place is in our log, or in
-the note. So a slot that starts later than both was made anew, or moved on by somebody else: changes are missing.
+**The one rule.** Before the server receives an LSN as confirmed, our log or the note holds that LSN. So a slot that
+starts after both was re-created, or advanced by somebody else: changes are missing.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ from headwater.sources.postgres.setup.logins import Logins
 
 logger = logging.getLogger("headwater.postgres.fitness")
 
-SAVE_CHANGES = 10_000  # acknowledged ones after which the note is brought up to date
-IDLE_BYTES = 16 << 20  # of the server's log that we do not need, after which it is told at once
+SAVE_CHANGES = 10_000  # acknowledged changes after which the note is updated
+IDLE_BYTES = 16 << 20  # unneeded WAL above which it is confirmed to the server at once
 
 
 class Attachment:
-    """Of one database. `side` is asked for everything but the identity of the server."""
+    """The slot, publication and note of a database. `side` runs every query except that for the server's identity."""
 
     def __init__(self, server: Server, side: Side, logins: Logins, *, notes: Notes, config: PostgresConfig) -> None:
         self._server, self._side, self._notes, self._config = server, side, notes, config
         self._logins = logins
         self.slot = slot_name(config.slot, server.name)
         self.publication = slot_name(config.publication, server.name)
-        self._lock = threading.Lock()  # guards _history, which the reader of the stream changes too
+        self._lock = threading.Lock()  # guards _history, which the stream's reader thread changes too
         self._history: History | None = None
         self._told_at = 0.0
         self._warned: list[str] = []
         self._is_of_all_tables = False
-        self.born_published: set[int] = set()  # oids of tables that were published before their first row
-        self._refused = ""  # why a table that was made since cannot be published
-        self._announced: tuple[int, Shapes] | None = None  # the number of the schema, and what it was compared with
-        self._meanings: definition_changes.Meanings | None = None  # that readers know of
+        self.born_published: set[int] = set()  # oids of tables published before their first row
+        self._refused = ""  # why a table created since cannot be published
+        self._announced: tuple[int, Shapes] | None = None  # schema number, and the shapes it was compared with
+        self._meanings: definition_changes.Meanings | None = None  # the definitions already announced to readers
 
     def findings(self, connection: Connection) -> list[Finding]:
-        """What is not as it should be, with the SQL that mends it."""
+        """Return the problems of the database, each with the SQL that fixes it."""
         found = examine(
             connection, self._server, self.slot, self.publication, self._config.tables, self._config.publish_all
         )
@@ -89,7 +89,7 @@ class Attachment:
         }
 
     def check(self) -> None:
-        """SourceUnfit if it cannot be captured. What harms others who use the database is told in the log, once."""
+        """Raise SourceUnfit if the database cannot be captured. Log each change in what harms its other users once."""
         found = self._side.ask(self.findings)
         check(found)
         told = warnings(found)
@@ -100,7 +100,7 @@ class Attachment:
 
     @property
     def is_of_all_tables(self) -> bool:
-        """Whether the publication is FOR ALL TABLES. Known once begun or resumed."""
+        """Return whether the publication is FOR ALL TABLES; known once the log is begun or resumed."""
         return self._is_of_all_tables
 
     def publish(self, link: Link) -> None:
@@ -109,23 +109,23 @@ class Attachment:
             self.born_published.update(publish_new(link, self.publication, self._config.tables))
 
     def find_slot(self) -> Slot | None:
-        """As it is now."""
+        """Return the slot as it is now."""
         return self._side.ask(lambda connection: find_slot(connection, self.slot))
 
-    # --- begun and proven --------------------------------------------------------------------------------------
+    # --- start and proof ---------------------------------------------------------------------------------------
 
     def begin(self, generation: str, offset: int | None = None) -> Point:
-        """From here on, with the slot that is there or a new one. It sees every publication that is older than it.
+        """Begin a log at the slot, which is created if missing. A slot sees every publication older than the slot.
 
-        A slot without a log may be of one that is lost. No log ever had as many changes as the server's own has bytes:
-        without an `offset` they are counted from there, so that none comes again.
+        An existing slot without a log may belong to a lost log. No log has as many changes as the server's WAL has
+        bytes: without an `offset`, offsets start at the slot's LSN, so that none is used twice.
         """
 
         def work(connection: Connection) -> History:
             self._ensure_publication(connection)
             slot, who = find_slot(connection, self.slot), self._identify()
             was_there = slot is not None
-            if slot is not None and slot.confirmed > who.position:  # it would skip what is committed up to there
+            if slot is not None and slot.confirmed > who.position:  # the slot would skip commits up to there
                 drop_slot(connection, self.slot)
                 slot = None
             position = create_slot(connection, self.slot) if slot is None else slot.confirmed
@@ -144,12 +144,12 @@ class Attachment:
         return self._known.point
 
     def renew(self, generation: str, offset: int) -> Point:
-        """The same, with a new slot in any case."""
+        """Drop the slot and begin a log at a new slot."""
         self._side.ask(lambda connection: drop_slot(connection, self.slot))
         return self.begin(generation, offset)
 
     def resume(self, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> Point | str:
-        """Where a log ends; or why it is not this database's history. See Source.prove."""
+        """Return the end of the log, or why the log is not this database's history. See Source.prove."""
         found = server_history.load(self._notes.note(NOTE))
         if found is None and not latest:
             return self.begin(generation)
@@ -162,7 +162,7 @@ class Attachment:
         point = server_history.brought_up(found.point, read(found.point.offset), owners)
         if point.offset != latest:
             return f"the log ends at {latest}, and what is kept of it does not tell which transaction that was"
-        if not point.shapes.secret:  # the note is older than these; kept before the first announcement has it
+        if not point.shapes.secret:  # an old note has no secret; save it before the first announcement uses it
             shapes = msgspec.structs.replace(point.shapes, secret=secrets.token_hex(16))
             point = msgspec.structs.replace(point, shapes=shapes)
             self._keep(msgspec.structs.replace(found, point=point))
@@ -185,8 +185,8 @@ class Attachment:
         *,
         doubt: str = "",
     ) -> str:
-        """Why the server does not go on at `point`; "" if it does. A failover that lost nothing is accepted: `moved` is
-        called, because other sessions may still lead to the server that was."""
+        """Return why the server does not continue at `point`; "" if it does. A failover that lost nothing is accepted:
+        `moved` is called, because other sessions may still be connected to the old server."""
         slot = find_slot(connection, self.slot)
         with self._lock:
             known = self._known
@@ -195,18 +195,18 @@ class Attachment:
             if reason:
                 return reason
             is_other, confirmed = known.timeline != identity.timeline, shared(ours, identity)
-            if is_other or confirmed != known.confirmed:  # at once: positions from here on are of this one
+            if is_other or confirmed != known.confirmed:  # at once: later positions are of this server
                 self._keep(msgspec.structs.replace(known, timeline=identity.timeline, confirmed=confirmed))
         if is_other:
             moved()
         return ""
 
     def mark(self, *, stopped: bool) -> None:
-        """Note whether everything that was told is in the log, for the next start."""
+        """Note for the next start whether the log holds everything reported to clients."""
         self._notes.set_notes(**{STOPPED: "yes" if stopped else ""})
 
     def watch(self) -> str:
-        """Why changes may be missing though the stream runs; "" if none is."""
+        """Return why changes may be missing although the stream runs; "" if none is."""
         return self._side.ask(self._altered)
 
     def join(self) -> None:
@@ -222,23 +222,23 @@ class Attachment:
         self._refused = refused
         with self._lock:
             known = self._known
-            if made and known.publication is not None:  # only these: what somebody altered meanwhile must be noticed
+            if made and known.publication is not None:  # only these: alterations by others must still be detected
                 members = {**known.publication.members, **made}
                 joined = msgspec.structs.replace(known.publication, members=members)
                 self._keep(msgspec.structs.replace(known, publication=joined))
 
     def announce(self, shapes: Shapes) -> None:
-        """Have the stream tell what it does not tell by itself, where something was altered since the last time."""
+        """Announce the changes that the stream does not carry, if the schema or the shapes changed since."""
 
         def work(connection: Connection) -> None:
             number = schema_number(connection)
-            # A stream that is behind may tell of a table only after it is gone.
+            # A stream that is behind may report a table only after the table is dropped.
             if self._announced is not None and number == self._announced[0] and shapes is self._announced[1]:
                 return
             is_told, means = announce(
                 connection, self.publication, shapes, self._meanings, all_tables=self._is_of_all_tables
             )
-            if means != self._meanings:  # a crash before this tells it twice, which is harmless
+            if means != self._meanings:  # a crash before this line repeats the announcement, which is harmless
                 self._remember(means)
             if is_told:
                 self._announced = number, shapes
@@ -273,11 +273,11 @@ class Attachment:
         finally:
             wire.finish()
 
-    # --- remembered --------------------------------------------------------------------------------------------
+    # --- the note ----------------------------------------------------------------------------------------------
 
     def is_due(self, point: Point, *, idle: int, confirmed: int, is_asked: bool) -> bool:
-        """Whether to `save`: the shapes are others, much was logged, or, though nothing was captured, the server has
-        not been told for a while that nothing of its log up to `idle` is needed."""
+        """Return whether to `save`: the shapes changed, many changes were logged, or, though nothing was captured, it
+        is time to confirm to the server that its WAL up to `idle` is not needed."""
         known = self._known
         if point.shapes is not known.point.shapes or point.offset - known.point.offset >= SAVE_CHANGES:
             return True
@@ -288,8 +288,8 @@ class Attachment:
         return is_asked or unneeded > IDLE_BYTES or waited > self._config.heartbeat_seconds
 
     def save(self, point: Point, stream: Stream) -> None:
-        """Remember that the log came to `point`, and that the server may be told to forget what `stream` does not need;
-        then let it be told. Not while a server is judged: what was shown by the one before says nothing of it."""
+        """Note that the log reached `point` and that the server may discard WAL up to `stream.idle`, then confirm it.
+        Waits while a server is judged: the previous server's positions say nothing about the next."""
         with self._lock:
             known, idle = self._known, stream.idle
             stream.is_asked = False
@@ -298,12 +298,12 @@ class Attachment:
             stream.confirm(idle)
 
     def is_saved(self, point: Point) -> bool:
-        """Whether the note is of there."""
+        """Return whether the note covers `point`."""
         return self._history is not None and point.offset <= self._history.point.offset
 
     @property
     def _known(self) -> History:
-        assert self._history is not None  # begun or resumed
+        assert self._history is not None  # set by begin or resume
         return self._history
 
     def _keep(self, found: History) -> None:

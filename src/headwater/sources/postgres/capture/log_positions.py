@@ -1,6 +1,6 @@
 """The log offsets of our reads and writes. Fulfils `writer.Positions` and `Places`.
 
-A write is announced before it is committed, so that nothing is kept of transactions of others.
+A write is registered before its commit, so that nothing is kept for transactions of other clients.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from headwater.model.change import Transaction
 from headwater.sources.postgres.capture.barriers import Barriers, Passed
 from headwater.sources.postgres.snapshot_visibility import Place, Snapshot, Visibility
 
-MOST = 100_000  # announced transactions; those whose commit failed are never asked for
-_ROUND = 1 << 32  # the stream has the lower half of a transaction's number
+MOST = 100_000  # registered transactions; those whose commit failed are never asked for
+_ROUND = 1 << 32  # the stream carries only the lower 32 bits of a transaction number
 
 
 class _Place(msgspec.Struct):
-    """The offset of one transaction; `upto` is 0 until it was received."""
+    """The offset of a transaction; `upto` is 0 until the transaction was received."""
 
     upto: int
     tables: dict[str, int]
@@ -33,7 +33,7 @@ class Positions:
     def __init__(self, barriers: Barriers, visibility: Visibility, passed: Callable[[Passed], None]) -> None:
         self._barriers, self._visibility, self._passed = barriers, visibility, passed
         self.failure = ""  # why the log can take no more changes
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._expected: dict[int, _Place] = {}
 
     def check(self) -> None:

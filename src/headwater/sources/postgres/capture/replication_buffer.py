@@ -1,9 +1,9 @@
-"""Held: what came from the stream and is not durable in the log yet, under its offsets.
+"""The replication buffer: changes received from the stream that are not durable in the log yet, with their offsets.
 
-The server keeps everything that was not confirmed and sends it again, so this is bounded: past the bound the reader
-waits. Transactions are handed on whole and as often as asked, until they are acknowledged. One that is larger than the
-bound is handed on part by part while it comes, and let go as it is taken; if it is asked for again after all, the
-reader goes back to the point before it.
+The buffer is bounded, because the server keeps unconfirmed changes and sends them again: past the bound the reader
+waits. Whole transactions can be followed repeatedly until they are acknowledged. A transaction larger than the bound
+is passed on part by part as it arrives, and each part is released once taken; if a released part is asked for again,
+the reader restarts at the point before the transaction.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MOST_BYTES = 64 << 20
 
 
 class Shapes(msgspec.Struct, frozen=True):
-    """The tables at one place of the log: their shapes, whose they are, and the last version of every name.
+    """The tables at a point of the log: their shapes, their oids, and the last version of every name.
 
-    `displaced`: those whose name another table took, and of which nothing was told since. `secret`: by which our own
-    announcements about them are known, of this log from its beginning on.
+    `displaced`: oids whose name another table took and that were not reported since. `secret`: marks our own
+    announcements about the tables; constant for a log from its beginning.
     """
 
     tables: Mapping[str, Table] = {}
@@ -40,10 +40,10 @@ class Shapes(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """The end of a transaction: its last offset, where the server's log goes on, and the shapes from there on.
+    """The end of a transaction: its last offset, the LSN where the server's WAL continues, and the shapes after it.
 
-    `xid` is its number, "" where the log begins: there it is the end of none. `truncated`: so that an announcement is
-    understood alike whenever it is read.
+    `xid` is the number of the transaction, "" at the beginning of the log. `truncated` makes an announcement mean the
+    same whenever it is read.
     """
 
     offset: int
@@ -54,30 +54,30 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Held:
-    """The reader puts, capture follows and acknowledges."""
+    """The buffer: the stream's reader puts parts, capture follows and acknowledges them."""
 
     def __init__(self, point: Point) -> None:
         self._most_changes, self._most_bytes = MOST_CHANGES, MOST_BYTES
-        self._changed = threading.Condition()  # guards what follows
-        self._parts: list[tuple[Transaction, int]] = []  # with its weight
+        self._changed = threading.Condition()  # guards the fields below
+        self._parts: list[tuple[Transaction, int]] = []  # each with its weight
         self._ends: deque[Point] = deque()  # of whole transactions that are not acknowledged
         self._durable = self._whole = point  # acknowledged; the newest whole transaction
-        self._before: Point | None = None  # a large one of which parts were let go
+        self._before: Point | None = None  # the point before a large transaction of which parts were released
         self._next = point.offset + 1
         self._changes = self._bytes = 0
         self._session = 0
-        self.wants_back = False  # a new session is wanted, such as where something is asked for that was let go
+        self.wants_back = False  # a new session is wanted, for example because a released part is asked for again
 
     # --- the reader's side -----------------------------------------------------------------------------------
 
     def rewind(self) -> Point:
-        """A new session begins: forget what came of an unfinished transaction; gives where to go on."""
+        """Start a new session: discard the parts of an unfinished transaction; return the point to continue at."""
         with self._changed:
             if self.wants_back and self._before is not None:
                 self._whole = self._before
                 while self._ends and self._ends[-1].offset > self._whole.offset:
                     self._ends.pop()
-            self.wants_back = False  # and `_before` stays: what was let go may still be asked for
+            self.wants_back = False  # `_before` stays: released parts may still be asked for
             self._session += 1
             self._next = self._whole.offset + 1
             while self._parts and self._parts[-1][0].upto > self._whole.offset:
@@ -86,7 +86,7 @@ class Held:
             return self._whole
 
     def put(self, part: Transaction, weight: int, shapes: Shapes | None, truncated: Truncated | None = None) -> int:
-        """Take the next part, whatever it weighs; gives its last offset. `shapes`, `truncated`: where they are new."""
+        """Append a part of any weight; return its last offset. `shapes`, `truncated`: only if they changed."""
         with self._changed:
             part = msgspec.structs.replace(part, first=self._next)
             self._parts.append((part, weight))
@@ -102,33 +102,33 @@ class Held:
             return part.upto
 
     def go_back(self) -> None:
-        """Let the reader begin a new session."""
+        """Ask the reader to begin a new session."""
         with self._changed:
             self.wants_back = True
             self._changed.notify_all()
 
     def wait_for_room(self, timeout: float) -> bool:
-        """Whether the reader may go on."""
+        """Return whether the reader may continue, after waiting up to `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self.has_room or self.wants_back, timeout)
 
     @property
     def has_room(self) -> bool:
-        """Whether more fits in."""
+        """Return whether the buffer is below its bounds."""
         return self._changes < self._most_changes and self._bytes < self._most_bytes
 
     # --- capture's side --------------------------------------------------------------------------------------
 
     @property
     def large(self) -> str:
-        """The number of a transaction that is too large to be held, where it is the next to be followed; else ""."""
+        """Return the number of a transaction too large for the buffer, if it is the next to follow; else ""."""
         with self._changed:
             is_next = self._parts and self._parts[0][0].first > self._whole.offset
             return self._parts[0][0].id if is_next and not self.has_room else ""
 
     def follow(self, after: int, visible: int, large: str) -> Iterator[Transaction]:
-        """What is here after `after`, whole transactions up to `visible`; or, as it comes, the one that is too large to
-        be held, if it is `large`, of which the caller knows that it is visible."""
+        """Return the whole transactions after `after` up to `visible`; or, part by part as it arrives, the transaction
+        too large for the buffer, if its number is `large`, which the caller knows to be visible."""
         with self._changed:
             first = self._parts[0][0].first if self._parts else self._next
             if after + 1 < first and after >= self._durable.offset:
@@ -156,7 +156,7 @@ class Held:
             yield part
 
     def acknowledge(self, upto: int) -> Point:
-        """Everything up to `upto` is durable; gives the newest such end of a transaction."""
+        """Record that everything up to `upto` is durable; return the newest durable end of a transaction."""
         with self._changed:
             while self._ends and self._ends[0].offset <= upto:
                 self._durable = self._ends.popleft()
@@ -167,7 +167,7 @@ class Held:
             return self._durable
 
     def end(self) -> None:
-        """A session is over: nobody waits for the rest of a transaction, which comes again, if at all, as a whole."""
+        """End a session: stop waiting for the rest of a transaction, which the server sends again whole, if at all."""
         with self._changed:
             self._session += 1
             self._next = self._whole.offset + 1
@@ -177,31 +177,31 @@ class Held:
 
     @property
     def latest(self) -> int:
-        """The last offset that was given out."""
+        """Return the last offset that was assigned."""
         return self._next - 1
 
     @property
     def durable(self) -> int:
-        """The last offset that was acknowledged."""
+        """Return the last offset that was acknowledged."""
         return self._durable.offset
 
     @property
     def durable_position(self) -> int:
-        """Where that ends in the server's log."""
+        """Return the LSN of the last acknowledged transaction's end."""
         return self._durable.position
 
     @property
     def whole(self) -> Point:
-        """The newest end of a transaction."""
+        """Return the newest end of a transaction."""
         return self._whole
 
     @property
     def changes(self) -> int:
-        """How many changes wait here."""
+        """Return the number of changes in the buffer."""
         return self._changes
 
     def _place(self, after: int) -> int:
-        """How many parts end at or before `after`."""
+        """Return how many parts end at or before `after`."""
         return bisect_right(self._parts, after, key=lambda each: each[0].upto)
 
     def _let_go(self, place: int) -> Transaction:

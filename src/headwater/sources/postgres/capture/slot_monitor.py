@@ -1,4 +1,4 @@
-"""How the slot fares: looked at every few seconds, for metrics, and told in the log before anything is lost."""
+"""Monitor of the replication slot: reads its state every few seconds for metrics, and warns before it is lost."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from headwater.sources.postgres.setup.doctor import KEEP
 
 logger = logging.getLogger("headwater.postgres")
 
-SECONDS = 5.0  # between two looks
-SCARCE = 0.2  # of what the server may keep for the slot: less than this left is told
+SECONDS = 5.0  # between two checks
+SCARCE = 0.2  # warn when less than this share of the WAL that the server may keep for the slot is left
 
 
 class Health(msgspec.Struct, frozen=True):
-    """A slot in numbers, as of one look."""
+    """The state of a slot at one check."""
 
-    wal_status: str  # as the server says: reserved, extended, unreserved, lost; or "gone"
-    lag_bytes: int  # of its log that the server keeps for us
-    safe_bytes: int | None  # how much more it may keep; None: no limit
-    confirmed_seconds: float  # since it was last told that it may forget some, while there is something to forget
+    wal_status: str  # as PostgreSQL reports: reserved, extended, unreserved, lost; or "gone"
+    lag_bytes: int  # WAL that the server keeps for the slot
+    safe_bytes: int | None  # WAL that the server may still keep; None: no limit
+    confirmed_seconds: float  # since the confirmed LSN last advanced, while there is WAL to confirm
     is_read: bool
 
 
 def concern(slot: Slot | None) -> str:
-    """What somebody should know about a slot before it is lost; "" if nothing. Pure."""
+    """Return the warning about a slot that an operator should see before the slot is lost; "" if none. Pure."""
     if slot is None:
         return "is gone"
     if slot.wal_status == "lost":
@@ -45,23 +45,23 @@ def concern(slot: Slot | None) -> str:
 
 
 class Watch:
-    """One thread, from `start` to `stop`; `look` may also be called by others."""
+    """The thread that checks a slot from `start` to `stop`; `look` may also be called from other threads."""
 
     def __init__(self, name: str, slot: str, find: Callable[[], Slot | None], *, seconds: float = SECONDS) -> None:
         self._name, self._slot, self._find, self._seconds = name, slot, find, seconds
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._told = ""
         self._confirmed, self._moved_at = -1, time.monotonic()
-        self.health: Health | None = None  # of the newest look
+        self.health: Health | None = None  # as of the newest check
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"headwater-slot-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End it. Once."""
+        """Stop the thread. Call it once."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -71,10 +71,10 @@ class Watch:
             try:
                 self.look()
             except HeadwaterError:
-                continue  # the stream tells of a server that is away
+                continue  # the stream reports an unreachable server
 
     def look(self) -> Health:
-        """Ask now; what is new and bad goes into the log, once."""
+        """Check the slot now; log a warning when its state changed."""
         slot = self._find()
         with self._lock:
             found = self.health = self._judged(slot)

@@ -1,11 +1,11 @@
-"""What the stream does not tell of tables: that one was dropped, or altered in a way that its rows do not show, or is
-not sent any more (a partition that was detached, a table made unlogged), or was not for a while; and that queries mean
-something else by it, though no row of it changed (see meanings).
+"""Announcements of table changes that the stream does not carry: a table was dropped, was altered in a way its rows do
+not show, is no longer sent (a detached partition, a table made unlogged) or was not sent for a while; or a definition
+that queries use changed though no row did (see definition_changes).
 
-It is told by a message of ours in the server's own log. So it has a place among the commits, and comes again after a
-crash with the same words: what a row was delivered under never changes. A secret of the log is in it, for anybody may
-write messages. While it is written nobody can alter the tables
-whose shapes it tells, and one that is gone never comes back under its oid.
+An announcement is a message of ours in the server's WAL. So it has a position among the commits, and a crash repeats
+it unchanged: the shape a row was delivered under never changes. The message carries a secret of the log, because any
+role may write messages. While it is written, nobody can alter the tables whose shapes it carries; the oid of a dropped
+table is never used again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headwater.sources.postgres.schema.definition_changes import (
 from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.shape_changes import Announcement, is_same_shape, is_told_alike
 
-LOCK_MS = 200  # an ALTER TABLE that waits makes all readers wait behind it: then another time
+LOCK_MS = 200  # a waiting ALTER TABLE blocks all later readers of the table: give up and retry later
 
 _READABLE = """
 SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s::oid[])
@@ -45,14 +45,14 @@ SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s::oid[])
 def announce(
     connection: Connection, publication: str, shapes: Shapes, told: Meanings | None, *, all_tables: bool
 ) -> tuple[bool, dict[str, Meaning | None]]:
-    """Tell how the catalogue differs from what the log ends with, and what queries mean from what was `told` before.
+    """Announce how the catalogue differs from the end of the log, and how definitions differ from those in `told`.
 
-    Gives whether all of it was told, else it must be tried again; and what was told of meanings.
+    Return whether everything was announced, otherwise the caller must retry; and the definitions announced.
     """
     means = read_meanings(connection)
     now = describe(connection, publication)
     meant = {} if told is None else moved(told, means, _fitting(shapes, now))
-    # Of a publication of some tables, one that is new in it may have had rows before.
+    # A table that is new in a publication of some tables may have had rows before.
     wanted = meant.keys() if all_tables else meant.keys() | now.tables.keys()
     is_late = not all_tables and any(shapes.oids.get(name, oid) != oid for name, oid in now.oids.items())
     anew, unseen = ({}, {}) if told is None else (rewritten(told, means), remarked(told, means))
@@ -106,7 +106,7 @@ def _announce(
 def _tell(connection: Connection, found: Announcement, shapes: Shapes) -> None:
     if found == Announcement():
         return
-    # As bytes: a text would be in the stream as the database encodes it.
+    # Sent as bytes: a text would be streamed in the database's encoding.
     content = msgspec.json.encode(msgspec.structs.replace(found, secret=shapes.secret))
     connection.execute("SELECT pg_logical_emit_message(true, %s, %s::bytea)", [SHAPES, content])
 
@@ -114,8 +114,8 @@ def _tell(connection: Connection, found: Announcement, shapes: Shapes) -> None:
 def _look(
     connection: Connection, now: Described, shapes: Shapes, wanted: Collection[str], reshaped: Collection[str]
 ) -> Announcement:
-    """`wanted` are told also where the log does not know them yet, `reshaped` also where their next row would tell it:
-    a snapshot is asked for now, and the row is not to ask for another."""
+    """Return the differences between catalogue and log. Tables in `wanted` are included even if the log does not know
+    them yet, tables in `reshaped` even if their next row would show it: a snapshot is due now, and only one."""
     ours = {oid: now.tables[name] for name, oid in now.oids.items() if shapes.oids.get(name, oid) == oid}
     missing = [(shapes.oids.get(name, 0), name) for name in shapes.tables if name not in now.tables]
     missing += [(oid, name) for name, oid in shapes.oids.items() if name in now.tables and oid not in ours]
@@ -125,17 +125,17 @@ def _look(
         for oid, table in ours.items()
         if _is_news(known, table, reshaped) or (table.name in wanted and table.name not in known)
     }
-    if news:  # who may not read a table cannot hold it
+    if news:  # a role that may not read a table cannot lock it
         rows = connection.execute(_READABLE, [list(news)]).fetchall()
         news = {oid: news[oid] for (oid,) in rows}
     there = [each for each in missing if _is_there(connection, *each)]
     gone = [each for each in missing if each not in there]
-    sent = {*now.oids.values()}  # under another name: its next row tells that
+    sent = {*now.oids.values()}  # renamed tables: the next row of each reports the new name
     return Announcement(news, gone, [each for each in there if each[0] not in sent])
 
 
 def _is_there(connection: Connection, oid: int, name: str) -> bool:
-    """Whether there is a table `oid`, by whatever name; where that is not known (0), one of this name."""
+    """Return whether table `oid` exists under any name; if the oid is unknown (0), whether a table `name` exists."""
     if not oid:
         return table_oid(connection, name) is not None
     return connection.execute("SELECT 1 FROM pg_class WHERE oid = %s", [oid]).fetchone() is not None
@@ -150,12 +150,12 @@ def _is_ended(found: Announcement, name: str) -> bool:
 
 
 def _is_ours(shapes: Shapes, now: Described, name: str) -> bool:
-    """Whether the table is sent, and the log knows no other by its name."""
+    """Return whether the table is sent, and the log knows no other table by its name."""
     return name in now.tables and shapes.oids.get(name, now.oids[name]) == now.oids[name]
 
 
 def _is_retyped(shapes: Shapes, now: Described, name: str) -> bool:
-    """Whether a column has another type than the log knows."""
+    """Return whether a column has another type than the log knows."""
     had, table = shapes.tables.get(name), now.tables.get(name)
     if had is None or table is None:
         return False
@@ -164,7 +164,7 @@ def _is_retyped(shapes: Shapes, now: Described, name: str) -> bool:
 
 
 def _fitting(shapes: Shapes, now: Described) -> set[str]:
-    """The tables that are those which the log knows, with the columns that it knows."""
+    """Return the tables with the oid and columns that the log knows."""
     known = shapes.tables
     alike = {name for name, table in now.tables.items() if name in known and is_told_alike(known[name], table)}
     return {name for name in alike if shapes.oids.get(name, now.oids[name]) == now.oids[name]}

@@ -15,12 +15,13 @@ from headwater.sources.postgres.connection import Server
 from headwater.sources.postgres.snapshot_visibility import Visibility, snapshot_now
 
 BLIND_SECONDS = 1.0
-AT_ONCE = 3  # times one asks in a row: most commits are visible a moment after they were written
-SOON = 10  # times one is called again soon
+AT_ONCE = 3  # queries in a row: most commits become visible a moment after they are received
+SOON = 10  # times in a row that capture is called again soon
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """Everything up to `upto` is visible, and the transaction `large`, if any; `trouble` is why no more is known."""
+    """The offset up to which everything is visible, and the visible transaction `large`, if any; `trouble` is the error
+    that prevented knowing more."""
 
     upto: int
     large: str = ""
@@ -28,15 +29,15 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Sight:
-    """Visible commits of one database, by a session of its own. For the capture thread only."""
+    """The visible commits of a database, read by a session of its own. For the capture thread only."""
 
     def __init__(self, server: Server, visibility: Visibility, again: Callable[[], None]) -> None:
         self._side, self._visibility, self._again = Side(server, statement_timeout="60000"), visibility, again
-        self._unseen = 0  # times in a row that nothing more was visible
+        self._unseen = 0  # consecutive queries in which nothing more was visible
         self._blind_since: float | None = None
 
     def see(self, held: Held) -> Seen:
-        """Return what is visible; ask PostgreSQL only if something was received since."""
+        """Return the visible commits; query PostgreSQL only if something was received since."""
         large, visible = held.large, self._visibility.visible
         if not large and held.whole.offset <= visible:
             return Seen(visible)
@@ -57,8 +58,8 @@ class Sight:
         return found
 
     def gives_up(self) -> bool:
-        """Return True once after PostgreSQL could not be asked for a while. A server that shuts down takes no sessions
-        and waits until its stream is confirmed: capture has to stop waiting for visibility."""
+        """Return True once when PostgreSQL could not be queried for a while. A server that shuts down accepts no
+        sessions and waits until its stream is confirmed: capture must then stop waiting for visibility."""
         if self._blind_since is None or time.monotonic() - self._blind_since < BLIND_SECONDS:
             return False
         self._blind_since = None

@@ -1,8 +1,8 @@
-"""The publication says which changes the server sends: made, fitted to the settings, and watched.
+"""The publication of a slot: created, fitted to the settings, and checked for alterations by others.
 
-It must be older than the slot, for the server reads it as it was at each change. What was committed while it was gone,
-or was another, is never sent, and newer servers do not even say so. So the log remembers how its publication was
-written: one that was written anew by somebody else ends the history.
+The publication must be older than the slot, because the server reads it as of each change. The server never sends
+changes committed while the publication was missing or different, and newer servers do not report it. So the log
+remembers the catalogue rows of its publication: a publication re-created by somebody else ends the history.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from headwater.sources.postgres.connection import Connection, quoted, text_liter
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.schema.relations import split_name, table_name
 
-_SCHEMAS = 150000  # the first server that publishes whole schemas
-LOCK_MS = 200  # for who alters the table that is to be published: then another time
+_SCHEMAS = 150000  # the first server version that publishes whole schemas
+LOCK_MS = 200  # wait for a concurrent ALTER of the table to publish; after a timeout the table is retried later
 
-# Row filters and column lists are there from PostgreSQL 15 on.
+# Row filters and column lists exist since PostgreSQL 15.
 _PARTLY = """
 SELECT n.nspname, c.relname FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
 JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE p.pubname = %s AND (to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)
 ORDER BY 1, 2
 """
-# Whether PostgreSQL can tell the rows of a table `{c}` apart, without which it refuses updates and deletes of a
+# Whether table `{c}` has a usable replica identity; without one PostgreSQL refuses updates and deletes of a
 # published table.
 _IDENTIFIED = """({c}.relreplident = 'f' OR EXISTS (SELECT FROM pg_index i WHERE i.indrelid = {c}.oid AND i.indimmediate
   AND CASE {c}.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END))"""
-# Tables of this database that we publish where none is named. Of a partitioned table the root, which brings its
-# partitions; or these one by one, where the root has no key.
+# Tables that we publish where the settings name none. A partitioned table is published by its root, which includes
+# the partitions; where the root has no key, the partitions are published separately.
 _FIT = f"""
 c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp)'
@@ -47,7 +47,7 @@ c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
 def unpublished_sql(publication: str, tables: Sequence[str], further: str = "") -> str:
     """Return a SELECT of oid, schema and name of the tables that `publication` lacks: of `tables`, or of all fit ones.
 
-    It is empty for a publication FOR ALL TABLES. `further` are more conditions.
+    The SELECT is empty for a publication FOR ALL TABLES. `further` are more conditions.
     """
     wanted = [parts for name in tables if (parts := split_name(name)) is not None]
     named = ", ".join(f"({text_literal(schema)}, {text_literal(name)})" for schema, name in wanted)
@@ -65,14 +65,14 @@ ORDER BY 2, 3
 
 
 class Publication(msgspec.Struct, frozen=True):
-    """Which rows of the catalogue say what is published, and who wrote them: of itself, and by oid of what it names."""
+    """A publication as oid and xmin of its catalogue rows: `itself`, and its members by oid of table or schema."""
 
     itself: str
     members: Mapping[int, str]
 
 
 def find_publication(connection: Connection, publication: str) -> Publication | None:
-    """As it is now."""
+    """Return the publication as it is now; None if there is none."""
     row = connection.execute(
         "SELECT oid::bigint, oid || '.' || xmin::text FROM pg_publication WHERE pubname = %s", [publication]
     ).fetchone()
@@ -88,7 +88,7 @@ def find_publication(connection: Connection, publication: str) -> Publication | 
 
 
 def was_altered(connection: Connection, known: Publication, now: Publication | None) -> bool:
-    """Whether something that was published may have been left out since. A table that was dropped was not."""
+    """Return whether a published table may have been left out since `known`; a dropped table does not count."""
     if now is None or now.itself != known.itself:
         return True
     gone = [oid for oid, written in known.members.items() if now.members.get(oid) != written]
@@ -97,7 +97,7 @@ def was_altered(connection: Connection, known: Publication, now: Publication | N
 
 
 def is_of_all_tables(connection: Connection, publication: str) -> bool:
-    """Return whether it is FOR ALL TABLES."""
+    """Return whether the publication is FOR ALL TABLES."""
     ask = "SELECT puballtables FROM pg_publication WHERE pubname = %s"
     return connection.execute(ask, [publication]).fetchone() == (True,)
 
@@ -107,7 +107,7 @@ def ensure_publication(
 ) -> None:
     """Create the publication, or fit it to `tables`.
 
-    Where none is named it gets every table that can be published without harm to those who write it; with
+    If `tables` is empty, the publication gets every table whose writers keep working once it is published; with
     `publish_all` it is FOR ALL TABLES, those without a key included.
     """
     row = connection.execute(
@@ -157,10 +157,10 @@ def ensure_publication(
 def add_missing(
     connection: Connection, publication: str, tables: Sequence[str]
 ) -> tuple[dict[int, str], SourceUnfit | None]:
-    """Publish the tables that came since, see `unpublished_sql`.
+    """Publish the tables created since, see `unpublished_sql`.
 
-    Return what the catalogue has of them now, and why one could not be published. Nobody is waited for: a table that
-    somebody alters is left out this time. To be called outside a transaction.
+    Return the catalogue rows of the added tables by oid, and the first refusal. This does not wait for locks: a table
+    that somebody is altering is left out this time. Call it outside a transaction.
     """
     added, refused = [], None
     for oid, schema, name in connection.execute(unpublished_sql(publication, tables).encode()).fetchall():
@@ -175,13 +175,13 @@ def add_missing(
         except psycopg.Error:
             if connection.closed:
                 raise
-            continue  # it is being altered, or is gone by now
+            continue  # the table is being altered, or no longer exists
         added.append(oid)
     found = find_publication(connection, publication) if added else None
     return {} if found is None else {oid: found.members[oid] for oid in added if oid in found.members}, refused
 
 
-# Created by this very transaction, and the role may alter the publication.
+# The table was created by this transaction, and the role may alter the publication.
 _CREATED_NOW = """
 AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = -6
   AND a.xmin = pg_current_xact_id()::xid)
@@ -192,8 +192,8 @@ AND pg_has_role(p.pubowner, 'USAGE')
 def publish_new(link: Link, publication: str, tables: Sequence[str]) -> list[int]:
     """Publish the tables that this transaction created and has not filled yet; return their oids.
 
-    None of their rows is missed: what is written before a table is published is not sent. Other tables are left to
-    `add_missing`, which has readers take a snapshot.
+    No row of these tables is missed, whereas rows written before a table is published are not sent. Other tables are
+    left to `add_missing`, which has readers take a snapshot.
     """
     published = []
     for oid, schema, name in link.run(unpublished_sql(publication, tables, _CREATED_NOW)).texts():
@@ -205,13 +205,13 @@ def publish_new(link: Link, publication: str, tables: Sequence[str]) -> list[int
 
 
 def _only(table: tuple[str, str]) -> str:
-    """A table without those that inherit from it, as SQL."""
+    """Return the table as SQL, without the tables that inherit from it."""
     return f"ONLY {quoted(table[0])}.{quoted(table[1])}"
 
 
 def _parts(name: str) -> tuple[str, str]:
     parts = split_name(name)
-    assert parts is not None  # `table_oid` has asked
+    assert parts is not None  # `table_oid` has checked the name
     return parts
 
 

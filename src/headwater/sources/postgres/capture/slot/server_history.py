@@ -1,4 +1,4 @@
-"""Which history of which server a log was made from: kept as a note with the log, brought up to its end. Pure."""
+"""The server history that a log was captured from: a note with the log, replayed up to the log's end. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headwater.sources.postgres.capture.slot.slot import Known
 from headwater.sources.postgres.schema.shape_changes import displaced, is_end
 
 NOTE = "postgres"
-FIRST = "postgres_first"  # the shapes that a generation began with: no change in its log has them
+FIRST = "postgres_first"  # the table shapes at the start of a generation: no change in its log carries them
 
 _NOBODY: Mapping[str, int] = {}
 
 
 class History(msgspec.Struct, frozen=True):
-    """`point` is an end of a transaction in the log, not always the newest; `confirmed` the furthest LSN that the
-    server may have been told; `publication` what it sends."""
+    """The origin of a log. `point` is the end of a transaction in the log, not always the newest; `confirmed` is the
+    highest LSN that the server may have received as confirmed; `publication` is what the server sends."""
 
     generation: str
     system: str
@@ -31,15 +31,15 @@ class History(msgspec.Struct, frozen=True):
     database: str
     confirmed: int
     point: Point
-    publication: Publication | None = None  # None: not known
+    publication: Publication | None = None  # None: unknown
 
     def known(self, point: Point) -> Known:
-        """What a server is judged by, where our log ends at `point`."""
+        """Return the facts a server is judged by, where our log ends at `point`."""
         return Known(self.system, self.timeline, self.database, point.position, self.confirmed)
 
 
 def load(text: str) -> History | None:
-    """From the note; None if there is none that can be read."""
+    """Return the history in the note; None if there is none or it is unreadable."""
     try:
         return msgspec.json.decode(text, type=History) if text else None
     except msgspec.MsgspecError:
@@ -47,23 +47,23 @@ def load(text: str) -> History | None:
 
 
 def save(history: History) -> str:
-    """For the note."""
+    """Return the text of the note."""
     return msgspec.json.encode(history).decode()
 
 
 def save_first(shapes: Shapes) -> str:
-    """For the note FIRST."""
+    """Return the text of the note FIRST."""
     return msgspec.json.encode(list(shapes.tables.values())).decode()
 
 
 def first_shape(text: str, name: str, version: int) -> Table | None:
-    """From that note; None if it is not there."""
+    """Return a table's shape from the note FIRST; None if the note lacks it."""
     tables = msgspec.json.decode(text, type=list[Table]) if text else []
     return next((table for table in tables if (table.name, table.version) == (name, version)), None)
 
 
 def brought_up(point: Point, parts: Iterable[Transaction], owners: Mapping[str, int] = _NOBODY) -> Point:
-    """`point` after the transactions that the log has after it. `owners`: whose the names were when somebody looked."""
+    """Return `point` moved past the log's later transactions. `owners`: oid by table name, as last read."""
     offset, position, xid, truncated = point.offset, point.position, point.xid, point.truncated
     shapes = _Shapes(point.shapes)
     for part in parts:
@@ -77,17 +77,17 @@ def brought_up(point: Point, parts: Iterable[Transaction], owners: Mapping[str, 
 
 
 class _Shapes:
-    """Shapes that go on by the changes of a log, which do not say whose a name is: only that it went on as another."""
+    """Table shapes replayed from a log, whose changes carry no oid: they show only that a name became another table."""
 
     def __init__(self, start: Shapes) -> None:
         self._start, self._displaced = start, start.displaced
         self._tables, self._oids, self._versions = dict(start.tables), dict(start.oids), dict(start.versions)
-        self._ended: dict[str, int] = {}  # names that ended, and whose they were
-        self._renamed: dict[str, int] = {}  # names that are about to begin, and whose they are
+        self._ended: dict[str, int] = {}  # names that ended, with the oid that had each
+        self._renamed: dict[str, int] = {}  # names that are about to begin, with the oid that will have each
         self._over: set[str] = set()
 
     def take(self, change: Change) -> None:
-        """The next."""
+        """Apply the next change."""
         name, ddl = change.table.name, change.ddl or ""
         if is_end(change):
             self._tables.pop(name, None)
@@ -106,9 +106,9 @@ class _Shapes:
             self._versions[name] = max(change.table.version, self._versions.get(name, 0))
 
     def found(self, owners: Mapping[str, int]) -> Shapes:
-        """So far."""
+        """Return the shapes after the changes so far; `owners` supplies the oids of the other known names."""
         taken = {*self._oids.values(), *self._displaced}
-        known = self._tables.keys() - self._over  # who had a name that ended may not be who has it
+        known = self._tables.keys() - self._over  # a name that ended may belong to another table now
         owners = {name: oid for name, oid in owners.items() if name in known and oid not in taken}
         return msgspec.structs.replace(
             self._start,

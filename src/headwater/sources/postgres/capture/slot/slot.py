@@ -1,6 +1,6 @@
-"""The slot: made, looked at, judged, dropped. What is wrong is told with the SQL that mends it.
+"""The replication slot: created, described, judged and dropped. Errors carry the SQL that fixes the cause.
 
-The slot is the server's promise to keep its log until we confirm it. What it sends is said by the publication.
+The server keeps its WAL until the slot confirms it. The publication decides which changes the slot sends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headwater.sources.postgres.connection import Connection, error_of, quoted
 from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.snapshot_visibility import snapshot_now
 
-CREATE_SECONDS = 60  # a slot begins when all transactions that are open have ended
+CREATE_SECONDS = 60  # the server creates a slot only after all open transactions have ended
 LEAVE_SECONDS = 5.0
 
 
@@ -33,31 +33,31 @@ class Slot(msgspec.Struct, frozen=True):
     restart: int
     wal_status: str
     two_phase: bool
-    lag_bytes: int  # of the server's log that it keeps for us
-    safe_bytes: int | None  # until it may keep no more; None: no limit
+    lag_bytes: int  # WAL that the server keeps for the slot
+    safe_bytes: int | None  # WAL that the server may still keep; None: no limit
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Which server, and which of its histories."""
+    """A server's system identifier and timeline, with the history of the timeline."""
 
     system: str
     timeline: int
-    position: int  # how far its log reaches
-    switches: dict[int, int] = {}  # older timelines, and where each ended
+    position: int  # the end of the server's WAL
+    switches: dict[int, int] = {}  # older timelines, and the LSN at which each ended
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What our log was made from, and how far it came."""
+    """The server and the position that our log was captured from."""
 
     system: str
     timeline: int
     database: str
     position: int  # the end of the last transaction in the log
-    confirmed: int  # the furthest that we may have told the server
+    confirmed: int  # the highest LSN that the server may have received as confirmed
 
 
 def slot_name(pattern: str, name: str) -> str:
-    """The name of a slot or publication for the database `name`; slots allow few characters."""
+    """Return the name of a slot or publication for the database `name`; slots allow few characters."""
     found = re.sub(r"[^a-z0-9_]", "_", pattern.replace("{name}", name).lower())
     if len(found) > 63:
         raise ConfigError(f"{found!r} is too long for a slot", hint="Set postgres.slot to a shorter name.")
@@ -68,7 +68,7 @@ def slot_name(pattern: str, name: str) -> str:
 
 
 def identify(wire: PGconn) -> Identity:
-    """By a replication connection."""
+    """Return the identity of the server behind a replication connection."""
     ((system, timeline, position, *_),) = command(wire, "IDENTIFY_SYSTEM")
     switches: dict[int, int] = {}
     if timeline != "1":
@@ -81,7 +81,7 @@ def identify(wire: PGconn) -> Identity:
 
 
 def command(wire: PGconn, text: str) -> list[list[str]]:
-    """Run one on a replication connection, which takes no parameters."""
+    """Run a command on a replication connection, which takes no parameters; return the rows."""
     result = wire.exec_(text.encode())
     if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
         raise wire_error(result, text.split(" ")[0])
@@ -92,7 +92,7 @@ def command(wire: PGconn, text: str) -> list[list[str]]:
 
 
 def wire_error(result: PGresult, what: str) -> HeadwaterError:
-    """Our error for a command that a replication connection refused."""
+    """Return our error for a command that a replication connection refused."""
     state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
     if not state:
@@ -103,7 +103,7 @@ def wire_error(result: PGresult, what: str) -> HeadwaterError:
 
 
 def find_slot(connection: Connection, slot: str) -> Slot | None:
-    """The slot of that name, whosever it is; None if there is none."""
+    """Return the slot of that name, whoever created it; None if there is none."""
     row = connection.execute(
         """
         SELECT coalesce(plugin, ''), coalesce(database, ''), coalesce(active_pid, 0), confirmed_flush_lsn::text,
@@ -121,7 +121,7 @@ def find_slot(connection: Connection, slot: str) -> Slot | None:
 
 
 def judge(known: Known, identity: Identity, slot: Slot | None, database: str) -> str:
-    """Why the server does not go on where our log ends; "" if it does."""
+    """Return why the server does not continue where our log ends; "" if it does."""
     if identity.system != known.system:
         return f"this is another server: its system identifier is {identity.system}, not {known.system}"
     if database != known.database:
@@ -159,8 +159,8 @@ def judge(known: Known, identity: Identity, slot: Slot | None, database: str) ->
 
 
 def shared(known: Known, identity: Identity) -> int:
-    """How far we may have told a server of this history: what we told another one, beyond the place where their
-    histories parted or where this one's log ends, says nothing of this one."""
+    """Return the LSN up to which we may have confirmed on this server's history. Confirmations to another server past
+    the fork of the two timelines, or past the end of this server's WAL, say nothing about this server."""
     parted = known.confirmed
     if known.timeline != identity.timeline:
         parted = identity.switches.get(known.timeline, 0)
@@ -168,7 +168,7 @@ def shared(known: Known, identity: Identity) -> int:
 
 
 def table_oid(connection: Connection, name: str) -> int | None:
-    """Whose name it is; None if there is no such table."""
+    """Return the oid of the table; None if there is no such table."""
     parts = split_name(name)
     if parts is None:
         raise ConfigError(f"{name!r} is not a table", hint="Write table, or schema.table.")
@@ -180,11 +180,11 @@ def table_oid(connection: Connection, name: str) -> int | None:
     return None if row is None else int(row[0])
 
 
-# --- made and dropped ---------------------------------------------------------------------------------------
+# --- creation and removal -----------------------------------------------------------------------------------
 
 
 def run_as_owner(connection: Connection, statement: str) -> None:
-    """A statement about a publication; SourceUnfit with the way out, where the role may not."""
+    """Run a statement about a publication; raise SourceUnfit with the SQL to run if the role lacks the right."""
     try:
         connection.execute(statement.encode())
     except psycopg.errors.InsufficientPrivilege as error:
@@ -194,7 +194,7 @@ def run_as_owner(connection: Connection, statement: str) -> None:
 
 
 def create_slot(connection: Connection, slot: str) -> int:
-    """A new slot; gives where it begins. Waits for the transactions that are open."""
+    """Create a slot and return its first LSN. Waits for open transactions to end."""
     connection.execute(f"SET statement_timeout = {CREATE_SECONDS * 1000}".encode())
     try:
         row = connection.execute("SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
@@ -221,8 +221,8 @@ def _held_up(slot: str) -> SourceError:
 
 
 def _is_all_visible(connection: Connection) -> bool:
-    """Wait for what was committed before a new slot and is not visible yet, because a standby must confirm it: neither
-    would its stream tell of it, nor the first read see it. It cannot be told from what is open."""
+    """Wait for commits older than the new slot that are not visible yet because a standby must confirm them: neither
+    the slot's stream nor the first read would have them. They look like open transactions; return False on timeout."""
     running = snapshot_now(connection).open
     end = time.monotonic() + CREATE_SECONDS
     while running & snapshot_now(connection).open:
@@ -233,18 +233,19 @@ def _is_all_visible(connection: Connection) -> bool:
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """What became of our traces. `left` is the SQL that drops the publication, where the role may not; else "".
+    """The result of dropping the slot and publication. `left` is the SQL that drops the publication, "" unless the
+    role lacks the right to.
 
-    `left_trigger` is the same for the trigger that shows DDL statements.
+    `left_trigger` is the SQL that drops the trigger which records DDL statements, under the same condition.
     """
 
-    changed: bool  # something was there, and is gone
+    changed: bool  # whether something existed and was dropped
     left: str = ""
     left_trigger: str = ""
 
 
 def drop(connection: Connection, publication: str, slot: str) -> Dropped:
-    """The slot goes, and with it what the server keeps for us; then the publication, if the role owns it."""
+    """Drop the slot, which frees the WAL kept for us; then the publication, if the role owns it."""
     dropped = drop_slot(connection, slot)
     if not connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone():
         return Dropped(dropped)
@@ -257,10 +258,10 @@ def drop(connection: Connection, publication: str, slot: str) -> Dropped:
 
 
 def drop_slot(connection: Connection, slot: str) -> bool:
-    """Whether it was there. The server keeps nothing for us any more."""
+    """Drop the slot, so that the server keeps no WAL for us; return whether it existed."""
     end = time.monotonic() + LEAVE_SECONDS
     while (found := find_slot(connection, slot)) is not None and found.active_pid and time.monotonic() < end:
-        time.sleep(0.02)  # it may be our own connection that is about to end
+        time.sleep(0.02)  # our own connection may be about to end
     if found is None:
         return False
     if found.active_pid:
