@@ -1,8 +1,8 @@
 """The messages of pgoutput, protocol versions 1 to 4, decoded one by one. Pure.
 
-Rows have a faster way, made per table: `rows`. This one is for everything else, and says what is wrong with a message
-that the fast way could not read. Inside a stream block (an unfinished transaction that the server sends ahead) some
-messages carry the number of their subtransaction.
+Rows have a faster decoder per table: see `row_decoder`. This module decodes everything else, and explains the defect of
+a message that the fast decoder could not read. Inside a stream block (part of an unfinished transaction) some messages
+carry the number of their subtransaction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headwater.sources.postgres.capture.decode.replication_frames import BadMess
 
 
 class Begin(msgspec.Struct, frozen=True, gc=False):
-    """A transaction that was committed at `lsn` begins."""
+    """The begin of a transaction that was committed at `lsn`."""
 
     lsn: int
     commit_us: int
@@ -25,7 +25,7 @@ class Begin(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """It ends. `end` is where the server's log goes on after it."""
+    """The end of a transaction. `end` is the LSN where the server's WAL continues after it."""
 
     flags: int
     lsn: int
@@ -34,14 +34,14 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """It was made elsewhere, and came here by replication."""
+    """The origin of a transaction that was replicated from another server."""
 
     lsn: int
     name: str
 
 
 class RelationColumn(msgspec.Struct, frozen=True, gc=False):
-    """A column as it is sent. `is_key`: it is part of the replica identity."""
+    """A column as it is sent. `is_key`: the column is part of the replica identity."""
 
     name: str
     type: int
@@ -61,7 +61,7 @@ class Relation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Type(msgspec.Struct, frozen=True, gc=False):
-    """A type that is not built in; for a domain, the names are those of the type below it."""
+    """A type that is not built in; for a domain, the names are those of its base type."""
 
     oid: int
     schema: str
@@ -70,13 +70,13 @@ class Type(msgspec.Struct, frozen=True, gc=False):
 
 
 class Binary(msgspec.Struct, frozen=True, gc=False):
-    """A cell in the type's own binary form."""
+    """A cell in the type's binary form."""
 
     data: bytes
 
 
 class Unchanged:
-    """A large value that the update did not touch, and the server did not read."""
+    """An unchanged TOAST value, which the server did not send."""
 
     def __repr__(self) -> str:
         return "UNCHANGED"
@@ -96,7 +96,7 @@ class Insert(msgspec.Struct, frozen=True, gc=False):
 
 
 class Update(msgspec.Struct, frozen=True, gc=False):
-    """A changed row. `kind` of the old one: "" if it was not sent, K (its key only), O (all of it)."""
+    """A changed row. `kind` of the old row: "" if not sent, K (its key only), O (all of it)."""
 
     oid: int
     kind: str
@@ -106,7 +106,7 @@ class Update(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False):
-    """A row that went; `kind` as in Update."""
+    """A deleted row; `kind` as in Update."""
 
     oid: int
     kind: str
@@ -115,7 +115,7 @@ class Delete(msgspec.Struct, frozen=True, gc=False):
 
 
 class Truncate(msgspec.Struct, frozen=True, gc=False):
-    """Tables that were emptied."""
+    """Truncated tables."""
 
     oids: tuple[int, ...]
     cascade: bool
@@ -124,7 +124,7 @@ class Truncate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """What somebody wrote by pg_logical_emit_message."""
+    """A message written by pg_logical_emit_message."""
 
     transactional: bool
     lsn: int
@@ -134,18 +134,18 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class StreamStart(msgspec.Struct, frozen=True, gc=False):
-    """What follows belongs to the unfinished transaction `xid`."""
+    """The start of a block: the next messages belong to the unfinished transaction `xid`."""
 
     xid: int
     is_first: bool
 
 
 class StreamStop(msgspec.Struct, frozen=True, gc=False):
-    """The block ends."""
+    """The end of a block."""
 
 
 class StreamCommit(msgspec.Struct, frozen=True, gc=False):
-    """The transaction that was sent ahead is committed."""
+    """The commit of a transaction that was sent in blocks."""
 
     xid: int
     flags: int
@@ -155,7 +155,7 @@ class StreamCommit(msgspec.Struct, frozen=True, gc=False):
 
 
 class StreamAbort(msgspec.Struct, frozen=True, gc=False):
-    """`subxid` of `xid` was rolled back; all of it, if they are the same. The last two come from version 4 only."""
+    """The rollback of `subxid` of `xid`; of the whole transaction if both are equal. Version 4 adds the last two."""
 
     xid: int
     subxid: int
@@ -164,7 +164,7 @@ class StreamAbort(msgspec.Struct, frozen=True, gc=False):
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
-    """Two-phase commit, by `word`: begin_prepare, prepare, commit_prepared, rollback_prepared, stream_prepare."""
+    """A step of a two-phase commit: begin_prepare, prepare, commit_prepared, rollback_prepared or stream_prepare."""
 
     word: str
     flags: int
@@ -195,7 +195,7 @@ Decoded = (
 
 
 class _Reader:
-    """The rest of a message. Whatever is missing is a BadMessage."""
+    """The rest of a message. Missing bytes raise BadMessage."""
 
     __slots__ = ("at", "data")
 
@@ -206,7 +206,7 @@ class _Reader:
         raise BadMessage(f"a message {self.data[:1]!r} of {len(self.data)} bytes: {why} at byte {self.at}")
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         end = self.at + size
         if size < 0 or end > len(self.data):
             self.bad("it ends too early")
@@ -215,15 +215,15 @@ class _Reader:
         return found
 
     def numbers(self, form: struct.Struct) -> tuple[Any, ...]:
-        """The next numbers."""
+        """Return the next numbers."""
         return form.unpack(self.take(form.size))
 
     def number(self, size: int) -> int:
-        """The next unsigned number."""
+        """Return the next unsigned number."""
         return int.from_bytes(self.take(size), "big")
 
     def name(self) -> str:
-        """The next text, up to its end mark."""
+        """Return the next text, up to its terminating zero byte."""
         end = self.data.find(b"\0", self.at)
         if end < 0:
             self.bad("a text has no end")
@@ -232,7 +232,7 @@ class _Reader:
         return found
 
     def cells(self) -> Cells:
-        """The next row."""
+        """Return the next row."""
         return tuple([self._cell() for _ in range(self.number(2))])
 
     def _cell(self) -> Cell:
@@ -248,13 +248,13 @@ class _Reader:
         return self.bad(f"{kind!r} is no kind of value")
 
     def is_next(self, word: bytes) -> bool:
-        """Whether `word` comes next; then it is taken."""
+        """Return whether `word` comes next; skip it if so."""
         found = self.data[self.at : self.at + 1] == word
         self.at += found
         return found
 
     def finish(self) -> None:
-        """Nothing may be left."""
+        """Raise BadMessage if bytes are left."""
         if self.at != len(self.data):
             self.bad(f"{len(self.data) - self.at} bytes too many")
 
@@ -362,21 +362,21 @@ _PLAIN: dict[int, Callable[[_Reader], Decoded]] = {
 
 
 def decode_begin(data: bytes) -> Begin:
-    """A Begin, as `decode` reads it, but sooner: every transaction has one."""
+    """Decode a Begin faster than `decode` does: every transaction has one."""
     if len(data) != 1 + _BEGIN.size:
         _Reader(data).bad("it has not the length of a begin")
     return Begin(*_BEGIN.unpack_from(data, 1))
 
 
 def decode_commit(data: bytes) -> Commit:
-    """The same of its end."""
+    """Decode a Commit faster than `decode` does: every transaction has one."""
     if len(data) != 1 + _END.size:
         _Reader(data).bad("it has not the length of a commit")
     return Commit(*_END.unpack_from(data, 1))
 
 
 def decode(data: bytes, *, in_stream: bool = False) -> Decoded:
-    """One message; BadMessage. `in_stream`: it came between StreamStart and StreamStop."""
+    """Decode a message, or raise BadMessage. `in_stream`: it was received between StreamStart and StreamStop."""
     reader = _Reader(data)
     kind = data[0] if data else -1
     found: Decoded

@@ -1,6 +1,6 @@
-"""The frames of a replication stream, around pgoutput's messages: what the server sends, and what we answer.
+"""The frames of a replication stream around pgoutput's messages: the server's frames, and our status updates.
 
-Positions in PostgreSQL's log (LSN) are integers here and `16/B374D848` in text. Its times are microseconds since 2000.
+Positions in PostgreSQL's WAL (LSN) are integers here and `16/B374D848` in text. Its times are microseconds since 2000.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import msgspec
 
 from headwater.errors import SourceError
 
-EPOCH_MS = 946_684_800_000  # 2000-01-01, from 1970-01-01
+EPOCH_MS = 946_684_800_000  # 2000-01-01 in milliseconds since 1970-01-01
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z", re.ASCII)
 _DATA = struct.Struct(">cQQq")
 _KEEPALIVE = struct.Struct(">cQqB")
 _STATUS = struct.Struct(">cQQQqB")
 DATA = ord("w")
-DATA_HEAD = _DATA.size  # where the message begins in a frame that starts with DATA
+DATA_HEAD = _DATA.size  # the message's place in a frame that starts with DATA
 
 
 class BadMessage(SourceError, ValueError):
-    """The server sent bytes that are not what the protocol says: another version, or a broken connection."""
+    """A frame or message that violates the protocol: an unknown version, or a broken connection."""
 
     default_hint = "Connect again. If it comes back, the server speaks a version of pgoutput that is not known here."
 
 
 class Data(msgspec.Struct, frozen=True, gc=False):
-    """A message of the stream. `end` is how far the server's log reached when it was sent."""
+    """A message of the stream. `end` is the end of the server's WAL when the message was sent."""
 
     start: int
     end: int
@@ -37,7 +37,7 @@ class Data(msgspec.Struct, frozen=True, gc=False):
 
 
 class Keepalive(msgspec.Struct, frozen=True, gc=False):
-    """Nothing new; where `reply` is asked for, an answer must come soon."""
+    """A frame without data; if `reply` is set, the server expects an answer soon."""
 
     end: int
     sent_us: int
@@ -45,7 +45,7 @@ class Keepalive(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_frame(data: bytes) -> Data | Keepalive:
-    """What one CopyData of the server holds; BadMessage."""
+    """Decode a CopyData frame of the server, or raise BadMessage."""
     kind = data[:1]
     if kind == b"w" and len(data) >= DATA_HEAD:
         _, start, end, sent = _DATA.unpack_from(data)
@@ -57,17 +57,17 @@ def decode_frame(data: bytes) -> Data | Keepalive:
 
 
 def status_update(*, written: int, flushed: int, applied: int, now_ms: int, reply: bool = False) -> bytes:
-    """What we tell the server: it may forget its log up to `flushed`."""
+    """Return a status update: the server may discard its WAL up to `flushed`."""
     return _STATUS.pack(b"r", written, flushed, applied, (now_ms - EPOCH_MS) * 1000, reply)
 
 
 def lsn_text(lsn: int) -> str:
-    """As PostgreSQL writes it."""
+    """Return an LSN as PostgreSQL writes it."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def lsn_of(text: str) -> int:
-    """The way back; BadMessage."""
+    """Return the LSN that PostgreSQL wrote as `text`, or raise BadMessage."""
     found = _LSN.match(text)
     if found is None:
         raise BadMessage(f"{text[:40]!r} is not a position in a PostgreSQL log")
@@ -75,5 +75,5 @@ def lsn_of(text: str) -> int:
 
 
 def unix_us(us: int) -> int:
-    """A time of PostgreSQL in microseconds since 1970."""
+    """Return a PostgreSQL time as microseconds since 1970."""
     return 1000 * EPOCH_MS + us

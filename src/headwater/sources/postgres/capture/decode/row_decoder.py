@@ -1,5 +1,5 @@
-"""Row messages to changes: who decodes them. `rows_compiled` where it was built, else its twin `rows_python`: they do
-the same, tests run both."""
+"""The choice of the decoder of row messages: `row_decoder_compiled` where built, else its twin `row_decoder_python`.
+Both do the same; tests run both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.sources.postgres.types import Convert
 
 
 class Twin(msgspec.Struct, frozen=True):
-    """One way to read rows from a stream."""
+    """An implementation of row decoding."""
 
     name: str
     make: Callable[[Plan], Decode]
@@ -38,7 +38,7 @@ _chosen = COMPILED or PYTHON
 
 
 def twin() -> Twin:
-    """The one in use."""
+    """Return the implementation in use."""
     return _chosen
 
 
@@ -53,7 +53,7 @@ _FUNCTIONS = {
 
 
 class RowDecoders:
-    """For the rows of one table in one shape. `keys`: which columns are known of an old row that is not whole."""
+    """The decoders of a table in one shape. `keys`: which columns of an old row are known when only its key is sent."""
 
     def __init__(
         self, oid: int, table: Table, keys: Sequence[bool], converts: Sequence[Convert], by: Twin | None = None
@@ -64,8 +64,8 @@ class RowDecoders:
         self.made: dict[bytes, Decode] = {}  # by the first HEAD bytes of a message
 
     def of(self, head: bytes) -> Decode | None:
-        """What decodes messages that begin so; None if there are none. Made when it is asked for: that may take
-        milliseconds, and few tables see all kinds of changes."""
+        """Return the decoder of messages that begin with `head`; None if there is none. Decoders are made on demand:
+        making one may take milliseconds, and few tables see all kinds of changes."""
         found = _FUNCTIONS.get((head[:1], head[5:]))
         if found is None or head[1:5] != self._oid:
             return None

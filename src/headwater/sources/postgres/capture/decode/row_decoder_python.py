@@ -1,8 +1,8 @@
-"""Row messages to changes, in Python: a decoder written for each shape of a table, because this runs for every row.
+"""Row decoding in Python: a decoder is generated for each shape of a table, because it runs for every row.
 
-The written code reads a value's mark and length in one step and converts in place. What it cannot read (a text that is
-not UTF-8, a value that does not convert, a broken message) is read again by the careful way. `rows_compiled` is its
-twin.
+The generated code reads a value's mark and length in one step and converts in place. A message that it cannot read
+(a text that is not UTF-8, a value that does not convert, a broken message) is read again by `Careful`. Its compiled
+twin is `row_decoder_compiled`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headwater.sources.postgres.capture.decode.row_plan import ERRORS, HEAD, Dec
 from headwater.sources.postgres.types import TRUTH
 
 _END = DATA_HEAD + HEAD
-_INLINE = {  # what is faster without a call; the others go by their converter
+_INLINE = {  # conversions that are faster inline; other kinds use their converter
     "i64": "int({})",
     "f64": "float({})",
     "str": "{}.decode()",
@@ -44,7 +44,7 @@ def take(
 
 
 def write(plan: Plan) -> Decode:
-    """The decoder; that takes milliseconds."""
+    """Generate a decoder, which takes milliseconds."""
     scope: dict[str, Any] = {
         "head": struct.Struct(">BI").unpack_from,
         "Change": Change,
@@ -63,7 +63,7 @@ def write(plan: Plan) -> Decode:
 
 
 def _source(name: str, plan: Plan) -> str:
-    """A function. Only numbers and our own words are written into it, never a name of the user's."""
+    """Return the source of a function, made only of numbers and our own words, never of a user's name."""
     kinds = [column.kind for column in plan.table.columns]
     width = len(kinds)
     known = {place for place, is_known in enumerate(plan.known) if is_known}
@@ -87,7 +87,7 @@ def _source(name: str, plan: Plan) -> str:
 
 
 def _begins(mark: bytes, width: int) -> list[str]:
-    """The mark of a row, and how many values it has."""
+    """Return lines that check the mark of a row and its number of values."""
     return [f"if data[at : at + 3] != {mark + width.to_bytes(2, 'big')!r}: raise ValueError", "at += 3"]
 
 
@@ -95,7 +95,7 @@ def _function(name: str, lines: list[str]) -> str:
     whole = [
         f"def {name}(message):",
         "  try:",
-        r"    data = message + b'\0\0\0\0'",  # the mark and length of a value are read together, also where it has none
+        r"    data = message + b'\0\0\0\0'",  # a value's mark and length are read together, even without a length
         "    at = 5",
         *("    " + line for line in lines),
         "    if at != len(message): raise ValueError",
@@ -106,7 +106,7 @@ def _function(name: str, lines: list[str]) -> str:
 
 
 def _value(variable: str, convert: str, unchanged: str = "unavailable") -> list[str]:
-    """Read the value at `at`."""
+    """Return lines that read the value at `at`."""
     return [
         "mark, size = head(data, at)",
         f"if mark == {ord('t')}:",
@@ -119,7 +119,7 @@ def _value(variable: str, convert: str, unchanged: str = "unavailable") -> list[
 
 
 def _text(variable: str) -> str:
-    """The text of an old value is kept beside it."""
+    """Return the assignment that also keeps the text of an old value; "" for other variables."""
     return f"t{variable[1:]} = " if variable.startswith("o") else ""
 
 
@@ -132,11 +132,11 @@ def _old(place: int, kind: str) -> str:
 
 
 def _new(place: int, kind: str) -> str:
-    """Most values of an update are the old ones."""
+    """Return the line that reuses the old value if the text is equal, as for most values of an update."""
     return f"text = data[a:at]; n{place} = o{place} if text == t{place} else {_converted(place, kind, 'text')}"
 
 
 def _row(name: str, known: Container[int], width: int) -> str:
-    """A tuple of the variables of the columns `known`, and UNAVAILABLE for the others."""
+    """Return a tuple of the variables of the columns `known`, with UNAVAILABLE for the others."""
     parts = [f"{name}{place}" if place in known else "unavailable" for place in range(width)]
     return f"({''.join(part + ',' for part in parts)})"

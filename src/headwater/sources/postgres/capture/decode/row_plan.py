@@ -1,8 +1,8 @@
-"""What a row decoder is made from, and the careful way to decode a row: slow and exact.
+"""The plan of a row decoder, and the careful decoder: slow and exact.
 
-Before images: the whole row with REPLICA IDENTITY FULL. Else the key, sent or, when the update left it alone, taken
-from the new row; the other columns are UNAVAILABLE. An unchanged large value (TOAST) is taken from the old row where
-that has it; else it is UNAVAILABLE.
+Before images: the whole row with REPLICA IDENTITY FULL. Otherwise the key, as sent or, if the update did not change the
+key, from the new row; the other columns are UNAVAILABLE. An unchanged TOAST value is taken from the old row if that has
+it; otherwise it is UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from headwater.sources.postgres.capture.decode.replication_frames import BadMess
 from headwater.sources.postgres.types import Convert
 
 Decode = Callable[[bytes], Change]  # a whole message, without the xid of a stream block
-Get = Callable[[int], tuple[int, memoryview]]  # PGconn.get_copy_data: the size of a frame, or why there is none
-# Takes frames from the connection and adds the rows among them to the list, until another kind of frame comes, the
-# list has so many changes, or so many bytes were taken. Gives the frame it stopped at, and the bytes.
+Get = Callable[[int], tuple[int, memoryview]]  # PGconn.get_copy_data: the size of a frame, or the reason there is none
+# Reads frames from the connection and appends their rows to the list, until another kind of frame is received, the
+# list has so many changes, or so many bytes were read. Returns the frame it stopped at, and the bytes.
 Take = Callable[[Get, dict[bytes, Decode], list[Change], int, int], tuple[int, memoryview, int]]
 
-HEAD = 6  # bytes of a message that tell who decodes it: its kind, the table's oid, and which row comes first
-FORM = 2  # of Plan and Take: a compiled twin that was built for another one is not used
+HEAD = 6  # bytes of a message that select its decoder: kind, oid of the table, and which row is first
+FORM = 2  # version of Plan and Take: a compiled twin built for another version is not used
 ERRORS = (ValueError, LookupError, ArithmeticError, struct.error)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A decoder to be made: for the messages of one table in one shape that do `op`, and in which comes first what is
-    `sent`: `new` (the new row), `key` (what identifies the old one) or `all` (of the old one). `keys`: which columns
-    are known of an old row that is not whole. What the decoder cannot read, it gives to `careful`."""
+    """A decoder to make, for the `op` messages of a table in one shape whose first row is `sent`: `new` (the new row),
+    `key` (the key of the old row) or `all` (the whole old row). `keys`: which columns of an old row are known when only
+    its key is sent. `careful` reads the messages that the decoder cannot."""
 
     op: Op
     sent: str
@@ -53,12 +53,12 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def known(self) -> list[bool]:
-        """Which columns of the old row are known."""
+        """Return which columns of the old row are known."""
         return [self.sent == "all" or is_key for is_key in self.keys]
 
 
 class Careful:
-    """Value by value: gives the change, or says what is wrong with the message."""
+    """A decoder that reads value by value and explains the defect of a bad message."""
 
     def __init__(self, table: Table, keys: Sequence[bool], converts: Sequence[Convert]) -> None:
         self._table, self._keys, self._converts = table, keys, converts
@@ -99,4 +99,4 @@ class Careful:
         try:
             return convert(cell.decode())
         except ERRORS:
-            return cell.decode("utf-8", "surrogateescape")  # the text itself, whatever it is
+            return cell.decode("utf-8", "surrogateescape")  # the text as sent

@@ -1,13 +1,13 @@
-"""Which tables were emptied, as the stream told. PostgreSQL gives such a table a new file, as it does to one that was
-unlogged for a while: by the transaction they are told apart. Pure."""
+"""The truncated tables seen on the stream. PostgreSQL gives a new file to a truncated table, and also to a table that
+was unlogged for a while: the transaction tells the two apart. Pure."""
 
 from __future__ import annotations
 
-MOST = 1_000  # that are remembered: of one that is forgotten too soon a snapshot is asked for
+MOST = 1_000  # entries kept: a truncation forgotten too soon costs a snapshot
 
-Truncated = tuple[tuple[str, int], ...]  # the newest last: the table, and the transaction
+Truncated = tuple[tuple[str, int], ...]  # newest last: table and transaction
 
 
 def recalled(truncated: Truncated, name: str, xid: int) -> Truncated:
-    """These, and one more."""
+    """Return the truncations with one more."""
     return (*truncated[1 - MOST :], (name, xid))

@@ -1,5 +1,5 @@
-"""Frames off a replication connection. `Received` where it was compiled: a thread takes them without the interpreter's
-lock. Else `Plain`: whoever asks for a frame takes it, and the server waits while nobody does."""
+"""Frames from a replication connection. `Received`, where compiled, reads them in a thread without the interpreter
+lock. Otherwise `Plain`: the caller that asks for a frame reads it, and the server waits until then."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from headwater.errors import SourceError
 from headwater.sources.postgres.capture.decode import row_decoder
 from headwater.sources.postgres.capture.decode.row_plan import Get
 
-FORM = 1  # of Receiver: one that was built for another is not used
+FORM = 1  # version of Receiver's interface: a module built for another version is not used
 DRAINS = 3
-_DONE = -1  # said by PQgetCopyData
+_DONE = -1  # returned by PQgetCopyData at the end
 
 
 class Wire(Protocol):
-    """One connection that sends frames. For one thread."""
+    """A connection that sends frames. For one thread."""
 
-    get: Get  # the next frame; its size is 0 where none came yet, below that at the end
-    socket: int  # readable when more came
+    get: Get  # returns the next frame; size 0: none received yet; below 0: the end
+    socket: int  # readable when more was received
 
     def read(self) -> None:
-        """Take in what came, once `socket` is readable."""
+        """Read the received bytes, once `socket` is readable."""
         ...
 
     def is_ended(self) -> bool:
-        """Whether no frame comes any more, though `get` does not say so; raises where the connection broke."""
+        """Return whether no more frames follow, though `get` does not show it; raise if the connection broke."""
         ...
 
     def send(self, data: bytes) -> None:
-        """A word to the server."""
+        """Send `data` to the server."""
         ...
 
     def close(self) -> None:
-        """Leave the connection to its owner."""
+        """Stop using the connection, which stays with its owner."""
         ...
 
 
 class Plain:
-    """See Wire."""
+    """A wire read by its caller. See Wire."""
 
     def __init__(self, connection: PGconn) -> None:
         self._connection = connection
@@ -56,7 +56,7 @@ class Plain:
         self.socket = connection.socket
 
     def _drained(self, wait: int = 1) -> tuple[int, memoryview]:
-        """No poll sees what OpenSSL has already: see DRAINS in receiver_compiled."""
+        """Read also the bytes that OpenSSL holds, which no poll reports: see DRAINS in receiver_compiled."""
         found = self._connection.get_copy_data(wait)
         for _ in range(DRAINS):
             if found[0]:
@@ -70,7 +70,7 @@ class Plain:
         self._connection.consume_input()
 
     def is_ended(self) -> bool:
-        """See Wire: `get` says so."""
+        """Return False: `get` reports the end. See Wire."""
         return False
 
     def send(self, data: bytes) -> None:
@@ -83,7 +83,7 @@ class Plain:
 
 
 class Received:
-    """See Wire. Between `send` and `close` nobody else may use the connection."""
+    """A wire read by a thread of its own. See Wire. Until `close`, nobody else may use the connection."""
 
     def __init__(self, connection: PGconn, name: str) -> None:
         made = _made()
@@ -110,7 +110,7 @@ class Received:
         frames, was_full, state = self._receiver.take()
         if was_full:
             self._waker.send(b"x")
-        if not frames:  # what came before the end is taken first
+        if not frames:  # frames received before the end are taken first
             self._ended = state
         return frames
 
@@ -128,7 +128,7 @@ class Received:
         return True
 
     def _raise(self) -> None:
-        """What the connection has to say for itself."""
+        """Raise the error that the connection reports."""
         self.close()
         if self._ended == self._broken:
             self._connection.consume_input()
@@ -146,7 +146,7 @@ class Received:
             self._receiver.unlock()
 
     def close(self) -> None:
-        """See Wire. Once or more."""
+        """See Wire. May be called more than once."""
         if self._thread.is_alive():
             self._receiver.stop()
             with contextlib.suppress(BlockingIOError):
@@ -157,7 +157,7 @@ class Received:
 
 
 def wire(connection: PGconn, name: str) -> Wire:
-    """The best there is for `connection`; `name` is that of the database."""
+    """Return the fastest available wire for `connection`; `name` is the name of the database."""
     can_receive = row_decoder.twin() is row_decoder.COMPILED and _made() is not None
     return Received(connection, name) if can_receive else Plain(connection)
 
@@ -167,7 +167,7 @@ _found: list[_Made | None] = []
 
 
 def _made() -> _Made | None:
-    """The compiled modules, and where libpq has its functions; None where one of them is missing."""
+    """Return the compiled modules and the addresses of libpq's functions; None if one of them is missing."""
     if not _found:
         _found.append(_look())
     return _found[0]
@@ -178,7 +178,7 @@ def _look() -> _Made | None:
         from headwater.sources.postgres.capture.decode import row_decoder_compiled
         from headwater.sources.postgres.capture.stream import receiver_compiled
 
-        library = ctypes.CDLL(importlib.import_module(pq.PGconn.__module__).__file__)  # it leads to the libpq it uses
+        library = ctypes.CDLL(importlib.import_module(pq.PGconn.__module__).__file__)  # linked to psycopg's libpq
         names = ("PQconsumeInput", "PQgetCopyData", "PQfreemem")
         calls = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
     except (ImportError, OSError, AttributeError):

@@ -1,13 +1,13 @@
-"""The reader thread: it keeps a replication connection, puts transactions together, and tells the server what is safe.
+"""The reader thread: it keeps a replication connection, assembles transactions, and confirms safe positions.
 
     server --frames--> assembly --transactions--> held --> capture
-                                --barriers------> whoever waits for them
-    server <--status-- what capture acknowledged; when nothing is pending, all that the server sent
+                                --barriers------> the callers that wait for them
+    server <--status-- the LSN that capture acknowledged; when nothing is pending, everything the server sent
 
-A server is told of nothing that it has not shown on the same connection: positions are of one history, and the next
-connection may lead to another one. Told of a place beyond the end of its log, it would skip what it comes to there.
+A server receives no position that it has not shown on the same connection: positions are of one history, and the next
+connection may lead to another history. A server that receives a position beyond the end of its WAL would skip changes.
 
-A connection that breaks is made again, sooner or later. One that would leave a gap is not: `lost` says why.
+A broken connection is made again after a delay. After a gap in the changes there is no retry: `lost` is the reason.
 """
 
 from __future__ import annotations
@@ -51,39 +51,39 @@ from headwater.sources.postgres.schema.relations import Relations
 
 logger = logging.getLogger("headwater.postgres")
 
-STATUS_SECONDS = 5.0  # between two words to the server, at most
-SILENCE_SECONDS = 60.0  # without an answer after which the connection counts as dead, at least
-BACK_OFF = (0.1, 10.0)  # seconds before connecting again: first, longest
-FRAMES = 64  # between two looks at the clock; those of rows that came in a run count as one
-GONE = ("42704", "55000", "58P01")  # no such slot or publication; invalidated; its log was removed
+STATUS_SECONDS = 5.0  # longest time between two status updates to the server
+SILENCE_SECONDS = 60.0  # shortest silence after which the connection counts as dead
+BACK_OFF = (0.1, 10.0)  # seconds before reconnecting: first, longest
+FRAMES = 64  # between two checks of the clock; a run of row frames counts as one
+GONE = ("42704", "55000", "58P01")  # no such slot or publication; slot invalidated; WAL removed
 
 
 class Keeper(Protocol):
-    """Who owns a stream."""
+    """The owner of a stream."""
 
     def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
-        """Why the server does not go on where `point` is; "" if it does."""
+        """Return why the server does not continue at `point`; "" if it does."""
         ...
 
     def logged(self, part: Transaction, upto: int) -> None:
-        """A transaction, or a part of one, got its offsets."""
+        """Record that a transaction, or a part of one, got its offsets, the last of them `upto`."""
         ...
 
     def passed(self, token: str, offset: int) -> None:
-        """A barrier came by, after the change with `offset`."""
+        """Record that a barrier was received after the change with `offset`."""
         ...
 
     def rewound(self, point: Point) -> None:
-        """What came after `point` comes again."""
+        """Record that the changes after `point` will be sent again."""
         ...
 
     def arrived(self) -> None:
-        """There is something to follow, or an error to tell."""
+        """Wake capture: there are changes to follow, or an error to report."""
         ...
 
 
 class Stream:
-    """One thread, from `start` to `stop`."""
+    """The reader thread of a slot, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -97,32 +97,32 @@ class Stream:
         born_published: Collection[int] = (),
         folder: Path | None = None,
     ) -> None:
-        """`folder` is for unfinished transactions that do not fit into memory; else the system's."""
+        """Set `folder` for unfinished transactions that exceed memory; None uses the system's temporary folder."""
         self._spill = partial(FileSpill, folder)
         self.server, self._slot, self._publication = server, slot, publication
         self.held, self.keeper, self._all_tables = held, keeper, all_tables
         self._born_published = born_published
         self.error: HeadwaterError | None = None  # why there is no connection now
         self.error_since = 0.0
-        self._repeats, self._is_told = Repeats(), False  # a server that comes and goes does not fill the log
-        self.lost: SourceMismatch | None = None  # why there will be none
+        self._repeats, self._is_told = Repeats(), False  # a server that restarts repeatedly does not flood the log
+        self.lost: SourceMismatch | None = None  # why the stream cannot continue
         self.idle = 0  # an LSN up to which nothing is pending, as far as this connection has shown
-        self.is_asked = False  # whether the server waits for being told so
-        self.sessions = 0  # connections that were made
-        self.confirmed = 0  # what the server may forget, once this connection has shown it
-        self.delivered = 0  # whole transactions that came
+        self.is_asked = False  # whether the server waits for this confirmation
+        self.sessions = 0  # connections made
+        self.confirmed = 0  # the LSN that the server may discard up to, once this connection has shown it
+        self.delivered = 0  # whole transactions received
         self.stopping = threading.Event()
         self.wake_in, self._wake_out = socket.socketpair()
         self._wake_out.setblocking(False)
         self._thread = threading.Thread(target=self._run, name=f"headwater-stream-{server.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin where `held` stands."""
+        """Start the thread at the point where `held` ends."""
         logger.info("rows of %s are decoded by the %s decoder", self.server.name, row_decoder.twin().name)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the connection and the thread. Once."""
+        """End the connection and the thread. Call it once."""
         self.stopping.set()
         self.held.end()
         self.wake()
@@ -132,17 +132,17 @@ class Stream:
         self._wake_out.close()
 
     def wake(self) -> None:
-        """Make the thread look around."""
-        with contextlib.suppress(OSError):  # it has been woken often enough, or is over
+        """Make the thread check its state."""
+        with contextlib.suppress(OSError):  # enough wake-ups are queued, or the stream has stopped
             self._wake_out.send(b"x")
 
     def give_up(self, reason: str) -> None:
-        """It was found elsewhere that changes are missing."""
+        """Mark the stream as lost: changes are missing, as found elsewhere."""
         self.lost = SourceMismatch(reason, hint="Readers need a new snapshot.")
         self.keeper.arrived()
 
     def confirm(self, lsn: int) -> None:
-        """The server may forget everything up to `lsn`."""
+        """Let the server discard everything up to `lsn`."""
         if lsn > self.confirmed:
             self.confirmed = lsn
             self.wake()
@@ -182,7 +182,7 @@ class Stream:
         self.keeper.arrived()
 
     def _session(self) -> None:
-        """One connection, until it breaks or is not wanted any more."""
+        """Run a connection until it breaks or is no longer wanted."""
         side = self.server.connect(statement_timeout="60000")
         wire: PGconn | None = None
         assembly: Assembly | None = None
@@ -192,7 +192,7 @@ class Stream:
                 raise SourceError(f"{self.server.name!r} is a standby, or still recovering", hint="It is asked again.")
             point = self.held.rewind()
             self.keeper.rewound(point)
-            self.idle = 0  # before it is judged: see Attachment.save
+            self.idle = 0  # before the server is judged: see Attachment.save
             reason = self.keeper.judge(identify(wire), side, point)
             if reason:
                 raise SourceMismatch(reason, hint="Readers need a new snapshot.")
@@ -208,12 +208,12 @@ class Stream:
                 truncated=point.truncated,
                 all_tables=self._all_tables,
             )
-            side.execute("SET idle_session_timeout = 0")  # asked when a table changes: that may be in days
+            side.execute("SET idle_session_timeout = 0")  # used when a table changes, which may be days later
             pace = self._pace(side)
             self._begin(wire, side.info.server_version)
-            slot = find_slot(side, self._slot)  # nobody moves it now: it is ours
+            slot = find_slot(side, self._slot)  # the slot is active for us: nobody else moves it
             told = 0 if slot is None else slot.confirmed
-            # The last transaction of the log, if the server is to send it again.
+            # The last transaction of the log serves as proof, if the server will send it again.
             resume = Resume(point.position, proof=point.xid if told < point.position else "")
             assembly = Assembly(relations, self._spill, resume=resume)
             self.sessions += 1
@@ -244,31 +244,31 @@ class Stream:
 
 
 def _fatal(error: HeadwaterError) -> HeadwaterError:
-    """SourceMismatch for what no other attempt can mend."""
+    """Return a SourceMismatch for an error that no retry can fix; any other error unchanged."""
     if error.extra.get("sqlstate") in GONE:
         return SourceMismatch(error.message, hint="Readers need a new snapshot.")
     return error
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Seconds: how often the server wants to hear of us at least, and how long it may say nothing."""
+    """Seconds: the longest interval between our status updates, and the longest silence of the server."""
 
     interval: float
     silence: float
 
 
 def pace_for(timeout: float) -> Pace:
-    """For a server with that `wal_sender_timeout`; 0: none. In the midst of a transaction that it does not send, it
-    listens to us only once half of that has passed."""
+    """Return the pace for a server with that `wal_sender_timeout`; 0: none. While the server skips a transaction that
+    it does not send, it reads our updates only after half of the timeout."""
     return Pace(min(STATUS_SECONDS, timeout / 3) if timeout else STATUS_SECONDS, max(SILENCE_SECONDS, 2 * timeout))
 
 
 class _Over(Exception):
-    """This connection is not wanted any more."""
+    """Signal that this connection is no longer wanted."""
 
 
 class _Pump:
-    """One connection that runs. `told` is the LSN that the server was last told."""
+    """The loop of a running connection. `told` is the LSN that the server last received."""
 
     def __init__(
         self, owner: Stream, wire: PGconn, assembly: Assembly, relations: Relations, pace: Pace, told: int
@@ -277,7 +277,7 @@ class _Pump:
         self._held, self._keeper, self._told = owner.held, owner.keeper, told
         self._interval, self._silence = pace.interval, pace.silence
         self._weighed = self._changed = 0
-        self._shown = 0  # the LSN up to which the server has said to have sent everything
+        self._shown = 0  # the LSN up to which the server reports to have sent everything
         self._told_at = self._heard_at = time.monotonic()
         self._wire = wire_of(wire, owner.server.name)
         self._poll = select.poll()
@@ -285,7 +285,7 @@ class _Pump:
         self._poll.register(owner.wake_in.fileno(), select.POLLIN)
 
     def run(self) -> None:
-        """Until it breaks, or another one is wanted."""
+        """Run until the connection breaks or another one is wanted."""
         with contextlib.closing(self._wire), contextlib.suppress(_Over):
             while not self._is_over():
                 for _ in range(FRAMES):
@@ -316,7 +316,7 @@ class _Pump:
             self._rest(frame.end)
             if frame.reply:
                 self._tell(at_once=True)
-                if self._owner.idle > self._owner.confirmed:  # a server that shuts down waits for our word
+                if self._owner.idle > self._owner.confirmed:  # a server that shuts down waits for our confirmation
                     self._owner.is_asked = True
                     self._keeper.arrived()
 
@@ -337,17 +337,17 @@ class _Pump:
             self._keeper.arrived()
         while not (self._held.has_room or self._held.wait_for_room(self._interval / 2)):
             self._tell()
-            self._heard_at = time.monotonic()  # we did not listen
+            self._heard_at = time.monotonic()  # we did not read from the connection
             if self._is_over():
                 raise _Over
 
     def _rest(self, end: int) -> None:
-        """Everything up to `end` was sent. Where nothing waits, none of it is needed any more."""
+        """Record that the server has sent everything up to `end`; if nothing is pending, none of it is needed."""
         if self._assembly.is_idle and self._held.durable == self._held.latest:
             self._owner.idle = max(self._owner.idle, end, self._assembly.end)
 
     def _wait(self) -> None:
-        """Until more comes, somebody wakes us, or the server wants to hear of us."""
+        """Wait until data is received, another thread wakes this one, or a status update is due."""
         left = self._told_at + self._interval - time.monotonic()
         for fd, _ in self._poll.poll(max(left, 0) * 1000):
             if fd == self._owner.wake_in.fileno():
@@ -358,7 +358,7 @@ class _Pump:
         self._tell()
 
     def _tell(self, *, at_once: bool = False) -> None:
-        """What is safe, when that is news, or when it is time. Never less than before: the slot would go back."""
+        """Send the safe LSN if it advanced or an update is due. Never a lower one: the slot would go back."""
         now, lsn = time.monotonic(), self._told
         if self._assembly.is_proven:
             lsn = max(lsn, min(self._owner.confirmed, max(self._shown, self._assembly.end)))

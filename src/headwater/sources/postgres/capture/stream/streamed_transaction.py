@@ -1,4 +1,4 @@
-"""A transaction that is sent before it is committed: its messages are put aside until its end is known."""
+"""A transaction that is sent before its commit: its messages are kept until its end is known."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ _FRAME = bytes([DATA]).ljust(DATA_HEAD, b"\0")
 
 
 class Spill(Protocol):
-    """Messages of one unfinished transaction."""
+    """The messages of an unfinished transaction."""
 
     def append(self, message: bytes) -> None:
-        """Keep `message`, after those before."""
+        """Keep `message`, after the earlier ones."""
         ...
 
     def read(self) -> Iterator[bytes]:
-        """All of them, in order."""
+        """Yield all messages in order."""
         ...
 
     def drop(self) -> None:
-        """Forget them."""
+        """Discard the messages."""
         ...
 
 
 class Ahead:
-    """What is known of one such transaction."""
+    """The state of a transaction that is sent before its commit."""
 
     def __init__(self, spill: Spill) -> None:
         self.spill = spill
-        self.aborted: set[int] = set()  # subtransactions
-        self.told: dict[int, int] = {}  # tables that were described in it, and when by the clock of the relations
+        self.aborted: set[int] = set()  # rolled-back subtransactions
+        self.told: dict[int, int] = {}  # tables described in the transaction, each with the relations' clock then
 
     def keep(self, get: Get, most: int) -> tuple[int, memoryview]:
-        """Put rows of an open block aside as they come, at most so many; gives the frame after them."""
+        """Keep up to `most` rows of an open block as they are received; return the frame after them."""
         for _ in range(most):
             size, frame = get(1)
             if size <= DATA_HEAD or frame[0] != DATA or frame[DATA_HEAD] not in b"IUD":
@@ -46,7 +46,7 @@ class Ahead:
         return get(1)
 
     def frames(self) -> Iterator[tuple[int, memoryview]]:
-        """What was kept, as if it came outside of any block; without what was rolled back."""
+        """Yield the kept messages as frames outside of any block, without those rolled back."""
         for message in self.spill.read():
             if int.from_bytes(message[1:5], "big") not in self.aborted:
                 frame = _FRAME + message[:1] + message[5:]

@@ -1,12 +1,12 @@
-"""From the messages of a stream to committed transactions, in the order of their commits. Pure but for the spills.
+"""Committed transactions from the messages of a stream, in commit order. Pure except for the spills.
 
-    Begin rows Commit                              -> parts as the rows come: a Begin means that it was committed
+    Begin rows Commit                              -> parts while rows are received: a Begin means a commit
     StreamStart rows StreamStop … StreamCommit     -> kept in a spill, decoded at the commit
-                              … StreamAbort        -> forgotten; of a subtransaction only its rows
+                              … StreamAbort        -> discarded; of a subtransaction only its rows
 
-A transaction is handed on in parts of at most `part` changes. The position of its last part is the end LSN: whoever
-has that, has everything before. The other parts have the LSN of the commit, by which `Resume` finds the transaction
-again: the server sends it once more from its start. A position is always safe to confirm.
+A transaction is passed on in parts of at most `part` changes. The position of its last part is the end LSN: a reader
+at that LSN has everything before. The other parts have the LSN of the commit, by which `Resume` finds the transaction
+when the server sends it again from its start. A position is always safe to confirm.
 
 A server without two-phase decoding (the slot decides) sends a prepared transaction at COMMIT PREPARED, like any other.
 """
@@ -42,23 +42,23 @@ from headwater.sources.postgres.schema.shape_changes import Announcement
 
 PART = 512
 PART_BYTES = 4 << 20  # of messages, after which a part is cut though it has few changes
-PREFIX = "headwater"  # of logical messages that are ours
-SHAPES = "headwater.shapes"  # of announcements
+PREFIX = "headwater"  # prefix of the barriers among logical messages
+SHAPES = "headwater.shapes"  # prefix of announcements
 
 
 class Barrier(msgspec.Struct, frozen=True):
-    """A mark that we wrote into the database's log: every commit before it was handed on before it."""
+    """A mark that we wrote into the server's WAL: every commit before the mark was passed on before it."""
 
     token: str
     lsn: int
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """Where a log ends. `position` is that of its last part; if that was not the last of its transaction, `start` is
-    how many changes of the transaction the log has, and `rows` how many of them are not changes of schema.
+    """The end of a log. `position` is that of its last part; if that was not the last of its transaction, `start` is
+    the number of changes of the transaction in the log, and `rows` how many of them are not schema changes.
 
     `proof` is the number of the transaction that ends at `position`, where the server is to send it again: a server
-    that does not has another history, such as a copy of its files that was written to."""
+    that does not send it has another history, such as a copy of the files that was written to."""
 
     position: int = 0
     start: int = 0
@@ -72,7 +72,7 @@ _NOBODY: dict[bytes, Decode] = {}
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """A transaction whose rows come."""
+    """The transaction whose rows are being received."""
 
     xid: int
     lsn: int
@@ -80,7 +80,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class Assembly:
-    """Fed the messages of a stream, one after the other. For one thread."""
+    """The assembly of a stream's messages, fed in order. For one thread."""
 
     def __init__(
         self,
@@ -90,20 +90,20 @@ class Assembly:
         resume: Resume | None = None,
         part: int = PART,
     ) -> None:
-        self.end = 0  # the end LSN of the last commit that was seen, empty ones included
-        self.weight = 0  # bytes of messages that went into parts
+        self.end = 0  # the end LSN of the last commit received, empty ones included
+        self.weight = 0  # bytes of messages that were put into parts
         self._relations, self._spills, self._part = relations, spills, part
         self._take = rows.twin().take
         self._resume = resume or Resume()
         self._proof = self._resume.proof
-        self._rows = _NOBODY  # relations.rows while rows are wanted as they come
+        self._rows = _NOBODY  # relations.rows while rows are decoded as they are received
         self._head: _Head | None = None
         self._changes: list[Change] = []
         self._weight = self._start = 0
-        self._skip = 0  # rows that the log has; below zero: all of them
+        self._skip = 0  # rows that the log already has; below zero: all of them
         self._barriers: list[Barrier] = []
         self._ahead: dict[int, Ahead] = {}
-        self._stream: Ahead | None = None  # the one whose block is open
+        self._stream: Ahead | None = None  # the transaction whose block is open
         self._steps: dict[int, Callable[[bytes], Iterable[Item]]] = {
             **dict.fromkeys(b"IUD", self._row),
             **dict.fromkeys(b"bPKrp", self._prepared),
@@ -122,20 +122,20 @@ class Assembly:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no commit is half taken in, and all is proven: then all the server has sent so far may be confirmed.
+        """Return whether no commit is partly received and the history is proven: then everything sent may be confirmed.
 
-        What was sent ahead of its commit does not matter: the server sends it again, from wherever that began. It
-        may be open for days, if it was prepared, and the server waits for our word before it ends.
+        Transactions sent before their commit do not count: the server sends them again from their start. A prepared one
+        may stay open for days, and a server that shuts down waits for our confirmation.
         """
         return self._head is None and not self._proof
 
     @property
     def is_proven(self) -> bool:
-        """Whether the server is known to have our history: all that it has shown counts."""
+        """Return whether the server is known to have our history, so that its positions count."""
         return not self._proof
 
     def feed(self, message: bytes) -> Iterable[Item]:
-        """What `message` completes; to be taken up before the next one is fed."""
+        """Return the items that `message` completes; consume them before feeding the next message."""
         decode_row = self._rows.get(message[:HEAD])
         if decode_row is not None:
             changes, weight = self._changes, self._weight
@@ -150,7 +150,7 @@ class Assembly:
         return step(message)
 
     def take(self, get: Get) -> tuple[int, memoryview]:
-        """The next frame that is for `feed`, or why there is none; the rows before it are taken in already."""
+        """Return the next frame for `feed`, or the reason there is none; the rows before it are already decoded."""
         if self._stream is not None:
             return self._stream.keep(get, PART)
         if self._rows is _NOBODY:
@@ -160,12 +160,12 @@ class Assembly:
         return size, frame
 
     def close(self) -> None:
-        """Forget everything unfinished: the server sends it again on the next connection."""
+        """Discard everything unfinished: the server sends it again on the next connection."""
         for each in self._ahead.values():
             each.spill.drop()
         self._ahead.clear()
 
-    # --- a transaction whose rows come ---------------------------------------------------------------------
+    # --- a transaction whose rows are being received -------------------------------------------------------
 
     def _begin(self, message: bytes) -> Iterable[Item]:
         found = decode_begin(message)
@@ -214,7 +214,7 @@ class Assembly:
         )
 
     def _append(self, change: Change, weight: int = 0) -> tuple[Item, ...]:
-        """Take one more; gives the part that is full. A part is cut when more comes, so that none is empty."""
+        """Add a change; return the part that was full. A part is cut once a change follows, so that none is empty."""
         is_full = self._changes and (len(self._changes) >= self._part or self._weight >= PART_BYTES)
         found = (self._cut(None),) if is_full else ()
         self._changes.append(change)
@@ -238,10 +238,10 @@ class Assembly:
         self._changes, self._weight = [], 0
         return part
 
-    # --- what comes inside one -----------------------------------------------------------------------------
+    # --- messages inside a transaction ---------------------------------------------------------------------
 
     def _is_held(self, message: bytes) -> bool:
-        """Whether `message` belongs to an unfinished transaction, and is kept for its commit."""
+        """Keep `message` if it belongs to an unfinished transaction; return whether it does."""
         if self._stream is not None:
             self._stream.spill.append(message)
             return True
@@ -250,7 +250,7 @@ class Assembly:
         return False
 
     def _is_skipped(self) -> bool:
-        """Whether the log has the next row."""
+        """Return whether the log already has the next row, and count it."""
         if self._skip > 0:
             self._skip -= 1
             if not self._skip:
@@ -323,7 +323,7 @@ class Assembly:
         try:
             told = msgspec.json.decode(content, type=Announcement)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return []  # anybody may write a message
+            return []  # any role may write such a message
         return [part for change in self._relations.announce(told) for part in self._append(change)]
 
     def _stated(self, content: bytes) -> list[Item]:
@@ -340,7 +340,7 @@ class Assembly:
             hint="Create the slot without TWO_PHASE.",
         )
 
-    # --- transactions sent ahead ---------------------------------------------------------------------------
+    # --- transactions sent before their commit -------------------------------------------------------------
 
     def _stream_start(self, message: bytes) -> Iterable[Item]:
         found = _expect(StreamStart, message)
@@ -363,7 +363,7 @@ class Assembly:
         found = _expect(StreamAbort, message)
         ahead = self._ahead.get(found.xid)
         if ahead is None:
-            return ()  # nothing of it was sent
+            return ()  # none of its messages was sent
         if found.subxid == found.xid:
             del self._ahead[found.xid]
             ahead.spill.drop()
@@ -378,8 +378,8 @@ class Assembly:
         return self._replay(self._ahead.pop(found.xid), found)
 
     def _replay(self, ahead: Ahead, commit: StreamCommit) -> Iterator[Item]:
-        """Feed what was kept as if it came now. What a rolled back subtransaction was told of tables goes with it:
-        the server says it again where it still holds."""
+        """Feed the kept messages as if received now. Table descriptions of a rolled-back subtransaction are discarded
+        with it: the server repeats those that still hold."""
         relations = self._relations
         newer = [relations.told_after(oid, clock) for oid, clock in ahead.told.items()]
         try:
@@ -390,7 +390,7 @@ class Assembly:
             yield from self._finish(commit.end)
         finally:
             ahead.spill.drop()
-        for relation in newer:  # told to the transactions that were committed meanwhile, and valid for the next
+        for relation in newer:  # received by transactions committed in between, and valid for the next
             if relation is not None:
                 relations.tell(relation)
 

@@ -1,4 +1,4 @@
-"""Where the messages of unfinished transactions wait: in memory while they are few, then in a temporary file."""
+"""Storage of unfinished transactions' messages: in memory while they are few, then in a temporary file."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from headwater.errors import StorageFull
 
 IN_MEMORY = 1 << 20
-CHUNK = 256 << 10  # read or written at a time
+CHUNK = 256 << 10  # bytes read or written at a time
 _SIZE = struct.Struct("<I")
 
 
 class FileSpill:
-    """Fulfils `Spill`. The file has no name: nothing of it stays, however the process ends."""
+    """A spill in a file without a name: nothing of it remains, however the process ends. Fulfils `Spill`."""
 
     def __init__(self, folder: Path | None = None, in_memory: int = IN_MEMORY) -> None:
         place = None if folder is None else str(folder)
         self._file = tempfile.SpooledTemporaryFile(max_size=in_memory, dir=place)  # noqa: SIM115
-        self._waiting, self._together = bytearray(), min(CHUNK, in_memory)  # written when they are so many bytes
+        self._waiting, self._together = bytearray(), min(CHUNK, in_memory)  # written once this many bytes wait
         self.bytes = 0
 
     def append(self, message: bytes) -> None:
-        """Keep `message`, after those before."""
+        """Keep `message`, after the earlier ones."""
         self._waiting += _SIZE.pack(len(message))
         self._waiting += message
         self.bytes += len(message) + _SIZE.size
@@ -41,7 +41,7 @@ class FileSpill:
         self._waiting = bytearray()
 
     def read(self) -> Iterator[bytes]:
-        """All of them, in order. Nothing may be appended meanwhile."""
+        """Yield all messages in order. Nothing may be appended while reading."""
         self._write()
         self._file.seek(0)
         data, at, needed = b"", 0, _SIZE.size
@@ -54,12 +54,12 @@ class FileSpill:
 
     @staticmethod
     def _missing(data: bytes, at: int) -> int:
-        """How many bytes lack until the message at `at` is whole; what follows it counts below zero."""
+        """Return how many bytes the message at `at` still lacks; negative: how many bytes follow it."""
         begin = at + _SIZE.size
         if begin > len(data):
             return begin - len(data)
         return begin + int(_SIZE.unpack_from(data, at)[0]) - len(data)
 
     def drop(self) -> None:
-        """Give the space back."""
+        """Release the space."""
         self._file.close()
