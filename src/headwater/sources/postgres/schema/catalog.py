@@ -1,4 +1,4 @@
-"""PostgreSQL's catalogue: what it says of tables and types, and a number that moves with any change of the schema."""
+"""PostgreSQL's catalogue: its tables and types, and a number that changes with every change of the schema."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from headwater.sources.postgres.schema.table_facts import ColumnFact, TableFact
 from headwater.sources.postgres.snapshot_visibility import Snapshot
 from headwater.sources.postgres.types import TypeFact, Types
 
-SETTLE_SECONDS = 2.0  # longest wait for a commit that the stream has to be seen
+SETTLE_SECONDS = 2.0  # longest wait until a streamed commit is visible
 
-# Of `l`, from pg_collation. The default is the database's. Which columns of pg_database say so depends on the version.
+# Name of collation `l` of pg_collation; `default` is resolved to the database's, whose columns depend on the version.
 COLLATION = """CASE WHEN l.collname IS DISTINCT FROM 'default' THEN coalesce(l.collname, '') ELSE (
   SELECT CASE coalesce(to_jsonb(b) ->> 'datlocprovider', 'c') WHEN 'c' THEN b.datcollate
          ELSE coalesce(to_jsonb(b) ->> 'datlocale', to_jsonb(b) ->> 'daticulocale', b.datcollate) END
   FROM pg_database b WHERE b.datname = current_database()) END"""
-# Columns that an index only includes are in no key, and a key that is checked at the commit is no replica identity.
+# INCLUDE columns of an index are in no key, and a deferrable key is no replica identity.
 _COLUMNS = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident::text, a.attname, a.atttypid, a.atttypmod, NOT a.attnotnull,
        a.attgenerated::text, a.attidentity <> '' OR d.sequence,
@@ -49,9 +49,9 @@ LEFT JOIN LATERAL (
   FROM pg_attrdef WHERE adrelid = c.oid AND adnum = a.attnum) d ON true
 """.replace("{collation}", COLLATION).replace("{counts}", COUNTS)
 _ONE = _COLUMNS + "WHERE c.oid = %s ORDER BY a.attnum"
-_GENERATED = "SELECT to_jsonb(p) ->> 'pubgencols' FROM pg_publication p WHERE pubname = %s"  # from PostgreSQL 18 on
+_GENERATED = "SELECT to_jsonb(p) ->> 'pubgencols' FROM pg_publication p WHERE pubname = %s"  # since PostgreSQL 18
 
-# What a statement may mean depends on these. Temporary tables are their sessions' own affair.
+# The meaning of a statement may depend on these rows. Temporary tables concern only their own sessions.
 _LASTING = "oid >= 16384 AND relpersistence <> 't'"
 _OWN = "SELECT oid FROM pg_class WHERE {relations}"
 _OF_RELATIONS = {
@@ -83,10 +83,10 @@ def _watched(name: str, condition: str) -> str:
 
 
 def schema_sql(version: int, relations: str = _LASTING) -> str:
-    """A SELECT of one text, which is another one after every change of what statements mean, by anybody.
+    """Return a SELECT of a text that differs after every change of the meaning of statements, by any role.
 
-    Every row of the catalogue is known by the transaction that wrote it and its place: a change writes a new one.
-    `relations` is a condition on pg_class: of tables and views only those count.
+    Each catalogue row is identified by the transaction that wrote it and its ctid: a change writes a new row.
+    `relations` is a condition on pg_class: only those tables and views count.
     """
     watched = {name: each.replace("{relations}", relations) for name, each in _OF_RELATIONS.items()} | _OF_ALL
     parts = [_watched(name, each) for name, each in watched.items() if version >= 150000 or name not in _FROM_15]
@@ -98,12 +98,12 @@ def schema_sql(version: int, relations: str = _LASTING) -> str:
 
 
 def number_of(text: str) -> int:
-    """The text of `schema_sql` as a number."""
+    """Return the text of `schema_sql` as a number."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
 def schema_number(connection: Connection) -> int:
-    """Moves with every change of what statements mean; in one snapshot, the one of the transaction."""
+    """Return a number that changes with every change of the meaning of statements, as of the transaction's snapshot."""
     row = connection.execute(schema_sql(connection.info.server_version).encode()).fetchone()
     assert row is not None
     return number_of(str(row[0]))
@@ -113,7 +113,7 @@ _Row = tuple[Any, ...]  # of _COLUMNS
 
 
 class Described(msgspec.Struct, frozen=True):
-    """Tables as they are now, and whose they are."""
+    """Tables as they are now, with the oid of each."""
 
     tables: dict[str, Table]
     oids: dict[str, int]
@@ -125,7 +125,7 @@ def describe(
     known: Callable[[str], Table | None] = lambda name: None,
     version: Callable[[str], int] = lambda name: 0,
 ) -> Described:
-    """The published tables. One that the log knows in this shape is that very one; any other has the next version."""
+    """Return the published tables: the log's own Table where the shape is unchanged, else one with the next version."""
     types = read_types(connection)
     row = connection.execute(_GENERATED, [publication]).fetchone()
     sent = ("", "s") if row is not None and row[0] == "s" else ("",)
@@ -147,7 +147,7 @@ def describe(
 
 
 def _relations(rows: Sequence[_Row], sent: tuple[str, ...]) -> list[tuple[Relation, TableFact]]:
-    """The rows of `_COLUMNS`, by table, with those columns that the stream has."""
+    """Return the rows of `_COLUMNS` by table, with only the columns that the stream carries."""
     by_table: dict[int, list[_Row]] = {}
     for row in rows:
         by_table.setdefault(row[0], []).append(row)
@@ -175,33 +175,33 @@ def _fact(rows: Sequence[_Row]) -> TableFact:
 
 
 def read_types(connection: Connection) -> Types:
-    """All types, by oid."""
+    """Return all types by oid."""
     rows = connection.execute("SELECT oid, format_type(oid, NULL), typbasetype FROM pg_type").fetchall()
     return {oid: TypeFact(name, base) for oid, name, base in rows}
 
 
 class Facts:
-    """Fulfils `relations.Catalogue` by a connection of its own."""
+    """The catalogue read through a connection. Fulfils `relations.Catalogue`."""
 
     def __init__(self, connection: Connection, born_published: Collection[int] = ()) -> None:
-        """`born_published` are the oids of tables that were published before their first row."""
+        """Set `born_published`, the oids of tables that were published before their first row."""
         self._connection, self._born_published = connection, born_published
-        self._settled = 0  # the transaction that was last waited for
+        self._settled = 0  # the last transaction waited for
 
     def table(self, oid: int) -> TableFact | None:
-        """The facts of a table; None if it is gone."""
+        """Return the facts of a table; None if it was dropped."""
         rows = self._connection.execute(_ONE, [oid]).fetchall()
         if not rows:
             return None
         return msgspec.structs.replace(_fact(rows), is_born_published=oid in self._born_published)
 
     def types(self) -> Types:
-        """All that is known of types."""
+        """Return all known types."""
         return read_types(self._connection)
 
     def settle(self, xid: int) -> None:
-        """See Catalogue. Where a standby must confirm it that may take long; then what is not known is told later.
-        Once for each: one transaction may bring many tables."""
+        """See Catalogue. A commit that a standby must confirm may take long; facts unknown until then are announced
+        later. Waits once per transaction, which may bring many tables."""
         if xid == self._settled:
             return
         self._settled = xid

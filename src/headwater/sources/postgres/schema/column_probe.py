@@ -1,4 +1,4 @@
-"""What a column would hold, and which collations call different texts equal: PostgreSQL itself is asked, once each."""
+"""Values as a column would store them, and collations that treat different texts as equal, both asked of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.values import to_bound
 from headwater.sources.request_checks import column_of
 
-MAX_KNOWN = 10_000  # answers kept
-MAX_KEPT = 1 << 10  # bytes of a value that is kept, as it was given and as it is held
+MAX_KNOWN = 10_000  # cached values
+MAX_KEPT = 1 << 10  # size limit of a cached value, both as given and as stored
 _TYPE = "SELECT format_type(oid, -1), typname FROM pg_type WHERE oid = to_regtype($1)"
 _ODD = "SELECT DISTINCT collname FROM pg_collation WHERE NOT collisdeterministic"
-_CUT = frozenset({"varchar", "bpchar", "bit", "varbit"})  # an explicit cast cuts these; an INSERT refuses
+_CUT = frozenset({"varchar", "bpchar", "bit", "varbit"})  # an explicit cast truncates these; an INSERT refuses
 
 
 class Columns:
-    """Asks and remembers. From any thread."""
+    """Cached answers of PostgreSQL about columns. Thread-safe."""
 
     def __init__(self, pool: Pool, *, seconds: float = 30.0) -> None:
         self._pool, self._seconds = pool, seconds
-        self._lock = threading.Lock()  # guards what is known
+        self._lock = threading.Lock()  # guards _types and _collations
         self._types: dict[str, tuple[str, str]] = {}
         self._held: BoundedCache[tuple[str, bytes], tuple[Value]] = BoundedCache(MAX_KNOWN, MAX_KNOWN)
         self._collations: frozenset[str] | None = None
 
     def odd(self) -> frozenset[str]:
-        """The collations in which different texts may be equal, as of the last `renew`: the loop asks, too."""
+        """Return the collations in which texts that differ may be equal, as of the last `renew`. The loop calls it."""
         found = self._collations
         if found is None:
             found = self._collations = self._read_odd()
         return found
 
     def renew(self) -> None:
-        """The schema moved, or it is another database: what was known is not."""
+        """Discard the cached answers: the schema changed, or the name leads to another database."""
         found = None
-        with suppress(HeadwaterError):  # the next who wants to know will be told
+        with suppress(HeadwaterError):  # the next caller of `odd` gets the error
             found = self._read_odd()
         with self._lock:
             self._types.clear()
@@ -75,9 +75,9 @@ class Columns:
     def _ask(self, link: Link, column: Column, bound: bytes) -> tuple[Value, int]:
         """Return the value that the column would hold, and the size of its text."""
         plain, base = self._type(link, column)
-        declared = column.declared  # PostgreSQL has read it as a type, and as nothing else
+        declared = column.declared  # a type that PostgreSQL itself has parsed
         is_same = "true"
-        if base in _CUT:  # compared there: a large value is sent back only once
+        if base in _CUT:  # compared in PostgreSQL, so that a large value is returned only once
             texts = [f'$1::{plain}::text COLLATE "C"', f'($1::{declared})::text COLLATE "C"']
             is_same = " = ".join(texts if base.endswith("bit") else [f"rtrim({text}, ' ')" for text in texts])
         answer = link.run(f"SELECT $1::{declared}, {is_same}", [bound], max_rows=1)
@@ -87,7 +87,7 @@ class Columns:
         return value, len(answer.rows[0][0] or b"")
 
     def _type(self, link: Link, column: Column) -> tuple[str, str]:
-        """The type without its limits, and its name in the catalogue."""
+        """Return the type without its length limit, and its name in the catalogue."""
         declared = column.declared
         with self._lock:
             found = self._types.get(declared)

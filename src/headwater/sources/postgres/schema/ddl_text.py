@@ -1,6 +1,6 @@
 """DDL text of schema changes, synthesised from the shapes before and after: PostgreSQL's stream carries no statements.
 
-The text describes the difference. It is not the statement that somebody ran, and it is not meant to be run.
+The text describes the difference. It is not the statement that was run, and it is not meant to be run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def ddl_text(old: Table | None, new: Table) -> str:
         if name in were:
             parts += _altered(were[name], column)
     text = f"ALTER TABLE {new.name} {', '.join(parts)}"
-    # Readers of the log recognise the end of a name by RENAME TO, which a column may be called.
+    # Readers of the log recognise the end of a name by RENAME TO, which a column's name may contain.
     return f"-- the shape of {new.name} changed" if not parts or _RENAMES.search(text) else text
 
 

@@ -1,19 +1,19 @@
-"""DDL statements as they were run: an event trigger that an operator may install writes them into the server's log.
+"""DDL statements as they were run: an optional event trigger, installed by an operator, writes them into the WAL.
 
-Everybody who can connect to the database can write such a message. So its text is shown as a comment and never
-understood: shapes and the ends of tables come from the stream and the catalogue alone.
+Any role that can connect to the database can write such a message. So its text is shown as a comment and never
+interpreted: shapes and the ends of tables are taken only from the stream and the catalogue.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-PREFIX = "headwater.ddl"  # of the trigger's logical messages
+PREFIX = "headwater.ddl"  # prefix of the trigger's logical messages
 MOST_CHARACTERS = 2_000  # of one statement
 
-# An error inside the function would stop the statement of another program: it runs with the rights of its owner, so
-# that nothing in it is refused. A handler of exceptions would not do: the server sends what was written inside one
-# behind the rows that follow.
+# An error inside the function would abort the statement of another program: the function runs with the rights of its
+# owner, so that nothing in it is refused. An exception handler is no alternative: the server sends messages written
+# inside a handler after the rows that follow them.
 INSTALL = f"""\
 CREATE OR REPLACE FUNCTION public._headwater_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $headwater$

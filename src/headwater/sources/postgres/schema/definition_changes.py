@@ -1,8 +1,8 @@
-"""What queries mean by a table or a view, beside its rows: remembered, so that a change of it is told to their feeds.
+"""Definitions that queries depend on, besides rows: remembered, so that their changes are announced to feeds.
 
-No row tells that a view was replaced, a partition attached or a type altered. So the catalogue is held against what it
-said the last time that it was looked at; what moved is told for every table that such a query reads (see
-announcement).
+No row shows that a view was replaced, a partition attached or a type altered. So the catalogue is compared with its
+state at the last check; a change is announced for every table that an affected query reads (see
+unstreamed_changes).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.schema.relations import table_name
 
 NOTE = "postgres_meanings"
-MOST_GONE = 1_000  # names that ended and are remembered, should they come back
+MOST_GONE = 1_000  # dropped names that are remembered, in case they are created again
 
-# Relations lead to what they read: views by their rules, parents by their children. Types lead to those inside of them.
-# What is known by the transaction that wrote it is another one also when it was changed back.
+# Relations lead to the relations they read: views by their rules, parents by their children. Types lead to their
+# component types. An object identified by its writing transaction counts as changed even if it was changed back.
 _SQL = """
 WITH RECURSIVE relation AS (
   SELECT c.*, n.nspname, c.xmin::text::bigint AS written FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -81,12 +81,12 @@ FROM relation c LEFT JOIN marked g ON g.root = c.oid
 
 
 class Meaning(msgspec.Struct, frozen=True, array_like=True):
-    """Of one table or view: which it is and its columns, all else that counts, and the tables with its rows.
+    """The definition of a table or view: its identity and columns, all else that counts, and the tables it reads.
 
-    `parents`: whose partition or child it is, and since when. `file`: where the rows are, 0 if it has none; `writer`:
-    the transaction that last wrote its row of the catalogue. `marks`: what its rows are told by, of a table: the number
-    of each column, the labels of each enum, the oldest first, and of each composite type the attributes, whatever they
-    are called.
+    `parents`: the tables it is a partition or child of, each with the transaction. `file`: its relfilenode, 0 if none;
+    `writer`: the transaction that last wrote its catalogue row. `marks`, for a table, what its row values depend on:
+    the number of each column, the labels of each enum, oldest first, and the attributes of each composite type,
+    without their names.
     """
 
     kind: str
@@ -94,22 +94,22 @@ class Meaning(msgspec.Struct, frozen=True, array_like=True):
     rest: str
     tables: tuple[str, ...]
     parents: str = ""
-    oid: int = 0  # 0: it was noted before these three were
+    oid: int = 0  # 0: the note was written before it had oid, file and writer
     file: int = 0
     writer: int = 0
     marks: Mapping[str, str] = {}
 
     @property
     def meant(self) -> tuple[str, str, str, tuple[str, ...], str]:
-        """What queries mean by it, wherever its rows are."""
+        """Return the parts that queries depend on, without the place of the rows."""
         return self.kind, self.columns, self.rest, self.tables, self.parents
 
 
-Meanings = Mapping[str, Meaning | None]  # by name; None of one that is gone
+Meanings = Mapping[str, Meaning | None]  # by name; None: dropped
 
 
 def read_meanings(connection: Connection) -> dict[str, Meaning]:
-    """As they are now."""
+    """Return the definitions as they are now."""
     found: dict[str, Meaning] = {}
     for schema, name, kind, columns, rest, parents, tables, *file in connection.execute(_SQL.encode()).fetchall():
         read, texts = tuple(table_name(*each) for each in tables), (_digest(columns or ""), _digest(rest))
@@ -118,9 +118,9 @@ def read_meanings(connection: Connection) -> dict[str, Meaning]:
 
 
 def moved(before: Meanings, now: Mapping[str, Meaning], fits: Collection[str]) -> dict[str, str]:
-    """The tables whose queries may mean something else, each with the reason. Pure.
+    """Return the tables whose queries may have another meaning, each with the reason. Pure.
 
-    One that is new was in no query yet. `fits` are tables whose columns the log knows as they are: rows have told.
+    No query used a new table before. `fits` are tables whose current columns the log knows: their rows showed them.
     """
     found: dict[str, str] = {}
     for name, was in before.items():
@@ -138,21 +138,21 @@ def moved(before: Meanings, now: Mapping[str, Meaning], fits: Collection[str]) -
 
 
 def reattached(before: Meanings, now: Mapping[str, Meaning]) -> set[str]:
-    """The tables that left their parent since, and may have come back: meanwhile nobody followed them, where only the
-    parent is published. Pure."""
+    """Return the tables that left their parent since, and may have returned: in between, their changes were not sent
+    if only the parent is published. Pure."""
     pairs = ((name, was, now.get(name)) for name, was in before.items())
     return {name for name, was, is_ in pairs if was and is_ and was.parents and was.parents != is_.parents}
 
 
 def rewritten(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, int]:
-    """The tables whose rows are in another file than they were, each with the transaction that last wrote its row of
-    the catalogue: it may have been unlogged meanwhile, with changes that nobody was sent. Pure.
+    """Return the tables whose rows are in another file than before, each with the transaction that last wrote its
+    catalogue row: the table may have been unlogged in between, with changes that were not sent. Pure.
 
-    A new table's file has the number of its oid.
+    The number of a new table's file is its oid.
     """
     known = [each for each in before.values() if each is not None]
     if not all(each.oid for each in known):
-        return {}  # the note is older than this
+        return {}  # the note lacks the oids
     files = {each.oid: each.file for each in known}
     return {
         name: each.writer
@@ -162,8 +162,8 @@ def rewritten(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, int]:
 
 
 def remarked(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, str]:
-    """The tables of which every row is told by other values than before though nobody wrote them, each with the reason:
-    a column is another by the same name, or a type has other words for what it held. Pure."""
+    """Return the tables whose rows have other values than before though no row was written, each with the reason: a
+    name belongs to another column, or a type has other labels or attributes. Pure."""
     marks = {each.oid: each.marks for each in before.values() if each is not None}
     found: dict[str, str] = {}
     for name, each in now.items():
@@ -177,28 +177,28 @@ def remarked(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, str]:
 
 
 def _is_other(mark: str, had: str, value: str) -> bool:
-    """Whether rows that were there say something else. A label that is new is in none of them."""
+    """Return whether existing rows have other values. No existing row has a new label."""
     return not value.startswith(had) if mark.startswith("labels ") else value != had
 
 
 def _is_told(name: str, was: Meaning, is_: Meaning, fits: Collection[str]) -> bool:
-    """Whether nothing is another but the columns of a table, which its rows have told."""
+    """Return whether only the columns of a table changed, which its rows have shown."""
     return is_.kind == "r" and (was.rest, was.tables) == (is_.rest, is_.tables) and name in fits
 
 
 def owners(found: Meanings) -> dict[str, int]:
-    """Whose the names of tables are. Pure."""
+    """Return the oid of each table by name. Pure."""
     return {name: each.oid for name, each in found.items() if each is not None and each.kind == "r" and each.oid}
 
 
 def remembered(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, Meaning | None]:
-    """What to compare with next time."""
+    """Return the definitions to compare with next time."""
     gone = [name for name in before if name not in now][-MOST_GONE:]
     return {**dict.fromkeys(gone, None), **now}
 
 
 def load(text: str) -> dict[str, Meaning | None] | None:
-    """From the note; None if there is none that can be read."""
+    """Return the definitions in the note; None if there is none or it is unreadable."""
     try:
         return msgspec.json.decode(text, type=dict[str, Meaning | None]) if text else None
     except msgspec.MsgspecError:
@@ -206,7 +206,7 @@ def load(text: str) -> dict[str, Meaning | None] | None:
 
 
 def save(found: Meanings) -> str:
-    """For the note."""
+    """Return the text of the note."""
     return msgspec.json.encode(found).decode()
 
 

@@ -1,19 +1,19 @@
-"""Questions to the catalogue that wait for nobody. Newer servers lock a table to show a default of it (`pg_get_expr`),
-and every published table to list them (`pg_publication_tables`): they would wait for whoever alters one."""
+"""Catalogue queries that wait for no lock. Newer servers lock a table to show its default (`pg_get_expr`), and every
+published table to list them (`pg_publication_tables`): such queries would wait for any ALTER TABLE."""
 
 from __future__ import annotations
 
-_SCHEMAS = 150000  # the first server that publishes whole schemas
+_SCHEMAS = 150000  # the first server version that publishes whole schemas
 
-# An expression on pg_attrdef: whether the default is the next number of a sequence, as such or made shorter. It is read
-# as the server keeps it: nextval is function 1574, from bigint to integer leads 480, to smallint 714.
+# An expression on pg_attrdef: whether the default is nextval of a sequence, with or without a cast to a smaller type.
+# It matches the server's stored form: nextval is function 1574; 480 casts bigint to integer, 714 to smallint.
 COUNTS = r"adbin::text ~ '^(\{FUNCEXPR :funcid (480|714) [^{]*:args \()?\{FUNCEXPR :funcid 1574 '"
 
 
 def published_sql(version: int, publication: str) -> str:
-    """A SELECT of the oids of the tables whose rows a publication sends under their own names.
+    """Return a SELECT of the oids of the tables whose rows a publication sends under their own names.
 
-    `publication` is the parameter with its name. Pure.
+    `publication` is the SQL parameter that holds the publication's name. Pure.
     """
     schemas = (
         "UNION SELECT t.oid FROM pg_publication_namespace s JOIN p ON p.oid = s.pnpubid "

@@ -1,18 +1,18 @@
-"""What the stream says of tables, with the catalogue's facts, to our shapes and their decoders. Pure.
+"""The tables of a stream: relation messages and the catalogue's facts become shapes and row decoders. Pure.
 
-**Names.** A table of the schema `public` goes by its bare name, any other by `schema.table`. A part that holds a dot or
+**Names.** A table of the schema `public` has its bare name, any other `schema.table`. A part that contains a dot or
 a double quote is written in double quotes, with those inside doubled: `public."a.b"` is `"a.b"`, while `a.b` is table b
-of schema a. Nothing else is quoted or folded: `Odd Name` is `Odd Name`. So every name here is of one table only.
+of schema a. Nothing else is quoted or folded: `Odd Name` is `Odd Name`. So every name identifies one table.
 
-**Keys.** What the replica identity has, where that is an index (the primary key by default): only those columns are
-sure to be known of an old row. With REPLICA IDENTITY FULL or NOTHING the primary key of the catalogue. A table
-with neither has the key `()`: nothing tells its rows apart.
+**Keys.** The columns of the replica identity, where that is an index (the primary key by default): only those columns
+are certain to be known of an old row. With REPLICA IDENTITY FULL or NOTHING, the primary key of the catalogue. A table
+with neither has the key `()`: its rows cannot be told apart.
 
 **Changes of shape** are not in the stream: a table is described again before its next row. Whether its other rows
-changed with it cannot be seen, so `resnapshot` is set unless it surely is not so (see `schema_change`). A table that
-was renamed, or dropped and made anew, is noticed by its oid, then too. That it was only dropped, and what the stream
-does not say of columns, is told by an `Announcement`: never by the catalogue as it is now, for the same messages must
-give the same changes whenever they are read.
+changed with it is not visible, so `resnapshot` is set unless that is ruled out (see `schema_change`). A table that
+was renamed, or dropped and re-created, is detected then too, by its oid. A mere DROP, and column facts that the stream
+lacks, are reported by an `Announcement`, never by the current catalogue: the same messages must give the same changes
+whenever they are read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from headwater.sources.postgres.types import (
     named,
 )
 
-# Collations by bytes, in which our key order is PostgreSQL's.
+# Bytewise collations, in which our key order equals PostgreSQL's.
 BY_BYTES = frozenset({"", "C", "POSIX", "ucs_basic", "C.UTF-8", "C.utf8", "pg_c_utf8", "BINARY"})
 
 
@@ -58,12 +58,12 @@ def _part(name: str) -> str:
 
 
 def table_name(schema: str, name: str) -> str:
-    """What we call a table."""
+    """Return our name of a table."""
     return _part(name) if schema == "public" else f"{_part(schema)}.{_part(name)}"
 
 
 def split_name(text: str) -> tuple[str, str] | None:
-    """Schema and table; None where `text` is not a name as `table_name` writes them (or with `public.` in front)."""
+    """Return schema and table; None if `text` is not a name as `table_name` writes it (or with `public.` in front)."""
     parts: list[str] = []
     at = 0
     while found := _PART.match(text, at):
@@ -84,7 +84,7 @@ def split_name(text: str) -> tuple[str, str] | None:
 
 
 def table_of(relation: Relation, fact: TableFact, types: Types, version: int = 1) -> Table:
-    """The shape in which the rows of `relation` come."""
+    """Return the shape of the rows of `relation`."""
     columns = tuple(
         column_of(each.name, each.type, each.typmod, fact.columns.get(each.name, ColumnFact()), types)
         for each in relation.columns
@@ -92,14 +92,14 @@ def table_of(relation: Relation, fact: TableFact, types: Types, version: int = 1
     names = {column.name for column in columns}
     if relation.identity in "di":
         flagged = tuple(each.name for each in relation.columns if each.is_key)
-        key = fact.key if {*fact.key} == {*flagged} else flagged  # the same columns: in the order of the index
+        key = fact.key if {*fact.key} == {*flagged} else flagged  # for equal columns, the order of the index
     else:
         key = fact.key if names.issuperset(fact.key) else ()
     return Table(table_name(relation.schema, relation.name), columns, key, version)
 
 
 def column_of(name: str, oid: int, typmod: int, fact: ColumnFact, types: Types) -> Column:
-    """One column; the same for the stream and for what the catalogue describes."""
+    """Return a column, equal whether the stream or the catalogue describes it."""
     base = base_of(oid, types)
     return Column(
         name,
@@ -118,15 +118,15 @@ def _collation(base: int, collation: str, types: Types) -> str:
         return "citext"
     if collation not in BY_BYTES:
         return collation
-    return "RTRIM" if base == BPCHAR else "BINARY"  # char(n) compares without the spaces at its end
+    return "RTRIM" if base == BPCHAR else "BINARY"  # char(n) compares without trailing spaces
 
 
 # --- the stream's side -----------------------------------------------------------------------------------
 
 
 class Relations:
-    """The tables of one stream. `rows` decodes their messages, by the first bytes. For what is not in it: `need` for a
-    table that was described since, then `decoder`."""
+    """The tables of a stream. `rows` has the row decoders by the first bytes of a message. For a message without one,
+    call `need` if its table was described since, then `decoder`."""
 
     def __init__(
         self,
@@ -140,46 +140,45 @@ class Relations:
         truncated: Truncated = (),
         all_tables: bool = True,
     ) -> None:
-        """`known` are the shapes the log ends with, `oids` whose they were: so it is noticed that a table was renamed,
-        or dropped and made anew. `versions` are the last ones, also of names that ended, `displaced` tables that lost
-        their name to another, `secret` is what announcements of ours have. `all_tables`: any other table unknown so
-        far is new, and was empty."""
+        """Start at the end of the log: `known` are its shapes and `oids` their tables, by which a rename or re-creation
+        is detected. `versions` are the last versions, dropped names included; `displaced` are tables that lost their
+        name to another; `secret` marks our announcements. `all_tables`: any other unknown table is new and empty."""
         self.rows: dict[bytes, Decode] = {}
-        self.tables = dict(known)  # the newest shapes, by name
-        self.oids = dict(oids or {})  # of those
+        self.tables = dict(known)  # the newest shapes by name
+        self.oids = dict(oids or {})  # the oids of `tables` by name
         self.versions = {**(versions or {}), **{name: table.version for name, table in known.items()}}
         self.displaced, self.truncated, self.secret = displaced, truncated, secret
-        self.changed = 0  # how often a shape, or whose it is, was another
+        self.changed = 0  # how often a shape, or the oid of a name, changed
         self._names = {oid: name for name, oid in self.oids.items()}
         self._catalogue, self._all_tables = catalogue, all_tables
-        self._told: dict[int, tuple[Relation, int]] = {}  # and when
+        self._told: dict[int, tuple[Relation, int]] = {}  # each with the clock at that time
         self._made: dict[int, tuple[Relation, RowDecoders]] = {}
-        self._ready: set[int] = set()  # those of `_made` that hold for the next row
-        self._types: dict[int, TypeFact] = {}  # told by the stream
+        self._ready: set[int] = set()  # tables in `_made` that are valid for the next row
+        self._types: dict[int, TypeFact] = {}  # from the stream
         self._clock = 0
 
     def tell_type(self, message: Type) -> None:
-        """A type that columns may have from here on."""
+        """Take a type that columns may have from here on."""
         self._types[message.oid] = named(message.schema, message.name)
 
     def tell(self, relation: Relation) -> None:
-        """Rows of this table have this shape from here on."""
+        """Take the shape that rows of this table have from here on."""
         self._clock += 1
         self._told[relation.oid] = relation, self._clock
         self._forget(relation.oid)
 
     @property
     def clock(self) -> int:
-        """How often something was told."""
+        """Return how many relation messages were taken."""
         return self._clock
 
     def told_after(self, oid: int, clock: int) -> Relation | None:
-        """What was told of `oid`, if that was after `clock`."""
+        """Return the description of `oid`, if it was received after `clock`."""
         found = self._told.get(oid)
         return found[0] if found is not None and found[1] > clock else None
 
     def need(self, oid: int, xid: int = 0) -> list[Change]:
-        """Make the decoders of a table ready, for rows of transaction `xid`; gives what changed in shapes."""
+        """Make the decoders of a table ready for rows of transaction `xid`; return the changes of shapes."""
         if oid not in self._told:
             raise BadMessage(f"a row of table {oid}, which was never described")
         relation = self._told[oid][0]
@@ -206,7 +205,7 @@ class Relations:
         return changes
 
     def announce(self, found: Announcement) -> list[Change]:
-        """What is news of an announcement, if it is ours. What rows tell by themselves is left to them."""
+        """Return the news in an announcement, if it is ours. Changes that rows show are left to the rows."""
         changes: list[Change] = []
         if found.secret != self.secret or not found.is_sound:
             return changes
@@ -243,7 +242,7 @@ class Relations:
         unseen = {**dict.fromkeys(anew, why), **found.unseen}
         for name, why in {**found.moved, **unseen}.items():
             if name in self.tables and (name not in told or (name in unseen and not told[name])):
-                # A comment, of one line: whatever the names in it are, it is no statement.
+                # A comment of one line: whatever names it contains, it is not a statement.
                 ddl = f"-- {' '.join(why.split())}"
                 changes.append(Change(Op.SCHEMA_CHANGE, self.tables[name], ddl=ddl, resnapshot=name in unseen))
         return changes
@@ -254,21 +253,21 @@ class Relations:
         return [] if table is None else [Change(Op.SCHEMA_CHANGE, table, ddl=found.comment)]
 
     def truncate(self, oid: int, xid: int) -> Table:
-        """Transaction `xid` emptied a table, which is ready; its shape."""
+        """Record that transaction `xid` truncated a ready table; return the table's shape."""
         table = self.shape(oid)
         self.truncated = recalled(self.truncated, table.name, xid)
         return table
 
     def is_ready(self, oid: int) -> bool:
-        """Whether `need` was asked since it was last described."""
+        """Return whether `need` was called since the table was last described."""
         return oid in self._ready
 
     def shape(self, oid: int) -> Table:
-        """The shape of a table that is ready."""
+        """Return the shape of a table that is ready."""
         return self._made[oid][1].table
 
     def decoder(self, message: bytes) -> Decode:
-        """For a message of a table that is ready, and all that begin like it; BadMessage."""
+        """Return the decoder for a message of a ready table and all that begin alike, or raise BadMessage."""
         head = message[:HEAD]
         found = self._made[int.from_bytes(head[1:5], "big")][1].of(head)
         if found is None:
@@ -277,7 +276,7 @@ class Relations:
         return found
 
     def _ended(self, oid: int, name: str) -> list[Change]:
-        """The end of the name that the table had before, and of the table that had its name."""
+        """Return the end of the table's previous name, and the end of the table that had its name."""
         ended: list[Change] = []
         was, holder = self._names.get(oid, name), self.oids.get(name, oid)
         if was != name and self.oids.get(was) == oid and was in self.tables:
@@ -308,7 +307,7 @@ class Relations:
 
 
 def _known_columns(relation: Relation, table: Table) -> list[bool]:
-    """Which columns of an old row are known when only its key is: those of the replica identity."""
+    """Return which columns of an old row are known if only its key is sent: those of the replica identity."""
     if relation.identity in "di":
         return [each.is_key for each in relation.columns]
     return [name in table.key for name in table.names]

@@ -1,4 +1,4 @@
-"""From one shape of a table to the next: how they differ, what is told of it, and whether rows may be others. Pure."""
+"""Differences between two shapes of a table: the schema change, and whether rows may differ unseen. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from headwater.model.table import Column, Table
 from headwater.sources.postgres.schema.ddl_text import ddl_text
 from headwater.sources.postgres.schema.table_facts import TableFact
 
-MOST_DISPLACED = 1_000  # that are remembered, the newest: most were dropped, and never come again
+MOST_DISPLACED = 1_000  # newest entries kept: most of these tables were dropped, and never appear again
 
 
 def is_same_shape(one: Table, other: Table) -> bool:
-    """Whether they differ in nothing but their version."""
+    """Return whether two shapes differ only in their version."""
     return (one.name, one.columns, one.key) == (other.name, other.columns, other.key)
 
 
 def is_told_alike(one: Table, other: Table) -> bool:
-    """Whether the stream says the same of both: names and types."""
+    """Return whether the stream describes both alike: equal names and types."""
     if one.name != other.name or len(one.columns) != len(other.columns):
         return False
     pairs = zip(one.columns, other.columns, strict=True)
@@ -28,17 +28,17 @@ def is_told_alike(one: Table, other: Table) -> bool:
 
 
 def displaced(before: tuple[int, ...], oid: int) -> tuple[int, ...]:
-    """The tables that lost their name to another, and one more: under whatever name it comes, its rows are unseen."""
+    """Return the tables that lost their name to another, with one more: its rows are unseen under any later name."""
     return (*(each for each in before[1 - MOST_DISPLACED :] if each != oid), oid)
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What the catalogue said at a place of the server's log: tables by their oids, which are gone, which are there but
-    not sent any more, by which names queries mean something else, with the reason, and which have rows that nobody was
-    sent, with the reason; and whose rows are in another file, with the transaction that last wrote that down.
+    """The catalogue at a position of the server's WAL: tables by oid; `gone`: dropped; `left`: existing but no longer
+    sent; `moved`: queries on the name have another meaning, with the reason; `unseen`: rows were not sent, with the
+    reason; `rewritten`: the rows are in another file, with the transaction that last wrote the catalogue row.
 
-    The log does not always know the oid of a table that it has not seen for long: then it is 0. `secret` shows that it
-    is ours: whoever may connect to a database may write messages under any name.
+    An oid is 0 if the log does not know it, as for a table not seen for long. `secret` proves that the announcement is
+    ours: any role that may connect to the database may write messages with any prefix.
     """
 
     tables: dict[int, Table] = {}
@@ -51,22 +51,22 @@ class Announcement(msgspec.Struct, frozen=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the shapes can be any table's."""
+        """Return whether each key is made of columns of its table."""
         return all(table.index.keys() >= {*table.key} for table in self.tables.values())
 
 
 def is_end(change: Change) -> bool:
-    """Whether the table's name ended with it."""
+    """Return whether the change ends the table's name."""
     ends = ("DROP TABLE ", f"ALTER TABLE {change.table.name} RENAME TO ")
     return change.op is Op.SCHEMA_CHANGE and (change.ddl or "").startswith(ends)
 
 
 def schema_change(old: Table, new: Table, fact: TableFact) -> Change | None:
-    """The change from one shape of a table to the next; None if there is none.
+    """Return the change from one shape of a table to the next; None if there is none.
 
-    Rows may have changed unseen (`resnapshot`) when a type, the key, or how a column is computed changed, when a
-    column came with a default, when one came while another went, which may have been a new name, or when one stands
-    where none can stand that kept its name or was added: names were exchanged, or given anew.
+    Rows may have changed unseen (`resnapshot`) if a type, the key or a column's generation changed, if a column was
+    added with a default, if one was added and another dropped, which may be a rename, or if the column order is
+    impossible without a rename: names were exchanged or reused.
     """
     if is_same_shape(old, new):
         return None
@@ -84,7 +84,7 @@ def schema_change(old: Table, new: Table, fact: TableFact) -> Change | None:
 
 
 def _is_continued(old: Table, new: Table) -> bool:
-    """Whether columns only went, or came behind the others."""
+    """Return whether columns were only dropped, or added after the others."""
     kept = tuple(name for name in old.names if name in new.index)
     return new.names[: len(kept)] == kept
 

@@ -1,4 +1,4 @@
-"""What the catalogue says of tables beyond what the stream does."""
+"""Facts about tables that the catalogue has and the stream lacks."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from headwater.sources.postgres.types import Types
 
 
 class ColumnFact(msgspec.Struct, frozen=True):
-    """What the catalogue says of a column beyond its type. `collation` is resolved: never `default`; "" if none."""
+    """The catalogue's facts about a column besides its type. `collation` is resolved: never `default`; "" if none."""
 
     nullable: bool = True
     generated: bool = False
     auto: bool = False  # identity, or a default from a sequence
-    has_default: bool = False  # or its type has, or it had when it came: rows that were there before it got a value
+    has_default: bool = False  # or its type has one, or it had one when added: existing rows got a value
     collation: str = ""
 
 
 class TableFact(msgspec.Struct, frozen=True):
-    """What the catalogue says of a table."""
+    """The catalogue's facts about a table."""
 
     key: tuple[str, ...] = ()
     columns: Mapping[str, ColumnFact] = {}
-    is_born_published: bool = False  # no row came before it was published
-    is_rewritten: bool = False  # its files are not the first: it may have been unlogged, with rows that nobody was sent
+    is_born_published: bool = False  # no row was written before it was published
+    is_rewritten: bool = False  # not in its first file: it may have been unlogged, with rows that were not sent
 
 
 class Catalogue(Protocol):
-    """The catalogue, as it is now: it may be ahead of the stream, and for a moment behind it."""
+    """The catalogue as it is now: it may be ahead of the stream, and briefly behind it."""
 
     def table(self, oid: int) -> TableFact | None:
-        """The facts of a table; None if it is gone."""
+        """Return the facts of a table; None if it was dropped."""
         ...
 
     def types(self) -> Types:
-        """All that is known of types."""
+        """Return all known types."""
         ...
 
     def settle(self, xid: int) -> None:
-        """Wait until others see what transaction `xid` did: its commit is streamed before that."""
+        """Wait until transaction `xid` is visible to other sessions: its commit is streamed before that."""
         ...
