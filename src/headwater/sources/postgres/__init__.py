@@ -1,4 +1,4 @@
 """PostgreSQL as a source: logical replication by pgoutput.
 
-frames, pgoutput, types, relations, rows and assembly are pure: bytes in, changes out.
+replication_frames, pgoutput, types, relations, row decoders and transaction_assembly are pure: bytes in, changes out.
 """

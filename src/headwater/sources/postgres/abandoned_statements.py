@@ -1,8 +1,8 @@
 """Statements that PostgreSQL did not end in time: their connections were closed, and the server may still run them.
 
 Some functions, such as strpos(), do not check for interrupts: neither statement_timeout nor pg_terminate_backend() ends
-them. A caller whose statement still runs gets no other one until it has ended. Other callers go on, unless too many
-run at a time.
+them. A caller whose statement still runs may not start another until it has ended. Other callers are not affected,
+unless too many such statements run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from headwater.errors import Busy
 from headwater.model.work.work_context import UNNAMED
 
-MOST = 16  # that may still run while new statements of other callers are accepted
+MOST = 16  # abandoned statements that may run while new statements of other callers are accepted
 RUNNING = "SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
 _HINT = "Try again in a few minutes. Operators: see pg_stat_activity."
 
@@ -24,11 +24,11 @@ Ask = Callable[[Collection[int]], dict[int, str | None]]
 
 class _Process(msgspec.Struct, frozen=True):
     caller: str
-    started: str | None = None  # once that is known
+    started: str | None = None  # when the process started, once known
 
 
 class Abandoned:
-    """Server processes of one source whose connections were closed while they ran a statement. Thread-safe."""
+    """The server processes of a source whose connections were closed while they ran a statement. Thread-safe."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -44,15 +44,15 @@ class Abandoned:
             self._processes[process] = _Process(caller)
 
     def may_refuse(self, caller: str, *, is_trusted: bool = False) -> bool:
-        """Return whether `caller` must wait, unless some of the processes have ended: see `check`."""
+        """Return whether `caller` must wait unless some of the processes have ended: see `check`."""
         with self._lock:
             return self._reason(caller, is_trusted) is not None
 
     def check(self, ask: Ask, caller: str, *, is_trusted: bool = False) -> None:
-        """Forget the processes that have ended. Raises Busy if one of `caller` still runs, or too many do.
+        """Forget the processes that have ended. Raise Busy if one of `caller` still runs, or too many do.
 
-        `ask` returns when those of the given processes started that PostgreSQL still has: see RUNNING. The number of
-        processes in all does not matter for trusted work: that of owners.
+        `ask` returns the start time of each given process that PostgreSQL still runs: see RUNNING. The total number of
+        processes does not limit trusted work, which is that of owners.
         """
         with self._lock:
             known = dict(self._processes)
@@ -61,8 +61,8 @@ class Abandoned:
             for process, before in known.items():
                 now = running.get(process)
                 if self._processes.get(process) is not before:
-                    continue  # another thread was faster
-                if process not in running or (before.started and now and before.started != now):  # another by this id
+                    continue  # another thread has updated the entry
+                if process not in running or (before.started and now and before.started != now):  # the id was reused
                     del self._processes[process]
                 elif now:
                     self._processes[process] = _Process(before.caller, now)

@@ -1,6 +1,6 @@
-"""Connections to PostgreSQL, and its errors turned into ours: nothing of psycopg leaves this room.
+"""Connections to PostgreSQL, and the translation of psycopg's errors, which must not leave this package.
 
-A URL may hold a password. It is given to libpq and to nobody else: no message and no log line repeats it.
+A URL may contain a password. Only libpq receives it: no message and no log line repeats it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from headwater.sources.postgres.errors import DENIED, fault
 from headwater.sources.postgres.types import SETTINGS
 
 CONNECT_SECONDS = 10
-WRITING = {"default_transaction_read_only": "off"}  # what only reads says so itself; marks and publications are written
-# By a statement: libpq sends PGTZ and the like beside the options, and the server lets them win.
+WRITING = {"default_transaction_read_only": "off"}  # barriers and publications write; readers set READ ONLY themselves
+# Set by a statement: libpq also sends PGTZ and similar variables, which override the options of the connection.
 _SET = "; ".join(f"SET {name} = '{value}'" for name, value in SETTINGS.items()).encode()
 SCHEMES = ("postgresql://", "postgres://")
 
@@ -31,7 +31,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class Server:
-    """Where a database is, and how we speak to it. `name` is what we call it in messages."""
+    """The address and login of a database. `name` is its name in messages."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
@@ -39,8 +39,8 @@ class Server:
             given = conninfo.conninfo_to_dict(url)
         except psycopg.Error:
             given = {"host": "@"}
-        if "@" in str(given.get("host", "")):  # a piece of a password that is not escaped
-            raise ConfigError(  # the parser's own words would repeat pieces of the URL
+        if "@" in str(given.get("host", "")):  # a part of an unescaped password
+            raise ConfigError(  # the parser's message would repeat parts of the URL
                 f"{name!r}: its address cannot be understood",
                 hint="Write postgresql://USER@HOST:PORT/DATABASE, with % escapes where a part has special characters.",
             )
@@ -49,11 +49,11 @@ class Server:
         given.setdefault("keepalives_idle", 30)
         hosts = [given.get("host") or os.environ.get("PGHOST"), given.get("hostaddr") or os.environ.get("PGHOSTADDR")]
         if any("," in str(host) for host in hosts) and "PGTARGETSESSIONATTRS" not in os.environ:
-            given.setdefault("target_session_attrs", "primary")  # else each session is with whichever answers first
+            given.setdefault("target_session_attrs", "primary")  # otherwise a session is on any server that answers
         self._given = given
 
     def as_login(self, user: str, password: str | None) -> Server:
-        """Return the same address with another login; without a password libpq looks it up, as in ~/.pgpass."""
+        """Return the same address with another login; without a password libpq reads a file such as ~/.pgpass."""
         found = Server(self.name, self.address)
         found._given = {name: value for name, value in self._given.items() if name not in ("user", "password")}
         found._given["user"] = user
@@ -67,7 +67,7 @@ class Server:
         return conninfo.make_conninfo("", **self._given)
 
     def connect(self, **settings: str) -> Connection:
-        """A session in which every statement is committed by itself. `settings` are PostgreSQL's."""
+        """Open a session in autocommit mode. `settings` are PostgreSQL's."""
         with self.errors("cannot connect"):
             found: Connection = psycopg.connect(self._text(settings), autocommit=True)
         try:
@@ -80,7 +80,7 @@ class Server:
         return found
 
     def replicate(self) -> PGconn:
-        """A replication connection, without psycopg's upper half: that cannot copy in both directions."""
+        """Open a replication connection on libpq directly: psycopg's Connection cannot copy in both directions."""
         found = pq.PGconn.connect_start(self._text({}, replication="database").encode())
         try:
             self._establish(found)
@@ -92,13 +92,13 @@ class Server:
         return found
 
     def _establish(self, made: PGconn) -> None:
-        """Step by step: `PGconn.connect` would keep the interpreter's lock, and so the whole process, until a server
-        answers that may not be there."""
+        """Connect step by step: `PGconn.connect` would hold the interpreter lock, and so block the process, until an
+        unreachable server answers."""
         seconds = int(self._given.get("connect_timeout") or 0)
         end, asks = time.monotonic() + (seconds or math.inf), select.POLLOUT
         while made.status != pq.ConnStatus.BAD:
             ready = select.poll()
-            ready.register(made.socket, asks)  # another one for each address that is tried
+            ready.register(made.socket, asks)  # the socket changes with each address that is tried
             if not ready.poll(min(max(end - time.monotonic(), 0), 3600) * 1000) and time.monotonic() >= end:
                 raise self._refused(f"no answer within {seconds} seconds")
             state = made.connect_poll()
@@ -108,20 +108,20 @@ class Server:
         raise self._refused(made.get_error_message())
 
     def _text(self, settings: dict[str, str], **more: str) -> str:
-        """For libpq. Our settings come last, and win over those of the URL; see `_SET` for those of the environment."""
+        """Return the connection string. Our settings override those of the URL; for the environment see `_SET`."""
         ours = [f"-c {name}={_escaped(value)}" for name, value in {**SETTINGS, **WRITING, **settings}.items()]
         options = " ".join([*filter(None, [str(self._given.get("options") or "")]), *ours])
         return conninfo.make_conninfo("", **{**self._given, **more, "client_encoding": "UTF8", "options": options})
 
     def _check(self, connection: Connection) -> None:
-        if connection.info.parameter_status("server_encoding") == "SQL_ASCII":  # others are converted for us
+        if connection.info.parameter_status("server_encoding") == "SQL_ASCII":  # the server converts other encodings
             raise SourceUnfit(
                 f"{self.name!r} does not know the encoding of its texts (SQL_ASCII)",
                 hint="Make a database with ENCODING 'UTF8', and load a dump into it.",
             )
 
     def _refused(self, message: str) -> HeadwaterError:
-        """A connection that was not made has a message and no code."""
+        """Return the error for a failed connection attempt, which has a message and no SQLSTATE."""
         text = f"cannot connect to {self.name!r}: {' '.join(message.split())}"
         if "must be superuser or replication role" in text or "permission denied to start WAL sender" in text:
             return SourceUnfit(text, hint=f"Run: ALTER ROLE {self.user} REPLICATION;")
@@ -132,12 +132,12 @@ class Server:
 
     @property
     def user(self) -> str:
-        """The role, for commands that others are asked to run."""
+        """Return the quoted role, for SQL in hints."""
         return quoted(str(self._given.get("user") or "YOUR_ROLE"))
 
     @contextmanager
     def errors(self, what: str = "") -> Iterator[None]:
-        """Foreign errors stop at this door."""
+        """Translate psycopg's errors into ours."""
         try:
             yield
         except psycopg.Error as error:
@@ -154,24 +154,24 @@ def _escaped(value: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """The one way a name gets into SQL text."""
+    """Return a name quoted for SQL text; every name is quoted by this function."""
     if "\0" in name:
         raise InvalidRequest("a name cannot hold a NUL character")
     return '"' + name.replace('"', '""') + '"'
 
 
 def text_literal(text: str) -> str:
-    """The one way a text gets into a command that takes no parameters."""
+    """Return a text as a literal, for commands that take no parameters."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def to_error(error: psycopg.Error, what: str = "") -> HeadwaterError:
-    """Our error for one of psycopg's."""
+    """Return our error for an error of psycopg."""
     return error_of(error.sqlstate or "", error.diag.message_primary or str(error), what)
 
 
 def error_of(state: str, message: str, what: str = "") -> HeadwaterError:
-    """Our error for what PostgreSQL said to a statement of our own, and not of a caller's."""
+    """Return our error for a failure of one of our own statements, not of a caller's."""
     text = f"{what}: {' '.join(message.split())}" if what else " ".join(message.split())
     if state == DENIED:
         return SourceUnfit(text, hint="Grant it to the role that Headwater connects as.")

@@ -1,4 +1,4 @@
-"""PostgreSQL's errors as ours: nothing of psycopg leaves this room. Decided by SQLSTATE, never by the text."""
+"""Translation of PostgreSQL's errors into ours, by SQLSTATE, never by text: psycopg's errors stay in this package."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from headwater.model.log_throttle import Repeats, counted
 UNIQUE, EXCLUDED = "23505", "23P01"
 SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED = "40001", "40P01", "55P03", "57014"
 READ_ONLY, DENIED = "25006", "42501"
-MAX_TEXT = 1_000  # characters of one of PostgreSQL's texts in an error of ours
-RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # the same work, run again, may well succeed
+MAX_TEXT = 1_000  # limit of each PostgreSQL text in our errors
+RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # a retry may succeed
 
-# How libpq begins a message: callers need not know the address.
-# Errors without names of others: about the caller's own values, the server's resources, limits, an operator's orders.
+# SQLSTATE classes whose messages name no objects of others: the caller's values, server resources, limits, operators.
+# `_ADDRESS` matches the start of libpq's messages: callers must not learn the address.
 _NAMELESS = frozenset({"22", "53", "54", "57"})
 _ADDRESS = re.compile(r'connection to server (at|on) .*? failed|could not translate host name "[^"]*"')
 _saying = threading.Lock()  # guards _repeats
@@ -42,7 +42,7 @@ _CHECK = "Check the statement and its arguments."
 
 
 def fault(state: str, text: str, hint: str = "") -> HeadwaterError:
-    """Our error for SQLSTATE `state`."""
+    """Return our error for SQLSTATE `state`."""
     match state:
         case "23505" | "23P01":
             return DuplicateKey(text)
@@ -70,7 +70,7 @@ def fault(state: str, text: str, hint: str = "") -> HeadwaterError:
 
 
 def _named(text: str) -> str:
-    """What `text` has in quotes: the name stands there in every language."""
+    """Return the quoted part of `text`: the name is quoted in every language."""
     parts = text.split('"')
     return parts[1] if len(parts) == 3 else ""
 
@@ -89,7 +89,7 @@ def _by_class(state: str, text: str, hint: str) -> HeadwaterError:
 
 
 def from_result(result: pq.abc.PGresult) -> HeadwaterError:
-    """Our error for a failed statement; `state_of` tells its SQLSTATE."""
+    """Return our error for a failed statement; `state_of` returns its SQLSTATE."""
     state, text, detail, hint = (
         _field(result, field)
         for field in (
@@ -126,13 +126,13 @@ def away(error: Exception) -> HeadwaterError:
 
 
 def gone(text: str) -> HeadwaterError:
-    """The connection is lost."""
+    """Return the error for a lost connection, without the address."""
     text = _ADDRESS.sub("the connection failed", " ".join(text.split()))
     return SourceError(f"the connection to PostgreSQL was lost: {text}", hint="It is opened again; try once more.")
 
 
 def state_of(error: BaseException) -> str:
-    """The SQLSTATE from which an error of ours was made; "" if none."""
+    """Return the SQLSTATE that an error was made from; "" if none."""
     return str(getattr(error, "sqlstate", ""))
 
 
@@ -142,7 +142,7 @@ def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
 
 
 def _cut(text: bytes) -> str:
-    """Return the text for an error: a statement can make one of any size."""
+    """Return the text cut to MAX_TEXT: a statement can produce an error text of any size."""
     if len(text) > MAX_TEXT * 4:
         text = text[: MAX_TEXT * 4]
     found = text.decode("utf-8", "replace")

@@ -1,14 +1,14 @@
-"""How PostgreSQL compares values of a column, as bytes, and the SQL by which rows come in the order of those bytes.
+"""Key order: a column's values as bytes that sort as its rows do, and the SQL that sorts rows in the order of bytes.
 
 | column | bytes | SQL |
 |---|---|---|
 | integers, numeric, floats, boolean, uuid, bytea, date, timestamps, time | as PostgreSQL compares them | the column |
-| text, varchar, char(n) with a collation by bytes | the text, char(n) without spaces at its end | the column |
-| the same with another deterministic collation | the same | `COLLATE "C"`: equal is equal, the order is ours |
-| citext, and collations that call different texts equal | none: NotSupported | the column |
+| text, varchar, char(n) with a bytewise collation | the text, char(n) without trailing spaces | the column |
+| the same with another deterministic collation | the same | `COLLATE "C"`: equality is kept, the order is ours |
+| citext, and collations that treat different texts as equal | none: NotSupported | the column |
 | everything else (enums, arrays, ranges, intervals …) | PostgreSQL's text | `format('%s', …) COLLATE "C"` |
 
-The key's own index serves the first two; for the others one on the same expression helps.
+The index of the key serves the first two; for the others an index on the same expression helps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SAME_ZONE = re.compile(r"(Z|\+00(:?00)?)\Z")
 
 
 def order(table: Table, columns: Sequence[str], odd: Collection[str] = ()) -> Callable[[Key], bytes]:
-    """Bytes that compare as rows come (see above). `odd`: collations that call different texts equal."""
+    """Return a function from values to bytes in row order. `odd`: collations that treat different texts as equal."""
     encoders = [_encoder(column_of(table, name), odd) for name in columns]
     if len(encoders) == 1:
         (encode,) = encoders
@@ -45,19 +45,19 @@ def order(table: Table, columns: Sequence[str], odd: Collection[str] = ()) -> Ca
 
 
 def is_own_order(column: Column) -> bool:
-    """Whether the bytes are in the order that PostgreSQL itself has for the column, and its indexes."""
+    """Return whether the bytes are in PostgreSQL's own order of the column, and so of its indexes."""
     if column.kind in _EXACT or column.declared.startswith("time") and "with time zone" not in column.declared:
         return True
     return bool(_TEXTS.match(column.declared)) and column.kind == "str" and column.collation in _PLAIN
 
 
 def is_odd(column: Column, odd: Collection[str]) -> bool:
-    """Whether only PostgreSQL knows which of its texts are equal."""
+    """Return whether only PostgreSQL can decide which texts of the column are equal."""
     return column.collation == "citext" or column.collation in odd
 
 
 def ordered_by(column: Column, odd: Collection[str]) -> str:
-    """The SQL to sort and to compare by."""
+    """Return the SQL expression to sort and compare by."""
     name = ident(column.name)
     if is_own_order(column) or is_odd(column, odd):
         return name
@@ -92,7 +92,7 @@ def _encoder(column: Column, odd: Collection[str]) -> Callable[[Value], bytes]:
 
 
 def _decimal(value: Value) -> Value:
-    if isinstance(value, (str, int)):  # more digits than a decimal here has
+    if isinstance(value, (str, int)):  # more digits than our Decimal holds
         try:
             return Decimal(value)
         except InvalidOperation:
@@ -111,7 +111,7 @@ def _double(value: Value) -> Value:
 
 
 def _moment(value: Value) -> Value:
-    """Dates as texts in the order of time: `(`, `)` and `-` stand before the digits, `:` and `z` behind them."""
+    """Return a date as a text that sorts by time: `(`, `)` and `-` sort before the digits, `:` and `z` after them."""
     if isinstance(value, (Date, DateTime)):
         return _SAME_ZONE.sub("+00:00", value.iso.replace(" ", "T"))
     if not isinstance(value, str):

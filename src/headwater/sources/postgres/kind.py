@@ -1,4 +1,4 @@
-"""PostgreSQL for the registry: open, bulk reads, and the commands `source` and `doctor`."""
+"""The PostgreSQL entry of the registry: opening, bulk reads, and the commands `source` and `doctor`."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class PostgresKind(SourceKind):
     def open_bulk_reader(
         self, name: str, address: BulkAddress, *, generation: str, log: PastShapes, server: ServerPositions
     ) -> PostgresReader:
-        """Connect to the server for reading, and for callers' conditions by their login."""
+        """Connect to the server for reading; callers' conditions use their own login."""
         reader: type[PostgresReader] = _module("read.bulk_reader").PostgresReader
         return reader(name, address.address, server, log, judge=address.reader or address.address)
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def list_tables(self, name: str, url: str, settings: PostgresConfig) -> list[CapturedTable]:
-        """Return its tables, and whether they are captured."""
+        """Return the tables of a database, and whether they are captured."""
         findings = _module("setup.doctor").table_findings
         found = []
         for each in _module("setup.inspection").list_tables(name, url, settings):
@@ -56,7 +56,7 @@ class PostgresKind(SourceKind):
         return found
 
     def inspect(self, name: str, url: str, settings: PostgresConfig) -> Inspection:
-        """Return the checks of one database and its slot."""
+        """Return the checks of a database and its slot."""
         try:
             found: Inspected = _module("setup.inspection").inspect(name, url, settings)
         except HeadwaterError as error:
@@ -103,7 +103,7 @@ class PostgresKind(SourceKind):
     def detach(
         self, name: str, url: str, settings: PostgresConfig, find_log: Callable[[str | None], str | None]
     ) -> Report:
-        """Remove the slot and the publication. A publication that only its owner may drop is named: it keeps no log."""
+        """Remove the slot and the publication; report a publication that the role may not drop: it keeps no WAL."""
         dropped: Dropped = _module("setup.detach").detach(name, url, config=settings)
         kept = find_log(None)
         what = "the slot" if dropped.left else "the slot and the publication"
@@ -131,7 +131,7 @@ def _slot_check(name: str, found: Inspected) -> Check:
 
 
 def _module(name: str) -> Any:
-    """Import a module of the source, whose driver need not be installed."""
+    """Import a module of this source; raise ConfigError if psycopg is not installed."""
     try:
         return import_module(f"headwater.sources.postgres.{name}")
     except ImportError:

@@ -1,7 +1,7 @@
-"""One session with PostgreSQL, statement by statement, by the extended protocol: never two statements in one text.
+"""A session with PostgreSQL, statement by statement, by the extended protocol: never two statements in one text.
 
-Every statement goes as text with parameters beside it, and every cell comes as text (see `types.SETTINGS`, which each
-transaction sets for itself). Waiting is done on the socket, so other threads run meanwhile.
+Every statement is sent as text with separate parameters, and every cell is received as text (see `types.SETTINGS`,
+which each transaction sets). Threads wait on the socket, so that other threads can run.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from headwater.sources.postgres.values import Bound, array_text, cell_reader
 
 Connect = Callable[[], "psycopg.Connection[Any]"]
 T = TypeVar("T")
-WAIT_SECONDS = 30.0  # for a link, while others use them all
+WAIT_SECONDS = 30.0  # longest wait for a link while all are in use
 SPARE = 8 << 20  # bytes that may be received past the limit of an answer: names, types, rows not yet counted
-WORDS = 1 << 20  # bytes that the answer to a caller's text may have where the answer is not the caller's rows
-GRACE_SECONDS = 5.0  # past the time limit of a statement, for PostgreSQL to end it
-CHUNK = 256  # rows of an answer taken from the socket at a time
-CAN_CHUNK = pq.version() >= 170000  # else an answer comes whole
+WORDS = 1 << 20  # limit of the answer to a caller's text that does not return the caller's rows
+GRACE_SECONDS = 5.0  # wait past a statement's time limit for PostgreSQL to end it
+CHUNK = 256  # rows of an answer read from the socket at a time
+CAN_CHUNK = pq.version() >= 170000  # older libpq returns an answer whole
 _FAILED = pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE, pq.ExecStatus.PIPELINE_ABORTED
 _COPIES = pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH
-# Nobody reads notices, and a function can send any number of them.
+# Notices are not used, and a function can send any number of them.
 _SETTINGS = {**SETTINGS, "client_min_messages": "error"}
 _SET = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in _SETTINGS.items())
 logger = logging.getLogger("headwater.postgres")
@@ -48,7 +48,7 @@ Cells = tuple[bytes | None, ...]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a statement gave: its rows as texts, or how many it touched."""
+    """The answer to a statement: its rows as texts, or the number of affected rows."""
 
     columns: tuple[str, ...] = ()
     oids: tuple[int, ...] = ()
@@ -59,21 +59,21 @@ class Answer(msgspec.Struct, frozen=True):
     reservation: Reservation | None = None  # of a caller's answer
 
     def values(self) -> list[tuple[Any, ...]]:
-        """The rows as values."""
+        """Return the rows as values."""
         readers = [cell_reader(oid) for oid in self.oids]
         return [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in self.rows]
 
     def answer_rows(self) -> AnswerRows:
-        """Return the rows as values that hold the memory of the answer."""
+        """Return the rows as values that hold the answer's memory reservation."""
         return AnswerRows.of(self.values(), self.reservation or Reservation())
 
     def texts(self) -> list[tuple[str | None, ...]]:
-        """The rows as PostgreSQL's text."""
+        """Return the rows as PostgreSQL's text."""
         return [tuple([None if cell is None else cell.decode() for cell in row]) for row in self.rows]
 
 
 class Link:
-    """One connection, used by one thread at a time; `cancel` may be called by others."""
+    """A connection, used by one thread at a time; `cancel` and `sever` may be called by other threads."""
 
     def __init__(self, connect: Connect, abandoned: Abandoned | None = None) -> None:
         try:
@@ -81,16 +81,16 @@ class Link:
         except (psycopg.Error, SourceError) as error:
             raise away(error) from error
         self._abandoned = Abandoned() if abandoned is None else abandoned
-        self._caller = ""  # for whom the transaction is
-        self._ending = threading.Lock()  # held while the socket is closed or cut
-        self._seconds: float | None = None  # for each statement of the transaction
-        self._until: float | None = None  # when the statement that runs must have ended
-        self._unfinished = 0  # bytes received of a result that is not complete
+        self._caller = ""  # the caller of the transaction
+        self._ending = threading.Lock()  # held while the socket is closed or shut down
+        self._seconds: float | None = None  # time limit of each statement of the transaction
+        self._until: float | None = None  # deadline of the running statement
+        self._unfinished = 0  # bytes received of an incomplete result
         self._pg = self._connection.pgconn
         self.version = self._pg.server_version
-        self.is_tainted = False  # a caller's statement may have left something in the session: it is not used again
-        self._named: dict[str, bytes] = {}  # statements of ours that the session knows
-        try:  # now: a snapshot from before a standby took over would look like any other once it has
+        self.is_tainted = False  # a caller's statement may have changed the session, which is then not reused
+        self._named: dict[str, bytes] = {}  # our prepared statements of this session
+        try:  # checked now: after a promotion, a standby's earlier snapshot could not be recognised
             ((is_standby,),) = self.run("SELECT pg_is_in_recovery()").texts()
             self.refuse_standby(is_standby)
         except HeadwaterError:
@@ -98,7 +98,7 @@ class Link:
             raise
 
     def refuse_standby(self, answer: str | None) -> None:
-        """SourceError where that is what `pg_is_in_recovery()` said, as a text."""
+        """Raise SourceError if `answer`, the text of `pg_is_in_recovery()`, shows a standby."""
         if answer != "f":
             self.is_tainted = True
             raise SourceError(
@@ -118,13 +118,13 @@ class Link:
         to_end: bool = True,
         max_bytes: int | None = None,
     ) -> Answer:
-        """Run one statement; rows beyond `max_rows` are let go. Raises our errors.
+        """Run a statement; discard rows beyond `max_rows`. Raises our errors.
 
-        With `max_bytes` an answer of more bytes, an error's text included, closes the connection: InvalidRequest.
+        With `max_bytes`, a larger answer, an error's text included, closes the connection: InvalidRequest.
 
-        With `max_rows` it is a caller's: its answer counts against the memory of answers, and AnswerTooLarge closes the
-        connection. Unless `to_end` it is stopped at the limit, which leaves the transaction failed: the caller undoes
-        it.
+        With `max_rows` the statement is a caller's: its answer counts against the memory of answers, and AnswerTooLarge
+        closes the connection. Unless `to_end`, it is cancelled at the limit, which fails the transaction: the caller
+        rolls it back.
         """
         with self._broken_is_ours():
             self._pg.send_query_params(_encoded(sql), params, types)
@@ -137,7 +137,7 @@ class Link:
             return self._collect(max_rows, to_end)
 
     def _give_up(self) -> None:
-        """Stop a statement whose answer is too large; close the connection, for the rest of it is on its way."""
+        """Cancel a statement whose answer is too large, and close the connection, which still receives the rest."""
         self.is_tainted = True
         self.cancel()
         self._finish()
@@ -147,8 +147,8 @@ class Link:
             self._pg.finish()
 
     def parts(self, sql: str, rows: int) -> Iterator[pq.abc.PGresult]:
-        """Run a statement of our own without parameters; its answer as libpq has it, `rows` at a time as they come. All
-        of them must be taken."""
+        """Run a statement of our own without parameters; yield its answer as libpq results of `rows` rows each. All of
+        them must be consumed."""
         with self._broken_is_ours():
             self._pg.send_query_params(sql.encode(), None)
             if CAN_CHUNK:
@@ -163,7 +163,7 @@ class Link:
                 raise fault
 
     def again(self, sql: str) -> Answer:
-        """Run a statement of our own without parameters, which the session keeps: it is read and planned but once."""
+        """Run a statement of our own without parameters as a prepared statement of the session: it is parsed once."""
         with self._broken_is_ours():
             name = self._named.get(sql)
             if name is None:
@@ -175,11 +175,11 @@ class Link:
             return self._collect(None, True)
 
     def prepare(self, sql: str, types: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Let PostgreSQL read one statement without running it; the types of its parameters."""
+        """Let PostgreSQL parse a statement without running it; return the types of its parameters."""
         return self.describe(sql, types)[0]
 
     def describe(self, sql: str, types: Sequence[int] | None = None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """The same, and the names of the columns of its answer."""
+        """Parse a statement as `prepare` does; return its parameter types and the names of its columns."""
         with self._broken_is_ours():
             self._pg.send_prepare(b"", _encoded(sql), types)
             self._collect(None, True, WORDS)
@@ -190,10 +190,10 @@ class Link:
             return tuple(found.param_type(place) for place in range(found.nparams)), names
 
     def script(self, sql: str) -> None:
-        """Statements of our own, in one go."""
+        """Run several statements of our own at once."""
         with self._broken_is_ours():
             self._pg.send_query(sql.encode())
-            for result in list(self._results()):  # to the end: only then is it known whether the connection stands
+            for result in list(self._results()):  # read all results: only then the state of the connection is known
                 _check(result)
 
     def _collect(self, max_rows: int | None, to_end: bool, max_bytes: int | None = None) -> Answer:
@@ -235,9 +235,9 @@ class Link:
                         except HeadwaterError:
                             self._give_up()
                             raise
-                if result.command_status:  # the last one has it, or the last with rows
+                if result.command_status:  # in the last result, or the last with rows
                     tag, affected = result.command_status.decode(), result.command_tuples or 0
-        except BaseException:  # the exception may keep this frame for a while
+        except BaseException:  # the exception may keep this frame alive
             rows.clear()
             cells, result = (), None
             if reservation is not None:
@@ -251,9 +251,9 @@ class Link:
     def _results(
         self, reservation: Reservation | None = None, max_bytes: int | None = None
     ) -> Iterator[pq.abc.PGresult]:
-        """Yield the results of what was sent; with `reservation`, of a caller's statement.
+        """Yield the results of the sent statements; with `reservation`, those of a caller's statement.
 
-        libpq keeps a row, or an error, until all of it has come, so the bytes are counted here as they come.
+        libpq buffers a row or an error until it is complete, so the bytes are counted here as they are received.
         """
         self._until = None if self._seconds is None else time.monotonic() + self._seconds + GRACE_SECONDS
         is_counted = reservation is not None or max_bytes is not None
@@ -285,7 +285,7 @@ class Link:
             yield result
 
     def _count(self, reservation: Reservation, unfinished: int) -> None:
-        """Count the bytes that were received of rows which are not complete yet."""
+        """Count the received bytes of incomplete rows."""
         try:
             if reservation.bytes + unfinished > MEMORY.max_bytes + SPARE:
                 raise too_large()
@@ -321,7 +321,7 @@ class Link:
             yield
         except psycopg.Error as error:
             raise gone(str(error)) from error
-        except ValueError as error:  # a socket that is closed
+        except ValueError as error:  # the socket is closed
             raise gone(str(error)) from error
 
     # --- transactions ------------------------------------------------------------------------------------
@@ -334,10 +334,10 @@ class Link:
         lock_seconds: float = 0,
         is_trusted: bool = False,
     ) -> None:
-        """Begin a transaction with one snapshot for all of it, and with our settings.
+        """Begin a transaction with a single snapshot and our settings.
 
-        With `seconds` it is for the caller of this context. Raises Busy while PostgreSQL runs statements that it could
-        not end: see Abandoned.
+        With `seconds` the transaction is for the caller of this context. Raises Busy while PostgreSQL runs statements
+        that it could not end: see Abandoned.
         """
         limit = "" if seconds is None else f"; SET LOCAL statement_timeout = {max(round(seconds * 1000), 1)}"
         lock = f"; SET LOCAL lock_timeout = {round(lock_seconds * 1000)}" if lock_seconds else ""
@@ -351,39 +351,39 @@ class Link:
         return dict(self.run(RUNNING, [array_text([str(process) for process in processes])]).values())
 
     def commit(self) -> bool:
-        """End it; whether it was kept. A transaction that failed before is rolled back by COMMIT."""
-        self._seconds = None  # PostgreSQL has no time limit for it either: nobody would know whether it was kept
+        """Commit; return whether the transaction was kept. COMMIT rolls back a transaction that failed before."""
+        self._seconds = None  # PostgreSQL does not limit COMMIT either: after a timeout the outcome would be unknown
         return self.run("COMMIT").tag == "COMMIT"
 
     def rollback(self) -> None:
-        """Forget it, if there is one."""
+        """Roll back the transaction, if there is one."""
         if self.in_transaction:
             self.script("ROLLBACK")
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open, failed or not."""
+        """Return whether a transaction is open, failed or not."""
         return self._pg.transaction_status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the connection stands, as far as is known."""
+        """Return whether the connection is open, as far as is known."""
         return self._pg.status == pq.ConnStatus.OK
 
     def clean(self) -> None:
-        """Nothing of one caller stays for the next: settings, roles, locks, temporary tables."""
+        """Remove everything a caller left in the session: settings, roles, locks, temporary tables."""
         if self.is_tainted:
             self.run("DISCARD ALL")
             self._named.clear()
             self.is_tainted = False
 
     def cancel(self, patience: float = 2.0) -> None:
-        """Stop what runs, from another thread."""
+        """Cancel the running statement, from another thread."""
         with contextlib.suppress(psycopg.Error):
             self._connection.cancel_safe(timeout=patience)
 
     def sever(self) -> None:
-        """Cut the connection, from another thread: whoever waits for PostgreSQL's answer gets an error at once."""
+        """Shut the connection down, from another thread: a wait for PostgreSQL's answer fails at once."""
         with self._ending, contextlib.suppress(psycopg.Error, OSError):
             process = self._pg.backend_pid
             with socket.socket(fileno=os.dup(self._pg.socket)) as cut:
@@ -391,7 +391,7 @@ class Link:
             self._abandoned.add(process, self._caller)
 
     def close(self) -> None:
-        """Release it."""
+        """Close the connection."""
         with self._ending, contextlib.suppress(psycopg.Error):
             self._connection.close()
 
@@ -406,7 +406,7 @@ def _encoded(sql: str) -> bytes:
 
 
 def cells_of(result: pq.abc.PGresult) -> list[Cells]:
-    """The rows of an answer."""
+    """Return the rows of a result."""
     places = range(result.nfields)
     return [tuple([result.get_value(row, place) for place in places]) for row in range(result.ntuples)]
 
@@ -417,31 +417,31 @@ def _check(result: pq.abc.PGresult) -> None:
 
 
 class Pool:
-    """Links for short work, at most `most` at a time. From any thread; work must not ask for another link."""
+    """Links for short work, at most `most` at a time. Thread-safe; work must not ask for another link."""
 
     def __init__(
         self, connect: Connect, most: int = 8, abandoned: Abandoned | None = None, *, is_trusted: bool = False
     ) -> None:
-        """With `is_trusted` it is for our own statements and those of owners."""
+        """Create a pool; `is_trusted`: for our own statements and those of owners."""
         self._connect, self._is_trusted = connect, is_trusted
         self.abandoned = Abandoned() if abandoned is None else abandoned
         self._places = threading.BoundedSemaphore(most)
         self._most = most
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._idle: list[Link] = []
         self._epoch = 0
         self._closed = False
 
     def read(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
-        """`work` inside a read-only transaction with one snapshot."""
+        """Run `work` inside a read-only transaction with a single snapshot; return its result."""
         return self._run(work, read_only=True, seconds=seconds)
 
     def probe(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
-        """`work` inside a transaction of which nothing is kept."""
+        """Run `work` inside a transaction that is rolled back; return its result."""
         return self._run(work, read_only=False, seconds=seconds)
 
     def _run(self, work: Callable[[Link], T], *, read_only: bool, seconds: float | None) -> T:
-        """Run `work` in a transaction; on another connection where an idle one turns out to be dead before it."""
+        """Run `work` in a transaction; take another link if an idle one turns out to be dead before it."""
         if not self._places.acquire(timeout=WAIT_SECONDS):
             raise Busy(f"{self._most} reads of PostgreSQL are under way already")
         try:
@@ -455,7 +455,7 @@ class Pool:
                             raise
                         continue
                     value = work(link)  # never twice: a statement that ended its connection may do so again
-                    link.rollback()  # nothing to keep, and never refused
+                    link.rollback()  # nothing to keep, and a rollback is never refused
                     return value
                 finally:
                     self._give_back(link, epoch)
@@ -482,7 +482,7 @@ class Pool:
         link.close()
 
     def renew(self) -> None:
-        """Close those that wait, and the others when they come back: what they lead to is not what it was."""
+        """Close idle links now and the others when they return: the address leads to another server."""
         with self._lock:
             self._epoch += 1
             idle, self._idle = self._idle, []
@@ -490,7 +490,7 @@ class Pool:
             link.close()
 
     def close(self) -> None:
-        """The same, and give out no more."""
+        """Close all links, and refuse further work."""
         with self._lock:
             self._closed = True
         self.renew()

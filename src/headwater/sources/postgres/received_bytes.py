@@ -1,4 +1,4 @@
-"""Count the bytes that libpq has read from its socket: libpq keeps a whole row or error and does not tell its size."""
+"""Count of the bytes that libpq has read from its socket: libpq buffers a whole row or error and hides its size."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import sys
 import termios
 
 LEAST_READ = 8 << 10  # bytes that libpq has room for whenever it reads
-LARGE_READ = 64 << 10  # waiting bytes that are no short message
-BYTES_RECEIVED = 128  # the place of tcpi_bytes_received in Linux's struct tcp_info
+LARGE_READ = 64 << 10  # waiting bytes that belong to no short message
+BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in Linux's struct tcp_info
 
 
 class ReceivedBytes:
-    """The bytes read from one socket since this was made.
+    """The bytes read from a socket since creation.
 
-    On Linux, TCP tells them exactly. Elsewhere they are estimated by what waits to be read before and after: more may
-    be received in between.
+    On Linux, TCP reports the exact number. Elsewhere it is estimated from the bytes waiting before and after a read,
+    though more may be received in between.
     """
 
     def __init__(self, descriptor: int, *, is_one_message: bool = False) -> None:
-        """With `is_one_message`, libpq makes room for the whole message and reads most of what waits."""
+        """Count reads of a socket; `is_one_message`: libpq makes room for all of it and reads most waiting bytes."""
         self._descriptor, self._is_one_message = descriptor, is_one_message
         self._waiting = 0
         self._total = _tcp_total(descriptor)
 
     def before_read(self) -> None:
-        """Call it just before libpq reads."""
+        """Record the waiting bytes; call it just before libpq reads."""
         if self._total is None:
             self._waiting = _waiting(self._descriptor)
 
@@ -47,14 +47,14 @@ class ReceivedBytes:
 
 
 def _waiting(descriptor: int) -> int:
-    """Return how many bytes of a socket can be read at once."""
+    """Return how many bytes of a socket can be read without waiting."""
     found = array.array("i", [0])
     fcntl.ioctl(descriptor, termios.FIONREAD, found)
     return found[0]
 
 
 def _tcp_total(descriptor: int) -> int | None:
-    """Return how many bytes the process has read from a TCP socket; None where the system does not tell."""
+    """Return how many bytes the process has read from a TCP socket; None if the system does not report it."""
     if sys.platform != "linux":
         return None
     info = ctypes.create_string_buffer(BYTES_RECEIVED + 8)

@@ -1,9 +1,9 @@
 """Log offsets of PostgreSQL's snapshots: which received transactions a snapshot sees. Pure but for a lock.
 
-The order of commits in the server's log, and in ours, is not the order in which they become visible: a commit is
-written, and streamed, before others see it; where a standby must confirm it, much later. So the offset of a read
-follows from its snapshot and from the numbers of the received transactions, never from a position in the server's log.
-And the log takes in no commit before it is visible: every later read sees all that the log holds.
+The order of commits in the server's WAL, and in our log, is not the order in which they become visible: a commit is
+written, and streamed, before others see it; much earlier if a standby must confirm it. So the offset of a read
+follows from its snapshot and from the numbers of the received transactions, never from a position in the WAL.
+And the log takes in no commit before it is visible: every later read sees everything in the log.
 
 Transaction numbers have 32 bits in the stream and 64 in a snapshot: they are compared modulo 2^32.
 """
@@ -32,7 +32,7 @@ _HALF = 1 << 31
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """`pg_current_snapshot()`: below `low` all have ended, from `high` on none; `open` are those between that run."""
+    """`pg_current_snapshot()`: all below `low` have ended, none from `high` on; `open` are those between that run."""
 
     low: int
     high: int
@@ -46,12 +46,12 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     def sees(self, xid: int) -> bool:
         """Return whether the snapshot sees the committed transaction `xid` (of 32 bits)."""
-        whole = self.high + (xid - self.high + _HALF) % _ROUND - _HALF  # the one of that number nearest to `high`
+        whole = self.high + (xid - self.high + _HALF) % _ROUND - _HALF  # number with these 32 bits nearest to `high`
         return whole < self.high and whole not in self.open
 
 
 def snapshot_now(connection: Connection) -> Snapshot:
-    """Return what the session sees; SourceError on a standby, whose snapshot does not list open transactions."""
+    """Return the session's snapshot; SourceError on a standby, whose snapshot does not list open transactions."""
     row = connection.execute("SELECT pg_current_snapshot()::text, pg_is_in_recovery()").fetchone()
     assert row is not None
     if row[1]:
@@ -60,7 +60,7 @@ def snapshot_now(connection: Connection) -> Snapshot:
 
 
 def snapshot_of(link: Link) -> str:
-    """Return what the open transaction sees, as text: one snapshot from its first statement to its last."""
+    """Return the snapshot of the open transaction as text; it is the same for all its statements."""
     ((snapshot, is_standby),) = link.run("SELECT pg_current_snapshot()::text, pg_is_in_recovery()").texts()
     link.refuse_standby(is_standby)
     return str(snapshot)
@@ -70,14 +70,14 @@ class SnapshotOffsets(SnapshotPositions, Protocol):
     """The log offsets of read snapshots, each the text of pg_current_snapshot()."""
 
     def seen(self, snapshot: str) -> int:
-        """Return an offset up to which `snapshot` surely sees everything; it may see more."""
+        """Return an offset up to which `snapshot` certainly sees everything; it may see more."""
         ...
 
 
 def read_seen(
     pool: Pool, offsets: SnapshotOffsets, work: Callable[[Link], T], seconds: float | None = None
 ) -> tuple[T, int]:
-    """Return what `work` reads in one snapshot, and an offset up to which it surely saw everything. Sets no barrier."""
+    """Return the result of `work` in one snapshot, and an offset up to which it saw everything. Sets no barrier."""
     with offsets.reading():
         value, snapshot = pool.read(lambda link: (work(link), snapshot_of(link)), seconds)
         return value, offsets.seen(snapshot)
@@ -87,9 +87,9 @@ class Place(msgspec.Struct, frozen=True):
     """The offset up to which a snapshot sees everything."""
 
     offset: int
-    is_exact: bool = False  # and nothing after it
+    is_exact: bool = False  # and the snapshot sees nothing after it
     is_behind: bool = True  # the stream has not delivered all that the snapshot may see
-    schema: int | None = None  # the number of the schema at a moment after the snapshot, if that was asked
+    schema: int | None = None  # the schema number at a moment after the snapshot, if it was read
 
 
 class Places(SnapshotOffsets, Protocol):
@@ -112,8 +112,8 @@ class Visibility:
     """The received transactions that some reader may not see yet, in order. Thread-safe."""
 
     def __init__(self, offset: int = 0) -> None:
-        self._lock = threading.RLock()  # guards what follows
-        self._forgotten = offset  # everything up to here is seen by every reader
+        self._lock = threading.RLock()  # guards the fields below
+        self._forgotten = offset  # every reader sees everything up to here
         self._kept: deque[_Come] = deque()  # visible, but perhaps not to earlier readers
         self._visible = offset  # every read that begins now sees everything up to here
         self._coming: deque[_Come] = deque()  # not known to be visible
@@ -144,12 +144,12 @@ class Visibility:
 
     @property
     def visible(self) -> int:
-        """The offset up to which every read that begins now sees everything."""
+        """Return the offset up to which every read that begins now sees everything."""
         return self._visible
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Keep what a snapshot taken inside may not see, until its offset is known.
+        """Keep the transactions that a snapshot taken inside may not see, until its offset is known.
 
         Unavailable if capture restarted in between: the snapshot has no offset in the new stream."""
         with self._lock:

@@ -22,19 +22,19 @@ from headwater.sources.read import BulkAddress
 
 
 class PostgresSource(PostgresCapture, PostgresReads, PostgresQueries, PostgresWrites):
-    """Fulfils `Source`: each base class fulfils one of its protocols, and uses only what is passed to it here.
+    """A PostgreSQL database. Fulfils `Source`: each base class fulfils one protocol, and uses only its arguments here.
 
-    Usable once `prove` returned "" or `restart` was called.
+    Usable once `prove` has returned "" or `restart` was called.
     """
 
     def __init__(
         self, name: str, url: str, *, notes: Notes, config: PostgresConfig, folder: Path | None = None
     ) -> None:
-        """Connect to `url`. Transactions too large for memory go to `folder`; without one, to the system's."""
+        """Connect to `url`. Transactions too large for memory are written to `folder`, or to the system's."""
         self.address = url
         server, seconds = Server(name, url), config.statement_seconds
         logins = Logins(server, config)
-        # Without logins for callers, their queries use this pool, too.
+        # Without logins for callers, their queries use this pool as well.
         pool = Pool(server.connect, is_trusted=bool(logins.roles))
         columns, callers = Columns(pool, seconds=seconds), Callers(logins, pool, seconds=seconds)
         queries = callers.pool(VIEWER)
@@ -71,7 +71,7 @@ class PostgresSource(PostgresCapture, PostgresReads, PostgresQueries, PostgresWr
         return BulkAddress("postgres", self.address, reader=self._callers.logins.server(VIEWER).address)
 
     def status(self) -> dict[str, Any]:
-        """Return the numbers of capture, and those of writes."""
+        """Return the numbers of capture and of writes."""
         return {
             **super().status(),
             "writes": self._writers.commits,
@@ -80,7 +80,7 @@ class PostgresSource(PostgresCapture, PostgresReads, PostgresQueries, PostgresWr
         }
 
     def close(self) -> None:
-        """Finish queued writes, save the position of the stream and release the database."""
+        """Finish queued writes, save the stream's position and close the connections."""
         self.finish_writes()
         super().close()
         self._callers.close()

@@ -1,4 +1,4 @@
-"""Rendering conditions and row statements into PostgreSQL's SQL: names quoted, values bound, nothing pasted."""
+"""Rendering of conditions and row statements into PostgreSQL's SQL: names are quoted, values are bound."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DECLARED = {kind: row.postgres for kind, row in COLUMN_TYPES.items() if row.post
 
 
 def composed(expr: Function | Cast | Case, write: Callable[[Expr], str]) -> str:
-    """What is made of other expressions, which `write` writes."""
+    """Return the SQL of a composed expression; `write` renders its parts."""
     match expr:
         case Function("iif", (condition, yes, no)):
             return write(Case(((condition, yes),), no))
@@ -46,14 +46,14 @@ def composed(expr: Function | Cast | Case, write: Callable[[Expr], str]) -> str:
 
 
 class Renderer:
-    """Collects parameters while it writes text. One per statement."""
+    """A renderer that collects parameters while it writes text. One per statement."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.params: list[Bound] = []
 
     def bind(self, value: Value, beside: str | None = None) -> str:
-        """A placeholder for `value`, as the type of the column `beside` it or else as its own."""
+        """Return a placeholder for `value`, with the type of the column `beside` or else the value's own."""
         if beside is not None:
             self.params.append(self.shape.bound(beside, value))
             return f"${len(self.params)}::{self.shape.cast(beside)}"
@@ -61,29 +61,29 @@ class Renderer:
         return f"${len(self.params)}::{declared_text(own_type(value), -1, {})}"
 
     def column(self, name: str) -> str:
-        """A quoted column of the table."""
+        """Return a quoted column of the table."""
         self.shape.place(name)
         return ident(name)
 
     def where(self, expr: Expr | None) -> str:
-        """` WHERE …`, or nothing."""
+        """Return ` WHERE …`, or ""."""
         return "" if expr is None else f" WHERE {self.expr(expr)}"
 
     def limited(self, expr: Expr | None, limit: int | None) -> str:
-        """A WHERE that touches at most `limit` rows, the first in key order."""
+        """Return a WHERE that affects at most `limit` rows, the first in key order."""
         if limit is None:
             return self.where(expr)
         rest = f"FROM {self.shape.own}{self.where(expr)}{order_by(self.shape.table)} LIMIT {int(limit)}"
         if self.shape.table.key:
             keys = ", ".join(map(ident, self.shape.table.key))
             return f" WHERE ({keys}) IN (SELECT {keys} {rest})"
-        # Without a key, by ctid: in the one snapshot of the transaction no row moves.
+        # Without a key, by ctid: within the transaction's snapshot no row moves.
         if not self.shape.is_partitioned:
             return f" WHERE ctid = ANY (ARRAY(SELECT ctid {rest}))"
         return f" WHERE (tableoid, ctid) IN (SELECT tableoid, ctid {rest})"
 
     def expr(self, expr: Expr, beside: str | None = None) -> str:
-        """The expression as SQL text, closed in itself."""
+        """Return the expression as SQL text, in brackets where needed."""
         match expr:
             case Col(name):
                 return self.column(name)
@@ -97,7 +97,7 @@ class Renderer:
                 raise InvalidRequest("a condition looks at one row; queries stand elsewhere")
 
     def _call(self, op: str, args: tuple[Expr, ...]) -> str:
-        # A literal is read as the type of the column that it is compared with.
+        # A literal gets the type of the column that it is compared with.
         beside = next((arg.name for arg in args if isinstance(arg, Col)), None)
         if op in ("and", "or", "not", "like", "ilike") or (
             beside and self.column(beside) and self._is_odd(beside, args)
@@ -106,7 +106,7 @@ class Renderer:
         return called(op, [self.expr(arg, beside) for arg in args])
 
     def _is_odd(self, beside: str, args: tuple[Expr, ...]) -> bool:
-        """Whether a literal is a number finer than an integer column holds: compared as the number it is."""
+        """Return whether a literal is a number that an integer column cannot hold: it is compared with its own type."""
         if self.shape.column(beside).kind != "i64":
             return False
         return any(isinstance(arg, Literal) and type(arg.value).__name__ in ("float", "Decimal", "U64") for arg in args)
@@ -120,7 +120,7 @@ def called(op: str, texts: list[str]) -> str:
 
 
 def function_sql(name: str, texts: list[str]) -> str:
-    """A function of the JSON form, by its name in PostgreSQL."""
+    """Return a function of the JSON form by its name in PostgreSQL."""
     if name not in _FUNCTIONS:
         raise NotSupported(
             f"function {name!r} has no twin in PostgreSQL", hint="Use sql.exec with PostgreSQL's own functions."
@@ -129,17 +129,17 @@ def function_sql(name: str, texts: list[str]) -> str:
 
 
 def cast_sql(text: str, kind: str) -> str:
-    """A cast to a kind."""
+    """Return a cast to a kind."""
     return f"CAST({text} AS {DECLARED[kind]})"
 
 
 def order_by(table: Table) -> str:
-    """` ORDER BY` the key, as the database itself orders it; nothing without one."""
+    """Return ` ORDER BY` the key, in the database's own order; "" without a key."""
     return f" ORDER BY {', '.join(map(ident, table.key))}" if table.key else ""
 
 
 def create_table(table: Table, sql: str) -> str:
-    """CREATE TABLE from kinds. A lone integer key is numbered by the database."""
+    """Return a CREATE TABLE from kinds. A single integer key is numbered by the database."""
     lone = table.lone_key
     parts = []
     for column in table.columns:

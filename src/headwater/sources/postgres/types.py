@@ -1,10 +1,10 @@
-"""PostgreSQL's types: their names, and the text of a value in the stream to our value. Pure.
+"""PostgreSQL's types: their names, and the conversion of the stream's text into our values. Pure.
 
 `sources/column_types.py` has the kind of each type. **A value that its kind cannot hold stays its exact text** (a `str`
 in a column of that kind, as in SQLite): `infinity`, years before 1 or after 9999, offsets with seconds, numbers of more
 than 20,000 digits, JSON that our parser refuses (a number beyond a double, half a surrogate pair). Dates and times are
 written as by to_json: `2024-05-06T07:08:09.5`, `…+00:00`; `24:00:00` is a time. Numbers keep every digit, NaN and the
-infinities; a real is the shortest text that means it. The text depends on settings of the session: `SETTINGS`.
+infinities; a real is its shortest exact text. The text depends on settings of the session: `SETTINGS`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Convert = Callable[[str], Value]
 
 
 class TypeFact(msgspec.Struct, frozen=True):
-    """A type in the catalogue: its name by format_type, and for a domain the type below."""
+    """A type in the catalogue: its name by format_type, and the base type of a domain."""
 
     name: str
     base: int = 0
@@ -49,7 +49,7 @@ BOOL, BYTEA, INT8, INT2, INT4, TEXT, OID, XID, CID = 16, 17, 20, 21, 23, 25, 26,
 JSON, FLOAT4, FLOAT8, BPCHAR, VARCHAR, DATE, TIME, TIMESTAMP = 114, 700, 701, 1042, 1043, 1082, 1083, 1114
 TIMESTAMPTZ, TIMETZ, BIT, VARBIT, NUMERIC, UUID_, JSONB, XID8 = 1184, 1266, 1560, 1562, 1700, 2950, 3802, 5069
 
-# Where it is not the same, the name that a Type message uses comes second.
+# The second name, where given, is the one that a Type message uses.
 _NAMES = {
     BOOL: ("boolean", "bool"),
     BYTEA: ("bytea",),
@@ -87,8 +87,8 @@ def named(schema: str, name: str) -> TypeFact:
 
 
 def base_of(oid: int, types: Types) -> int:
-    """Return the type below all domains."""
-    for _ in range(32):  # domains over domains; not in circles
+    """Return the base type, with all domains resolved."""
+    for _ in range(32):  # domains over domains; bounded against cycles
         fact = types.get(oid)
         if fact is None or not fact.base:
             break
@@ -102,7 +102,7 @@ def declared_text(oid: int, typmod: int, types: Types) -> str:
     name = fact.name if fact is not None else _NAMES.get(oid, (f"type {oid}",))[0]
     if typmod < 0 or (fact is not None and fact.base):
         return name
-    element = name.removesuffix("[]")  # the number of an array is that of its elements
+    element = name.removesuffix("[]")  # an array's typmod is that of its elements
     return _limited(element, typmod) + name[len(element) :]
 
 
@@ -179,7 +179,7 @@ _new, _set = object.__new__, object.__setattr__
 
 
 def _uuid(text: str) -> Value:
-    # What UUID(text) does, without its checks: a third of the time.
+    # Equivalent to UUID(text) without its checks, in a third of the time.
     found = _new(UUID)
     _set(found, "int", int(text.replace("-", ""), 16))
     _set(found, "is_safe", SafeUUID.unknown)
@@ -191,7 +191,7 @@ LARGE = 1 << 20  # characters of JSON
 
 def _json_text(text: str) -> Value:
     try:
-        if len(text) > LARGE:  # checked without making objects of it
+        if len(text) > LARGE:  # checked without creating objects
             msgspec.json.decode(text, type=msgspec.Raw)
         else:
             _json.decode(text)
@@ -229,6 +229,6 @@ def kind_of(oid: int, types: Types) -> str:
 
 
 def converter(oid: int, types: Types) -> Convert:
-    """Return the conversion of PostgreSQL's text. Where it raises ValueError, LookupError or ArithmeticError, keep the
+    """Return the converter of PostgreSQL's text. If it raises ValueError, LookupError or ArithmeticError, keep the
     text."""
     return _CONVERTERS.get(base_of(oid, types), _same)

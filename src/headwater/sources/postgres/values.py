@@ -1,7 +1,7 @@
-"""Values into PostgreSQL and out of it, always as PostgreSQL's own text: no number passes through a Python float.
+"""Values to and from PostgreSQL, always as PostgreSQL's own text: no number passes through a Python float.
 
-A value goes in as text with a cast to the type it is for, so that PostgreSQL itself reads it, and refuses what the
-type cannot hold. A cell comes out by its type's converter (see `types`).
+A value is sent as text with a cast to its target type, so that PostgreSQL itself parses it, and refuses values that
+the type cannot hold. A received cell is read by its type's converter (see `types`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headwater.sources.postgres.types import (
 
 Bound = bytes | None  # a parameter in text format
 
-# The type of an argument that nothing else in the statement decides.
+# The type of an argument if nothing else in the statement determines it.
 _OWN_TYPES: dict[type, int] = {
     bool: BOOL,
     int: INT8,
@@ -45,7 +45,7 @@ _OWN_TYPES: dict[type, int] = {
 
 
 def own_type(value: Value) -> int:
-    """The type of `value` where the statement does not tell."""
+    """Return the type of `value` for a parameter whose type the statement does not determine."""
     return _OWN_TYPES.get(type(value), TEXT)
 
 
@@ -93,7 +93,7 @@ _TO_TEXT: dict[type, Callable[[Any], str]] = {
     str: _text,
     bytes: lambda v: "\\x" + v.hex(),
     Json: lambda v: _text(v.text),
-    Embedding: lambda v: f"[{_embedding(v)}]",  # as pgvector reads it, and json
+    Embedding: lambda v: f"[{_embedding(v)}]",  # as pgvector and json read it
     Date: lambda v: v.iso,
     Time: lambda v: v.iso,
     DateTime: lambda v: v.iso,
@@ -102,7 +102,7 @@ _TO_TEXT: dict[type, Callable[[Any], str]] = {
 
 
 def to_text(value: Value, declared: str = "") -> str | None:
-    """What PostgreSQL reads as `value`, for a column declared so; None for NULL."""
+    """Return `value` as PostgreSQL's text, for a column declared so; None for NULL."""
     if value is None:
         return None
     write = _TO_TEXT.get(type(value))
@@ -117,13 +117,13 @@ def to_text(value: Value, declared: str = "") -> str | None:
 
 
 def to_bound(value: Value, declared: str = "") -> Bound:
-    """`to_text` as bytes."""
+    """Return `to_text` as bytes."""
     text = to_text(value, declared)
     return None if text is None else text.encode()
 
 
 def array_text(cells: Sequence[str | None]) -> bytes:
-    """Texts as one array literal."""
+    """Return texts as an array literal."""
     quoted = ["NULL" if cell is None else '"' + cell.replace("\\", "\\\\").replace('"', '\\"') + '"' for cell in cells]
     return ("{" + ",".join(quoted) + "}").encode()
 
@@ -134,12 +134,12 @@ Cell = Callable[[bytes | None], Value]
 
 
 def cell_reader(oid: int) -> Cell:
-    """From a cell in text format of type `oid` (domains come as the type below) to the value."""
+    """Return the reader of cells in text format of type `oid`; a domain is sent as its base type."""
     return reader_of(converter(oid, {}))
 
 
 def reader_of(convert: Convert) -> Cell:
-    """The same by a converter."""
+    """Return the reader of cells that uses a converter."""
 
     def read(cell: bytes | None) -> Value:
         if cell is None:
@@ -148,6 +148,6 @@ def reader_of(convert: Convert) -> Cell:
         try:
             return convert(text)
         except (ValueError, LookupError, ArithmeticError):
-            return text  # what a kind cannot hold stays its exact text
+            return text  # a value that its kind cannot hold stays its exact text
 
     return read

@@ -23,13 +23,13 @@ _SIGNALS = re.compile("|".join(sorted(FOR_NOBODY)), re.IGNORECASE)
 
 
 def _digest(role: str, sql: str, types: Sequence[tuple[str, int]]) -> bytes:
-    """Return what tells statements apart: their texts may be long."""
+    """Return a short key that identifies a statement, whose text may be long."""
     text = repr((role, sql, types)).encode()  # lone surrogates are escaped
     return hashlib.blake2b(text, digest_size=32).digest()
 
 
 class Callers:
-    """Connection pools of one source by caller role. Thread-safe."""
+    """The connection pools of a source by caller role. Thread-safe."""
 
     def __init__(self, logins: Logins, own: Pool, *, seconds: float) -> None:
         self.logins, self._seconds = logins, seconds
@@ -54,7 +54,7 @@ class Callers:
                 raise rows_only()
             return
         # Owners are trusted: the check only keeps them from signalling other sessions by mistake, so a text that
-        # names none of those functions needs no parse.
+        # names none of those functions need not be parsed.
         if role != OWNER or _SIGNALS.search(sql):
             self._check_calls(role, sql, args)
 
@@ -73,7 +73,7 @@ class Callers:
         self._checked.put(key, True)
 
     def forget(self) -> None:
-        """Check every statement again: the schema changed, and with it what functions may do."""
+        """Check every statement again: the schema changed, and with it the effects of functions."""
         self._checked.clear()
 
     def renew(self) -> None:

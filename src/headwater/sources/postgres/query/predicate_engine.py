@@ -1,9 +1,9 @@
-"""PostgreSQL itself as the judge of predicates: of their text, once, and of rows in batches.
+"""Evaluation of predicates by PostgreSQL itself: of their text once, and of rows in batches.
 
-The text becomes a constraint of a temporary table that is rolled back: so PostgreSQL says that it looks at one row
-only, which columns and functions it uses, and how it understands it, and computes nothing. That reading, not the
-caller's text, is what judges rows, on a connection that only reads. It must use IMMUTABLE functions alone: PostgreSQL
-checks that where it becomes the predicate of an index, which computes constants, so only after the other checks.
+The text becomes a constraint of a temporary table that is rolled back: so PostgreSQL ensures that it reads a single
+row, and reports its columns, its functions and its normal form, without computing anything. The normal form, not the
+caller's text, is evaluated on rows, on a connection that only reads. It must use IMMUTABLE functions only: PostgreSQL
+checks that when it becomes the predicate of an index, which computes constants, so only after the other checks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from headwater.sources.postgres.types import BPCHAR, TEXT, VARCHAR
 from headwater.sources.postgres.values import Bound, array_text, to_text
 from headwater.sources.request_checks import check_predicate
 
-BATCH = 1_000  # rows judged at a time
-SECONDS = 2.0  # for one batch
+BATCH = 1_000  # rows evaluated at a time
+SECONDS = 2.0  # time limit of a batch
 _PLACE = "_headwater_place"
 _TYPES = """
 WITH RECURSIVE up(name, oid, base) AS (
@@ -53,7 +53,7 @@ SELECT DISTINCT ON (c.collname) c.collname, n.nspname FROM pg_collation c JOIN p
 WHERE c.collname = ANY ($1::text[]) AND c.collencoding IN (-1, pg_char_to_encoding(getdatabaseencoding()))
 ORDER BY c.collname, pg_collation_is_visible(c.oid) DESC, n.nspname
 """
-# Row types of other relations, and arrays of them: a cast to one shows that the relation exists, and its columns.
+# Row types of other relations, and arrays of them: a cast to one reveals that the relation exists, and its columns.
 _USES = f"d.classid = 'pg_constraint'::regclass AND d.objid = (SELECT c.oid {_PROBE})"
 _ROW_TYPES = f"""
 SELECT 1 FROM pg_depend d JOIN pg_type t ON t.oid = d.refobjid LEFT JOIN pg_type e ON e.oid = t.typelem
@@ -61,7 +61,7 @@ WHERE {_USES} AND d.refclassid = 'pg_type'::regclass AND $1::regclass NOT IN (t.
   AND (t.typrelid <> 0 OR e.typrelid <> 0)
   AND EXISTS (SELECT FROM pg_class c WHERE c.oid IN (t.typrelid, e.typrelid) AND c.relkind <> 'c') LIMIT 1
 """
-# Types of users that no column of the table has: an enum or a domain tells of the tables that use it.
+# Types of users that no column of the table has: an enum or a domain reveals facts about the tables that use it.
 _FOREIGN_TYPES = f"""
 SELECT 1 FROM pg_depend d JOIN pg_type t ON t.oid = d.refobjid
 WHERE {_USES} AND d.refclassid = 'pg_type'::regclass AND t.oid >= 16384 AND t.typrelid <> $1::regclass
@@ -79,16 +79,16 @@ WHERE {_USES} AND coalesce(p.oid, o.oid) >= 16384 AND NOT EXISTS (
     WHERE e.classid = d.refclassid AND e.objid = d.refobjid AND e.deptype = 'e' AND x.extname = ANY ($2::text[]))
 ORDER BY 1
 """
-NAME = 19  # the type of the catalogue's names
-# Read when the text is: another moment would be another predicate.
+NAME = 19  # the type of names in the catalogue
+# PostgreSQL evaluates these when it parses the text: at another time the predicate would be a different one.
 _CLOCKS = re.compile(r"'\s*(now|today|tomorrow|yesterday|allballs)\s*'", re.IGNORECASE)
 
 
-# The same refusal for a relation that exists and for one that does not: a filter must not show which ones exist.
+# The same refusal whether a relation exists or not: a filter must not reveal which relations exist.
 _NO_SUCH_RELATION = frozenset({"42P01", "3F000", "42704"})
-# No subquery is without one of these words. Its errors would tell of the tables and columns that it names.
+# Every subquery contains one of these words. Its errors would reveal the tables and columns that it names.
 _SUBQUERY = re.compile(r"\b(select|table|with|values)\b", re.IGNORECASE)
-# How errors begin that come before any name is looked up, and those on other.column without a subquery.
+# Prefixes of errors raised before any name is resolved, and of those on other.column without a subquery.
 _GRAMMAR = ("syntax error", "one statement")
 _OTHER_TABLE = ("missing FROM-clause", "invalid reference to FROM-clause")
 _NO_SUCH_COLUMN = re.compile(r'column ("[^"]*"|\S+) does not exist')
@@ -113,15 +113,15 @@ def _not_immutable() -> NotSupported:
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """A predicate as PostgreSQL understands it."""
+    """A predicate in PostgreSQL's normal form."""
 
     text: str
     columns: tuple[str, ...]
-    calls: tuple[str, ...] = ()  # functions and operators that are not PostgreSQL's own
+    calls: tuple[str, ...] = ()  # functions and operators that are not built in
 
 
 class Engine:
-    """Judges rows of one table shape. From any thread."""
+    """The evaluation of predicates on rows of a table shape. Thread-safe."""
 
     def __init__(self, table: Table, pool: Pool, *, seconds: float = SECONDS) -> None:
         self.table = table
@@ -132,7 +132,7 @@ class Engine:
         self._collations = pool.read(self._named_collations)
 
     def _named_types(self, link: Link) -> dict[str, tuple[str, int]]:
-        """How the types are called in SQL, below all domains and without limits; those that are still there."""
+        """Return the SQL names of the existing types, with domains resolved and without length limits."""
         found = link.run(_TYPES, [array_text(self._declared())]).values()
         return {name: (text, oid) for name, text, oid in found if text is not None and text != "-"}
 
@@ -140,25 +140,25 @@ class Engine:
         return sorted({column.declared for column in self.table.columns})
 
     def _named_collations(self, link: Link) -> dict[str, str]:
-        """How collations are called in SQL; what is not among them is the database's own."""
+        """Return the SQL names of collations; a collation that is missing here is the database's default."""
         names = sorted({column.collation for column in self.table.columns})
         found = link.run(_COLLATIONS, [array_text(names)]).texts()
         return {str(name): f"{ident(str(schema))}.{ident(str(name))}" for name, schema in found}
 
     def type_of(self, name: str) -> int:
-        """The number of a column's type, below all domains; 0 if it is not there any more."""
+        """Return the oid of a column's base type; 0 if the type was dropped."""
         return self._types.get(self.table.columns[self.table.index[name]].declared, ("", 0))[1]
 
     # --- the text ----------------------------------------------------------------------------------------
 
     def examine(self, where: str) -> Examined:
-        """Refuses what is not one predicate of the row alone."""
+        """Return the predicate in normal form; refuse a text that is not a predicate on one row."""
         check_predicate(where)
         check_text(where)
 
         def look(link: Link) -> Examined:
             self._make_table(link)
-            # Without brackets first: `1) OR (1` is no expression. It is parsed, and not planned.
+            # First without brackets: `1) OR (1` is no expression. The statement is parsed, but not planned.
             if link.prepare(f"SELECT 1 FROM {self._name} WHERE\n{where}\n"):
                 raise InvalidRequest("a predicate has no parameters", hint="Write the value itself.")
             return self._understood(link, where)
@@ -175,7 +175,7 @@ class Engine:
         return found
 
     def reread(self, texts: Sequence[str]) -> list[str]:
-        """How PostgreSQL understands each of `texts`, which are ours; nothing if it does not."""
+        """Return PostgreSQL's normal form of each of `texts`, which are ours; [] if it refuses one."""
 
         def look(link: Link) -> list[str]:
             self._make_table(link)
@@ -190,20 +190,20 @@ class Engine:
         columns = []
         for column in self.table.columns:
             found = self._types.get(column.declared)
-            if found is not None:  # a column whose type is gone can be in no predicate
+            if found is not None:  # a column whose type was dropped can be in no predicate
                 collate = self._collation(column.collation, found[1])
                 columns.append(f"{ident(column.name)} {found[0]}{collate}")
         link.run(f"CREATE TEMP TABLE {self._name} ({', '.join(columns)}) ON COMMIT DROP")
 
     def _collation(self, name: str, oid: int) -> str:
-        """The collation of a column of a shape; one of bytes where it is called so."""
+        """Return the COLLATE clause of a column; "C" for bytewise collations."""
         if oid not in (TEXT, BPCHAR, VARCHAR, NAME):
             return ""
         found = _BYTES.get(name) or self._collations.get(name)
         return "" if found is None else f" COLLATE {found}"
 
     def _stored(self, link: Link, where: str) -> Examined:
-        """Return how PostgreSQL reads the predicate, without computing any part of it."""
+        """Return PostgreSQL's normal form of the predicate, without computing any part of it."""
         name = [f"pg_temp.{self._name}".encode()]
         link.run(
             f"ALTER TABLE pg_temp.{self._name} ADD CONSTRAINT _headwater_probe CHECK (\n{where}\n) NOT VALID",
@@ -238,7 +238,7 @@ class Engine:
     def _understood(self, link: Link, where: str) -> Examined:
         found = self._stored(link, where)
         if not found.calls:
-            # PostgreSQL computes constants here: a function of users could read any table, and its errors would tell.
+            # PostgreSQL computes constants here: a user's function could read any table, and its errors reveal data.
             link.run(f"CREATE INDEX ON pg_temp.{self._name} ((1)) WHERE (\n{where}\n)", max_bytes=WORDS)
         return found
 
@@ -251,7 +251,7 @@ class Engine:
         has_subquery = state not in ("", CANCELED) and not text.startswith(_GRAMMAR) and _SUBQUERY.search(where)
         if is_named or has_subquery:
             return _one_row_only()
-        if state == "42703" and not _NO_SUCH_COLUMN.fullmatch(text):  # a column of another type, which there is then
+        if state == "42703" and not _NO_SUCH_COLUMN.fullmatch(text):  # a field of another type, which therefore exists
             return _one_row_only()
         bad = _BAD_CONSTANT.match(text)
         if bad and bad[1] not in self._declared():
@@ -277,7 +277,7 @@ class Engine:
     # --- rows --------------------------------------------------------------------------------------------
 
     def holds(self, found: Examined, rows: Sequence[Row]) -> list[bool]:
-        """Whether the predicate is true for each of `rows`, which have all its columns."""
+        """Return whether the predicate is true for each of `rows`, which have all its columns."""
         pick = self._picker(found.columns)
         answers: list[bool] = []
         for start in range(0, len(rows), BATCH):
@@ -299,7 +299,7 @@ class Engine:
         try:
             answer = self._pool.read(lambda link: link.run(sql, params, max_bytes=WORDS), self._seconds)
             for (place,) in answer.values():
-                answers[place - 1] = True  # PostgreSQL numbers from one
+                answers[place - 1] = True  # PostgreSQL counts from one
         except HeadwaterError as error:
             raise _failure(error) from None
         return answers
@@ -311,7 +311,7 @@ class Engine:
         return f"(r.{name}::{text}{collate}) AS {ident(column)}"
 
     def _picker(self, columns: Sequence[str]) -> Callable[[Row], tuple[str | None, ...]]:
-        """Takes the cells of `columns` out of a row, as PostgreSQL's text."""
+        """Return a function that takes the cells of `columns` out of a row, as PostgreSQL's text."""
         places = [self.table.index[name] for name in columns]
         if not places:
             return lambda row: ()

@@ -1,7 +1,7 @@
-"""Predicates as Python functions, for the part of SQL whose meaning is known to be the same in both.
+"""Predicates as Python functions, for the part of SQL that means the same in Python and PostgreSQL.
 
-What is read is not the caller's text but PostgreSQL's own writing of it (`pg_get_expr`), in which every constant has
-its type and everything its brackets. What was understood is written again, and PostgreSQL must find it the same.
+The input is not the caller's text but PostgreSQL's normal form (`pg_get_expr`), in which every constant has its type
+and every operation its brackets. The parsed parts are written as SQL again, and PostgreSQL must find them equal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Check = Callable[[Sequence[Row]], list[bool]]
 _TEXTS = frozenset({TEXT, VARCHAR})
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "<>": "<>"}
 _PYTHON = {"=": "==", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
-# The Python classes whose comparison is PostgreSQL's, by type; other values of such a column are left to it.
+# The Python classes that compare as PostgreSQL does, by type; PostgreSQL evaluates other values of such a column.
 _CLASSES: dict[int, tuple[type, ...]] = {
     **dict.fromkeys(INTS, (int,)),
     NUMERIC: (Decimal,),
@@ -47,28 +47,28 @@ _CLASSES: dict[int, tuple[type, ...]] = {
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A predicate as SQL and as two Python expressions: where it is true, and where it is false (else NULL)."""
+    """A predicate as SQL and as two Python expressions: true where it is true, true where it is false (else NULL)."""
 
     sql: str
     true: str
     false: str
     places: frozenset[int]
-    column: str | None = None  # with `values`: it is true only where this column equals one of them
+    column: str | None = None  # with `values`: the predicate is true only if this column equals one of them
     values: tuple[Value, ...] = ()
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What Python knows of a predicate: of its parts joined by AND, those that it can judge."""
+    """The parts of a predicate, joined by AND, that Python can evaluate."""
 
-    sql: str  # those parts, as we understand them
-    theirs: str  # and as PostgreSQL wrote them
+    sql: str  # those parts as we write them
+    theirs: str  # those parts as PostgreSQL wrote them
     parts: tuple[Part, ...]
     is_whole: bool  # no part is missing
-    check: Check  # True, False, or None where a part needs a value that is not available; raises Unknown
+    check: Check  # True also if a value is unavailable and no other part is false; raises Unknown
 
 
 def read(table: Table, type_of: Callable[[str], int], odd: Sequence[str], text: str) -> Program | None:
-    """The program of a predicate in PostgreSQL's own writing; None if Python knows nothing of it."""
+    """Return the program of a predicate in normal form; None if Python can evaluate none of its parts."""
     reader = _Reader(table, type_of, odd, text)
     try:
         found = reader.conjunction()
@@ -77,7 +77,7 @@ def read(table: Table, type_of: Callable[[str], int], odd: Sequence[str], text: 
             return None
         made = tuple(part for part, _ in parts)
         check = reader.function(made)
-    except (Unknown, RecursionError, SyntaxError, MemoryError):  # Python's parser nests less deeply than PostgreSQL's
+    except (Unknown, RecursionError, SyntaxError, MemoryError):  # Python's parser allows less nesting than PostgreSQL's
         return None
     sql = " AND ".join(f"({part.sql})" for part in made)
     theirs = " AND ".join(f"({theirs})" for _, theirs in parts)
@@ -93,7 +93,7 @@ class _Reader(Text):
     # --- the whole ---------------------------------------------------------------------------------------
 
     def conjunction(self) -> list[tuple[Part | None, str]]:
-        """The parts joined by AND, None for those of which Python knows nothing; each with PostgreSQL's text."""
+        """Return the parts joined by AND, None for those that Python cannot evaluate; each with PostgreSQL's text."""
         last = len(self._tokens) - 1
         start = self._at
         if self._peek() == "(" and self._closing(start) == last - 1:
@@ -103,7 +103,7 @@ class _Reader(Text):
         return [self._try(start, last)]
 
     def _split(self, low: int, high: int) -> list[tuple[int, int]]:
-        """The stretches between the ANDs of one level."""
+        """Return the token ranges between the ANDs of one level."""
         found, start, place = [], low, low
         while place < high:
             kind, text, _ = self._tokens[place]
@@ -205,7 +205,7 @@ class _Reader(Text):
         return Part(f"({left.sql} IS {'NOT ' if no else ''}{word})", true, false, places)
 
     def _distinct(self, left: Operand, right: Operand) -> Part:
-        """Never NULL: that is equal to itself here."""
+        """Return IS DISTINCT FROM, which is never NULL: NULL equals NULL here."""
         if right.column is not None:
             raise Unknown
         same = self._member("", left, right, "=").true if right.values[0] is not None else f"(v{left.column} is None)"
@@ -222,7 +222,7 @@ class _Reader(Text):
         return Part(operand.sql, f"({value} is True)", f"({value} is False)", frozenset({operand.column}))
 
     def _member(self, sql: str, left: Operand, right: Operand, operator: str) -> Part:
-        """`=` one of the values, or `<>` all of them."""
+        """Return `=` to one of the values, or `<>` to all of them."""
         place, fold = self._comparable(left, right)
         known = [fold(value) for value in right.values if value is not None]
         value = self._value(left)
@@ -231,7 +231,7 @@ class _Reader(Text):
         differs = f"(not {match})" if len(known) == len(right.values) else "False"
         is_there = f"v{place} is not None"
         true, false = f"({is_there} and {match})", f"({is_there} and {differs})"
-        if not right.values:  # of an empty list even NULL is not a member
+        if not right.values:  # not even NULL is a member of an empty list
             true, false = "False", "True"
         places = frozenset({place})
         if operator == "<>":
@@ -255,7 +255,7 @@ class _Reader(Text):
         return Part(sql, f"({is_there} and {test})", f"({is_there} and not {test})", frozenset({place}))
 
     def _comparable(self, left: Operand, right: Operand) -> tuple[int, Callable[[Value], Any]]:
-        """Where the column stands, and how a constant is compared with it; Unknown where that is not sure."""
+        """Return the column's place and how a constant is compared with it; raise Unknown if that is uncertain."""
         if left.column is None or is_odd(self._table.columns[left.column], self._odd):
             raise Unknown
         pair = left.type, right.type
@@ -276,7 +276,7 @@ class _Reader(Text):
         return left.column, _plain
 
     def _value(self, operand: Operand, *, ordered: bool = False) -> str:
-        """The value of a column as it is compared; what is not of the usual class is left to PostgreSQL."""
+        """Return the Python text of a column's value for comparison; other classes raise Unknown, for PostgreSQL."""
         place, kind = operand.column, operand.type
         classes = self._constant(_CLASSES[kind])
         value = f"(v{place} if v{place}.__class__ in {classes} else unknown())"
@@ -293,7 +293,7 @@ class _Reader(Text):
     # --- the function ------------------------------------------------------------------------------------
 
     def function(self, parts: Sequence[Part]) -> Check:
-        """Python's answer for rows: True means that no part is false, as far as values are known."""
+        """Return Python's check of rows: True means that no part is false, as far as values are known."""
         used = sorted(frozenset[int]().union(*(part.places for part in parts)))
         lines = ["def check(rows):", " found = []", " for row in rows:"]
         lines += [f"  v{place} = row[{place}]" for place in used]
@@ -303,12 +303,12 @@ class _Reader(Text):
         lines += [f"  found.append(bool({' and '.join(part.true for part in parts)}))", " return found"]
         names = dict(_NAMES, **self._constants)
         names["maybe"] = self._maybe(parts, names)
-        exec("\n".join(lines), names)  # only names and operators of ours are in the text; values are constants
+        exec("\n".join(lines), names)  # the text has only our names and operators; values are constants
         made: Check = names["check"]
         return made
 
     def _maybe(self, parts: Sequence[Part], names: dict[str, Any]) -> Callable[[Row], bool]:
-        """For a row of which not all is known: whether it may hold, by the parts that can be judged."""
+        """Return the check of rows with unavailable values: whether the parts that can be evaluated hold."""
         tests = []
         for part in parts:
             binds = "".join(f"v{place} = row[{place}]; " for place in sorted(part.places))
@@ -328,7 +328,7 @@ def _unknown() -> Any:
 
 
 def _finite(value: Decimal) -> Decimal:
-    if value.is_nan():  # PostgreSQL calls it equal to itself, and the largest
+    if value.is_nan():  # PostgreSQL treats NaN as equal to itself, and as the largest number
         raise Unknown
     return value
 

@@ -1,6 +1,6 @@
-"""PostgreSQL's own writing of a predicate (`pg_get_expr`), read: its words, its columns and its constants. Pure.
+"""Parser of PostgreSQL's normal form of a predicate (`pg_get_expr`): its words, columns and constants. Pure.
 
-In it every constant has its type, and everything its brackets. Whatever else stands there is Unknown.
+In it every constant has its type, and every operation its brackets. Anything else raises Unknown.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _TYPES = {
 
 
 class Unknown(Exception):
-    """Python does not know this exactly: PostgreSQL is asked."""
+    """Python cannot evaluate this exactly: PostgreSQL must."""
 
 
 class Operand(msgspec.Struct, frozen=True):
-    """One side of a comparison: a column, or constants."""
+    """A side of a comparison: a column, or constants."""
 
     sql: str
     type: int
@@ -67,11 +67,11 @@ class Operand(msgspec.Struct, frozen=True):
 
 
 class Text:
-    """Words and operands, one after the other. `type_of` tells the type of a column."""
+    """The tokens and operands of a text, in order. `type_of` returns the type of a column."""
 
     def __init__(self, table: Table, type_of: Callable[[str], int], text: str) -> None:
         self._table, self._type_of, self._text = table, type_of, text
-        self._tokens: list[tuple[str, str, int]] = []  # kind, text, where it begins
+        self._tokens: list[tuple[str, str, int]] = []  # kind, text, start
         self._at = 0
         at, end = 0, len(text.rstrip())
         while at < end:
@@ -101,7 +101,7 @@ class Text:
             raise Unknown
 
     def _closing(self, start: int) -> int:
-        """Where the bracket that opens at token `start` is closed."""
+        """Return the token that closes the bracket at token `start`."""
         depth = 0
         for place in range(start, len(self._tokens)):
             depth += self._tokens[place][1] == "(" and self._tokens[place][0] == "mark"
@@ -113,7 +113,7 @@ class Text:
     # --- operands ----------------------------------------------------------------------------------------
 
     def operand(self) -> Operand:
-        """A column or a constant, with casts that change nothing."""
+        """Return a column or a constant, with casts that change nothing."""
         kind, text, _ = self._tokens[self._at]
         if kind == "mark" and text == "(":
             self._at += 1
@@ -149,7 +149,7 @@ class Text:
         return Operand(ident(name), self._type_of(name), place)
 
     def _casted(self, inner: Operand) -> Operand:
-        """A cast that changes nothing: varchar to text, or an integer constant to a wider number."""
+        """Return an operand whose cast changes nothing: varchar to text, or an integer constant to a wider number."""
         self._expect("::")
         name, oid = self._type_name()
         sql = f"({inner.sql})::{name}"
@@ -180,7 +180,7 @@ class Text:
         raise Unknown
 
     def _array(self) -> Operand:
-        """`ARRAY[…]`, maybe in brackets with a cast to text[]."""
+        """Return an `ARRAY[…]`, possibly in brackets with a cast to text[]."""
         if self._accept("("):
             inner = self._array()
             self._expect(")")

@@ -1,4 +1,4 @@
-"""SQL of callers on a PostgreSQL database: checks, reads, and answers of analysed queries."""
+"""SQL of callers on a PostgreSQL database: checks, reads, and answers to analysed queries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater.sources.write import Result
 
 
 class PostgresQueries:
-    """Fulfils the part of `Queryable` that is not `Readable`."""
+    """The SQL queries of a source. Fulfils the part of `Queryable` that is not `Readable`."""
 
     def __init__(self, callers: Callers, analyses: Analyses, offsets: SnapshotOffsets, *, seconds: float) -> None:
         self._callers, self._analyses, self._offsets, self._seconds = callers, analyses, offsets, seconds
@@ -27,13 +27,13 @@ class PostgresQueries:
         self._callers.check(role, statement, args)
 
     def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
-        """Return whether PostgreSQL's own plan of `sql` writes nothing."""
-        # PostgreSQL computes constants of the statement, which may take long.
+        """Return whether PostgreSQL's plan of `sql` writes nothing."""
+        # The time limit applies because PostgreSQL computes constants of the statement, which may take long.
         pool = self._callers.pool(role)
         return pool.read(lambda link: examine(link, sql, args or None)[0].read_only, self._seconds)
 
     def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:
-        """Run one statement in a read-only transaction: PostgreSQL refuses writes."""
+        """Run a statement in a read-only transaction: PostgreSQL refuses writes."""
 
         def read(link: Link) -> Result:
             statement, bound = examine(link, sql, args)
@@ -49,9 +49,9 @@ class PostgresQueries:
         return query_sql(query)
 
     def analyse(self, sql: str) -> Analysis:
-        """Return what one read-only statement depends on."""
+        """Return the dependencies of a read-only statement."""
         return self._analyses.analyse(sql)
 
     def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
-        """Run the query unless its epoch has changed. There are no guards."""
+        """Run the query unless its epoch has changed. PostgreSQL has no guards."""
         return self._analyses.answer(analysis, args)

@@ -1,4 +1,4 @@
-"""Rendering queries into PostgreSQL's SQL. The text says all: values stand in it as constants, arguments as $1, $2 …"""
+"""Rendering of queries into PostgreSQL's SQL. The text is complete: values are constants, arguments are $1, $2 …"""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headwater.sources.query_text import QueryText
 
 
 def query_sql(query: Query) -> str:
-    """The one text of `query`; its parameters are numbered as `query.parameters` names them."""
+    """Return the text of `query`; its parameters are numbered in the order of `query.parameters`."""
     return _QueryText().query(query)
 
 
 def constant(value: Value) -> str:
-    """A value as SQL text. Text has no type of its own: PostgreSQL reads it as what it stands beside."""
+    """Return a value as SQL text. Text is left untyped: PostgreSQL takes the type from the other operand."""
     match value:
         case None:
             return "NULL"
@@ -69,27 +69,27 @@ def _quoted(value: Value, kind: str = "") -> str:
 
 
 class _QueryText(QueryText):
-    """PostgreSQL's own way where it has one. Tables go by their schema: a search path means nothing here."""
+    """A query text in PostgreSQL's dialect. Tables are written with their schema: the search path is not used."""
 
     database, with_word, parameter, no_limit = "PostgreSQL", "WITH RECURSIVE", "$", "ALL"
 
     def __init__(self) -> None:
-        self._withs: list[set[str]] = []  # names that stand for a query here
+        self._withs: list[set[str]] = []  # names of WITH queries in scope
 
     def query(self, query: Query) -> str:
-        """A whole query, or one inside another."""
-        self._withs.append({each.name for each in query.with_})  # each may read itself, and the others
+        """Return a query or subquery as SQL."""
+        self._withs.append({each.name for each in query.with_})  # each may read itself and the others
         try:
             return super().query(query)
         finally:
             self._withs.pop()
 
     def ident(self, name: str) -> str:
-        """A name, quoted."""
+        """Return a name, quoted."""
         return ident(name)
 
     def named(self, name: str) -> str:
-        """A table, a view or a WITH name."""
+        """Return the SQL name of a table, a view or a WITH query."""
         if any(name in known for known in self._withs):
             return ident(name)
         parts = split_name(name)
@@ -98,11 +98,11 @@ class _QueryText(QueryText):
         return f"{ident(parts[0])}.{ident(parts[1])}"
 
     def set_op(self, body: SetOp) -> str:
-        """Two bodies as one, each in brackets."""
+        """Return a set operation on two bodies, each in brackets."""
         return f"({self.body(body.left)}) {body.kind.upper()}{' ALL' if body.all else ''} ({self.body(body.right)})"
 
     def expr(self, expr: Expr) -> str:
-        """An expression."""
+        """Return an expression as SQL."""
         match expr:
             case Col(name, table):
                 return ident(name) if table is None else f"{_qualifier(table)}.{ident(name)}"
@@ -116,7 +116,7 @@ class _QueryText(QueryText):
                 return self.queried(expr)
 
     def queried(self, expr: Queried) -> str:
-        """Parameters, aggregates and queries inside; some aggregates go by another name."""
+        """Return a parameter, aggregate or subquery as SQL; some aggregates have another name here."""
         match expr:
             case Star(str() as table):
                 return f"{_qualifier(table)}.*"
@@ -129,6 +129,6 @@ class _QueryText(QueryText):
 
 
 def _qualifier(name: str) -> str:
-    """A table, or another name of one, before a column of it."""
+    """Return the qualifier of a column: a table, or an alias."""
     parts = split_name(name) if "." in name else None
     return ident(name) if parts is None or parts[0] == "public" else f"{ident(parts[0])}.{ident(parts[1])}"

@@ -1,4 +1,4 @@
-"""Statements of callers: what they may do, by their first words and by PostgreSQL's own plan, and one run of one."""
+"""Statements of callers: the allowed ones, by first words and by PostgreSQL's plan, and how a statement is run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _COMMENT_MARK = re.compile(r"/\*|\*/")
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """What is known of one statement."""
+    """A statement and its properties."""
 
     sql: str  # with $1, $2 … for its parameters
     first: str  # its first word
@@ -93,7 +93,7 @@ def first_word(sql: str) -> str:
 
 
 def comment_end(sql: str, at: int) -> int:
-    """Return the place after the comment that begins at `at`; comments nest."""
+    """Return the end of the comment that begins at `at`; comments nest."""
     depth = 0
     for mark in _COMMENT_MARK.finditer(sql, at):
         depth += 1 if mark[0] == "/*" else -1
@@ -109,7 +109,7 @@ def check_length(sql: str) -> None:
 
 
 def check_allowed(sql: str) -> str:
-    """Return the first word; InvalidRequest for a statement with effects beyond its own transaction."""
+    """Return the first word; raise InvalidRequest for a statement with effects beyond its own transaction."""
     first = first_word(sql)
     if not first:
         raise InvalidRequest("there is no statement in the text", hint="Send one, such as SELECT 1.")
@@ -124,7 +124,7 @@ def check_allowed(sql: str) -> str:
 
 
 def examine(link: Link, sql: str, args: Args | None) -> tuple[Statement, list[Bound]]:
-    """Return what PostgreSQL says of `sql`, without running it, and the bound arguments; None: arguments come later."""
+    """Let PostgreSQL parse `sql`; return the statement and its bound arguments; `args` None: they are bound later."""
     first = check_allowed(sql)
     if args is None:
         with places_named(sql):
@@ -144,7 +144,7 @@ def examine(link: Link, sql: str, args: Args | None) -> tuple[Statement, list[Bo
 
 @contextmanager
 def places_named(sql: str) -> Iterator[None]:
-    """Explain the syntax of parameters in errors about a `?`, which is an operator of PostgreSQL."""
+    """Add the parameter syntax to the hint of an error about `?`, which is an operator of PostgreSQL."""
     try:
         yield
     except InvalidRequest as error:
@@ -154,9 +154,9 @@ def places_named(sql: str) -> Iterator[None]:
 
 
 def placed(sql: str, args: Args) -> tuple[str, list[Value]]:
-    """Return the statement with `$1`, `$2` … for its parameters, and their values in that order.
+    """Return the statement with `$1`, `$2` … as its parameters, and their values in that order.
 
-    By name a parameter is written `:name`, or `$1` with an argument called `1` or `$1`.
+    A named parameter is written `:name`, or `$1` with an argument called `1` or `$1`.
     """
     if not isinstance(args, dict):
         return sql, list(args)
@@ -192,7 +192,7 @@ def _in_order(named: dict[str, Value]) -> list[Value]:
 
 
 def _types(link: Link, sql: str, values: Sequence[Value]) -> tuple[int, ...]:
-    """Return the type of each parameter: what the statement makes of it, else the value's own."""
+    """Return the type of each parameter: the one the statement determines, else the value's own."""
     if not values:
         return link.prepare(sql)
     own = [own_type(value) for value in values]
@@ -205,7 +205,7 @@ def _types(link: Link, sql: str, values: Sequence[Value]) -> tuple[int, ...]:
         link.script("ROLLBACK TO headwater_look")
         wanted = link.prepare(sql, own)
     link.script("RELEASE headwater_look")
-    # A parameter that the statement does not determine becomes text.
+    # PostgreSQL makes an undetermined parameter text.
     return tuple([mine if oid == TEXT else oid for oid, mine in zip(wanted, own, strict=False)] + [*wanted[len(own) :]])
 
 
@@ -228,7 +228,7 @@ def _reads(link: Link, first: str, sql: str, types: Sequence[int]) -> bool:
 
 
 def run_statement(link: Link, statement: Statement, bound: Sequence[Bound]) -> Result:
-    """Run one statement and collect its answer."""
+    """Run a statement and return its result."""
     if statement.read_only:
         link.script("SAVEPOINT headwater_read")
     answer = link.run(statement.sql, bound, statement.types, max_rows=MAX_ROWS, to_end=not statement.read_only)
@@ -243,7 +243,7 @@ def run_statement(link: Link, statement: Statement, bound: Sequence[Bound]) -> R
     )
 
 
-# Possessive, and within a line: the text of a plan holds constants of the caller.
+# Possessive, and within a line: the text of a plan contains constants of the caller.
 _WRITING_PLAN = re.compile(r"^[ ]*+(?:->[ ]++)?+(Insert|Update|Delete|Merge|LockRows)\b", re.MULTILINE)
 _LOCKED = f"""
 SELECT n.nspname, c.relname FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
@@ -254,7 +254,7 @@ WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation'
 
 
 def check_ours(link: Link) -> None:
-    """Refuse a transaction that has locked a table of ours."""
+    """Raise InvalidRequest if the transaction has locked one of our tables."""
     for schema, name in link.run(_LOCKED).texts():
         raise InvalidRequest(
             f"{schema}.{name} uses a name that begins with {OURS!r}; those are Headwater's own",

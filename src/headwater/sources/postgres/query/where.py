@@ -1,9 +1,9 @@
-"""`where`: a SQL predicate on rows that stand in the log, true exactly where PostgreSQL says so.
+"""`where`: a SQL predicate on rows in the log, true exactly where PostgreSQL evaluates it to true.
 
-Python judges the parts whose meaning it shares with PostgreSQL; PostgreSQL judges what is left, on the rows that are
-left. **Where a value that it needs is unavailable** (an old row without REPLICA IDENTITY FULL, an unchanged large
-value) nobody can tell: the answer is then True unless the parts that can be judged say no, so that nothing that may
-have passed the filter is lost.
+Python evaluates the parts that mean the same in Python and PostgreSQL; PostgreSQL evaluates the rest, on the remaining
+rows. **If a needed value is unavailable** (an old row without REPLICA IDENTITY FULL, an unchanged TOAST value), the
+answer is unknown: it is True unless the parts that can be evaluated are false, so that no row that may have passed the
+filter is lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_SHAPES = 64  # shapes whose engine is kept for the next condition; condition
 
 
 class PostgresCondition:
-    """Fulfils `Condition`."""
+    """A predicate on the rows of a table. Fulfils `Condition`."""
 
     def __init__(self, engine: Engine, where: str, odd: Collection[str]) -> None:
         self._engine = engine
@@ -36,7 +36,7 @@ class PostgresCondition:
         self.is_cheap: bool = self._program is not None and self._program.is_whole
 
     def holds(self, rows: Sequence[Row]) -> list[bool]:
-        """Whether it is true for each of `rows`."""
+        """Return whether the predicate is true for each of `rows`."""
         program = self._program
         if program is None:
             return self._ask(rows)
@@ -47,7 +47,7 @@ class PostgresCondition:
         return found if program.is_whole else self._asked_of(rows, found, [n for n, holds in enumerate(found) if holds])
 
     def _one_by_one(self, program: Program, rows: Sequence[Row]) -> list[bool]:
-        """Where Python does not know some of the rows: those are left to PostgreSQL."""
+        """Evaluate each row in Python, and leave the rows that Python cannot evaluate to PostgreSQL."""
         found = [True] * len(rows)
         left = []
         for place, row in enumerate(rows):
@@ -65,7 +65,7 @@ class PostgresCondition:
         return found
 
     def _ask(self, rows: Sequence[Row]) -> list[bool]:
-        """PostgreSQL's word; of rows that are not wholly known, that they may hold."""
+        """Return PostgreSQL's answers; True for rows with unavailable values."""
         found = [True] * len(rows)
         known = [n for n, row in enumerate(rows) if all(row[place] is not UNAVAILABLE for place in self._places)]
         for place, holds in zip(known, self._engine.holds(self._found, [rows[n] for n in known]), strict=True):
@@ -74,7 +74,7 @@ class PostgresCondition:
 
 
 class Predicates:
-    """Makes conditions. One per source, from any thread."""
+    """The conditions of a source. Thread-safe."""
 
     def __init__(self, pool: Pool, odd: Callable[[], Collection[str]]) -> None:
         self._pool, self._odd = pool, odd
@@ -98,7 +98,7 @@ class Predicates:
 
 
 def _program(engine: Engine, found: Examined, odd: Collection[str]) -> Program | None:
-    """What Python knows of the predicate, if PostgreSQL agrees that it was read rightly."""
+    """Return the part of the predicate that Python can evaluate, if PostgreSQL confirms that it was parsed rightly."""
     try:
         program = read(engine.table, engine.type_of, tuple(odd), found.text)
     except Unknown:

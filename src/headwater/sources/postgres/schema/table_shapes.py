@@ -1,4 +1,4 @@
-"""What the catalogue says of a table at this moment: its shape, and how its types are named in SQL."""
+"""The current shape of a table from the catalogue, and the SQL names of its types."""
 
 from __future__ import annotations
 
@@ -18,67 +18,67 @@ from headwater.sources.postgres.types import TypeFact, base_of
 from headwater.sources.postgres.values import Bound, cell_reader, to_bound
 from headwater.sources.request_checks import no_column
 
-HOLD_SECONDS = 30.0  # longest wait for whoever alters a table
-_ABSENT = frozenset({"42P01", "3F000", "42809"})  # no such table, no such schema, something else of this name
-OURS = "_headwater"  # how the names of our own schemas and tables begin
-Known = Callable[[str], Table | None]  # the newest shape that the log has of a table
+HOLD_SECONDS = 30.0  # longest wait for a lock held by an ALTER TABLE
+_ABSENT = frozenset({"42P01", "3F000", "42809"})  # no such table; no such schema; not a table
+OURS = "_headwater"  # prefix of the names of our own schemas and tables
+Known = Callable[[str], Table | None]  # the newest shape of a table in the log
 
 
 def ident(name: str) -> str:
-    """The one way a name gets into SQL text."""
+    """Return a name quoted for SQL text; every name is quoted by this function."""
     if "\0" in name or not name:
         raise InvalidRequest("a name is not empty and holds no NUL character")
     return '"' + name.replace('"', '""') + '"'
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A table as it is now. `casts` name the type of each column, without its limits, as SQL."""
+    """A table as it is now. `casts` are the SQL types of the columns, without their length limits."""
 
     table: Table
     oid: int
-    sql: str  # its name
+    sql: str  # the quoted name of the table
     casts: tuple[str, ...]
-    types: tuple[int, ...]  # below all domains
+    types: tuple[int, ...]  # base types, with domains resolved
     is_partitioned: bool = False
 
     def cast(self, name: str) -> str:
-        """The type of a column, as SQL."""
+        """Return the type of a column as SQL."""
         return self.casts[self.place(name)]
 
     def place(self, name: str) -> int:
-        """Return the place of a column; InvalidRequest if there is none of this name."""
+        """Return the place of a column; raise InvalidRequest if there is none of this name."""
         place = self.table.index.get(name)
         if place is None:
             raise no_column(self.table, name, [column.name for column in self.table.visible])
         return place
 
     def column(self, name: str) -> Column:
-        """A column."""
+        """Return a column by name."""
         return self.table.columns[self.place(name)]
 
     def bound(self, name: str, value: object) -> Bound:
-        """A value to be cast to the type of a column."""
+        """Return a parameter to be cast to the type of a column."""
         declared = "bytea" if self.column(name).kind == "bytes" else self.column(name).declared
         return to_bound(value, declared)  # type: ignore[arg-type]
 
     def rows(self, answer: Answer) -> list[Row]:
-        """Rows of an answer that has all columns in their order."""
+        """Return the rows of an answer that has all columns in their order."""
         readers = [cell_reader(oid) for oid in self.types]
         return [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in answer.rows]
 
     @property
     def own(self) -> str:
-        """Where its own rows are, as SQL: those of tables that inherit from it are told, and kept, under their names.
-        Rows of a partitioned table are all in its partitions."""
+        """Return the SQL of the table's own rows: those of inheriting tables are captured and kept under their names.
+        All rows of a partitioned table are in its partitions."""
         return self.sql if self.is_partitioned else f"ONLY {self.sql}"
 
     @property
     def column_list(self) -> str:
-        """Every column, as SQL."""
+        """Return every column as SQL."""
         return ", ".join(map(ident, self.table.names))
 
     def need_key(self) -> None:
-        """NotSupported where nothing tells the rows apart."""
+        """Raise NotSupported if the table has no key."""
         if not self.table.key:
             raise NotSupported(
                 f"table {self.table.name!r} has no primary key: nothing tells its rows apart",
@@ -106,28 +106,28 @@ WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
 ORDER BY a.attnum
 """.replace("{counts}", COUNTS).replace("{collation}", COLLATION)
 _TYPES = "SELECT oid, format_type(oid, NULL), typbasetype FROM pg_type"
-STORED_IN_STREAM = 180000  # from here on the stream has stored generated columns
+STORED_IN_STREAM = 180000  # the first server version whose stream has stored generated columns
 
 
 class Shapes:
-    """Asks the catalogue. `known` tells the version of a shape, and which columns the stream sends.
+    """The catalogue's shapes. `known` gives the version of a shape, and which columns the stream sends.
 
-    `version` tells the last version of a name: a shape that the log has not is the next one.
+    `version` gives the last version of a name: a shape that the log lacks gets the next one.
     """
 
     def __init__(self, known: Known = lambda name: None, version: Callable[[str], int] = lambda name: 0) -> None:
         self._known, self._version = known, version
-        self._types: dict[int, TypeFact] = {}  # replaced as a whole: from any thread
+        self._types: dict[int, TypeFact] = {}  # replaced as a whole, which makes it thread-safe
 
     def shape(self, link: Link, name: str) -> Shape:
-        """The table called `name`; NotFound."""
+        """Return the table called `name`, or raise NotFound."""
         found = self.find(link, name)
         if found is None:
             raise _missing(name)
         return found
 
     def find(self, link: Link, name: str) -> Shape | None:
-        """The table called `name`, if there is one."""
+        """Return the table called `name`; None if there is none."""
         parts = _parts(name)
         if parts is None:
             return None
@@ -161,7 +161,7 @@ class Shapes:
         return self._as_known(shape)
 
     def _as_known(self, shape: Shape) -> Shape:
-        """With the version and the columns that the log has, where these are the same columns."""
+        """Return the shape with the log's version and columns, if the columns are equal."""
         known = self._known(shape.table.name)
         if known is None or not _fits(known, shape.table):
             table = msgspec.structs.replace(shape.table, version=self._version(shape.table.name) + 1)
@@ -172,10 +172,10 @@ class Shapes:
 
 
 def hold(link: Link, name: str, seconds: float = HOLD_SECONDS) -> None:
-    """Keep a table as it is until the transaction ends. To be the first thing in it: this takes no snapshot.
+    """Lock a table against changes until the transaction ends. Call it first in the transaction: it takes no snapshot.
 
-    Who empties or rewrites a table leaves nothing in it for an older snapshot. Such a one, taken before the table was
-    opened, would find no rows, though there were some at its moment. NotFound; Busy where somebody alters it too long.
+    TRUNCATE and table rewrites leave no rows for older snapshots. A snapshot taken before the lock would find the table
+    empty, though it had rows at that time. Raises NotFound; Busy if somebody alters the table for too long.
     """
     parts = _parts(name)
     if parts is None:
@@ -193,7 +193,7 @@ def hold(link: Link, name: str, seconds: float = HOLD_SECONDS) -> None:
 
 
 def _parts(name: str) -> tuple[str, str] | None:
-    """Schema and table, of what can be one of the user's."""
+    """Return schema and table of a name that a user's table can have; None otherwise."""
     parts = split_name(name) if "\0" not in name else None
     return None if parts is None or parts[0].startswith(OURS) or parts[1].startswith(OURS) else parts
 
@@ -203,7 +203,7 @@ def _missing(name: str) -> NotFound:
 
 
 def _fits(known: Table, table: Table) -> bool:
-    """Whether a shape of the log is that of `table`, maybe without generated columns."""
+    """Return whether `known` has the columns of `table`, possibly without generated ones."""
     are = {column.name: column.declared for column in table.columns}
     if any(are.get(column.name) != column.declared for column in known.columns):
         return False

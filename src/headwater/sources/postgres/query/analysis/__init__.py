@@ -1,1 +1,1 @@
-"""What a statement depends on: PostgreSQL parses it, and its own tree is read."""
+"""The dependencies of a statement, read from the tree that PostgreSQL parses it to."""
