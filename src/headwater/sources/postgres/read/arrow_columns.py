@@ -1,7 +1,7 @@
-"""Columns of PostgreSQL's texts as columns of Arrow by kind, all values at once. Pure.
+"""Arrow columns from columns of PostgreSQL's text, by kind, all values at once. Pure.
 
-For most types Arrow holds PostgreSQL's own text, or a number that Arrow reads. Where one value is not like that (see
-`types`: what a kind cannot hold stays its text), None: then each is looked at.
+For most types the Arrow column holds PostgreSQL's own text, or a number that Arrow parses. If a value does not fit (see
+`types`: a value that its kind cannot hold stays its text), the result is None: then values are converted one by one.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _json = msgspec.json.Decoder()
 
 
 def array_of(oid: int, texts: pa.StringArray) -> pa.Array | None:
-    """Values of type `oid`, which is below all domains."""
+    """Return the values of base type `oid` as an Arrow column; None if a value does not fit."""
     make = _MAKERS.get(oid)
     return texts if make is None else make(texts)
 
 
 def _all(found: Any) -> bool:
-    """Whether it is true of each that is not null."""
+    """Return whether all values that are not null are true."""
     import pyarrow.compute as pc
 
     return bool(pc.all(found, min_count=0).as_py())
@@ -86,7 +86,7 @@ def _bytes(texts: pa.StringArray) -> pa.Array | None:
 def _dates(texts: pa.StringArray) -> pa.Array | None:
     import pyarrow.compute as pc
 
-    # Others are longer (years of five digits, `BC`) or shorter (`infinity`).
+    # Other dates are longer (years of five digits, `BC`) or shorter (`infinity`).
     return texts if _all(pc.equal(pc.binary_length(texts), 10)) else None
 
 
@@ -94,7 +94,7 @@ def _timestamps(texts: pa.StringArray) -> pa.Array | None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # In a year of five digits the space is further on, and `infinity` has none.
+    # A year of five digits moves the space, and `infinity` has none.
     if not _all(pc.equal(pc.binary_slice(texts.cast(pa.binary()), 10, 11), b" ")) or _any_before_christ(texts):
         return None
     return pc.binary_replace_slice(texts, 10, 11, "T")

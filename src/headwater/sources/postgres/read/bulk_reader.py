@@ -1,4 +1,4 @@
-"""A PostgreSQL database read in bulk by another process than the one that captures it."""
+"""Bulk reads of a PostgreSQL database by another process than the capturing one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headwater.sources.postgres.schema.column_probe import Columns
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.read import PastShapes, ServerPositions
 
-READERS = 4  # PostgreSQL has few connections to give
-CHUNK_ROWS = 65_536  # finding the offset of a chunk takes as long as some thousand rows
+READERS = 4  # few, because PostgreSQL's connections are scarce
+CHUNK_ROWS = 65_536  # finding the offset of a chunk takes as long as reading some thousand rows
 
 
 class PostgresReader(PostgresReads):
-    """Fulfils `BulkReader`."""
+    """The bulk reads of a database. Fulfils `BulkReader`."""
 
     chunk_rows = CHUNK_ROWS
 
@@ -35,7 +35,7 @@ class PostgresReader(PostgresReads):
 
     def describe(self) -> dict[str, Table]:
         """Return the tables as they are now."""
-        self._columns.renew()  # a job begins with this: it may be about a table of a new collation
+        self._columns.renew()  # each job begins here, and its table may have a new collation
         return self._server.describe()
 
     def shape(self, name: str, version: int | None = None) -> Table:
@@ -62,13 +62,13 @@ class PostgresReader(PostgresReads):
         """Do nothing: no capture waits in this process."""
 
     def close(self) -> None:
-        """End the sessions."""
+        """Close the sessions."""
         self._pool.close()
         self._judges.close()
 
 
 class _ServerOffsets:
-    """Fulfils `SnapshotOffsets` by asking the server."""
+    """The offsets of snapshots, asked of the server. Fulfils `SnapshotOffsets`."""
 
     def __init__(self, server: ServerPositions) -> None:
         self.reading, self.exact = server.reading, server.exact

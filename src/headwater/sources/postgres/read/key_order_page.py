@@ -1,4 +1,4 @@
-"""A stretch of a table in key order: at most so many rows and about so many bytes, after a key and inside a span."""
+"""A page of a table in key order: limited in rows and approximately in bytes, after a key and inside a span."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from headwater.sources.postgres.protocol_session import CAN_CHUNK, Link, cells_o
 from headwater.sources.postgres.schema.table_shapes import Shape
 from headwater.sources.postgres.values import Bound, cell_reader, to_bound
 
-MAX_BYTES = 16 * 1024 * 1024  # of a chunk, about
-FIRST = 64  # rows asked of PostgreSQL at first; then at most twice as many as the last time
-FETCH = 10_000 if CAN_CHUNK else 1_000  # and never more
-PART = 500  # rows that libpq holds at a time, at most
+MAX_BYTES = 16 * 1024 * 1024  # approximate size of a chunk
+FIRST = 64  # rows of the first fetch; each next fetch is at most twice as large
+FETCH = 10_000 if CAN_CHUNK else 1_000  # limit of a fetch in rows
+PART = 500  # most rows that libpq holds at a time
 _HOURS = re.compile(rb"([+-]\d\d):00\Z")
 
 
 class Taken(Protocol):
-    """What was taken of a table so far."""
+    """The rows taken from a table so far."""
 
     count: int  # of rows
-    weight: int  # of their cells, in bytes
-    heaviest: int  # of these rows
+    weight: int  # bytes of their cells
+    heaviest: int  # bytes of the largest row
 
     def add(self, result: pq.abc.PGresult) -> None:
-        """Take the next rows. OverflowError, and none is taken, where these are too many at once."""
+        """Add the next rows. Raises OverflowError, and adds none, if they are too large together."""
         ...
 
     def rows(self, limit: int) -> Sequence[Row]:
-        """The first `limit` of them."""
+        """Return the first `limit` rows."""
         ...
 
 
@@ -73,7 +73,7 @@ class Decoded:
 def stretch(
     link: Link, shape: Shape, odd: Collection[str], after: Key | None, span: Span | None, limit: int, taken: Taken
 ) -> tuple[Sequence[Row], Key | None]:
-    """The rows, and the key of the last where there may be others after it. `taken` is empty."""
+    """Return the rows, and the key of the last if more may follow. `taken` must be empty."""
     table = shape.table
     bounds = None if span is None or span == Span() else _Bounds(table, span, odd)
     text = _Text(shape, odd)
@@ -94,7 +94,7 @@ def stretch(
 
 
 def _fetch(link: Link, sql: str, params: list[Bound], limit: int, taken: Taken) -> bool:
-    """Take about `limit` rows and MAX_BYTES; whether there may be others after the first `limit`."""
+    """Take about `limit` rows and MAX_BYTES; return whether more may follow the first `limit`."""
     first = FIRST
     while True:
         link.run(f"DECLARE headwater_chunk NO SCROLL CURSOR FOR {sql}", params)
@@ -110,18 +110,18 @@ def _fetch(link: Link, sql: str, params: list[Bound], limit: int, taken: Taken) 
 
 
 def _filled(link: Link, limit: int, taken: Taken, first: int) -> bool:
-    """Take from the cursor; whether that was all it has. OverflowError where not even the first rows can be held."""
+    """Take rows from the cursor; return whether it is exhausted. OverflowError if not even the first rows fit."""
     size = first
     while taken.count <= limit and taken.weight < MAX_BYTES:
-        # Rows like the heaviest so far are an eighth of what is left: one sudden row is no flood.
+        # A fetch of rows like the largest so far uses an eighth of the remaining bytes: one large row does no harm.
         fit = max((MAX_BYTES - taken.weight) // (8 * taken.heaviest or 1 << 18), 1)
         size = min(FETCH, limit + 1 - taken.count, fit, size)
         came, is_cut = 0, False
-        # Rows grow without warning: what comes when there is enough is let go. The next chunk begins with it.
+        # Rows may grow suddenly: rows received past the limit are discarded. The next chunk begins with them.
         for part in link.parts(f"FETCH FORWARD {size} FROM headwater_chunk", min(fit, PART)):
             came += part.ntuples
             if not part.ntuples and taken.count:
-                continue  # the last word of libpq
+                continue  # libpq's final empty result
             if is_cut or taken.weight >= MAX_BYTES:
                 is_cut = True
                 continue
@@ -140,7 +140,7 @@ def _filled(link: Link, limit: int, taken: Taken, first: int) -> bool:
 
 
 class _Bounds:
-    """A span over rows that come in the order of their places."""
+    """A span over rows that are in key order."""
 
     def __init__(self, table: Table, span: Span, odd: Collection[str]) -> None:
         self._span = span
@@ -148,18 +148,18 @@ class _Bounds:
         self._place: Callable[[Row], bytes] = lambda row: place(key_of(row))
 
     def is_past(self, row: Row) -> bool:
-        """Whether `row` lies behind the end."""
+        """Return whether `row` is at or after the end of the span."""
         return self._span.end is not None and self._place(row) >= self._span.end
 
     def inside(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Those of `rows`, which are in order, that lie in the span."""
+        """Return those of the ordered `rows` that are inside the span."""
         low = bisect_left(rows, self._span.start, key=self._place)
         end = self._span.end
         return rows[low:] if end is None else rows[low : bisect_left(rows, end, low, key=self._place)]
 
 
 class _Text:
-    """The SQL of a stretch, and its parameters."""
+    """The SQL of a page, and its parameters."""
 
     def __init__(self, shape: Shape, odd: Collection[str]) -> None:
         self._shape = shape
@@ -168,17 +168,17 @@ class _Text:
         self.params: list[Bound] = []
 
     def keys(self, count: int) -> str:
-        """The first columns of the key, as they are compared."""
+        """Return the SQL of the first `count` key columns for comparison."""
         return ", ".join(ordered_by(column, self._odd) for column in self._columns[:count])
 
     def beyond(self, after: Key) -> str:
-        """Keys greater than `after`."""
+        """Return the condition for keys greater than `after`."""
         if len(after) != len(self._columns):
             raise InvalidRequest(f"the key of {self._shape.table.name!r} has {len(self._columns)} values")
         return self._compared(">", after)
 
     def near(self, data: bytes | None, *, is_start: bool) -> str:
-        """Keys from the start of a span, or up to its end, and maybe some more: where PostgreSQL can seek to."""
+        """Return an index condition for keys from the start, or up to the end, of a span, and perhaps some more."""
         found = _key_at(data) if data else None
         if found is None:
             return ""
@@ -207,13 +207,13 @@ class _Text:
 
 
 def _as_text(value: Value) -> Bound:
-    """The value as PostgreSQL's own text: whole hours of a time zone have no minutes there."""
+    """Return the value as PostgreSQL's own text, in which a whole-hour time zone has no minutes."""
     bound = to_bound(value)
     return _HOURS.sub(rb"\1", bound) if isinstance(value, Time) and bound is not None else bound
 
 
 def _key_at(data: bytes) -> tuple[Key, bool] | None:
-    """The key at which a span begins or ends; and whether just behind all keys that begin with it (`prefix_end`)."""
+    """Return the key at a span's bound, and whether the bound is after all keys with that prefix (`prefix_end`)."""
     candidates = [(data, False)]
     if data[-1:] > b"\0":
         candidates.append((data[:-1] + bytes([data[-1] - 1]), True))
@@ -225,7 +225,7 @@ def _key_at(data: bytes) -> tuple[Key, bool] | None:
 
 
 def _fitting(column: Column, value: Value) -> Value:
-    """A value from key bytes as a value of the column; None if that is not sure."""
+    """Return a value decoded from key bytes as a value of the column; None if that is uncertain."""
     match column.kind, value:
         case "bool", int() if value in (0, 1):
             return bool(value)

@@ -1,9 +1,9 @@
 """Reads of a PostgreSQL database's tables, each with the offset of its snapshot.
 
-A read sees the transactions of its snapshot. Once the stream has delivered all that were committed before it, the
-snapshot either is a prefix of the log or it is not (commits became visible in another order than they were logged);
+A read sees the transactions of its snapshot. Once the stream has delivered all transactions committed before it, the
+snapshot either is a prefix of the log or is not (commits became visible in another order than they were logged);
 then the read is repeated. Chunks need a prefix, and so do answers with an ETag; other reads get an offset up to which
-they surely saw everything.
+they certainly saw everything.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from headwater.sources.postgres.snapshot_visibility import SnapshotOffsets, read
 from headwater.sources.postgres.write.session import PostgresSession
 from headwater.sources.read import Chunk, Condition, Sample
 
-TRIES = 10  # of a read whose snapshot is not a prefix of the log
+TRIES = 10  # attempts of a read whose snapshot is not a prefix of the log
 
 
 class PostgresReads:
-    """Fulfils the part of `Readable` that reads tables. Thread-safe.
+    """The table reads of a source. Fulfils the part of `Readable` that reads tables. Thread-safe.
 
-    `queries` runs conditions of callers; `take` is the form in which the rows of a chunk are kept.
+    `queries` evaluates conditions of callers; `take` is the form in which the rows of a chunk are kept.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PostgresReads:
         self._predicates = Predicates(queries, columns.odd)
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
-        """Return one row by its key, with the table's shape and the offset of the read."""
+        """Return a row by its key, with the table's shape and the offset of the read."""
 
         def read(link: Link) -> tuple[Table, Row | None]:
             hold(link, table, self._seconds)
@@ -63,7 +63,7 @@ class PostgresReads:
         return shape, row, offset
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
-        """Return at most `limit` rows in key order with keys after `after`, inside `span`."""
+        """Return at most `limit` rows in key order, with keys after `after` and inside `span`."""
         odd = self._columns.odd()
 
         def read(link: Link) -> tuple[Table, Sequence[Row], Key | None, str]:
@@ -91,9 +91,9 @@ class PostgresReads:
         return self._predicates.condition(table, where)
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-        """Return how PostgreSQL compares values of `columns`."""
+        """Return a function from values of `columns` to bytes in row order."""
         return order(table, columns, self._columns.odd())
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
-        """Return `values` as `columns` would hold them."""
+        """Return `values` as `columns` would store them."""
         return self._columns.stored(table, columns, values)

@@ -1,4 +1,4 @@
-"""A sample of a table's rows: some pages drawn by chance, and some of their rows, evenly. Never a scan by OFFSET."""
+"""A sample of a table's rows: random pages, and some of their rows at even intervals. Never a scan by OFFSET."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.schema.table_shapes import Shape, Shapes, hold, ident
 from headwater.sources.read import Point, Sample
 
-ROW_BYTES = 8  # what a row costs beside its values
-ALL_ROWS = "SET LOCAL row_security = off"  # where a policy would hide some, PostgreSQL refuses
-SEED = 1  # the same table gives nearly the same sample
-SURE = 4  # so many times more rows are drawn than asked for, because pages are filled unevenly
+ROW_BYTES = 8  # overhead of a row besides its values
+ALL_ROWS = "SET LOCAL row_security = off"  # PostgreSQL then refuses the read if a policy would hide rows
+SEED = 1  # fixed, so that a table gives nearly the same sample each time
+SURE = 4  # factor of rows drawn over rows asked for, because pages are filled unevenly
 
 _SIZE = """
 WITH leaf AS (
@@ -27,7 +27,7 @@ SELECT coalesce(sum(pages), 0)::bigint,
 FROM leaf
 """
 
-Drawn = list[tuple[object, ...]]  # keys, then how many bytes the values have
+Drawn = list[tuple[object, ...]]  # keys, then the bytes of the values
 
 
 def read_sample(
@@ -45,11 +45,11 @@ def read_sample(
 
 
 def _drawn(link: Link, shape: Shape, size: int) -> tuple[Drawn, int]:
-    """Rows, and how many there are in all, about."""
-    # By other names: `n` is ours. Large values are looked at only of the rows that are taken.
+    """Return sampled rows, and the approximate number of all rows."""
+    # Columns are renamed because `n` is ours. Large values are read only for the rows that are taken.
     columns = ", ".join(f"{ident(name)} AS c{place}" for place, name in enumerate(shape.table.names))
     keys = [f"c{shape.place(name)}" for name in shape.table.key]
-    # What a row has on the wire: its text.
+    # The size of a row on the wire is that of its text.
     lengths = " + ".join(f"coalesce(octet_length(c{place}::text), 0)" for place in range(len(shape.table.names))) or "0"
     select = f"SELECT {', '.join([*keys, lengths])} FROM (SELECT row_number() OVER () AS n, {columns} FROM {shape.own}"
     some = link.run(f"{select} LIMIT {size + 1}) every_one").values()
@@ -67,7 +67,7 @@ def _drawn(link: Link, shape: Shape, size: int) -> tuple[Drawn, int]:
 
 
 def _count(shape: Shape, part: float) -> str:
-    """About how many rows there are, where PostgreSQL has never counted them."""
+    """Return the SQL that estimates the number of rows, for a table that PostgreSQL has never analysed."""
     drawn = f"{shape.own} TABLESAMPLE SYSTEM ({100 * part}) REPEATABLE ({SEED})"
     return f"SELECT round(count(*) / {part})::bigint FROM {drawn}"
 
@@ -81,7 +81,7 @@ def _weighed(table: Table, drawn: Drawn, rows: int, odd: Collection[str]) -> Sam
         place = order(table, table.key, odd) if table.key else None
     except NotSupported:
         place = None
-    if place is None:  # keys that have no order here
+    if place is None:  # the keys have no order here
         return Sample(table, rows, total)
     points = (Point(place(row[:width]), *weight) for row, weight in zip(drawn, weights, strict=True))  # type: ignore[arg-type]
     return Sample(table, rows, total, tuple(sorted(points, key=lambda point: point.place)))

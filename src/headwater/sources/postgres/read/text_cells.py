@@ -1,5 +1,5 @@
-"""The cells of an answer as columns of text in Arrow: by `cells_compiled` where it was built, without an object for
-each; else in Python, cell by cell."""
+"""The cells of an answer as Arrow columns of text: by `text_cells_compiled` where built, without an object per cell;
+otherwise in Python, cell by cell."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headwater.sources.postgres.protocol_session import cells_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORM = 1  # of what is asked of the compiled module: one that was built for another is not used
+FORM = 1  # version of the compiled module's interface: a module built for another version is not used
 NULL_WEIGHT = 8
-MOST = 2**31 - 1  # bytes of a column of text in Arrow
+MOST = 2**31 - 1  # limit of an Arrow text column in bytes
 
 
 class Texts(NamedTuple):
-    """The columns of an answer; how many bytes its rows weigh, and the heaviest of them."""
+    """The columns of an answer, the bytes of its rows, and the bytes of the largest row."""
 
     columns: list[pa.StringArray]
     weight: int
@@ -29,7 +29,7 @@ class Texts(NamedTuple):
 
 
 def in_python(result: pq.abc.PGresult) -> Texts:
-    """Cell by cell."""
+    """Return the columns of `result`, converted cell by cell."""
     import pyarrow as pa
 
     rows = cells_of(result)
@@ -45,7 +45,7 @@ def _compiled() -> Callable[[pq.abc.PGresult], Texts] | None:
     try:
         from headwater.sources.postgres.read import text_cells_compiled
 
-        library = ctypes.CDLL(importlib.import_module(pq.PGresult.__module__).__file__)  # it leads to the libpq it uses
+        library = ctypes.CDLL(importlib.import_module(pq.PGresult.__module__).__file__)  # linked to psycopg's libpq
         names = ("PQgetvalue", "PQgetlength", "PQgetisnull")
         value, length, is_null = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
     except (ImportError, OSError, AttributeError):
@@ -63,7 +63,7 @@ def _compiled() -> Callable[[pq.abc.PGresult], Texts] | None:
         for there, begins, data in found:
             bits = None if there is None else pa.py_buffer(there)
             column = pa.StringArray.from_buffers(rows, pa.py_buffer(begins), pa.py_buffer(data), bits)
-            column.validate(full=True)  # UTF-8, as PostgreSQL promised
+            column.validate(full=True)  # checks for UTF-8, which PostgreSQL guarantees
             columns.append(column)
         return Texts(columns, weight, heaviest)
 
@@ -74,5 +74,5 @@ COMPILED = _compiled()
 
 
 def texts_of(result: pq.abc.PGresult) -> Texts:
-    """The cells of `result`; OverflowError where a column of several rows is too large for Arrow."""
+    """Return the cells of `result`; raise OverflowError if a column of several rows is too large for Arrow."""
     return (COMPILED or in_python)(result)

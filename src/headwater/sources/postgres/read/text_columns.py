@@ -1,4 +1,4 @@
-"""Rows as PostgreSQL wrote them, in columns of text: Arrow without a look at each value, and values when asked."""
+"""Rows as columns of PostgreSQL's text: Arrow without converting single values, and values on demand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Packed:
-    """Fulfils `stretch.Taken`."""
+    """Rows kept as columns of text. Fulfils `key_order_page.Taken`."""
 
     def __init__(self, shape: Shape) -> None:
         self._types = shape.types
@@ -45,14 +45,14 @@ class Packed:
 
 
 class PackedRows(Sequence[Row]):
-    """Rows, in order. Fulfils `arrow.Columnar`."""
+    """Rows in order, stored by column. Fulfils `arrow.Columnar`."""
 
     def __init__(self, types: Sequence[int], columns: Sequence[pa.StringArray]) -> None:
         self._types, self._columns = types, columns
         self._readers = [cell_reader(oid) for oid in types]
 
     def column(self, place: int) -> pa.Array | list[Value]:
-        """One of them: in Arrow's type for its kind, or the values where one of them does not fit that."""
+        """Return a column in Arrow's type for its kind, or as values if one of them does not fit that type."""
         texts = self._columns[place]
         found = array_of(self._types[place], texts)
         return self._values(place) if found is None else found

@@ -1,4 +1,4 @@
-"""Taking Headwater out of a PostgreSQL database: its slot and its publication go, the server keeps no log for us."""
+"""Removal of Headwater from a PostgreSQL database: slot and publication are dropped, the server keeps no WAL for us."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.sources.postgres.settings import PostgresConfig
 
 
 def detach(name: str, url: str, *, config: PostgresConfig) -> Dropped:
-    """Remove every trace that the role may; what became of them. No server may be attached."""
+    """Remove everything that the role may remove; return the result. No server may be attached."""
     server = Server(name, url)
     with server.connect() as connection, server.errors():
         dropped = drop(connection, slot_name(config.publication, name), slot_name(config.slot, name))
@@ -20,7 +20,7 @@ def detach(name: str, url: str, *, config: PostgresConfig) -> Dropped:
 
 
 def _drop_trigger(connection: Connection) -> str:
-    """Remove the trigger that tells DDL statements; return the SQL that does if the role may not, else ""."""
+    """Remove the trigger that records DDL statements; return the SQL that does if the role may not, else ""."""
     if connection.execute(ddl_trigger.IS_INSTALLED).fetchone() is None:
         return ""
     try:

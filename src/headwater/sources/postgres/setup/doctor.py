@@ -1,4 +1,4 @@
-"""Whether a database can be captured, and how well: what is wrong is told with the SQL that mends it."""
+"""Checks whether a database can be captured, and how well; each problem has the SQL that fixes it."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from headwater.sources.postgres.connection import Connection, Server, quoted, te
 from headwater.sources.postgres.schema.lock_free_catalog import published_sql
 from headwater.sources.postgres.schema.relations import split_name, table_name
 
-OLDEST = 140000  # the first server that sends unfinished transactions
+OLDEST = 140000  # the first server version that sends unfinished transactions
 MOST_WARNINGS = 10
-SENDERS = 2  # connections that we need of those for replication: the stream, and for a moment one that asks
+SENDERS = 2  # replication connections we need: the stream, and briefly one for IDENTIFY_SYSTEM
 KEEP = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something about a server that is not as it should be, and the SQL that mends it."""
+    """A problem of a server, and the SQL that fixes it."""
 
     problem: str
     remedy: str
     fatal: bool = True  # capture cannot run
-    refuses_writes: bool = False  # capture runs, and the server refuses what others write
-    is_told: bool = False  # also to who starts to serve, and never asked
+    refuses_writes: bool = False  # capture runs, but PostgreSQL refuses writes of other clients
+    is_told: bool = False  # also logged when the server starts
 
 
 class TableFit(msgspec.Struct, frozen=True):
-    """A table as the catalogue has it, captured or not."""
+    """A table in the catalogue, captured or not."""
 
     schema: str
     table: str
     identity: str  # d: by its primary key, i: by an index, f: whole old rows, n: nothing
-    has_identity: bool  # whether the key or index that `identity` means is there
+    has_identity: bool  # whether the key or index that `identity` refers to exists
     is_logged: bool
     is_readable: bool
     is_published: bool
-    may_toast: bool  # a column outside the key whose values may be stored beside the row
+    may_toast: bool  # a column outside the key whose values may be stored in TOAST
     key: tuple[str, ...] = ()
-    is_hidden: bool = False  # policies keep rows from the role
+    is_hidden: bool = False  # policies hide rows from the role
     is_owned: bool = True  # the role may publish it
 
     @property
     def name(self) -> str:
-        """What we call it."""
+        """Return our name of the table."""
         return table_name(self.schema, self.table)
 
     @property
     def full_name(self) -> str:
-        """For SQL."""
+        """Return the quoted name for SQL."""
         return f"{quoted(self.schema)}.{quoted(self.table)}"
 
 
 def check(findings: Iterable[Finding]) -> None:
-    """SourceUnfit if capture cannot run."""
+    """Raise SourceUnfit if capture cannot run."""
     fatal = [each for each in findings if each.fatal]
     if fatal:
         problems = "; ".join(each.problem for each in fatal)
@@ -65,7 +65,7 @@ def check(findings: Iterable[Finding]) -> None:
 
 
 def warnings(findings: Iterable[Finding]) -> list[str]:
-    """What who starts to serve must hear, because others who use the database suffer from it. Pure."""
+    """Return the warnings to log when the server starts, because other users of the database are affected. Pure."""
     told = [f"{each.problem}; run: {each.remedy}" for each in findings if each.refuses_writes or each.is_told]
     left = len(told) - MOST_WARNINGS
     return told if left <= 0 else [*told[:MOST_WARNINGS], f"and {left} more: see `headwater doctor`"]
@@ -79,7 +79,7 @@ def examine(
     tables: Sequence[str],
     publish_all: bool = False,
 ) -> list[Finding]:
-    """Everything that keeps this database from being captured, or captured well."""
+    """Return every problem that prevents or limits the capture of this database."""
     existing = find_slot(connection, slot)
     found = [*_settings(connection), *_room(connection, existing)]
     if not _rights(connection):
@@ -119,7 +119,7 @@ def _settings(connection: Connection) -> list[Finding]:
 
 
 def _room(connection: Connection, existing: Slot | None) -> list[Finding]:
-    """Slots and connections for replication are counted, and few."""
+    """Return the problems with the limited replication slots and connections."""
     slots, most_slots, senders, most_senders = connection.execute(
         "SELECT (SELECT count(*) FROM pg_replication_slots), current_setting('max_replication_slots')::int, "
         "(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'), "
@@ -144,7 +144,7 @@ def _rights(connection: Connection) -> bool:
 
 
 def slot_findings(name: str, slot: Slot, database: str) -> list[Finding]:
-    """What is wrong with a slot that is there. Pure."""
+    """Return the problems of an existing slot. Pure."""
     drop = f"SELECT pg_drop_replication_slot({text_literal(name)});"
     found = []
     if slot.plugin != "pgoutput":
@@ -182,12 +182,12 @@ WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND c.oid >= 16384
 
 
 def all_tables(connection: Connection, publication: str) -> list[TableFit]:
-    """Every table that holds rows: of a partitioned one, its partitions."""
+    """Return every table that holds rows: of a partitioned table, its partitions."""
     return _found(connection.execute(_tables_sql(connection, "ORDER BY 1, 2"), [publication]).fetchall())
 
 
 def whole_rows_remedy(connection: Connection, schema: str, table: str) -> str:
-    """Return the SQL after which changes of the table carry whole rows; "" where they do already."""
+    """Return the SQL after which changes of the table carry whole rows; "" if they do already."""
     ask = _tables_sql(connection, "AND n.nspname = %s AND c.relname = %s")
     rows = connection.execute(ask, ["", schema, table]).fetchall()
     return "".join(_full(each) for each in _found(rows) if is_sparing(each))
@@ -198,7 +198,7 @@ def _tables_sql(connection: Connection, rest: str) -> bytes:
 
 
 def is_sparing(table: TableFit) -> bool:
-    """Whether an update may leave a value out of the row it tells. Pure."""
+    """Return whether an update may omit unchanged TOAST values. Pure."""
     return table.identity != "f" and table.may_toast
 
 
@@ -207,7 +207,7 @@ def _found(rows: list[tuple[Any, ...]]) -> list[TableFit]:
 
 
 def wanted_tables(connection: Connection, publication: str, tables: Sequence[str]) -> list[TableFit]:
-    """Of those, the ones that the settings name; none named means all."""
+    """Return the tables that the settings name, or all if they name none, and those already published."""
     wanted = {split_name(name) for name in tables}
     return [
         each
@@ -217,7 +217,7 @@ def wanted_tables(connection: Connection, publication: str, tables: Sequence[str
 
 
 def is_fit(table: TableFit) -> bool:
-    """Return whether it can be captured without harm to those who write it. Pure."""
+    """Return whether the table can be captured without making PostgreSQL refuse its writes. Pure."""
     return table.is_logged and table.is_owned and (table.identity == "f" or table.has_identity)
 
 
@@ -237,7 +237,7 @@ def _full(table: TableFit) -> str:
 
 
 def table_findings(table: TableFit, role: str = "YOUR_ROLE", *, is_wanted: bool = False) -> list[Finding]:
-    """Return what is wrong with one. `is_wanted`: it will be published whether it has a key or not. Pure."""
+    """Return the problems of a table. `is_wanted`: it will be published whether or not it has a key. Pure."""
     if not table.is_logged:
         remedy = f"ALTER TABLE {table.full_name} SET LOGGED;"
         return [Finding(f"{table.name} is unlogged: its changes are not in the server's log", remedy, fatal=False)]

@@ -1,4 +1,4 @@
-"""A look at a database from outside, served or not: for the command line. Nothing is changed in it."""
+"""Inspection of a database for the command line, whether served or not. Nothing in the database is changed."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from headwater.sources.postgres.setup.doctor import Finding, TableFit, all_table
 from headwater.sources.postgres.setup.logins import Logins
 from headwater.sources.postgres.setup.logins import setup_sql as logins_sql
 
-LOCK_SECONDS = 2  # others may hold a table: doctor does not wait for them
+LOCK_SECONDS = 2  # longest wait of doctor for the lock of another session
 
 
 class Inspected(msgspec.Struct, frozen=True):
-    """What was found. `holder` says who reads the slot now; "" if nobody does."""
+    """The result of an inspection. `holder` is the process that reads the slot now; "" if none does."""
 
     version: str
     database: str
     slot_name: str
     slot: Slot | None
     holder: str
-    identity: Identity | None  # None where no connection for replication could be made
+    identity: Identity | None  # None if no replication connection could be made
     findings: list[Finding]
     tables: list[TableFit]
 
     def mismatch(self, note: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
-        """Why a log with this note does not go on at the slot; "" if it does, or was made from nothing yet."""
+        """Return why a log with this note does not continue at the slot; "" if it does, or if the log is new."""
         known = server_history.load(note)
         if known is None:
             return "the log was not made from this database" if latest else ""
@@ -45,7 +45,7 @@ class Inspected(msgspec.Struct, frozen=True):
 
 
 def inspect(name: str, url: str, config: PostgresConfig) -> Inspected:
-    """Look at everything, by a connection of either kind. Raises where none can be made."""
+    """Inspect everything, by an ordinary and a replication connection; raise if no ordinary one can be made."""
     server = Server(name, url)
     slot, publication = slot_name(config.slot, name), slot_name(config.publication, name)
     with server.connect() as connection, server.errors():
@@ -70,7 +70,7 @@ def inspect(name: str, url: str, config: PostgresConfig) -> Inspected:
 
 
 def list_tables(name: str, url: str, config: PostgresConfig) -> list[TableFit]:
-    """The tables alone, by an ordinary connection."""
+    """Return the tables alone, by an ordinary connection."""
     server = Server(name, url)
     with server.connect() as connection, server.errors():
         return all_tables(connection, slot_name(config.publication, name))
@@ -84,7 +84,7 @@ def setup_sql(name: str, url: str, reader: str, writer: str) -> list[str]:
 
 
 def _publishing(connection: Connection, publication: str, config: PostgresConfig) -> list[Finding]:
-    """Whether the publication can be made or fitted: it is tried, and undone."""
+    """Return why the publication cannot be created or fitted: it is tried and rolled back."""
     try:
         with connection.transaction(force_rollback=True):
             connection.execute(f"SET LOCAL lock_timeout = {LOCK_SECONDS * 1000}".encode())
@@ -103,7 +103,7 @@ def _holder(connection: Connection, pid: int) -> str:
 
 
 def _identity(server: Server) -> tuple[Identity | None, HeadwaterError | None]:
-    """Which server it is, told on a connection for replication; or why there is none."""
+    """Return the server's identity from a replication connection; or the error if there is none."""
     try:
         wire = server.replicate()
     except HeadwaterError as error:

@@ -1,7 +1,7 @@
 """PostgreSQL logins for SQL that callers send: a reader and a writer, both weaker than the source's own role.
 
-The source's role replicates, and may be a superuser. The logins have connections of their own: a caller could undo a
-`SET ROLE` on a connection of the source's role by `RESET ROLE`.
+The source's role replicates, and may be a superuser. The logins have connections of their own: on a connection of the
+source's role, a caller could undo `SET ROLE` by `RESET ROLE`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Login(msgspec.Struct, frozen=True):
 
     @property
     def excess_problem(self) -> str:
-        """Describe a role that has one of the excess rights."""
+        """Return the description of a role that has one of the excess rights."""
         return f"has one of {self.excess} on a table"
 
 
@@ -97,7 +97,7 @@ class Logins:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Caller roles that have a login of their own."""
+        """Return the caller roles that have a login of their own."""
         return (VIEWER, EDITOR) if self._callers else ()
 
     def server(self, role: str) -> Server:
@@ -114,7 +114,7 @@ class Logins:
             )
 
     def findings(self, connection: Connection) -> list[Finding]:
-        """Return what is wrong with the logins, each with the SQL that fixes it."""
+        """Return the problems of the logins, each with the SQL that fixes it."""
         if not self._callers:
             return [Finding(NO_LOGINS, f"-- {SET_UP}", fatal=False)]
         found = [each for login in self._callers for each in _login_findings(connection, login)]

@@ -1,7 +1,7 @@
-"""Interactive transactions: a connection and a snapshot of their own, for a short time.
+"""Interactive transactions: each has its own connection and snapshot, for a short time.
 
-From their first write on they hold locks, so they end soon: past their time, or idle for too long, they are rolled
-back and say `tx_expired`.
+From their first write on they hold locks, so they must end soon: past their time limit, or idle for too long, they are
+rolled back and report `tx_expired`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from headwater.sources.write import Work, Written
 
 T = TypeVar("T")
 CANCEL_SECONDS = 2.0  # for PostgreSQL to end a statement that was cancelled
-READ_SECONDS = 30.0  # a snapshot older than this keeps PostgreSQL from cleaning up
+READ_SECONDS = 30.0  # an older snapshot keeps PostgreSQL from vacuuming
 
 
 class PostgresTx(Interactive):
-    """Its time is kept by a clock of its own."""
+    """An interactive transaction whose time limits are enforced by a thread of its own."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class PostgresTx(Interactive):
         super().__init__(read_only=read_only)
         self._positions, self._finished = positions, finished
         self._seconds, self._idle_seconds = seconds, idle_seconds
-        self._interrupted_at = math.inf  # when it was first asked to end
+        self._interrupted_at = math.inf  # when the transaction was first interrupted
         self._link = Link(connect, abandoned)
         try:
             self._link.begin(
@@ -59,7 +59,7 @@ class PostgresTx(Interactive):
             self._link.close()
             raise
         self._session = PostgresSession(self._link, shapes, self._before_write, grants)
-        # Guards what the clock looks at.
+        # Guards the fields that the clock thread reads.
         self._side = threading.Condition()
         self._steps = 0  # queued or running
         self._touched = time.monotonic()
@@ -89,7 +89,7 @@ class PostgresTx(Interactive):
         return value
 
     def _hold(self) -> None:
-        """Its time begins when it holds what it wrote: what it waited for others does not use it up."""
+        """Start the time limit once the transaction holds locks: waits for the locks of others do not count."""
         with self._side:
             self._holding = True
             self._until = min(self._until, time.monotonic() + self._seconds)
@@ -100,7 +100,7 @@ class PostgresTx(Interactive):
             if not self._doomed and self._link.in_transaction:
                 self._link.script("ROLLBACK TO step; RELEASE step")
                 return _advised(error)
-        except HeadwaterError:  # cancelled or lost meanwhile
+        except HeadwaterError:  # cancelled or lost by now
             pass
         self._end("expired" if self._doomed else "lost")
         return self._over() if self._doomed else error
@@ -142,7 +142,7 @@ class PostgresTx(Interactive):
         self._state = state
         with self._side:
             self._side.notify()
-        self._worker.shutdown(wait=False)  # what is queued is still answered
+        self._worker.shutdown(wait=False)  # queued steps still get an answer
         try:
             with contextlib.suppress(HeadwaterError):
                 self._link.rollback()

@@ -1,4 +1,4 @@
-"""A caller's work inside one transaction of PostgreSQL: row operations, statements, schema changes."""
+"""A caller's work inside a transaction of PostgreSQL: row operations, statements, schema changes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from headwater.sources.query import Args
 from headwater.sources.request_checks import check_numbered, exists
 from headwater.sources.write import Result
 
-MAX_PARAMS = 30_000  # of one INSERT; the protocol ends at 65,535
+MAX_PARAMS = 30_000  # of one INSERT; the protocol allows 65,535
 
 
 class PostgresSession:
-    """Fulfils `Session`. `before_write` runs ahead of a statement that may change something; `grants` returns the
-    statements to run on a new table, `publish` publishes new tables."""
+    """A session of a caller. Fulfils `Session`. `before_write` runs before a statement that may change something;
+    `grants` returns the statements to run on a new table, `publish` publishes new tables."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class PostgresSession:
     ) -> None:
         self._link, self._shapes, self._before_write, self._grants = link, shapes, before_write, grants
         self._publish = publish
-        self._known: dict[str, Shape] = {}  # shapes hold while nobody changes them: we hold their lock, or did not read
-        self.has_read = False  # rows were looked at: what follows may rest on them
+        self._known: dict[str, Shape] = {}  # valid in this transaction: the table is locked, or was not read
+        self.has_read = False  # rows were read, and later statements may depend on them
 
     def describe(self, table: str) -> Table:
-        """The table's shape."""
+        """Return the table's shape."""
         return self._shape(table).table
 
     def _shape(self, name: str) -> Shape:
@@ -50,7 +50,7 @@ class PostgresSession:
         return found
 
     def select(self, table: str, where: Expr | None, limit: int | None = None) -> list[Row]:
-        """Whole rows matching `where`, in key order."""
+        """Return the whole rows matching `where`, in key order."""
         shape = self._shape(table)
         text = Renderer(shape)
         sql = f"SELECT {shape.column_list} FROM {shape.own}{text.where(where)}{order_by(shape.table)}"
@@ -62,7 +62,7 @@ class PostgresSession:
     def insert(
         self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
     ) -> tuple[Result, list[Row]]:
-        """Insert all or none."""
+        """Insert all rows or none; return the stored rows if `returning`."""
         self._before_write()
         shape = self._shape(table)
         numbered = _numbered(shape.table)
@@ -97,7 +97,7 @@ class PostgresSession:
         return Result(affected=self._link.run(sql, text.params).affected)
 
     def execute(self, sql: str, args: Args = ()) -> Result:
-        """One statement, data or schema."""
+        """Run a statement on data or schema."""
         statement, bound = examine(self._link, sql, args)
         if not statement.read_only:
             self._before_write()
@@ -115,7 +115,7 @@ class PostgresSession:
         return examine(self._link, sql, None)[0].read_only
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
-        """Create `table` by kinds. Its whole old rows will be in the log."""
+        """Create `table` by kinds, with REPLICA IDENTITY FULL; return whether it was created."""
         parts = split_name(table.name)
         if parts is None or parts[0].startswith((OURS, "pg_")) or parts[1].startswith((OURS, "pg_")):
             raise InvalidRequest(
@@ -139,7 +139,7 @@ class PostgresSession:
         return True
 
     def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
-        """Drop `table`."""
+        """Drop `table`; return whether it existed."""
         found = self._shapes.find(self._link, table)
         if found is None and if_exists:
             return False
@@ -151,13 +151,13 @@ class PostgresSession:
 
 
 def _numbered(table: Table) -> str | None:
-    """The lone key that the database numbers, if there is one."""
+    """Return the single key column that the database numbers; None if there is none."""
     lone = table.lone_key
     return lone.name if lone is not None and lone.kind == "i64" and lone.auto else None
 
 
 def _batches(rows: Sequence[dict[str, Value]]) -> Iterator[tuple[tuple[str, ...], list[dict[str, Value]]]]:
-    """Rows that go into one statement: neighbours with the same columns."""
+    """Yield the rows of each INSERT: adjacent rows with the same columns."""
     for names, group in groupby(rows, key=tuple):
         some = list(group)
         size = max(MAX_PARAMS // len(names), 1) if names else 1

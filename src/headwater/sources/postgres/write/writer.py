@@ -1,6 +1,6 @@
-"""Threads that write: each transaction by itself, answered when the log holds it.
+"""Writing threads: each write is a transaction of its own, answered when the log holds it.
 
-PostgreSQL commits groups by itself. Work that fails because of concurrent writes is run again from the start.
+PostgreSQL itself groups commits. Work that fails because of concurrent writes is retried from the start.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from headwater.sources.postgres.write.session import PostgresSession
 from headwater.sources.write import Session, Written
 
 T = TypeVar("T")
-THREADS = 5  # one of them is left to other callers
-TRIES = 5  # of work that lost against others
-MAX_QUEUE = 10_000  # writes in the queue, past which callers get `busy` at once
-LOCK_SECONDS = 5.0  # longest wait of a write for locks of others; then `busy`
-NEAR_SECONDS = 0.05  # within which a commit is usually on the stream
+THREADS = 5  # a caller may use all but one of them
+TRIES = 5  # attempts for work that conflicts with other transactions
+MAX_QUEUE = 10_000  # writes in the queue; beyond that callers get `busy` at once
+LOCK_SECONDS = 5.0  # longest wait of a write for the locks of others, then `busy`
+NEAR_SECONDS = 0.05  # usual time until a commit is received from the stream
 _XID = "SELECT pg_current_xact_id_if_assigned()::text"
 _UNSURE = "The connection broke while it was committed: look before you repeat it."
 
@@ -48,7 +48,7 @@ class Positions(Protocol):
         ...
 
     def changes_of(self, xid: int) -> dict[str, int]:
-        """Return the tables it changed, with the offset of the last change of each. Once, after `wait_for`."""
+        """Return the tables the transaction changed, each with its last change's offset. Once, after `wait_for`."""
         ...
 
     def barrier(self) -> int:
@@ -67,7 +67,7 @@ def stand(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, d
     try:
         found = [None if xid is None else positions.wait_for(xid, NEAR_SECONDS) for xid in xids]
         head = 0
-        if None in found:  # it changed nothing that is captured, or capture is behind
+        if None in found:  # the transaction changed no captured table, or capture is behind
             head = positions.barrier()
             again = zip(found, xids, strict=True)
             found = [positions.wait_for(xid, 0) if at is None and xid is not None else at for at, xid in again]
@@ -101,7 +101,7 @@ def finish(link: Link, positions: Positions) -> int | None:
     return xid
 
 
-ConnectAs = Callable[[str], Connection]  # as the login for callers in a role
+ConnectAs = Callable[[str], Connection]  # connects with the login for callers in a role
 
 
 class _Job:
@@ -113,7 +113,7 @@ class _Job:
 
 
 class _Hand:
-    """The connections of one writing thread, by the role of the caller; opened when needed."""
+    """The connections of a writing thread, by the role of the caller; opened when needed."""
 
     def __init__(self, connect: ConnectAs, abandoned: Abandoned | None) -> None:
         self._connect, self._abandoned = connect, abandoned
@@ -130,7 +130,7 @@ class _Hand:
         return found
 
     def clean(self) -> None:
-        """Remove what one caller left in the sessions, before the next one."""
+        """Remove everything a caller left in the sessions, before the next caller."""
         for role, link in list(self._links.items()):
             try:
                 link.clean()
@@ -144,7 +144,7 @@ class _Hand:
 
 
 class Writers:
-    """Owns the connections that write. `committed()` is called after every commit, from any thread."""
+    """The connections and threads that write. `committed()` is called after every commit, from any thread."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Writers:
         self._settling: deque[tuple[_Job, Any, int | None]] = deque()
         self._closing = False
         self._working = 0
-        self.commits = 0  # an estimate: threads may count at once
+        self.commits = 0  # approximate: threads may count at once
         names = [(f"headwater-pg-writer-{place}", self._loop) for place in range(threads)]
         names.append(("headwater-pg-settler", self._settle_loop))
         self._threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in names]
@@ -176,7 +176,7 @@ class Writers:
             thread.start()
 
     def submit(self, work: Callable[[Session], T], role: str = OWNER, caller: str = "") -> Future[Written[T]]:
-        """Queue `work` of a caller in this role; the future is done when it is durable and in the log."""
+        """Queue `work` of a caller in this role; the future completes when the write is durable and in the log."""
         job = _Job(work, role, caller)
         with self._ready:
             if self._closing:
@@ -189,18 +189,18 @@ class Writers:
 
     @property
     def waiting(self) -> int:
-        """Writes in the queue."""
+        """Return the number of writes in the queue."""
         return len(self._queue)
 
     def close(self) -> None:
-        """Finish what is queued, then stop."""
+        """Finish the queued writes, then stop."""
         with self._ready:
             self._closing = True
             self._ready.notify_all()
         for thread in self._threads:
             thread.join()
 
-    # --- the threads that write --------------------------------------------------------------------------
+    # --- the writing threads -----------------------------------------------------------------------------
 
     def _loop(self) -> None:
         hand = _Hand(self._connect, self._abandoned)
@@ -217,7 +217,7 @@ class Writers:
                 self._queue.done(job.caller)
                 self._ready.notify_all()
             hand.clean()
-            del job, done  # they hold the answer, and the next job may be far
+            del job, done  # they hold the answer, and the next job may be long in coming
         hand.close()
 
     def _take(self) -> _Job | None:
@@ -260,18 +260,18 @@ class Writers:
         if state_of(error) in RETRIED:
             return True
         if isinstance(error, DuplicateKey):
-            # What it read was not there yet in its snapshot: once more, with a new one, it may decide otherwise.
+            # The other row was not visible in the snapshot of the reads: a retry in a new one may decide otherwise.
             return session.has_read and attempt == 0
-        return isinstance(error, SourceError) and not begun and not link.is_alive  # it had been idle, and died
+        return isinstance(error, SourceError) and not begun and not link.is_alive  # the idle connection had died
 
-    # --- the thread that answers -------------------------------------------------------------------------
+    # --- the answering thread ----------------------------------------------------------------------------
 
     def _settle_loop(self) -> None:
         while self._settle(self._done()):
             pass
 
     def _settle(self, some: list[tuple[_Job, Any, int | None]]) -> bool:
-        """Answer `some`; return whether there are any. By itself: a loop would keep them until the next ones."""
+        """Answer `some`; return whether there are any. Separate: the loop would keep them until the next ones."""
         if not some:
             return False
         self.commits += len(some)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class PostgresWrites:
-    """Fulfils `Writable`. `publish` publishes the tables that a transaction created."""
+    """The writes of a source. Fulfils `Writable`; `publish` publishes the tables that a transaction created."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class PostgresWrites:
         )
 
     def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
-        """Run `work` in a transaction of its own; done when durable."""
+        """Run `work` in a transaction of its own; the future completes when the write is durable."""
         return self._writers.submit(work, role, caller)
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> PostgresTx:
@@ -75,7 +75,7 @@ class PostgresWrites:
         return tx
 
     def finish_writes(self) -> None:
-        """Take no more writes; return when the queued ones are durable."""
+        """Accept no more writes; return when the queued ones are durable."""
         for tx in list(self._transactions):
             tx.abandon()
         self._writers.close()

@@ -1,4 +1,4 @@
-"""Analyses of one database: what PostgreSQL says of a statement, and its answer while that holds."""
+"""Analyses of the statements on a database, and their answers while the schema is unchanged."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from headwater.sources.postgres.schema.table_shapes import OURS
 from headwater.sources.postgres.snapshot_visibility import Place, Places
 from headwater.sources.query import Read
 
-MAX_KNOWN = 10_000  # statements whose meaning is remembered
-MAX_KNOWN_BYTES = 64 << 20  # of them, about
-TEXT_FACTOR = 4  # the meaning of a statement takes several times the memory of its text
-NAME = 64  # bytes that a name in it takes
-TRIES = 5  # at a schema that is being changed all the time
+MAX_KNOWN = 10_000  # statements whose analysis is cached
+MAX_KNOWN_BYTES = 64 << 20  # their memory, approximately
+TEXT_FACTOR = 4  # an analysis takes several times the memory of the statement's text
+NAME = 64  # bytes per name in an analysis
+TRIES = 5  # retries while the schema keeps changing
 _NO_TYPE = "42P18"
 _READS = frozenset({"select", "values", "table", "with"})
 _LOCKED = f"""
@@ -54,24 +54,24 @@ WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.relation >= 163
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What a statement means in one state of the schema."""
+    """The analysis of a statement in one state of the schema."""
 
     state: State
     types: tuple[int, ...]
     analysis: Analysis
-    relations: frozenset[int] | None  # all that it may touch; None where it may be anything
+    relations: frozenset[int] | None  # all that it may read; None: anything
 
 
 _Key = tuple[str, tuple[str, ...]]
 
 
 def _key(analysis: Analysis) -> _Key:
-    """Return what tells statements apart: texts with other names for their parameters are one text in PostgreSQL."""
+    """Return the cache key of a statement: PostgreSQL's text is equal for different parameter names."""
     return analysis.sql, analysis.parameters
 
 
 def _size(known: _Known) -> int:
-    """Return about how many bytes of memory the meaning of a statement takes."""
+    """Return the approximate memory of an analysis, in bytes."""
     analysis = known.analysis
     names = len(analysis.columns) + len(analysis.objects) + len(known.relations or ())
     names += sum([1 + len(each.columns or ()) for each in analysis.dependencies])
@@ -79,14 +79,14 @@ def _size(known: _Known) -> int:
 
 
 class Analyses:
-    """One per source; from any thread."""
+    """The analyses and answers of a source. Thread-safe."""
 
     def __init__(self, pool: Pool, visibility: Places, publication: str, *, statement_seconds: float = 30.0) -> None:
         self._pool, self._visibility, self._publication = pool, visibility, publication
         self._seconds = statement_seconds
         self._known: BoundedCache[_Key, _Known] = BoundedCache(MAX_KNOWN, MAX_KNOWN_BYTES)
 
-    # --- understanding -----------------------------------------------------------------------------------------
+    # --- analysis ----------------------------------------------------------------------------------------------
 
     def analyse(self, sql: str) -> Analysis:
         """See Source."""
@@ -104,7 +104,7 @@ class Analyses:
         self._known.put(_key(found.analysis), found, _size(found))
 
     def _understand(self, statement: Marked) -> _Known:
-        """What it means, in a state of the schema that still was there afterwards."""
+        """Return the analysis of a statement, in a state of the schema that was still current afterwards."""
         for _ in range(TRIES):
             found = self._pool.probe(lambda link: self._looked_at(link, statement), self._seconds)
             if self._number() == found.state.number:
@@ -157,7 +157,7 @@ class Analyses:
             key=row_key(facts.query, known),
         )
 
-    # --- answering ---------------------------------------------------------------------------------------------
+    # --- answers -----------------------------------------------------------------------------------------------
 
     def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
         """See Source."""
@@ -175,7 +175,7 @@ class Analyses:
         raise _moving()
 
     def _meaning(self, analysis: Analysis) -> _Known | None:
-        """What it means now; None where it means nothing any more."""
+        """Return the current analysis of the statement; None if the statement is no longer valid."""
         try:
             found = self._understand(Marked(analysis.sql, analysis.parameters))
         except InvalidRequest:
@@ -184,10 +184,10 @@ class Analyses:
         return found
 
     def _answered(self, known: _Known, args: dict[str, Value]) -> Read | None:
-        """The answer, if it was read in the state of the schema that is `known`.
+        """Return the answer, if it was read in the state of the schema that is `known`; None otherwise.
 
-        A transaction sees rows as of its snapshot, but PostgreSQL reads names as they are at that moment. So the
-        answer is held against the schema of the snapshot, against what was locked, and against the schema afterwards.
+        A transaction sees rows as of its snapshot, but PostgreSQL resolves names at the time of the statement. So the
+        answer is checked against the schema of the snapshot, against the locks, and against the schema afterwards.
         """
         bound = bound_args(known.analysis.parameters, known.types, args)
         for _ in range(TRIES):
@@ -201,8 +201,8 @@ class Analyses:
             if (self._number() if place.schema is None else place.schema) != known.state.number:
                 return None
             if place.is_exact or place.is_behind:
-                break  # else it was read between two commits that are logged in another order
-        # A tag stands for one answer: one that may have seen more than its offset tells has none.
+                break  # otherwise it was read between two commits that the log has in the other order
+        # A tag identifies one answer: an answer that may include more than its offset has no tag.
         return msgspec.structs.replace(read, offset=place.offset, settled=place.is_exact)
 
 
@@ -211,7 +211,7 @@ def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[Read, s
     if (state.number, state.session) != (known.state.number, known.state.session):
         return None
     answer = link.run(known.analysis.sql, bound, known.types, max_rows=MAX_ROWS, to_end=False)
-    # One that was cut short has ended the transaction, and nobody knows what it would have touched: it has no tag.
+    # A truncated answer has ended the transaction, and its further reads are unknown: it has no tag.
     read = Read(answer.columns, answer.answer_rows(), 0, answer.truncated, settled=not answer.truncated)
     if not answer.truncated:
         touched = link.again(_LOCKED).values()
@@ -225,7 +225,7 @@ def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[Read, s
 def _locked_besides(link: Link, facts: Facts) -> set[str]:
     """Return the relations that PostgreSQL locked when it parsed the statement, and that its tree does not show.
 
-    A second barrier for scoped callers, before anything runs: a reader that passes over a part of the tree is noticed.
+    A second barrier for scoped callers, before anything runs: it detects a tree reader that skips a part of the tree.
     """
     if _is_secured(facts):  # policies may read other tables
         return set()
@@ -239,7 +239,7 @@ def _is_secured(facts: Facts) -> bool:
 
 
 def _ordered(link: Link, statement: Marked, types: tuple[int, ...], body: Body) -> tuple[Marked, Facts, Known]:
-    """The statement, its order made total where PostgreSQL takes that for the same question; and what it says of it."""
+    """Return the statement, with a total order if PostgreSQL finds it otherwise equal, and its facts."""
     facts = facts_of(link, body)
     known = known_to(link, facts, operators(link, facts))
     if judge([facts.query], known).doubts == (NO_ORDER,):
@@ -257,7 +257,7 @@ def _ordered(link: Link, statement: Marked, types: tuple[int, ...], body: Body) 
 
 
 def _described(link: Link, statement: Marked) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The types of its parameters, and the names of its columns."""
+    """Return the types of the statement's parameters, and the names of its columns."""
     try:
         types, columns = link.describe(statement.sql)
     except InvalidRequest as error:
@@ -272,7 +272,7 @@ def _described(link: Link, statement: Marked) -> tuple[tuple[int, ...], tuple[st
 
 
 def _unknown(statement: Marked, columns: tuple[str, ...], error: Exception, calls: tuple[str, ...]) -> Analysis:
-    """What can be said of a statement that was not understood: nothing of it may be kept."""
+    """Return the analysis of a statement that could not be analysed: its answers must not be cached."""
     if isinstance(error, Forbidden):
         reason = (
             f"what it reads cannot be found out ({error.message}): GRANT TEMPORARY ON DATABASE to the server's role"

@@ -1,4 +1,4 @@
-"""From facts to dependencies: columns and conditions where the answer is determined, and the order made total."""
+"""Dependencies from facts: columns and conditions where the answer is determined, and the total order of a query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAME = ("jointree", "cteList", "windowClause", "hasSubLinks")
 
 
 def dependencies(facts: Facts, conditions: Conditions | None, *, is_total: bool) -> tuple[Dependency, ...]:
-    """What is read of each table. Where the order is not total, an update of any column may move a row."""
+    """Return the dependencies on each table. Unless the order is total, an update of any column may move a row."""
     found: dict[str, tuple[set[str] | None, Condition]] = {}
     for oid, numbers in sorted(facts.used.columns.items()):
         relation = facts.relations[oid]
@@ -25,7 +25,7 @@ def dependencies(facts: Facts, conditions: Conditions | None, *, is_total: bool)
         columns = None if WHOLE_ROW in numbers or not is_total else {relation.columns[n] for n in numbers if n > 0}
         condition = ALWAYS if conditions is None else conditions.of(oid)
         for table in _tables(facts, relation):
-            # A child that is named, too, stands in several places: what they see together has no one condition.
+            # A child that is also named occurs in several places, which have no common condition.
             was = found.get(table.called)
             both = (
                 None
@@ -40,14 +40,14 @@ def dependencies(facts: Facts, conditions: Conditions | None, *, is_total: bool)
 
 
 def _tables(facts: Facts, relation: Relation) -> list[Relation]:
-    """Where the rows are: itself, or its partitions and children."""
+    """Return the tables that hold the rows: the relation itself, or its partitions and children."""
     children = facts.children.get(relation.oid, []) if relation.oid in facts.used.heirs else []
     every = [relation, *(facts.relations[oid] for oid in children)]
     return [each for each in every if each.kind != "p"]
 
 
 def tested(condition: Condition) -> set[str]:
-    """The columns of a condition."""
+    """Return the columns of a condition."""
     match condition:
         case Test(column):
             return {column}
@@ -56,7 +56,7 @@ def tested(condition: Condition) -> set[str]:
 
 
 def in_order(sql: str, query: Node, columns: dict[int, dict[int, str]], known: Known) -> str | None:
-    """The statement with the keys of its tables behind its ORDER BY, to be asked about again; None without keys."""
+    """Return the statement with its tables' keys added to ORDER BY, for another analysis; None without keys."""
     cells = keys_of(query, known)
     if not cells:
         return None
@@ -70,7 +70,7 @@ def in_order(sql: str, query: Node, columns: dict[int, dict[int, str]], known: K
 
 
 def is_same_question(before: Facts, after: Facts) -> bool:
-    """Whether two statements differ in nothing but their order."""
+    """Return whether two statements differ only in their order."""
     one, other = before.query, after.query
     outputs = [
         [each["expr"] for each in query.items("targetList") if not each.is_true("resjunk")] for query in (one, other)

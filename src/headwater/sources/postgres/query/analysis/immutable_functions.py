@@ -1,7 +1,7 @@
-"""Which functions give the same for the same: those PostgreSQL calls immutable, and some that depend on settings.
+"""Functions with equal results for equal arguments: PostgreSQL's immutable ones, and some that depend on settings.
 
-The settings are those that every transaction of ours sets for itself (`types.SETTINGS`), and some that the epoch holds.
-Functions of users are not looked into: one that is called immutable may read tables all the same.
+The settings are those that every transaction of ours sets (`types.SETTINGS`), and some that the epoch contains.
+Functions of users are not examined: a function declared IMMUTABLE may still read tables.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-FIRST_OWN = 16384  # objects below are PostgreSQL's own
-# Extensions whose immutable functions depend on nothing but their arguments.
+FIRST_OWN = 16384  # objects with lower oids are PostgreSQL's own
+# Extensions whose immutable functions depend only on their arguments.
 TRUSTED = frozenset({"citext", "cube", "hstore", "intarray", "isn", "ltree", "pgcrypto", "seg", "vector"})
 
 _BY_TIME_ZONE = (
@@ -32,10 +32,10 @@ _JSON += "jsonb_build_object json_agg json_agg_strict jsonb_agg jsonb_agg_strict
 _JSON += "json_object_agg_strict json_object_agg_unique json_object_agg_unique_strict"
 JSON_MAKERS = frozenset(_JSON.split())
 _STEADY = frozenset(_BY_TIME_ZONE.split()) | frozenset(_BY_TEXT.split()) | JSON_MAKERS
-# Text becomes a value of these types without a look at the clock, though PostgreSQL does not call that immutable.
+# Text is converted to these types without the clock, though PostgreSQL does not declare that immutable.
 STEADY_INPUTS = frozenset({"interval_in", "enum_in"})
 
-# Others of PostgreSQL's own that read nothing that is stored: clocks, chance, and what settings alone decide.
+# Other built-in functions that read no stored data: clocks, random numbers, and functions of settings alone.
 _PLAIN = """
 now statement_timestamp transaction_timestamp clock_timestamp timeofday random random_normal gen_random_uuid uuidv4
 uuidv7 age overlaps pg_typeof to_timestamp to_date to_number json_populate_record json_populate_recordset
@@ -45,12 +45,12 @@ jsonb_path_exists_tz jsonb_path_match_tz jsonb_path_query_tz jsonb_path_query_ar
 HARMLESS = frozenset(_PLAIN.split())
 
 
-# Called IMMUTABLE, but they look up an object of the catalogue by its number, and their errors name it.
+# Declared IMMUTABLE, but they look up an object of the catalogue by its number, and their errors name it.
 CATALOG_READERS = frozenset({"satisfies_hash_partition", "ts_parse", "ts_token_type", "pg_indexam_progress_phasename"})
 
 
 class Function(msgspec.Struct, frozen=True):
-    """What the catalogue says of one."""
+    """The catalogue's entry of a function."""
 
     oid: int
     name: str  # as a caller writes it
@@ -60,7 +60,7 @@ class Function(msgspec.Struct, frozen=True):
 
 
 def reasons(functions: Sequence[Function]) -> Iterator[str]:
-    """Why an answer may change without a change that is seen."""
+    """Yield the reasons why an answer may change without a visible change."""
     for each in functions:
         if each.oid >= FIRST_OWN and not is_trusted(each):
             yield f"{each.name}() is not PostgreSQL's own: what it depends on is not known"
@@ -69,7 +69,7 @@ def reasons(functions: Sequence[Function]) -> Iterator[str]:
 
 
 def outside(functions: Sequence[Function]) -> Iterator[str]:
-    """Those that may read what no table of the statement holds: query_to_xml(), and whatever a user wrote."""
+    """Yield the functions that may read data outside the statement's tables: query_to_xml(), and those of users."""
     for each in functions:
         is_catalog_reader = each.oid < FIRST_OWN and each.name in CATALOG_READERS
         if is_catalog_reader or (any(reasons([each])) and not (each.oid < FIRST_OWN and each.name in HARMLESS)):
@@ -77,5 +77,5 @@ def outside(functions: Sequence[Function]) -> Iterator[str]:
 
 
 def is_trusted(function: Function) -> bool:
-    """Whether what it says of itself is believed, though it is not PostgreSQL's own."""
+    """Return whether the declared volatility of a function that is not built in is trusted."""
     return function.extension in TRUSTED and function.language in ("c", "internal")

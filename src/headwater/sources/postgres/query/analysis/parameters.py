@@ -12,7 +12,7 @@ from headwater.model.literal import Value
 from headwater.sources.postgres.query.statement_rules import FLOAT_ARRAYS, comment_end
 from headwater.sources.postgres.values import Bound, to_bound
 
-# What holds no parameter comes first. Comments nest; escapes are read where the string says so.
+# Tokens without parameters are matched first. Comments nest; escapes count only in strings that allow them.
 _WORD = re.compile(
     r"""(?<![\w$\x80-\U0010ffff])[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*
     |(?<![\w$\x80-\U0010ffff])\$(?P<tag>[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*|)\$.*?(?:\$(?P=tag)\$|\Z)
@@ -24,14 +24,14 @@ MAX_PARAMETERS = 999
 
 
 class Marked(msgspec.Struct, frozen=True):
-    """A statement with `$1`, `$2` …, and the name of each."""
+    """A statement with `$1`, `$2` …, and the name of each parameter."""
 
     sql: str
     names: tuple[str, ...]
 
 
 def marked(sql: str) -> Marked:
-    """Return `sql` as PostgreSQL takes it. Names count only where there are no numbers."""
+    """Return `sql` in PostgreSQL's syntax. Names count only if there are no numbers."""
     places = [int(found["place"]) for found in _words(sql) if found["place"]]
     if places:
         if max(places) > MAX_PARAMETERS or min(places) < 1:
@@ -63,13 +63,13 @@ def _words(sql: str) -> list[re.Match[str]]:
 
 # --- values that depend on the clock --------------------------------------------------------------------------------
 
-# PostgreSQL reads these words as the current time, wherever a date or a time may be.
+# PostgreSQL reads these words as the current time, wherever a date or a time is allowed.
 _CLOCK = re.compile(r"now|today|tomorrow|yesterday", re.IGNORECASE)
 _CLOCK_BOUND = re.compile(_CLOCK.pattern.encode(), re.IGNORECASE)
-_QUOTES = b'"\\'  # inside of ranges, arrays and rows they may stand between any two letters
-# An escape, or a string that goes on in the next line.
+_QUOTES = b'"\\'  # in ranges, arrays and rows, quotes may be between any two letters
+# An escape, or a string that continues in the next line.
 _HIDDEN = re.compile(r"\\|[uU]&'|'[^\S\n\r]*+[\n\r]\s*+'")
-_LINE_OF_TEXT = re.compile(r"(?:^|\r)[^\S\n\r]*+'", re.MULTILINE)  # it may go on behind a comment
+_LINE_OF_TEXT = re.compile(r"(?:^|\r)[^\S\n\r]*+'", re.MULTILINE)  # a string may continue after a comment
 _MOMENTS = {1082, 1083, 1114, 1184, 1266, 1182, 1183, 1115, 1185, 1270}
 _MOMENTS |= {3908, 3909, 3910, 3911, 3912, 3913, 4533, 4534, 4535, 6152, 6153, 6155}  # ranges of them
 
@@ -87,11 +87,11 @@ def may_say_now(sql: str) -> bool:
 
 
 def bound_args(names: Sequence[str], types: Sequence[int], args: Mapping[str, Value]) -> list[Bound]:
-    """Return the bound arguments; InvalidRequest for one that depends on the clock."""
+    """Return the bound arguments; raise InvalidRequest for one that depends on the clock."""
     made: list[Bound] = []
     for name, oid in zip(names, types, strict=True):
         bound = to_bound(args[name], FLOAT_ARRAYS.get(oid, ""))
-        # Whatever the type of the value: PostgreSQL reads JSON's "now", with its quotes, as the time of now.
+        # For any type of the value: PostgreSQL reads JSON's "now", with its quotes, as the current time.
         if bound is not None and is_moment(oid) and _CLOCK_BOUND.search(bound.translate(None, _QUOTES)):
             raise InvalidRequest(
                 f"argument {name!r} is a time that the clock tells: no answer to it could be kept",

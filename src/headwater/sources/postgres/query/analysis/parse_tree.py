@@ -1,7 +1,7 @@
 """PostgreSQL's own parse tree (`pg_node_tree`) as values: nodes, lists and words. Pure.
 
-`{TAG :field value …}` is a node, `( … )` a list, `<>` nothing, and all else a word, in which a backslash guards the
-character behind it. A constant's bytes stand in brackets.
+`{TAG :field value …}` is a node, `( … )` a list, `<>` nothing, and anything else a word, in which a backslash escapes
+the next character. A constant's bytes are in square brackets.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Item = Any  # a Node, a list of items, a word, or None
 
 
 class Unreadable(Exception):
-    """This is no tree, or not one that is understood."""
+    """The text is not a tree, or not a supported one."""
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One node: its tag, and its fields by name."""
+    """A node: its tag, and its fields by name."""
 
     tag: str
     fields: dict[str, Item]
@@ -39,14 +39,14 @@ class Node(msgspec.Struct, frozen=True):
             raise Unreadable(f"{self.tag} has no {name}") from None
 
     def number(self, name: str) -> int:
-        """A field that is a number."""
+        """Return a field that is a number."""
         try:
             return int(self[name])
         except (TypeError, ValueError):
             raise Unreadable(f"{name} of {self.tag} is no number") from None
 
     def items(self, name: str) -> list[Item]:
-        """A field that is a list, or nothing."""
+        """Return a field that is a list, or nothing."""
         found = self[name]
         if found is None:
             return []
@@ -55,16 +55,16 @@ class Node(msgspec.Struct, frozen=True):
         return found
 
     def numbers(self, name: str) -> list[int]:
-        """A field that is a list of numbers: `(o 23 25)`."""
+        """Return a field that is a list of numbers: `(o 23 25)`."""
         return [int(word) for word in self.items(name)[1:]]
 
     def is_true(self, name: str) -> bool:
-        """A field that is true or false."""
+        """Return a field that is true or false."""
         return bool(self[name] == "true")
 
 
 def parse(text: str) -> Item:
-    """Return the tree that is written in `text`."""
+    """Return the tree that `text` contains."""
     tokens = iter(_TOKEN.findall(text))
     found = _item(next(tokens, ""), tokens, 0)
     if next(tokens, None) is not None:
@@ -109,7 +109,7 @@ def _node(tokens: Iterator[str], depth: int) -> Node:
     for token in tokens:
         if token == "}":
             return Node(tag, fields)
-        if token == "[" and name:  # behind the length of a constant
+        if token == "[" and name:  # after the length of a constant
             fields[name] = _bytes(tokens)
             continue
         if token[0] != ":":
@@ -133,7 +133,7 @@ def _bytes(tokens: Iterator[str]) -> bytes:
 
 
 def below(item: Item) -> Iterator[Node]:
-    """Every node of a tree, those above first."""
+    """Yield every node of a tree, parents first."""
     if isinstance(item, Node):
         yield item
         for value in item.fields.values():

@@ -1,6 +1,6 @@
-"""PostgreSQL's word on a statement: it is made the body of a temporary function, which is then looked at and undone.
+"""The parse tree of a statement: PostgreSQL makes it the body of a temporary function, which is read and rolled back.
 
-So PostgreSQL itself says what every name, operator and parameter means (`prosqlbody`), through views (`pg_rewrite`).
+So PostgreSQL itself resolves every name, operator and parameter (`prosqlbody`), also of views (`pg_rewrite`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headwater.sources.postgres.values import Bound, array_text
 
 LOOK = "headwater_look"
 MAX_VIEWS = 1_000
-MAX_TREE = 500_000  # characters of a statement's tree: reading them takes Python's lock for about 0.1 seconds
-MAX_TREES = 2_000_000  # the same with the trees of its views
+MAX_TREE = 500_000  # limit of a statement's tree in characters: parsing it takes Python's lock for about 0.1 seconds
+MAX_TREES = 2_000_000  # limit of a tree together with the trees of its views
 
 _TYPES = "SELECT format_type(t.oid, NULL) FROM unnest($1::oid[]) WITH ORDINALITY t(oid, place) ORDER BY place"
 _BODY = f"""
@@ -52,7 +52,7 @@ SELECT root, oid FROM every WHERE root <> oid
 
 
 class Relation(msgspec.Struct, frozen=True):
-    """Something that is read, as the catalogue has it."""
+    """A relation that a statement reads, from the catalogue."""
 
     oid: int
     schema: str
@@ -66,31 +66,31 @@ class Relation(msgspec.Struct, frozen=True):
 
     @property
     def called(self) -> str:
-        """What we call it."""
+        """Return our name of the relation."""
         return table_name(self.schema, self.name)
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What is known of a statement."""
+    """The facts about a statement."""
 
     query: Node
     views: tuple[Node, ...]  # the rules of its views
-    trees: tuple[str, ...]  # its own, and those of its views: what it means
+    trees: tuple[str, ...]  # its own, and those of its views: they define its meaning
     used: Used
-    relations: dict[int, Relation]  # all that is read, views and children too
-    children: dict[int, list[int]]  # of tables that are read with them: all below
-    is_little: bool  # the bytes of numbers in the tree begin with the lowest
+    relations: dict[int, Relation]  # all that it reads, including views and children
+    children: dict[int, list[int]]  # of tables that are read with children: all descendants
+    is_little: bool  # the tree has numbers in little-endian order
 
 
 def oids(found: Collection[int]) -> Bound:
-    """Numbers as an array of PostgreSQL."""
+    """Return oids as a PostgreSQL array."""
     return array_text([str(oid) for oid in sorted(found)])
 
 
 def facts_of(link: Link, body: Body) -> Facts:
-    """Return what a statement uses, views followed. Unreadable where its tree is not understood.
+    """Return the facts about a statement and the views it uses. Raises Unreadable if a tree is not supported.
 
-    InvalidRequest for what does more than reading.
+    Raises InvalidRequest for a statement that does more than reading.
     """
     used, trees, relations = Used(), [body.text], dict[int, Relation]()
     views: list[Node] = []
@@ -120,7 +120,7 @@ def facts_of(link: Link, body: Body) -> Facts:
 
 
 class Body(msgspec.Struct, frozen=True):
-    """A statement as PostgreSQL understood it."""
+    """A statement as PostgreSQL parsed it."""
 
     items: list[Item]
     text: str
@@ -128,10 +128,10 @@ class Body(msgspec.Struct, frozen=True):
 
 
 def body_of(link: Link, sql: str, types: Sequence[int] = ()) -> Body:
-    """Return the tree that PostgreSQL makes of a statement; the transaction must be undone.
+    """Return PostgreSQL's parse tree of a statement; the caller must roll the transaction back.
 
-    Unreadable where there is none, InvalidRequest where it is too large to be read, Forbidden for a role that may not
-    have temporary objects.
+    Raises Unreadable if there is none, InvalidRequest if it is too large to be parsed, Forbidden for a role that may
+    not create temporary objects.
     """
     _make_function(link, sql, types)
     ((text, one, length),) = link.run(_BODY, [f"pg_temp.{LOOK}".encode()]).texts()
@@ -149,7 +149,7 @@ def body_of(link: Link, sql: str, types: Sequence[int] = ()) -> Body:
 
 def _make_function(link: Link, sql: str, types: Sequence[int]) -> None:
     named = [str(name) for (name,) in link.run(_TYPES, [array_text([str(oid) for oid in types])]).texts()]
-    # The default is a number that is known: it tells how PostgreSQL writes the bytes of one.
+    # The default is a known number: it shows the byte order of numbers in the tree.
     arguments = ", ".join([*named, "integer DEFAULT 1"])
     try:
         link.run(
@@ -157,7 +157,7 @@ def _make_function(link: Link, sql: str, types: Sequence[int]) -> None:
             max_bytes=WORDS,
         )
     except (InvalidRequest, NotSupported) as error:
-        if state_of(error) in ("", CANCELED):  # of PostgreSQL's own errors all but the time limit
+        if state_of(error) in ("", CANCELED):  # every error of PostgreSQL except the time limit continues below
             raise
         raise Unreadable(error.message) from None
 

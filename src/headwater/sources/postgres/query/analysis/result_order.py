@@ -1,6 +1,6 @@
-"""Whether two runs over the same rows give the same answer: its order, and what depends on an order inside. Pure.
+"""Determinism of answers: whether two runs over equal rows give equal answers in equal order. Pure.
 
-Where the plan decides which rows or values an answer holds, it cannot be kept. Where it decides nothing but their
+If the plan decides which rows or values an answer has, the answer cannot be cached. If the plan decides only their
 order, or which of two equal values is shown (1.0 or 1.00), the tag is weak.
 """
 
@@ -31,7 +31,7 @@ from headwater.sources.postgres.types import (
 
 LEFT, _UNION = "1", "1"
 _ARRAY_SUBLINK, _EXISTS = "6", "0"
-# Of these types equal values are the same value; text where its collation is not odd.
+# Equal values of these types are identical; for text only if the collation is deterministic.
 _TEXTS = frozenset({TEXT, VARCHAR, 19})
 _EXACT = frozenset({BOOL, BYTEA, DATE, INT2, INT4, INT8, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ, UUID_, 26}) | _TEXTS
 _IN_ORDER = frozenset({"array_agg", "string_agg", "json_agg", "jsonb_agg", "json_object_agg", "jsonb_object_agg"})
@@ -49,8 +49,8 @@ Cell = tuple[int, int]  # place of a table, number of a column
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What the catalogue says, by oid: keys of tables, names of functions, which operators are PostgreSQL's own `=`,
-    and which collations call different texts equal."""
+    """The catalogue's facts by oid: keys of tables, names of functions, PostgreSQL's own `=` operators, and the
+    collations that treat different texts as equal."""
 
     keys: Mapping[int, tuple[int, ...]]
     functions: Mapping[int, str]
@@ -59,14 +59,14 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """`reasons` why an answer cannot be kept; `doubts` why its tag is weak."""
+    """The verdict: `reasons` why an answer cannot be cached; `doubts` why its tag is weak."""
 
     reasons: tuple[str, ...]
     doubts: tuple[str, ...]
 
 
 def judge(trees: list[Node], known: Known) -> Judged:
-    """Of the statement, which comes first, and of the rules of its views."""
+    """Return the verdict on a statement, which is the first tree, and the rules of its views."""
     reasons: set[str] = set()
     doubts: set[str] = set()
     for tree in trees:
@@ -84,7 +84,7 @@ def judge(trees: list[Node], known: Known) -> Judged:
 
 
 class _Level:
-    """One QUERY."""
+    """A QUERY node."""
 
     def __init__(self, query: Node, known: Known) -> None:
         self._query, self._known = query, known
@@ -92,11 +92,11 @@ class _Level:
         self._entries = query.items("rtable")
 
     def _sorted(self, clauses: list[Node]) -> list[Item]:
-        """What is sorted or grouped by."""
+        """Return the expressions of a sort or group clause."""
         return [self._seen_through(self._targets[each.number("tleSortGroupRef")]["expr"]) for each in clauses]
 
     def _seen_through(self, node: Item) -> Item:
-        """The expression behind a name of GROUP BY (from PostgreSQL 18 on they are a table of their own)."""
+        """Return the expression behind a column of GROUP BY (since PostgreSQL 18 these are a table of their own)."""
         node = bare(node)
         if isinstance(node, Node) and node.tag == "VAR" and not node.number("varlevelsup"):
             entry = self._entries[node.number("varno") - 1]
@@ -104,10 +104,10 @@ class _Level:
                 return bare(entry.items("groupexprs")[node.number("varattno") - 1])
         return node
 
-    # --- what the plan decides ---------------------------------------------------------------------------------
+    # --- decisions of the plan ---------------------------------------------------------------------------------
 
     def reasons(self, *, is_asked: bool) -> Iterator[str]:
-        """Why which rows or values there are may differ."""
+        """Yield the reasons why the rows or values may differ between runs."""
         query = self._query
         is_cut = query["limitCount"] is not None or query["limitOffset"] is not None
         if (is_cut or query.is_true("hasDistinctOn")) and is_asked and not self.is_total():
@@ -122,7 +122,7 @@ class _Level:
                 yield from self._window(node)
 
     def _is_ordered(self, node: Node) -> bool:
-        """Whether an aggregate is given its values in one order, or in orders that cannot be told apart."""
+        """Return whether an aggregate gets its values in one order, or in orders with equal results."""
         entries = {each.number("ressortgroupref"): each for each in node.items("args")}
         by = [bare(entries[each.number("tleSortGroupRef")]["expr"]) for each in node.items("aggorder")]
         if node["aggorder"] is None and node["aggdistinct"] is None:
@@ -150,7 +150,7 @@ class _Level:
             yield f"{name}() OVER without a total order: add a key to its ORDER BY"
 
     def doubts(self) -> Iterator[str]:
-        """Why equal values may be shown in different ways."""
+        """Yield the reasons why equal values may be shown in different ways."""
         for node in _own(self._query):
             if node.tag in ("AGGREF", "WINDOWFUNC"):
                 field = "aggfnoid" if node.tag == "AGGREF" else "winfnoid"
@@ -180,7 +180,7 @@ class _Level:
     # --- total orders ------------------------------------------------------------------------------------------
 
     def is_total(self) -> bool:
-        """Whether the order of its rows is the same each time."""
+        """Return whether the order of the rows is the same in every run."""
         query = self._query
         outputs = [each for each in query.items("targetList") if not each.is_true("resjunk")]
         if query["groupingSets"] is not None or query.is_true("hasTargetSRFs"):
@@ -203,7 +203,7 @@ class _Level:
         return self._decides(self._sorted(query.items("sortClause")))
 
     def _decides(self, by: list[Item]) -> bool:
-        """Whether these expressions tell all rows of FROM apart."""
+        """Return whether these expressions identify all rows of FROM."""
         if self._query["setOperations"] is not None:
             return False
         try:
@@ -213,7 +213,7 @@ class _Level:
 
 
 def keys_of(query: Node, known: Known) -> list[Cell]:
-    """Columns by which the rows of a query may be sorted so that their order is total; none where it has none."""
+    """Return columns that make the order of a query's rows total; [] if there are none."""
     fields = (
         "setOperations",
         "limitCount",
@@ -232,7 +232,7 @@ def keys_of(query: Node, known: Known) -> list[Cell]:
 
 
 def row_key(query: Node, known: Known) -> tuple[int, ...] | None:
-    """The places in the answer of columns that tell its rows apart; None where they are not all there."""
+    """Return the places of the columns that identify the rows of the answer; None if one is not in it."""
     if any(query[name] is not None for name in _MERGING) or query.is_true("hasAggs") or query.is_true("hasTargetSRFs"):
         return None
     try:
@@ -244,22 +244,22 @@ def row_key(query: Node, known: Known) -> tuple[int, ...] | None:
 
 
 class _Undecided(Exception):
-    """Its rows are not told apart by keys."""
+    """The rows are not identified by keys."""
 
 
 class _Keys:
-    """The keys of the tables in one FROM, and which columns say which others."""
+    """The keys of the tables in a FROM, and the columns that determine other columns."""
 
     def __init__(self, query: Node, known: Known) -> None:
         self._keys: dict[int, tuple[int, ...]] = {}
-        self._equal: list[tuple[Cell, Cell | None]] = []  # a column is decided by another; by None: it is constant
+        self._equal: list[tuple[Cell, Cell | None]] = []  # a column, and the column that determines it; None: constant
         self._entries, self._known = query.items("rtable"), known
         self._pairs(query["jointree"]["quals"], None)
         for item in query["jointree"].items("fromlist"):
             self._take(item)
 
     def _take(self, item: Node) -> frozenset[int]:
-        """The places below; what joins say is noted."""
+        """Return the table places below `item`; record the equalities of its joins."""
         if item.tag == "RANGETBLREF":
             place = item.number("rtindex")
             entry = self._entries[place - 1]
@@ -287,11 +287,11 @@ class _Keys:
                             self._equal.append((cell, by))
 
     def cells(self) -> list[Cell]:
-        """The columns that tell all rows apart."""
+        """Return the columns that identify all rows."""
         return [(place, number) for place, key in sorted(self._keys.items()) for number in key]
 
     def are_decided(self, by: list[Item]) -> bool:
-        """Whether these expressions do."""
+        """Return whether these expressions identify all rows."""
         known = {cell for node in by if (cell := _cell(node)) is not None}
         whole: set[int] = set()
         while True:
@@ -312,7 +312,7 @@ def _cell(node: Item) -> Cell | None:
 
 
 def _own(query: Node) -> Iterator[Node]:
-    """The nodes of one query, without those of the queries inside."""
+    """Yield the nodes of a query, without those of its subqueries."""
     rest: list[Item] = list(query.fields.values())
     while rest:
         item = rest.pop()

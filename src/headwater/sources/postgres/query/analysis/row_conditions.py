@@ -1,9 +1,9 @@
-"""The rows of its tables that a statement can see: conditions of its WHERE, where Python knows exactly what they mean.
+"""The rows of its tables that a statement can read: conditions of its WHERE that Python can evaluate exactly.
 
-A conjunct that compares a column with a constant or a parameter is true of every row that matters: a row of which it is
-not true is in no row of the answer, and what an outer join makes up in its place has NULL there, which is not true
-either. Only of tables that stand in the statement once, and only where nothing in the conditions can fail: PostgreSQL
-may look at them in any order.
+A conjunct that compares a column with a constant or a parameter is true of every relevant row: a row for which it is
+not true is in no row of the answer, and a row that an outer join fills in has NULL there, which is not true either.
+This holds only for tables that occur once in the statement, and only if no condition can fail: PostgreSQL may evaluate
+them in any order.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NAMES = {"=": "eq", "<>": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
 _TURNED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _STEADY = frozenset({"BOOLEXPR", "OPEXPR", "SCALARARRAYOPEXPR", "NULLTEST", "ARRAYEXPR", "ARRAY"})
 _LEAVES = frozenset({"VAR", "CONST", "PARAM", "RELABELTYPE"})
-# Integers to wider ones, to floats and to numeric; real to double precision: casts that cannot fail.
+# Casts that cannot fail: integers to wider integers, to floats and to numeric; real to double precision.
 _WIDENING = frozenset({481, 754, 313, 235, 316, 482, 1740, 1781, 1782, 311})
 _EPOCH = datetime.datetime(2000, 1, 1)
 INNER = "0"
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """A comparison of PostgreSQL's own, which never fails."""
+    """A built-in comparison, which never fails."""
 
     op: str
     left: int
@@ -44,12 +44,12 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 class Unclear(Exception):
-    """What this says of one column is not known."""
+    """The meaning of a condition for one column is unknown."""
 
 
 class Conditions:
-    """Of one statement. `operators` are PostgreSQL's own comparisons by oid, `odd` collations that call different texts
-    equal, `names` what its parameters are called."""
+    """The conditions of a statement. `operators` are the built-in comparisons by oid, `odd` the collations that treat
+    different texts as equal, `names` the names of the parameters."""
 
     def __init__(self, facts: Facts, names: tuple[str, ...], operators: Mapping[int, Operator], odd: set[int]) -> None:
         self._query, self.names, self._relations, self._counts = facts.query, names, facts.relations, facts.used.counts
@@ -57,7 +57,7 @@ class Conditions:
         self.is_plain = all(join["jointype"] == INNER for join in joins(facts.query))
 
     def of(self, oid: int) -> Condition:
-        """What is true of every row of a table that matters; ALWAYS where nothing is known."""
+        """Return a condition that is true of every relevant row of a table; ALWAYS if none is known."""
         parts: list[Condition] = []
         try:
             place, quals = self._place(oid), self._quals()
@@ -69,11 +69,11 @@ class Conditions:
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
     def _place(self, oid: int) -> int:
-        """Where the table stands; Unclear unless that is one place of the outermost query, and of no view."""
+        """Return the place of the table; Unclear unless it occurs once, in the outermost query, and in no view."""
         own = [n for n, entry in enumerate(self._query.items("rtable"), 1) if _relation(entry) == oid]
         if len(own) != 1 or self._counts.get(oid) != 1:
             raise Unclear
-        # What is made of a row before WHERE is asked may fail on any.
+        # A function or LATERAL entry may fail on any row, before WHERE is evaluated.
         if any(
             entry.number("rtekind") == FUNCTION or entry.is_true("lateral") for entry in self._query.items("rtable")
         ):
@@ -81,7 +81,7 @@ class Conditions:
         return own[0]
 
     def _quals(self) -> list[Node]:
-        """Conjuncts of WHERE; of ON, too, where no join makes rows up. Unclear where one may fail."""
+        """Return the conjuncts of WHERE, and of ON if all joins are inner. Unclear if one may fail."""
         found = list(conjuncts(self._query["jointree"]["quals"]))
         others = [qual for join in joins(self._query) for qual in conjuncts(join["quals"])]
         if not all(map(self._cannot_fail, found + others)):
@@ -102,13 +102,13 @@ class Conditions:
 
 
 class _Of:
-    """Conditions on one place of a table."""
+    """The conditions on one occurrence of a table."""
 
     def __init__(self, of: Conditions, place: int, columns: Mapping[int, str]) -> None:
         self._of, self._place, self._columns = of, place, columns
 
     def condition(self, node: Node) -> Condition:
-        """What a conjunct says of this place; Unclear."""
+        """Return the condition of a conjunct on this occurrence, or raise Unclear."""
         match node.tag:
             case "BOOLEXPR" if node["boolop"] == "or":
                 return AnyOf(tuple(self.condition(part) for part in node.items("args")))
@@ -142,7 +142,7 @@ class _Of:
         self._check(found, op, node)
         column = self._column(left, None)
         if op != "eq" and bare(left)["vartypmod"] != "-1":
-            # The column would round or cut what it is compared with; the comparison does not.
+            # The column would round or truncate the operand; the comparison does not.
             raise Unclear
         return Test(column, op, (self._operand(right),))
 
@@ -157,7 +157,7 @@ class _Of:
         return Test(self._column(left, None), "in", tuple(map(self._operand, right.items("elements"))))
 
     def _check(self, found: Operator, op: str, node: Node) -> None:
-        """Unclear where our bytes do not compare as PostgreSQL does."""
+        """Raise Unclear if our bytes do not compare as PostgreSQL does."""
         sides = {found.left, found.right}
         is_alike = sides <= INTS or len(sides) == 1
         allowed = _EQUAL if op in ("eq", "ne") else _ORDERED
@@ -198,7 +198,7 @@ def _relation(entry: Node) -> int:
 
 
 def joins(query: Node) -> list[Node]:
-    """The joins of its own FROM."""
+    """Return the joins of the query's own FROM."""
     found: list[Node] = []
     rest = list(query["jointree"].items("fromlist"))
     while rest:
@@ -210,7 +210,7 @@ def joins(query: Node) -> list[Node]:
 
 
 def conjuncts(node: Item) -> Iterator[Node]:
-    """The parts of a condition that must all be true."""
+    """Yield the parts of a condition that must all be true."""
     if isinstance(node, Node):
         if node.tag == "BOOLEXPR" and node["boolop"] == "and":
             for part in node.items("args"):
@@ -220,7 +220,7 @@ def conjuncts(node: Item) -> Iterator[Node]:
 
 
 def bare(node: Item) -> Item:
-    """Without the remark that a varchar is taken for a text."""
+    """Return the expression without its relabelling from varchar to text."""
     while isinstance(node, Node) and node.tag == "RELABELTYPE" and node.number("resulttype") == TEXT:
         inner = node["arg"]
         if inner.tag == "VAR" and inner.number("vartype") not in (VARCHAR, TEXT):
@@ -230,7 +230,7 @@ def bare(node: Item) -> Item:
 
 
 def _value(node: Node) -> Value:
-    """A constant of the statement, from the bytes that PostgreSQL holds it in."""
+    """Return a constant of the statement from PostgreSQL's binary form."""
     if node.is_true("constisnull"):
         return None
     data, kind = node["constvalue"], node.number("consttype")
@@ -251,6 +251,6 @@ def _value(node: Node) -> Value:
         if kind in (TIMESTAMP, TIMESTAMPTZ):
             moment = _EPOCH + datetime.timedelta(microseconds=int.from_bytes(data[:8], "little", signed=True))
             return DateTime(moment.isoformat() + ("+00:00" if kind == TIMESTAMPTZ else ""))
-    except OverflowError:  # infinity, or beyond the years that Python has
+    except OverflowError:  # infinity, or a year that Python does not support
         raise Unclear from None
     raise Unclear

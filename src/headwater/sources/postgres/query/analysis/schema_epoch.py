@@ -1,7 +1,7 @@
-"""What an answer depends on besides rows: definitions, settings of the session, versions. Read in one transaction.
+"""Dependencies of an answer besides rows: definitions, session settings, versions. Read in one transaction.
 
-Definitions are known by the rows of the catalogue that hold them, never by their text: what was changed and changed
-back is another one.
+Definitions are identified by their catalogue rows, never by their text: a definition that was changed and changed
+back counts as another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headwater.sources.postgres.query.analysis.parse_tree_source import Facts, o
 from headwater.sources.postgres.query.analysis.uncacheable_objects import read_relations
 from headwater.sources.postgres.schema.catalog import number_of, schema_sql
 
-# Those that a transaction of ours does not set for itself.
+# Settings that our transactions do not set themselves.
 _SETTINGS = (
     *("server_version", "search_path", "lc_numeric", "lc_time", "timezone_abbreviations", "array_nulls"),
     *("standard_conforming_strings", "backslash_quote", "transform_null_equals", "row_security", "xmlbinary"),
@@ -29,18 +29,18 @@ FROM pg_collation WHERE oid = ANY ($1::oid[])
 _OF_DATABASE = """
 SELECT datcollate || ' ' || datctype || ' ' || coalesce(pg_database_collation_actual_version(oid), '')
 FROM pg_database WHERE datname = current_database()
-"""  # the function is there from PostgreSQL 15 on
+"""  # the function exists since PostgreSQL 15
 _BEFORE_15 = "SELECT datcollate || ' ' || datctype FROM pg_database WHERE datname = current_database()"
 
 
 def number_in(link: Link) -> int:
-    """The number of the schema (see `Look`) in the snapshot of the transaction."""
+    """Return the schema number (see `Look`) in the snapshot of the transaction."""
     ((text,),) = link.again(schema_sql(link.version)).texts()
     return number_of(str(text))
 
 
 class State(msgspec.Struct, frozen=True):
-    """What a transaction finds: the number of the schema, the settings of its session, and what it sees."""
+    """The state of a transaction: schema number, session settings, and snapshot."""
 
     number: int
     session: str
@@ -48,7 +48,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 def state_in(link: Link) -> State:
-    """Of the transaction, by one statement."""
+    """Return the state of the transaction, by one statement."""
     sql = f"SELECT ({schema_sql(link.version)}), ({_SESSION}), pg_current_snapshot()::text, pg_is_in_recovery()"
     ((text, session, snapshot, is_standby),) = link.again(sql).texts()
     link.refuse_standby(is_standby)
@@ -56,9 +56,9 @@ def state_in(link: Link) -> State:
 
 
 def epoch_of(link: Link, facts: Facts) -> str:
-    """The definitions of all that a statement uses, as one short text: another one where it may mean something else."""
+    """Return a short text of the definitions that a statement uses; it differs if the statement may mean otherwise."""
     listed = ",".join(str(each.oid) for each in read_relations(facts)) or "0"
-    # Of tables its own alone; types are few, and any of them may be inside another.
+    # Of tables only the statement's own; all types, which are few, because any type may be inside another.
     relations = f"(oid IN ({listed}) OR relkind = 'c' AND oid >= 16384)"
     default = _OF_DATABASE if link.version >= 150000 else _BEFORE_15
     found = [

@@ -1,6 +1,6 @@
-"""How large PostgreSQL makes a statement before it runs it: it copies operands, and the columns of subqueries. Pure.
+"""Growth of a statement inside PostgreSQL before it runs: PostgreSQL copies operands and columns of subqueries. Pure.
 
-The copies of nested copies take memory that grows with a power of two, and PostgreSQL limits none of it.
+Copies of nested copies take exponentially growing memory, and PostgreSQL does not limit it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unr
 from headwater.sources.postgres.query.analysis.tree_reads import CTE, GROUP, JOIN, SUBQUERY
 
 MAX_WORDS = 200_000  # of a statement with all operands copied
-MAX_NODES = 200_000  # of its tree with all subqueries in their place
-FIELDS = 400  # of a row whose fields are not counted
+MAX_NODES = 200_000  # of its tree with all subqueries inlined
+FIELDS = 400  # assumed for a row whose fields are not counted
 SELECT = "1"  # the command of a query
 MATERIALIZED_DEFAULT, MATERIALIZED_NEVER = "0", "2"
 
 _LETTER = r"A-Za-z_\x80-\U0010ffff"
-_SPACE = r"[\x20\t\n\r\f\v]"  # other spaces are letters to PostgreSQL
-# What is not closed reaches to the end of the text, so that no text takes more than linear time.
+_SPACE = r"[\x20\t\n\r\f\v]"  # PostgreSQL treats other spaces as letters
+# An unclosed token reaches to the end of the text, so that no text takes more than linear time.
 _ESCAPED = r"'(?:[^'\\]|\\.|'')*+(?:'|\Z)"
 _TOKEN = re.compile(
     rf"""
@@ -37,21 +37,21 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# A string goes on behind a line break, and its escapes with it.
+# A string continues after a line break, and its escapes with it.
 _CONTINUED = re.compile(
     rf"(?:[ \t\f\v]|--[^\n\r]*)*+[\n\r](?:{_SPACE}|--[^\n\r]*[\n\r])*+{_ESCAPED}",
     re.DOTALL,
 )
 _COPYING = re.compile(r"between|json|window|\*|(?:\b|[0-9])in\b", re.IGNORECASE)
 _COMMENT_MARK = re.compile(r"/\*|\*/")
-# Reserved words that cannot stand in the left operand of BETWEEN or IN, but between brackets.
+# Reserved words that cannot be in the left operand of BETWEEN or IN, except inside brackets.
 _ENDS_OPERAND = frozenset(
     ("and", "or", "select", "from", "where", "on", "having", "returning", "when", "then", "else", "limit", "offset")
 )
 _QUERIES = frozenset({"select", "with", "table"})
 _FRAMES = frozenset({"rows", "range", "groups"})
 _BEFORE_ALL_COLUMNS = frozenset({"select", "distinct", "all", "returning", ","})
-# PostgreSQL keeps the argument of these functions twice: as it is written, and converted to JSON.
+# PostgreSQL keeps the argument of these functions twice: as written, and converted to JSON.
 _OF_JSON = frozenset(
     ("json", "json_array", "json_arrayagg", "json_exists", "json_object", "json_objectagg")
     + ("json_query", "json_scalar", "json_serialize", "json_table", "json_value")
@@ -59,20 +59,20 @@ _OF_JSON = frozenset(
 
 
 class _Group(msgspec.Struct):
-    """What stands between two brackets, or between CASE and END, with the operands that were copied."""
+    """The tokens between two brackets, or between CASE and END, including copied operands."""
 
     opening: str
     copied: int | None = None  # for the list of IN: the size of its left operand
-    times: int = 1  # how often the group is copied as a whole
+    times: int = 1  # how often the whole group is copied
     may_be_window: bool = False  # it follows AS or OVER
     is_window: bool = False  # it defines a window, whose columns are copied for each reference
     windows: int = 0  # of the outermost group: the size of all windows
-    references: int = 0  # and how often one may be referred to
+    references: int = 0  # of the outermost group: the number of possible references to a window
     size: int = 0
-    operand: int = 0  # the part of `size` that may be the left operand of what comes
-    weight: int = 1  # how often what comes is copied
+    operand: int = 0  # the part of `size` that may be the left operand of the next operator
+    weight: int = 1  # how often the next tokens are copied
     items: int = 0  # of a list, those that PostgreSQL may compare with the operand one by one
-    is_compared: bool = False  # the item that is being read is one of them: all but plain numbers
+    is_compared: bool = False  # the current item is one of them: all but plain numbers
     is_query: bool = False
 
     def add(self, size: int) -> None:
@@ -90,7 +90,7 @@ class _Group(msgspec.Struct):
 
 
 def check_text(sql: str) -> None:
-    """Raise InvalidRequest for a text that PostgreSQL would make too large as it parses it."""
+    """Raise InvalidRequest for a text that grows too large when PostgreSQL parses it."""
     if _COPYING.search(sql) and _grown(sql) > MAX_WORDS:
         raise InvalidRequest(
             f"the statement would have more than {MAX_WORDS} words as PostgreSQL copies the operands of BETWEEN, IN, .*"
@@ -100,13 +100,13 @@ def check_text(sql: str) -> None:
 
 
 def _grown(sql: str) -> int:
-    """Return the number of words of a text with all that PostgreSQL copies."""
+    """Return the number of words of a text, including PostgreSQL's copies."""
     groups, last = [_Group("")], ""
     for kind, word in _tokens(sql):
         group, depth = groups[-1], len(groups)
         is_key = kind == "word" and last != "."
         if word in ("(", "["):
-            group.is_query |= last == "values" and group.size == 1  # else it is the name of a column
+            group.is_query |= last == "values" and group.size == 1  # otherwise it is the name of a column
             copied, times = group.operand if last == "in" else None, 2 if last in _OF_JSON else 1
             groups.append(_Group(word, copied, times, may_be_window=last in ("as", "over")))
         elif is_key and word == "case":
@@ -142,7 +142,7 @@ def _grown(sql: str) -> int:
                 is_name = not (group.size or group.is_window or group.is_query or word in _FRAMES)
                 groups[0].references += is_name
             group.is_compared |= kind != "sign" or word[0] == "$"
-        (group if len(groups) > depth else groups[-1]).add(1)  # a bracket belongs to the group around it
+        (group if len(groups) > depth else groups[-1]).add(1)  # a bracket belongs to the enclosing group
         last = word if kind != "name" else ""
         if groups[-1].size > MAX_WORDS:
             return groups[-1].size
@@ -152,7 +152,7 @@ def _grown(sql: str) -> int:
 
 
 def _close(groups: list[_Group]) -> None:
-    """Put the last group into the one around it."""
+    """Merge the last group into the enclosing one."""
     inner, outer = groups.pop(), groups[-1]
     inner.end_item()
     outer.add(inner.size * inner.times)
@@ -163,7 +163,7 @@ def _close(groups: list[_Group]) -> None:
 
 
 def _tokens(sql: str) -> Iterator[tuple[str, str]]:
-    """Yield the kind of each token and its text, keywords in small letters."""
+    """Yield the kind of each token and its text, keywords in lower case."""
     place = 0
     while place < len(sql):
         found = _TOKEN.match(sql, place)
@@ -180,7 +180,7 @@ def _tokens(sql: str) -> Iterator[tuple[str, str]]:
 
 
 def _end_of_comment(sql: str, place: int) -> int:
-    """Return the place behind a comment whose opening ends at `place`; comments nest."""
+    """Return the place after a comment whose opening ends at `place`; comments nest."""
     depth = 1
     while depth:
         mark = _COMMENT_MARK.search(sql, place)
@@ -192,7 +192,7 @@ def _end_of_comment(sql: str, place: int) -> int:
 
 
 def check_tree(items: list[Item]) -> None:
-    """Raise InvalidRequest for a tree that PostgreSQL would make too large by putting subqueries in their place."""
+    """Raise InvalidRequest for a tree that grows too large when PostgreSQL inlines its subqueries."""
     try:
         size = _Planned().size(items, ())
     except RecursionError:
@@ -205,7 +205,7 @@ def check_tree(items: list[Item]) -> None:
 
 
 class _Planned:
-    """Counts the nodes of a tree in which columns of subqueries stand for the expressions they are made of."""
+    """The number of nodes of a tree in which columns of subqueries are replaced by their expressions."""
 
     def __init__(self) -> None:
         self._columns: dict[tuple[int, int], int] = {}  # by range-table entry and number
@@ -233,7 +233,7 @@ class _Planned:
         return self._queries[id(query)]
 
     def _entry(self, entry: Node, scope: tuple[Node, ...]) -> int:
-        """The columns of a join are counted where they are used."""
+        """Return the size of a range-table entry; the columns of a join are counted where they are used."""
         fields = {name: value for name, value in entry.fields.items() if name != "joinaliasvars"}
         found = 1 + sum([self.size(value, scope) for value in fields.values()])
         if entry.number("rtekind") == CTE and (inlined := _inlined(entry, scope)) is not None:
@@ -250,12 +250,12 @@ class _Planned:
         entry, number = entries[place], var.number("varattno")
         key = id(entry), number
         if key not in self._columns:
-            self._columns[key] = 1  # while it is counted: nothing contains itself
+            self._columns[key] = 1  # while it is being counted: nothing contains itself
             self._columns[key] = 1 + self._expression(entry, number, scope)
         return self._columns[key]
 
     def _expression(self, entry: Node, number: int, scope: tuple[Node, ...]) -> int:
-        """Return the size of what a column of `entry` stands for; 0 for a column of a table."""
+        """Return the size of the expression behind a column of `entry`; 0 for a column of a table."""
         kind = entry.number("rtekind")
         if kind == JOIN:
             return self.size(_numbered(entry.items("joinaliasvars"), number), scope)
@@ -271,7 +271,7 @@ class _Planned:
             raise Unreadable("a subquery")
         outputs = "targetList" if query["commandType"] == SELECT else "returningList"
         if query["limitCount"] is not None or query["limitOffset"] is not None:
-            return 0  # it is computed by itself, and no condition is moved into it
+            return 0  # the subquery is computed by itself, and no condition is moved into it
         return self.size([_computed(each) for each in _numbered(query.items(outputs), number)], (query, *around))
 
 
@@ -283,7 +283,7 @@ def _numbered(items: list[Item], number: int) -> list[Item]:
 
 
 def _computed(target: Item) -> Item:
-    """Return what a column is computed of, where PostgreSQL may compute that elsewhere; aggregates it may not."""
+    """Return the expression of a column that PostgreSQL may compute elsewhere; None for aggregates."""
     found = target["expr"]
     return None if isinstance(found, Node) and found.tag in ("AGGREF", "WINDOWFUNC") else found
 
@@ -295,7 +295,7 @@ def _is_inlined(cte: Node) -> bool:
 
 
 def _inlined(entry: Node, scope: tuple[Node, ...]) -> tuple[Node, tuple[Node, ...]] | None:
-    """Return the query for which a reference to WITH stands, and its scope; None if it is computed once."""
+    """Return the inlined query of a reference to WITH, and its scope; None if it is computed once."""
     scope = scope[entry.number("ctelevelsup") :]
     for cte in scope[0].items("cteList") if scope else ():
         if cte["ctename"] == entry["ctename"]:

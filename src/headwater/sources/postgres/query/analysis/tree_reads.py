@@ -1,7 +1,7 @@
-"""What a parse tree reads: relations with their columns, functions, types, collations. Pure.
+"""The reads of a parse tree: relations with their columns, functions, types, collations. Pure.
 
-Only nodes that are known are read, and every field of them: a tree with any other is Unreadable. Scoped callers rely
-on that: they may run a statement if it reads nothing but their tables.
+Only known nodes are accepted, and every field of them is read: a tree with any other node is Unreadable. Scoped callers
+rely on it: they may run a statement if it reads only their tables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headwater.sources.postgres.query.analysis.immutable_functions import FIRST_
 from headwater.sources.postgres.query.analysis.parameters import is_moment
 from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable, below
 
-# Older servers call some of them by a shorter name.
+# Older servers use a shorter name for some of them.
 _TAGS = """
 ALIAS FROMEXPR JOINEXPR RANGETBLREF RANGETBLFUNCTION TARGETENTRY CONST PARAM OPEXPR FUNCEXPR DISTINCTEXPR NULLIFEXPR
 SCALARARRAYOPEXPR BOOLEXPR SUBLINK NULLTEST BOOLEANTEST CASEEXPR CASEWHEN CASE WHEN CASETESTEXPR COALESCEEXPR COALESCE
@@ -21,7 +21,7 @@ CONVERTROWTYPEEXPR COLLATEEXPR COLLATE FIELDSELECT SUBSCRIPTINGREF COERCETODOMAI
 GROUPINGFUNC GROUPINGSET SORTGROUPCLAUSE COMMONTABLEEXPR SETOPERATIONSTMT TABLESAMPLECLAUSE
 """
 _PLAIN = frozenset(_TAGS.split())
-# Where a node says of which type it is.
+# Fields that contain the type of a node.
 TYPE_FIELDS = (
     *("vartype", "consttype", "paramtype", "funcresulttype", "opresulttype", "resulttype", "aggtype", "wintype"),
     *("casetype", "coalescetype", "minmaxtype", "array_typeid", "row_typeid", "refrestype"),
@@ -34,11 +34,11 @@ _TRUTHS = frozenset({"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "SCALARARRAYOPEXPR",
 RELATION, SUBQUERY, JOIN, FUNCTION, TABLE_FUNCTION, VALUES, CTE, _, RESULT, GROUP = range(10)
 WHOLE_ROW = 0
 _NOW = "the time, or the user, of now may be another one each time"
-# The kinds of range-table entries that are read. XMLTABLE and JSON_TABLE are not among them.
+# The supported kinds of range-table entries. XMLTABLE and JSON_TABLE are not supported.
 _KINDS = frozenset({RELATION, SUBQUERY, JOIN, FUNCTION, VALUES, CTE, RESULT, GROUP})
-# Fields that `Reader` does not walk: entries are walked one by one, permissions hold no expressions.
+# Fields that `Reader` does not walk: entries are walked one by one, permissions contain no expressions.
 _UNWALKED = frozenset({"rtable", "rteperminfos"})
-# The columns of a join are walked where they are used. Nothing else can be in them.
+# The columns of a join are walked where they are used. They contain only these nodes.
 _OF_JOINS = frozenset(
     (
         *("VAR", "CONST", "RELABELTYPE", "FUNCEXPR", "COALESCEEXPR", "COALESCE", "COERCEVIAIO", "COERCETODOMAIN"),
@@ -52,28 +52,28 @@ class Writes(Exception):
 
 
 class Used(msgspec.Struct):
-    """All that a statement uses, by oid. A column's number is 0 for the whole row, and below it for system columns."""
+    """Everything a statement uses, by oid. Column number 0 is the whole row, negative numbers are system columns."""
 
     columns: dict[int, set[int]] = msgspec.field(default_factory=dict)
-    counts: dict[int, int] = msgspec.field(default_factory=dict)  # in how many places a relation stands
-    heirs: set[int] = msgspec.field(default_factory=set)  # tables of which the children are read, too
+    counts: dict[int, int] = msgspec.field(default_factory=dict)  # number of occurrences of a relation
+    heirs: set[int] = msgspec.field(default_factory=set)  # tables that are read with their children
     functions: set[int] = msgspec.field(default_factory=set)
     operators: set[int] = msgspec.field(default_factory=set)
     types: set[int] = msgspec.field(default_factory=set)
     collations: set[int] = msgspec.field(default_factory=set)
-    conversions: set[tuple[int, int]] = msgspec.field(default_factory=set)  # through text: from, to
+    conversions: set[tuple[int, int]] = msgspec.field(default_factory=set)  # by way of text: from, to
     has_moment: bool = False  # a constant is a date or a time
-    reasons: set[str] = msgspec.field(default_factory=set)  # why no answer may be kept
+    reasons: set[str] = msgspec.field(default_factory=set)  # why no answer may be cached
 
 
 class Reader:
-    """Adds what it reads to `used`. `own` is the view whose rule it reads: older servers mention it in there."""
+    """A walk over trees that records reads in `used`. `own` is the view of the rule: older servers mention it there."""
 
     def __init__(self, used: Used, own: int = 0) -> None:
         self._used, self._own = used, own
 
     def query(self, query: Node, outer: tuple[Node, ...] = ()) -> None:
-        """One QUERY; `outer` are those around it, the nearest first."""
+        """Read a QUERY; `outer` are the enclosing queries, the nearest first."""
         if query.tag != "QUERY":
             raise Unreadable(query.tag)
         if query["commandType"] != "1" or query.is_true("hasModifyingCTE") or query["utilityStmt"] is not None:
@@ -98,7 +98,7 @@ class Reader:
                 raise Unreadable(node.tag)
 
     def item(self, item: Item, scope: tuple[Node, ...]) -> None:
-        """Anything inside a query."""
+        """Read any item of a query."""
         if isinstance(item, list):
             for each in item:
                 self.item(each, scope)
@@ -120,7 +120,7 @@ class Reader:
                 raise Unreadable(item.tag)
 
     def _entry(self, entry: Node, scope: tuple[Node, ...]) -> None:
-        """Read one range-table entry: every field of it, whatever its kind, so that no expression is passed over."""
+        """Read a range-table entry: every field, whatever its kind, so that no expression is skipped."""
         kind = entry.number("rtekind")
         if kind not in _KINDS:
             raise Unreadable(f"table of kind {kind}")
@@ -180,7 +180,7 @@ class Reader:
 
 
 def type_of(node: Item) -> int:
-    """The type of an expression."""
+    """Return the type of an expression."""
     if not isinstance(node, Node):
         raise Unreadable("no expression")
     if node.tag in _TRUTHS:

@@ -1,4 +1,4 @@
-"""What the catalogue says of the functions, types and tables that a statement uses: why its answers cannot be kept."""
+"""The catalogue's facts about the functions, types and tables of a statement, and why its answers are not cacheable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_language l 
 WHERE p.oid = ANY ($1::oid[]) OR p.oid IN (SELECT oprcode FROM pg_operator WHERE oid = ANY ($2::oid[]))
 ORDER BY 2
 """
-# Every type that is used, and those inside of them: elements, bases, attributes, bounds.
+# Every used type, and the types inside it: elements, bases, attributes, bounds.
 _TYPES = f"""
 WITH RECURSIVE used (oid) AS (
   SELECT unnest($1::oid[])
@@ -59,7 +59,7 @@ _PUBLICATION = """
 SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate, p.pubviaroot
 FROM pg_publication p WHERE p.pubname = $1
 """
-# Row filters and column lists are there from PostgreSQL 15 on.
+# Row filters and column lists exist since PostgreSQL 15.
 _PARTLY = """
 SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
 WHERE p.pubname = $1 AND (to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)
@@ -69,7 +69,7 @@ SELECT n.nspname, c.relname FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.type
 JOIN pg_class c ON c.oid IN (t.typrelid, e.typrelid) AND c.relkind <> 'c' JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE t.oid = ANY ($1::oid[])
 """
-# Types of users that no column of the relations has: enums and domains tell of the tables that use them.
+# Types of users that no column of the relations has: enums and domains reveal facts about the tables that use them.
 _FOREIGN_TYPES = """
 WITH RECURSIVE own (oid) AS (
   SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = ANY ($2::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
@@ -90,7 +90,7 @@ _KINDS = {"m": "a materialised view", "f": "a foreign table", "S": "a sequence",
 
 
 def volatility(link: Link, facts: Facts) -> tuple[str, ...]:
-    """Why an answer may change though nothing changed in its tables."""
+    """Return the reasons why an answer may change though its tables did not."""
     used = facts.used
     found = set(used.reasons)
     functions = _functions(link, facts)
@@ -107,11 +107,11 @@ def volatility(link: Link, facts: Facts) -> tuple[str, ...]:
 
 
 def beyond(link: Link, facts: Facts) -> tuple[str, ...]:
-    """What may be read besides tables of the user: catalogues, also by types that name things of them, and whatever
-    functions read.
+    """Return the objects read besides the user's tables: catalogues, also by types that name their objects, and
+    anything that functions read.
     """
     found = {f"{each.schema}.{each.name}" for each in read_relations(facts) if each.oid < FIRST_OWN}
-    # A row type shows that its relation exists, and which columns it has.
+    # A row type reveals that its relation exists, and its columns.
     found.update(table_name(*row) for row in link.run(_ROW_TYPES, [oids(facts.used.types)]).values())
     relations = oids([each.oid for each in read_relations(facts)])
     foreign = link.run(_FOREIGN_TYPES, [oids(facts.used.types), relations]).values()
@@ -136,12 +136,12 @@ def _types(link: Link, facts: Facts) -> Iterator[str]:
 
 
 def _is_made(kind: str, category: str, canonical: int) -> bool:
-    """Whether a type is made of others alone: an enum, a domain, a composite, an array, a plain range."""
+    """Return whether a type is made only of others: an enum, a domain, a composite, an array, a plain range."""
     return kind in "edc" or (kind == "b" and category == "A") or (kind in "rm" and not canonical)
 
 
 def _conversions(link: Link, facts: Facts) -> Iterator[str]:
-    """Values that become others by way of text: what is read may be `now`."""
+    """Yield the reasons from conversions by way of text, which may be `now`."""
     into = {target for _, target in facts.used.conversions}
     for name, function, volatility_ in link.run(_INPUTS, [oids(into)]).values():
         if volatility_ != "i" and function not in STEADY_INPUTS:
@@ -151,7 +151,7 @@ def _conversions(link: Link, facts: Facts) -> Iterator[str]:
 
 
 def unseen(link: Link, facts: Facts, publication: str) -> tuple[str, ...]:
-    """What is read of which we see no change, or not every one."""
+    """Return the reasons why changes of the read tables are not captured, or not all of them."""
     name = publication.encode()
     told = link.run(_PUBLICATION, [name]).values()
     whole, by_root = told[0] if told else (False, False)
@@ -188,7 +188,7 @@ def _unseen(each: Relation, published: set[int], partly: set[int], by_root: bool
     return ""
 
 
-# Comparisons that never fail: of one type with itself, or of integers.
+# Comparisons that never fail: of a type with itself, or of integers.
 _COMPARED = "16,17,20,21,23,25,1042,1082,1083,1114,1184,1186,1266,1700,700,701,2950"
 _OPERATORS = f"""
 SELECT oid, oprname, oprleft, oprright FROM pg_operator
@@ -208,13 +208,13 @@ _WORDS = {"=": "eq", "<>": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
 
 
 def operators(link: Link, facts: Facts) -> dict[int, Operator]:
-    """The comparisons of PostgreSQL's own that a statement makes."""
+    """Return the built-in comparisons of a statement."""
     found = link.run(_OPERATORS, [oids(facts.used.operators)]).values()
     return {oid: Operator(_WORDS[name], left, right) for oid, name, left, right in found}
 
 
 def known_to(link: Link, facts: Facts, compared: Mapping[int, Operator]) -> Known:
-    """What `order` must know."""
+    """Return the facts that `result_order` needs."""
     keys: dict[int, tuple[int, ...]] = {}
     for oid, number in link.run(_KEYS, [oids(facts.used.columns)]).values():
         keys[oid] = (*keys.get(oid, ()), number)
@@ -224,7 +224,7 @@ def known_to(link: Link, facts: Facts, compared: Mapping[int, Operator]) -> Know
 
 
 def read_relations(facts: Facts) -> list[Relation]:
-    """All that is read: what is named, views and what is below them, and children."""
+    """Return everything that is read: named relations, views and the relations below them, and children."""
     named = set(facts.used.columns)
     below = {oid for root, children in facts.children.items() if root in named for oid in children}
     return [each for oid, each in sorted(facts.relations.items()) if oid in named | below]

@@ -39,7 +39,7 @@ _RELATION = re.compile(r":relid (\d+)")
 # Built-in volatile functions without access to the server's files, settings, other sessions or dynamic SQL.
 _FOR_EDITORS = frozenset(
     (
-        # Without setseed() and lastval(): sessions are shared, and the next caller of one would see the difference.
+        # Without setseed() and lastval(): sessions are shared, and the next caller of a session would be affected.
         *("nextval", "currval", "random", "random_normal", "gen_random_uuid", "uuidv4", "uuidv7"),
         *("clock_timestamp", "timeofday", "pg_sleep", "pg_sleep_for", "pg_sleep_until", "pg_notify"),
         *("pg_advisory_xact_lock", "pg_advisory_xact_lock_shared"),
@@ -59,7 +59,7 @@ FOR_NOBODY = frozenset(
 def volatile_calls(link: Link, tree: Item) -> tuple[str, ...]:
     """Return the names of the volatile functions and operators in a tree, built-in ones without their schema.
 
-    Stable functions of extensions count, too: some of them run SQL in a string, such as crosstab().
+    Stable functions of extensions count too: some of them run SQL in a string, such as crosstab().
     """
     functions, operators = set[int](), set[int]()
     for node in below(tree):
@@ -102,7 +102,7 @@ def check_targets(link: Link, tree: Item) -> None:
 def check_calls(link: Link, sql: str, types: Sequence[int], role: str) -> None:
     """Raise Forbidden if a SELECT or DML statement calls a function that `role` may not call.
 
-    It leaves a temporary function: the caller must roll the transaction back.
+    The check leaves a temporary function: the caller must roll the transaction back.
     """
     try:
         tree = body_of(link, sql, types).items
@@ -131,7 +131,7 @@ def refuse(calls: Iterable[str], role: str) -> None:
 
 
 def calls_of_failed(link: Link, body: Body | None) -> tuple[str, ...]:
-    """Return the volatile functions of a statement whose tree was read, but not understood."""
+    """Return the volatile functions of a statement that was parsed, but could not be analysed."""
     try:
         return (NOT_UNDERSTOOD,) if body is None else volatile_calls(link, body.items)
     except (Unreadable, HeadwaterError, RecursionError):
