@@ -4,7 +4,7 @@
 |---|---|---|
 | integers, numeric, floats, boolean, uuid, bytea, date, timestamps, time | as PostgreSQL compares them | the column |
 | text, varchar, char(n) with a bytewise collation | the text, char(n) without trailing spaces | the column |
-| the same with another deterministic collation | the same | `COLLATE "C"`: equality is kept, the order is ours |
+| these with another deterministic collation | as above | `COLLATE "C"`: equality is kept, the order is ours |
 | citext, and collations that treat different texts as equal | none: NotSupported | the column |
 | everything else (enums, arrays, ranges, intervals …) | PostgreSQL's text | `format('%s', …) COLLATE "C"` |
 

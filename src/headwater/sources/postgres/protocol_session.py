@@ -163,7 +163,7 @@ class Link:
                 raise fault
 
     def again(self, sql: str) -> Answer:
-        """Run a statement of our own without parameters as a prepared statement of the session: it is parsed once."""
+        """Run a statement of our own without parameters, prepared in the session: it is parsed and planned once."""
         with self._broken_is_ours():
             name = self._named.get(sql)
             if name is None:

@@ -60,7 +60,7 @@ def snapshot_now(connection: Connection) -> Snapshot:
 
 
 def snapshot_of(link: Link) -> str:
-    """Return the snapshot of the open transaction as text; it is the same for all its statements."""
+    """Return the snapshot of the open transaction as text; all its statements share it."""
     ((snapshot, is_standby),) = link.run("SELECT pg_current_snapshot()::text, pg_is_in_recovery()").texts()
     link.refuse_standby(is_standby)
     return str(snapshot)
@@ -200,7 +200,7 @@ class Visibility:
             return self.offset_seen(snapshot)
 
     def notice(self, snapshot: Snapshot) -> None:
-        """Advance `visible` by a snapshot that was just taken: all later ones see what it sees."""
+        """Advance `visible` by a snapshot that was just taken: all later snapshots see at least as much."""
         with self._lock:
             ticket = next(self._tickets)
             while self._coming and snapshot.sees(self._coming[0].xid):

@@ -94,7 +94,7 @@ class Barriers:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether a barrier has timed out within the last SECONDS."""
+        """Return whether the latest barrier timed out within the last SECONDS."""
         return time.monotonic() - self._missed_at < SECONDS
 
     def passed(self, token: str, offset: int) -> None:

@@ -89,7 +89,7 @@ class Attachment:
         }
 
     def check(self) -> None:
-        """Raise SourceUnfit if the database cannot be captured. Log each change in what harms its other users once."""
+        """Raise SourceUnfit if the database cannot be captured; log new warnings about harm to its other users."""
         found = self._side.ask(self.findings)
         check(found)
         told = warnings(found)

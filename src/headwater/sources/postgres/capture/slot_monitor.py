@@ -74,7 +74,7 @@ class Watch:
                 continue  # the stream reports an unreachable server
 
     def look(self) -> Health:
-        """Check the slot now; log a warning when its state changed."""
+        """Check the slot now; log a new concern, or the end of a concern, once."""
         slot = self._find()
         with self._lock:
             found = self.health = self._judged(slot)

@@ -15,7 +15,7 @@ from headwater.sources.postgres.connection import Server
 from headwater.sources.postgres.snapshot_visibility import Visibility, snapshot_now
 
 BLIND_SECONDS = 1.0
-AT_ONCE = 3  # queries in a row: most commits become visible a moment after they are received
+AT_ONCE = 3  # queries in a row: most commits become visible a moment after they are written
 SOON = 10  # times in a row that capture is called again soon
 
 

@@ -1,4 +1,4 @@
-"""Bulk reads of a PostgreSQL database by another process than the capturing one."""
+"""Bulk reads of a PostgreSQL database by a process that does not capture it."""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ def is_end(change: Change) -> bool:
 def schema_change(old: Table, new: Table, fact: TableFact) -> Change | None:
     """Return the change from one shape of a table to the next; None if there is none.
 
-    Rows may have changed unseen (`resnapshot`) if a type, the key or a column's generation changed, if a column was
-    added with a default, if one was added and another dropped, which may be a rename, or if the column order is
-    impossible without a rename: names were exchanged or reused.
+    Rows may have changed unseen (`resnapshot`) if a type, the key or the computation of a column changed, if a column
+    was added with a default, if a column was added and another dropped, which may be a rename, or if the column order
+    is impossible without a rename: names were exchanged or reused.
     """
     if is_same_shape(old, new):
         return None

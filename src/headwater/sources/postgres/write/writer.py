@@ -217,7 +217,7 @@ class Writers:
                 self._queue.done(job.caller)
                 self._ready.notify_all()
             hand.clean()
-            del job, done  # they hold the answer, and the next job may be long in coming
+            del job, done  # they hold the answer, and the next job may be far off
         hand.close()
 
     def _take(self) -> _Job | None:

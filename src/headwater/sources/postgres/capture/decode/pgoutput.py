@@ -164,7 +164,7 @@ class StreamAbort(msgspec.Struct, frozen=True, gc=False):
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
-    """A step of a two-phase commit: begin_prepare, prepare, commit_prepared, rollback_prepared or stream_prepare."""
+    """A two-phase step; `word`: begin_prepare, prepare, commit_prepared, rollback_prepared or stream_prepare."""
 
     word: str
     flags: int
@@ -248,7 +248,7 @@ class _Reader:
         return self.bad(f"{kind!r} is no kind of value")
 
     def is_next(self, word: bytes) -> bool:
-        """Return whether `word` comes next; skip it if so."""
+        """Return whether `word` is next; skip it if so."""
         found = self.data[self.at : self.at + 1] == word
         self.at += found
         return found

@@ -1,5 +1,5 @@
 """The choice of the decoder of row messages: `row_decoder_compiled` where built, else its twin `row_decoder_python`.
-Both do the same; tests run both."""
+Both decode alike; tests run both."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The truncated tables seen on the stream. PostgreSQL gives a new file to a truncated table, and also to a table that
-was unlogged for a while: the transaction tells the two apart. Pure."""
+was unlogged for a while: the transaction distinguishes the two. Pure."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ Truncated = tuple[tuple[str, int], ...]  # newest last: table and transaction
 
 
 def recalled(truncated: Truncated, name: str, xid: int) -> Truncated:
-    """Return the truncations with one more."""
+    """Return the truncations with another one appended."""
     return (*truncated[1 - MOST :], (name, xid))

@@ -222,7 +222,7 @@ def _held_up(slot: str) -> SourceError:
 
 def _is_all_visible(connection: Connection) -> bool:
     """Wait for commits older than the new slot that are not visible yet because a standby must confirm them: neither
-    the slot's stream nor the first read would have them. They look like open transactions; return False on timeout."""
+    the slot's stream nor the first read would have them. A snapshot lists them as open; return False on timeout."""
     running = snapshot_now(connection).open
     end = time.monotonic() + CREATE_SECONDS
     while running & snapshot_now(connection).open:
@@ -233,10 +233,10 @@ def _is_all_visible(connection: Connection) -> bool:
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """The result of dropping the slot and publication. `left` is the SQL that drops the publication, "" unless the
-    role lacks the right to.
+    """The result of dropping the slot and publication. `left` is the SQL that drops the publication if the role may
+    not, else "".
 
-    `left_trigger` is the SQL that drops the trigger which records DDL statements, under the same condition.
+    `left_trigger` is the SQL that drops the trigger for DDL statements if the role may not, else "".
     """
 
     changed: bool  # whether something existed and was dropped

@@ -264,7 +264,7 @@ def pace_for(timeout: float) -> Pace:
 
 
 class _Over(Exception):
-    """Signal that this connection is no longer wanted."""
+    """The signal that this connection is no longer wanted."""
 
 
 class _Pump:
