@@ -32,7 +32,7 @@ _HALF = 1 << 31
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """`pg_current_snapshot()`: all below `low` have ended, none from `high` on; `open` are those between that run."""
+    """A snapshot: all transactions below `low` have ended, none from `high` on; `open` are the running ones between."""
 
     low: int
     high: int

@@ -54,7 +54,7 @@ _TYPES = {
 
 
 class Unknown(Exception):
-    """Python cannot evaluate this exactly: PostgreSQL must."""
+    """A part of a predicate that Python cannot evaluate exactly: PostgreSQL must."""
 
 
 class Operand(msgspec.Struct, frozen=True):

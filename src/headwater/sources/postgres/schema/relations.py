@@ -6,7 +6,7 @@ of schema a. Nothing else is quoted or folded: `Odd Name` is `Odd Name`. So ever
 
 **Keys.** The columns of the replica identity, where that is an index (the primary key by default): only those columns
 are certain to be known of an old row. With REPLICA IDENTITY FULL or NOTHING, the primary key of the catalogue. A table
-with neither has the key `()`: its rows cannot be told apart.
+with neither has the key `()`: its rows cannot be distinguished.
 
 **Changes of shape** are not in the stream: a table is described again before its next row. Whether its other rows
 changed with it is not visible, so `resnapshot` is set unless that is ruled out (see `schema_change`). A table that

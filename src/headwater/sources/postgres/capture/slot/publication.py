@@ -192,7 +192,7 @@ AND pg_has_role(p.pubowner, 'USAGE')
 def publish_new(link: Link, publication: str, tables: Sequence[str]) -> list[int]:
     """Publish the tables that this transaction created and has not filled yet; return their oids.
 
-    No row of these tables is missed, whereas rows written before a table is published are not sent. Other tables are
+    No row of these tables is missed: only rows written before a table is published are not sent. Other tables are
     left to `add_missing`, which has readers take a snapshot.
     """
     published = []

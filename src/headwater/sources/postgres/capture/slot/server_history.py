@@ -23,7 +23,7 @@ _NOBODY: Mapping[str, int] = {}
 
 class History(msgspec.Struct, frozen=True):
     """The origin of a log. `point` is the end of a transaction in the log, not always the newest; `confirmed` is the
-    highest LSN that the server may have received as confirmed; `publication` is what the server sends."""
+    highest LSN that the server may have received as confirmed; `publication` selects the changes it sends."""
 
     generation: str
     system: str

@@ -23,7 +23,7 @@ Item = Any  # a Node, a list of items, a word, or None
 
 
 class Unreadable(Exception):
-    """The text is not a tree, or not a supported one."""
+    """A text that is not a tree, or not a supported tree."""
 
 
 class Node(msgspec.Struct, frozen=True):

@@ -244,7 +244,7 @@ def row_key(query: Node, known: Known) -> tuple[int, ...] | None:
 
 
 class _Undecided(Exception):
-    """The rows are not identified by keys."""
+    """A query whose rows are not identified by keys."""
 
 
 class _Keys:

@@ -44,7 +44,7 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 class Unclear(Exception):
-    """The meaning of a condition for one column is unknown."""
+    """A condition with no known meaning for a single column."""
 
 
 class Conditions:

@@ -152,7 +152,7 @@ def _grown(sql: str) -> int:
 
 
 def _close(groups: list[_Group]) -> None:
-    """Merge the last group into the enclosing one."""
+    """Merge the last group into the enclosing group."""
     inner, outer = groups.pop(), groups[-1]
     inner.end_item()
     outer.add(inner.size * inner.times)

@@ -48,7 +48,7 @@ _OF_JOINS = frozenset(
 
 
 class Writes(Exception):
-    """The statement does more than reading."""
+    """A statement that does more than reading."""
 
 
 class Used(msgspec.Struct):
