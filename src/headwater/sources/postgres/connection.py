@@ -154,7 +154,7 @@ def _escaped(value: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a name quoted for SQL text; every name is quoted by this function."""
+    """Return a name quoted for SQL; no name enters SQL text unquoted."""
     if "\0" in name:
         raise InvalidRequest("a name cannot hold a NUL character")
     return '"' + name.replace('"', '""') + '"'

@@ -26,10 +26,10 @@ from headwater.model.log_throttle import Repeats, counted
 UNIQUE, EXCLUDED = "23505", "23P01"
 SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED = "40001", "40P01", "55P03", "57014"
 READ_ONLY, DENIED = "25006", "42501"
-MAX_TEXT = 1_000  # limit of each PostgreSQL text in our errors
+MAX_TEXT = 1_000  # characters of each PostgreSQL text in our errors, at most
 RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # a retry may succeed
 
-# SQLSTATE classes whose messages name no objects of others: the caller's values, server resources, limits, operators.
+# SQLSTATE classes without names of others' objects: caller's values, server resources, limits, operator intervention.
 # `_ADDRESS` matches the start of libpq's messages: callers must not learn the address.
 _NAMELESS = frozenset({"22", "53", "54", "57"})
 _ADDRESS = re.compile(r'connection to server (at|on) .*? failed|could not translate host name "[^"]*"')

@@ -33,7 +33,7 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 T = TypeVar("T")
 WAIT_SECONDS = 30.0  # longest wait for a link while all are in use
 SPARE = 8 << 20  # bytes that may be received past the limit of an answer: names, types, rows not yet counted
-WORDS = 1 << 20  # limit of the answer to a caller's text that does not return the caller's rows
+WORDS = 1 << 20  # bytes of an answer to a caller's text that does not return the caller's rows, at most
 GRACE_SECONDS = 5.0  # wait past a statement's time limit for PostgreSQL to end it
 CHUNK = 256  # rows of an answer read from the socket at a time
 CAN_CHUNK = pq.version() >= 170000  # older libpq returns an answer whole

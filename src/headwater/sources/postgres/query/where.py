@@ -98,7 +98,7 @@ class Predicates:
 
 
 def _program(engine: Engine, found: Examined, odd: Collection[str]) -> Program | None:
-    """Return the part of the predicate that Python can evaluate, if PostgreSQL confirms that it was parsed rightly."""
+    """Return the part of the predicate that Python can evaluate, if PostgreSQL confirms the parsed form."""
     try:
         program = read(engine.table, engine.type_of, tuple(odd), found.text)
     except Unknown:

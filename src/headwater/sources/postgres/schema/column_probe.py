@@ -15,7 +15,7 @@ from headwater.sources.postgres.values import to_bound
 from headwater.sources.request_checks import column_of
 
 MAX_KNOWN = 10_000  # cached values
-MAX_KEPT = 1 << 10  # size limit of a cached value, both as given and as stored
+MAX_KEPT = 1 << 10  # bytes of a cached value, both as given and as stored, at most
 _TYPE = "SELECT format_type(oid, -1), typname FROM pg_type WHERE oid = to_regtype($1)"
 _ODD = "SELECT DISTINCT collname FROM pg_collation WHERE NOT collisdeterministic"
 _CUT = frozenset({"varchar", "bpchar", "bit", "varbit"})  # an explicit cast truncates these; an INSERT refuses

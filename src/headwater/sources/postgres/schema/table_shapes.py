@@ -25,7 +25,7 @@ Known = Callable[[str], Table | None]  # the newest shape of a table in the log
 
 
 def ident(name: str) -> str:
-    """Return a name quoted for SQL text; every name is quoted by this function."""
+    """Return a name quoted for SQL; no name enters SQL text unquoted."""
     if "\0" in name or not name:
         raise InvalidRequest("a name is not empty and holds no NUL character")
     return '"' + name.replace('"', '""') + '"'
