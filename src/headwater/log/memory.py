@@ -32,7 +32,7 @@ class MemoryLog:
         self._blocks: list[Held] = []
 
     def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
-        """See Log."""
+        """Make `parts`, and `notes` with them, durable in one step and return the new `latest`."""
         new = list(in_order(parts, after=self.latest, ts=self._ts))
         blocks = [_held(block) for block in encode(new)]
         self._parts += new
@@ -44,7 +44,7 @@ class MemoryLog:
         return self.latest
 
     def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
-        """See Log."""
+        """Return the changes in (after, upto], at most `limit` of them, as transactions or parts of them."""
         if after + 1 < self.horizon:
             raise OffsetExpired(after, self.horizon, self.latest)
         upto = min(self.latest if upto is None else upto, after + (BLOCK_CHANGES if limit is None else limit))
@@ -53,38 +53,38 @@ class MemoryLog:
         return within(parts[low : bisect_right(parts, upto, key=_first)], after, upto)
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """See Log."""
+        """Yield every change in (after, upto], block by block; a later append does not disturb it."""
         upto = self.latest if upto is None else min(upto, self.latest)
         return iter(self.read(after=after, upto=upto, limit=self.latest))
 
     def offset_at(self, ts: int) -> int:
-        """See Log."""
+        """Return the last offset with a hybrid time at or below `ts`, at least `horizon - 1`."""
         return max(last_at(self._parts, ts) or 0, self.horizon - 1)
 
     def first_whole(self, offset: int) -> int:
-        """See Log."""
+        """Return the first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
         return first_begin(self._parts, max(offset, self.horizon)) or self.latest + 1
 
     def reach(self, after: int, *, changes: int, bytes: int) -> int:
-        """See Log."""
+        """Return the end of a step after `after` of about so many changes and bytes, at least one change."""
         blocks = [block for block in self._blocks if block.upto > after]
         end = step_end(blocks, after, latest=self.latest, changes=changes, bytes=bytes)
         return whole(end, after, begins=self.first_whole(end + 1))
 
     def raise_ceiling(self, ts: int) -> None:
-        """See Log."""
+        """Promise, durably, that times up to `ts` may be given out from now on."""
         self.clock_ceiling = max(self.clock_ceiling, ts)
 
     def note(self, name: str) -> str:
-        """See Log."""
+        """Return a small durable text stored with the blocks (the source's nonce, its identity); "" if unset."""
         return self._notes.get(name, "")
 
     def set_notes(self, **notes: str) -> None:
-        """See Log."""
+        """Keep `notes` durably, all in one step."""
         self._notes.update(notes)
 
     def restart(self, *, first: int, reason: str, name: str = "") -> str:
-        """See Log."""
+        """Begin a new generation whose first offset will be `first` (> latest); drop the old blocks."""
         if first <= self.latest:
             raise InvalidRequest(f"a new generation starts after {self.latest}, not at {first}")
         self._begin(first, reason, name)
@@ -103,11 +103,11 @@ class MemoryLog:
         return sum(block.count for block in before[: len(before) - len(self._blocks)])
 
     def blocks(self) -> list[Held]:
-        """See Log."""
+        """Return the blocks that are kept, the oldest first."""
         return list(self._blocks)
 
     def overdue(self, after: int) -> int:
-        """See Log."""
+        """Return the bytes of the blocks after offset `after` that the last `retain` kept only for its `hold`."""
         return sum(block.bytes for block in self._blocks if block.first > after and block.upto < self._due)
 
     def merge(self) -> int:
@@ -115,7 +115,7 @@ class MemoryLog:
         return 0
 
     def close(self) -> None:
-        """See Log."""
+        """Release files. Nothing is lost: there is nothing left to write."""
 
 
 def _first(part: Transaction) -> int:

@@ -82,7 +82,7 @@ class Transaction(msgspec.Struct, frozen=True, gc=False):
         return self.first + len(self.changes) - 1
 
     def cut(self, after: int, upto: int) -> Transaction:
-        """Return the part with offsets in (after, upto], which must overlap this one."""
+        """Return the changes with offsets in (after, upto]; that range must overlap the offsets of this transaction."""
         low = max(after + 1 - self.first, 0)
         high = min(upto + 1 - self.first, len(self.changes))
         if low == 0 and high == len(self.changes):

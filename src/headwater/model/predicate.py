@@ -1,7 +1,7 @@
-"""Row conditions as values: parsed, checked and bound JSON expressions, without SQL text.
+"""Row filters as data, not SQL text: JSON expressions, parsed, checked and with their parameters bound.
 
-In an Expr, params are already literals and every `op` is one Call, so that a source renders it, or another part of
-the server evaluates it, with one match statement.
+In an Expr every parameter is a Literal already and every operator is a Call, so that one match statement renders it
+as SQL or evaluates it.
 """
 
 from __future__ import annotations

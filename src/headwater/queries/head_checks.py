@@ -18,7 +18,7 @@ Run = Callable[..., Awaitable[Any]]
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """One check of the head, started after every request that shares it had arrived."""
+    """One check of the database's head for several requests. It starts after the last of them: fresh for all."""
 
     number: int
     look: Look

@@ -38,7 +38,7 @@ class Prepares(Protocol):
     """Databases that store prepared queries."""
 
     def open_queries(self, run: Run) -> Queries:
-        """Return the queries, for use in the running event loop."""
+        """Return the query service of all databases, bound to the running event loop."""
         ...
 
 

@@ -183,7 +183,7 @@ class Readable(Reader, Protocol):
         ...
 
     def bulk_address(self) -> BulkAddress:
-        """Return the address for the bulk worker; NotSupported if the database cannot be read in bulk."""
+        """Return the address at which the bulk worker opens the database; NotSupported if it has no bulk reads."""
         ...
 
     def look(self) -> Look:

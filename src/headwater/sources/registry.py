@@ -150,7 +150,7 @@ def kind(name: str) -> SourceKind:
 
 
 def kind_name(url: str) -> str:
-    """Return the name of the kind of database at `url`; ConfigError if there is none."""
+    """Return the name of the source kind that handles `url`; ConfigError if no kind does."""
     for name, registered in KINDS.items():
         if url.startswith(registered.schemes):
             return name

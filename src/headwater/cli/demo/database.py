@@ -60,15 +60,15 @@ class SqliteGround:
         self._data = data
 
     def order(self, first: int, commits: int) -> int:
-        """See Ground."""
+        """Let the other program order, then delete and roll back; return its process id."""
         return _outside(writers.SQLITE_ORDERS, str(self._data / "main.db"), str(first), str(commits))
 
     def open_web(self, remote: Remote) -> None:
-        """See Ground."""
+        """Create the second database."""
         remote.call("schema.create_database", db="web")
 
     def visit(self, rows: int) -> None:
-        """See Ground."""
+        """Fill its table of visits; with 0 rows, change some of them: deletes, updates, new keys."""
         _outside(writers.SQLITE_VISITS, str(self._data / "web.db"), str(rows))
 
     def close(self) -> None:
@@ -108,18 +108,18 @@ class PostgresGround:
         return [f"{self._own}_{name}" for name in self._urls]
 
     def order(self, first: int, commits: int) -> int:
-        """See Ground."""
+        """Let the other program order, then delete and roll back; return its process id."""
         return _outside(writers.POSTGRES_ORDERS, str(first), str(commits), url=self._urls["main"])
 
     def open_web(self, remote: Remote) -> None:
         """See Ground. It is served from the start."""
 
     def visit(self, rows: int) -> None:
-        """See Ground."""
+        """Fill its table of visits; with 0 rows, change some of them: deletes, updates, new keys."""
         _outside(writers.POSTGRES_VISITS, str(rows), url=self._urls["web"])
 
     def close(self) -> None:
-        """See Ground."""
+        """Remove everything."""
         if self._engine is not None:
             self._engine.stop()
         else:

@@ -36,7 +36,7 @@ class CloudEvents:
         self._second = (-1, "")  # the last formatted second, because many changes share it
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """See Encoder."""
+        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
         before, after = delivered(change, op)
         row = before if after is None else after

@@ -28,7 +28,7 @@ class Cockroach:
         self._plans = PerTable(lambda table: _Plan(table, shape))
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """See Encoder."""
+        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
         before, after = delivered(change, op)
         if before is None and after is None:
@@ -36,7 +36,7 @@ class Cockroach:
         return self._row(plan, before, after, part.ts)
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """See Encoder."""
+        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         return self._row(self._plans(table), None, row, ts_of_ms(read_ms))
 
     def _row(self, plan: _Plan, before: Row | None, after: Row | None, ts: Timestamp) -> bytes:

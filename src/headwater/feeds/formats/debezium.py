@@ -47,7 +47,7 @@ class Debezium:
         self._shared: _Shared | None = None  # the newest; any thread may replace it, as one object
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """See Encoder."""
+        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self.plan(change.table)
         if op is Op.SCHEMA_CHANGE:
             return self._schema_change(plan, part, offset, change)
@@ -94,7 +94,7 @@ class Debezium:
         return images[:-1] + rest
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """See Encoder."""
+        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         plan = self.plan(table)
         parts = (
             self._images(plan, None, row),

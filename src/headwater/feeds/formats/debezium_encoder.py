@@ -27,13 +27,13 @@ class Compiled(Debezium):
         self._compiled = PerTable(lambda table: built.Plan(self.plan(table)))
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """See Encoder."""
+        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         if op is Op.SCHEMA_CHANGE:
             return super().change(part, offset, change, op)
         return self._compiled(change.table).change(part, offset, change, op)
 
     def frames(self, enclosing: Enclosing, limit: int, most: int) -> Frames:
-        """See WritesFrames."""
+        """Return an empty page for frames of this kind, which is full at `limit` frames or `most` bytes."""
         return built.Frames(self._compiled, super().change, enclosing, limit, most)
 
 

@@ -38,7 +38,7 @@ class Gateway:
         self._plans = PerTable(lambda table: _Plan(table, shape))
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """See Encoder."""
+        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
         before, after = delivered(change, op)
         head = b'{"sequence":%d,"timestamp_us":%d,"txn_id":%d' % (offset, part.commit_ts_us, txn_id(part))
@@ -46,7 +46,7 @@ class Gateway:
         return head + plan.heads[op] + self._rows(plan, before, after) + ddl + b"}"
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """See Encoder."""
+        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         plan = self._plans(table)
         head = b'{"sequence":%d,"timestamp_us":%d,"txn_id":0' % (offset, read_ms * 1000)
         return head + plan.heads[Op.INSERT] + self._rows(plan, None, row) + b',"snapshot":true}'

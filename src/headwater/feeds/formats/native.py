@@ -68,7 +68,7 @@ class Native:
         return b"".join(parts)
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """See Encoder."""
+        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         plan = self._plans(table)
         unknown: Unknown = set()
         number = encode(offset)

@@ -116,7 +116,7 @@ class Events:
         self._last: tuple[Transaction | None, bytes] = None, b""  # a part, and the fields that its changes share
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """See Encoder."""
+        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
         before, after = delivered(change, op)
         row = before if after is None else after
@@ -141,7 +141,7 @@ class Events:
         return b"".join(parts)
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """See Encoder."""
+        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         part = Transaction("", (), first=offset, commit_ts_ms=read_ms)
         return self.change(part, offset, Change(Op.INSERT, table, after=row), Op.INSERT)
 
@@ -153,7 +153,7 @@ class Watched:
         self._plans = PerTable(lambda table: _Plan(table, shape, source))
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """See Encoder."""
+        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
         before, after = delivered(change, op)
         unknown: Unknown = set()
@@ -168,7 +168,7 @@ class Watched:
         return b"".join(parts)
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """See Encoder."""
+        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         part = Transaction("", (), first=offset, commit_ts_ms=read_ms)
         return self.change(part, offset, Change(Op.INSERT, table, after=row), Op.INSERT)
 

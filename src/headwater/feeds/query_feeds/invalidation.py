@@ -48,7 +48,7 @@ class Native:
         self._keys = PerTable(lambda table: identity_of(table, form) or Key(table, form))
 
     def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
-        """See Invalidations."""
+        """Return one compact JSON object. `op` selects the images of the last change; None: no images."""
         part, offset, change, place = found.last
         plan = self._plans(change.table)
         before, after = (None, None) if op is None else delivered(change, op)
@@ -94,7 +94,7 @@ class _Brief:
     """The events of query.subscribe."""
 
     def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
-        """See Invalidations."""
+        """Return one compact JSON object. `op` selects the images of the last change; None: no images."""
         offset, tag = found.last.offset, instance.tag(found.last.offset)
         table = clean(found.last.change.table.name)
         return encode({"query_id": instance.query_id, "etag": tag, "new_etag": tag, "table": table, "offset": offset})
@@ -108,7 +108,7 @@ class CloudEvents:
         self._data = Native(shape, PLAIN)
 
     def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
-        """See Invalidations."""
+        """Return one compact JSON object. `op` selects the images of the last change; None: no images."""
         part, offset, _, _ = found.last
         head = {
             "specversion": "1.0",

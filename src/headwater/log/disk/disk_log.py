@@ -59,7 +59,7 @@ class DiskLog:
         return self._writer
 
     def close(self) -> None:
-        """See Log."""
+        """Release files. Nothing is lost: there is nothing left to write."""
         self._reader.close()
         if self._writer is not None:
             self._writer.file.close()
@@ -71,22 +71,22 @@ class DiskLog:
 
     @property
     def generation(self) -> str:
-        """See Log."""
+        """Names the unbroken history this log holds. Offsets compare only within one generation."""
         return self._now().generation
 
     @property
     def generation_reason(self) -> str:
-        """See Log."""
+        """Why this generation began: "created", or the `reason` given to `restart`."""
         return self._now().reason
 
     @property
     def generation_first(self) -> int:
-        """See Log."""
+        """The first offset of this generation."""
         return self._now().begun
 
     @property
     def horizon(self) -> int:
-        """See Log."""
+        """The first offset still retained; `latest + 1` when there is none."""
         return self._now().horizon
 
     @property
@@ -96,12 +96,12 @@ class DiskLog:
 
     @property
     def position(self) -> str:
-        """See Log."""
+        """The source's position of the newest transaction, "" before the first."""
         return self._now().position
 
     @property
     def clock_ceiling(self) -> int:
-        """See Log."""
+        """A hybrid time above every one ever given out: the start of the clock after a crash."""
         return self._now().ceiling
 
     @property
@@ -110,7 +110,7 @@ class DiskLog:
         return 0 if self._writer is None else self._writer.state.bytes
 
     def note(self, name: str) -> str:
-        """See Log."""
+        """Return a small durable text stored with the blocks (the source's nonce, its identity); "" if unset."""
         return self._reader.note(name)
 
     def shape(self, name: str, version: int) -> Table | None:
@@ -120,13 +120,13 @@ class DiskLog:
     # Reading
 
     def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
-        """See Log."""
+        """Return the changes in (after, upto], at most `limit` of them, as transactions or parts of them."""
         head = self._head_for(after)
         upto = min(head if upto is None else upto, head, after + (BLOCK_CHANGES if limit is None else limit))
         return self._page(after, upto, 1 if limit is None else limit) if after < upto else []
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """See Log."""
+        """Yield every change in (after, upto], block by block; a later append does not disturb it."""
         head = self._head_for(after)
         return chain.from_iterable(self._pages(after, head if upto is None else min(upto, head)))
 
@@ -152,7 +152,7 @@ class DiskLog:
         return max(last_at(self._reader.at_time(ts), ts) or 0, self.horizon - 1)
 
     def first_whole(self, offset: int) -> int:
-        """See Log."""
+        """Return the first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
         state = self._now()
         offset = max(offset, state.horizon)
         if offset > state.latest:
@@ -161,7 +161,7 @@ class DiskLog:
         return here or self._reader.next_whole(offset) or state.latest + 1
 
     def reach(self, after: int, *, changes: int, bytes: int) -> int:
-        """See Log."""
+        """Return the end of a step after `after` of about so many changes and bytes, at least one change."""
         with self._reader.sizes(after + 1) as blocks:
             end = step_end(blocks, after, latest=self.latest, changes=changes, bytes=bytes)
         return whole(end, after, begins=self.first_whole(end + 1))
@@ -169,7 +169,7 @@ class DiskLog:
     # Writing
 
     def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
-        """See Log."""
+        """Make `parts`, and `notes` with them, durable in one step and return the new `latest`."""
         with self._own_writer().transaction() as draft:
             for block in encode(in_order(parts, after=draft.state.latest, ts=draft.state.ts)):
                 draft.insert(block)
@@ -185,13 +185,13 @@ class DiskLog:
         return draft.state.latest
 
     def raise_ceiling(self, ts: int) -> None:
-        """See Log."""
+        """Promise, durably, that times up to `ts` may be given out from now on."""
         if ts > self.clock_ceiling:
             with self._own_writer().transaction() as draft:
                 draft.set_meta(ceiling=ts)
 
     def set_notes(self, **notes: str) -> None:
-        """See Log."""
+        """Keep `notes` durably, all in one step."""
         with self._own_writer().transaction() as draft:
             draft.set_notes(notes)
 

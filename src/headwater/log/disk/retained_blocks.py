@@ -40,13 +40,13 @@ class RetainedBlocks:
             return _blocks_after(connection, -1, -1)
 
     def overdue(self, after: int) -> int:
-        """See Log."""
+        """Return the bytes of the blocks after offset `after` that the last `retain` kept only for its `hold`."""
         with self._writer().file.connection() as connection:
             due, start = _block_of(connection, self._due), _block_of(connection, after + 1)
             return max(_bytes_before(connection, due) - _bytes_before(connection, start), 0)
 
     def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
-        """See Log."""
+        """Take one bounded step towards `retention`; returns how many changes' space it freed, 0 when done."""
         writer = self._writer()
         with writer.file.connection() as connection:
             state = writer.state
@@ -68,7 +68,7 @@ class RetainedBlocks:
             return sum(block.count for block in gone)
 
     def merge(self) -> int:
-        """See Log."""
+        """Join one bounded run of small blocks; returns how many blocks went away."""
         writer = self._writer()
         with writer.file.connection() as connection:
             while True:

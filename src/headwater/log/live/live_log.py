@@ -151,7 +151,7 @@ class LiveLog(WrappedLog):
     # Reading
 
     def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
-        """See Log."""
+        """Return the changes in (after, upto], at most `limit` of them, as transactions or parts of them."""
         self._retention.check_kept(after)
         upto = min(self._head.latest if upto is None else upto, after + (BLOCK_CHANGES if limit is None else limit))
         found = self._from_tail(after, upto)
@@ -175,7 +175,7 @@ class LiveLog(WrappedLog):
         return None if after + 1 < self.horizon else self._from_tail(after, upto)
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """See Log."""
+        """Yield every change in (after, upto], block by block; a later append does not disturb it."""
         self._retention.check_kept(after)
         return self._pages(after, self._head.latest if upto is None else min(upto, self._head.latest))
 
@@ -194,13 +194,13 @@ class LiveLog(WrappedLog):
             after = page[-1].upto
 
     def offset_at(self, ts: int) -> int:
-        """See Log."""
+        """Return the last offset with a hybrid time at or below `ts`, at least `horizon - 1`."""
         with self._changed:
             found = self._tail.offset_at(ts)
         return max(self.wrapped.offset_at(ts) if found is None else found, self.horizon - 1)
 
     def first_whole(self, offset: int) -> int:
-        """See Log."""
+        """Return the first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
         offset = max(offset, self.horizon)
         with self._changed:
             if offset > self._head.latest:
@@ -244,7 +244,7 @@ class LiveLog(WrappedLog):
 
     @property
     def latest(self) -> int:
-        """See Log."""
+        """The newest offset; `horizon - 1` when there is none."""
         return self._head.latest
 
     @property
@@ -254,13 +254,13 @@ class LiveLog(WrappedLog):
 
     @property
     def position(self) -> str:
-        """See Log."""
+        """The source's position of the newest transaction, "" before the first."""
         with self._changed:
             return self._tail.newest.position if self._tail else self.wrapped.position
 
     @property
     def clock_ceiling(self) -> int:
-        """See Log."""
+        """A hybrid time above every one ever given out: the start of the clock after a crash."""
         return max(self.wrapped.clock_ceiling, self._head.ts)
 
     def restart(self, *, first: int, reason: str, name: str = "") -> str:

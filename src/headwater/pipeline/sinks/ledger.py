@@ -50,7 +50,7 @@ class LedgerSink:
         self._send_rows, self._send_changes = send_rows, send_changes
 
     def state(self) -> State | None:
-        """See Sink."""
+        """Return the progress; None before the first `begin`."""
         return self._ledger.load()
 
     def begin(self, plan: Plan) -> None:
@@ -58,7 +58,7 @@ class LedgerSink:
         self._ledger.save(State(plan, plan.offset))
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
-        """See Sink."""
+        """Add rows of the snapshot: partition i of the frame holds the rows of `parts[i]`, possibly none."""
         state = self._of_plan(plan.id)
         missing = [place for place, part in enumerate(parts) if part.span not in state.loaded]
         if not missing:
@@ -69,7 +69,7 @@ class LedgerSink:
         self._ledger.save(msgspec.structs.replace(state, loaded={**state.loaded, **new}))
 
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
-        """See Sink."""
+        """Apply the changes that `check` returns; `table` is the shape of the frame."""
         if step.repair:
             raise SinkUnfit(f"{self.name} keeps no rows that could be mended")
         todo = check(self.state(), step)
@@ -81,7 +81,7 @@ class LedgerSink:
         self._ledger.save(State(state.plan, max(state.offset, step.upto), loaded))
 
     def evolve(self, table: Table) -> None:
-        """See Sink."""
+        """Add the columns of a newer shape; rows in the sink keep their values."""
         state = self.state()
         if state is None:
             raise SinkFenced("the sink holds no snapshot")
@@ -89,11 +89,11 @@ class LedgerSink:
         self._ledger.save(msgspec.structs.replace(state, plan=plan))
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """See Sink."""
+        """Return the rows of the sink with the columns of the table's snapshot, for verification (UPSERT only)."""
         raise SinkUnfit(f"{self.name} keeps no rows that could be read back")
 
     def close(self) -> None:
-        """See Sink."""
+        """Close the connections."""
 
     def _of_plan(self, plan: str) -> State:
         state = self.state()

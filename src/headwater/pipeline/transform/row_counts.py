@@ -1,4 +1,4 @@
-"""The number of rows or changes of a frame that Spark read, without reading them twice."""
+"""Count the rows or changes of a DataFrame while Spark reads it, so that the data is not read a second time."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ def check_whole(seen: Described) -> None:
     """Raise SourceUnfit if the source may leave values out."""
     if seen.remedy:
         raise SourceUnfit(
-            f"the database does not tell whole rows of {seen.table.name!r}: a large value that an update leaves as it "
-            "was would be missing",
+            f"changes of {seen.table.name!r} do not contain whole rows: updates omit large values that did not change",
             hint=f"Run: {seen.remedy}",
         )
 

@@ -162,9 +162,9 @@ class Lost:
 
 
 class Volatile(Lost):
-    """An instance whose answers are not cacheable any more: every change of its tables or of the schema is relevant.
+    """A query instance whose answers cannot be cached any more. A change of its tables or of the schema triggers it.
 
-    If it reads data whose changes are not in the log, every change is relevant: events must not be missed.
+    If the query also reads data whose changes are not in the log, any change triggers it, so that no event is missed.
     """
 
     def __init__(self, instance: Instance, key: Hashable, url: str, head: int) -> None:

@@ -31,17 +31,17 @@ class Past(Protocol):
 
     @property
     def generation(self) -> str:
-        """See Log."""
+        """Names the unbroken history this log holds. Offsets compare only within one generation."""
         ...
 
     @property
     def horizon(self) -> int:
-        """See Log."""
+        """The first offset still retained; `latest + 1` when there is none."""
         ...
 
     @property
     def latest(self) -> int:
-        """See Log."""
+        """The newest offset; `horizon - 1` when there is none."""
         ...
 
     def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
@@ -49,7 +49,7 @@ class Past(Protocol):
         ...
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """See Log."""
+        """Yield every change in (after, upto], block by block; a later append does not disturb it."""
         ...
 
 

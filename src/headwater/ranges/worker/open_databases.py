@@ -28,21 +28,21 @@ class DurableLog:
 
     @property
     def generation(self) -> str:
-        """See Log."""
+        """Names the unbroken history this log holds. Offsets compare only within one generation."""
         return self.disk.generation
 
     @property
     def horizon(self) -> int:
-        """See Log."""
+        """The first offset still retained; `latest + 1` when there is none."""
         return self.disk.horizon
 
     @property
     def latest(self) -> int:
-        """See Log."""
+        """The newest offset; `horizon - 1` when there is none."""
         return self.disk.latest
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """See Log."""
+        """Yield every change in (after, upto], block by block; a later append does not disturb it."""
         return self.disk.scan(after=after, upto=upto)
 
     def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:

@@ -110,18 +110,18 @@ class Asked:
         self._own = threading.local()
 
     def describe(self) -> dict[str, Table]:
-        """See Source."""
+        """Return the tables as they are now."""
         with self._connected() as connection:
             return self._ask(connection, DESCRIBE).tables
 
     def head(self) -> int:
-        """See Source."""
+        """Return the offset that the newest committed change has or will have; costs one small read."""
         with self._connected() as connection:
             return self._ask(connection, HEAD).offset or 0
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """See SnapshotPositions."""
+        """Keep the state that `exact` needs, around a read and its call of `exact`, in one thread."""
         with self._connected() as connection:
             self._ask(connection, BEGIN)
             self._own.connection = connection

@@ -161,6 +161,6 @@ def _send_file(connection: socket.socket, kept: Slice) -> None:
         while place < edge:
             sent = os.sendfile(connection.fileno(), kept.file.fileno(), place, edge - place)
             if not sent:
-                raise ConnectionResetError("the slice is shorter than its head says")
+                raise ConnectionResetError("the slice is shorter than its header says")
             place += sent
         rows = 0

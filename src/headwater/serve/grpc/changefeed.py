@@ -53,7 +53,7 @@ class ChangeFeedService:
         self._spans: Counter[Hashable] = Counter()  # spans of the open feeds by caller, without owners; no entries of 0
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """See Service."""
+        """Return the methods by name; the .proto file defines which of them stream."""
         return {"ChangeFeed": self._pour}
 
     def drain(self) -> None:

@@ -21,7 +21,7 @@ class KvService:
         self._kv, self._bridge = kv, bridge
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """See Service."""
+        """Return the methods by name; the .proto file defines which of them stream."""
         return {
             "Get": self._get,
             "Put": self._put,

@@ -62,7 +62,7 @@ class PullService:
         self._image = PerTable(lambda table: Image(table, shown(table, Shape("")), PLAIN))
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """See Service."""
+        """Return the methods by name; the .proto file defines which of them stream."""
         return {
             "ListRanges": self._list,
             "CdcRegister": _with_error_field("CdcRegisterResponse", self._register),

@@ -86,7 +86,7 @@ class SubscriptionService:
         self._numbers = itertools.count(1)
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """See Service."""
+        """Return the methods by name; the .proto file defines which of them stream."""
         return {
             "Subscribe": self._subscribe,
             "WatchKey": self._watch,

@@ -60,7 +60,7 @@ class SlowReaderLimits(asyncio.Protocol):
         super().connection_lost(exc)
 
     def drop(self) -> None:
-        """See Droppable."""
+        """Disconnect the client after a short time in which sent data may still arrive."""
         if self._linger_timer is None:
             self._linger_timer = self.loop.call_later(self.linger_seconds, self.transport.abort)
 

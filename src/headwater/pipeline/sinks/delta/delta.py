@@ -74,7 +74,7 @@ class DeltaSink:
     # Progress
 
     def state(self) -> State | None:
-        """See Sink."""
+        """Return the progress; None before the first `begin`."""
         with ours():
             table = self._place.open()
             return None if table is None else self._state(table)
@@ -299,7 +299,7 @@ class DeltaSink:
     # Reading and closing
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """See Sink."""
+        """Return the rows of the sink with the columns of the table's snapshot, for verification (UPSERT only)."""
         with ours():
             table = self._place.open()
             plan = plan_of(table.metadata().configuration) if table else None

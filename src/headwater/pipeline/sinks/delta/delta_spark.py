@@ -61,7 +61,7 @@ class DeltaSparkSink(DeltaSink):
         super().begin(plan)
 
     def evolve(self, table: Table) -> None:
-        """See Sink."""
+        """Add the columns of a newer shape; rows in the sink keep their values."""
         self._check_names(table)
         super().evolve(table)
 

@@ -61,7 +61,7 @@ class ParquetSink:
         self.name = f"parquet {self._path}"
 
     def state(self) -> State | None:
-        """See Sink."""
+        """Return the progress; None before the first `begin`."""
         try:
             plan = msgspec.json.decode((self._path / PLAN).read_bytes(), type=Plan)
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class ParquetSink:
         return State(plan, offset, loaded)
 
     def begin(self, plan: Plan) -> None:
-        """See Sink."""
+        """Empty the target, give it the columns of the plan's table and store the plan; this fences older runs."""
         self._path.mkdir(parents=True, exist_ok=True)
         with self._locked():
             self._folder(plan.id).mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ class ParquetSink:
                         self._commit(plan.id, _PART + _short(part.span), staging, files, commit)
 
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
-        """See Sink."""
+        """Apply the changes that `check` returns; `table` is the shape of the frame."""
         if step.repair:
             raise SinkUnfit("a history is never mended")
         while (todo := check(self.state(), step)) is not None:
@@ -116,11 +116,11 @@ class ParquetSink:
             durable(self._path / PLAN, msgspec.json.encode(msgspec.structs.replace(state.plan, table=table)))
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """See Sink."""
+        """Return the rows of the sink with the columns of the table's snapshot, for verification (UPSERT only)."""
         raise SinkUnfit("a history holds changes, not the current rows")
 
     def close(self) -> None:
-        """See Sink."""
+        """Close the connections."""
 
     def _of_plan(self, plan: str) -> State:
         state = self.state()
@@ -206,7 +206,7 @@ def open_parquet(settings: Mapping[str, Any], needs: object = None) -> ParquetSi
     unknown = sorted(settings.keys() - {"path", "mode"})
     if unknown or not settings.get("path"):
         what = f"has no setting {unknown[0]!r}" if unknown else "needs `path`"
-        raise ConfigError(f"the parquet sink {what}", hint="There are: path, mode.")
+        raise ConfigError(f"the parquet sink {what}", hint="Its settings are path and mode.")
     if settings.get("mode", HISTORY) != HISTORY:
         raise SinkUnfit("parquet files cannot be changed, so they hold a history only", hint=_DELTA)
     path = str(settings["path"]).removeprefix("file://")

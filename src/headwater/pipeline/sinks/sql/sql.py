@@ -75,11 +75,11 @@ class SqlSink:
         return f"SqlSink({self.name})"
 
     def state(self) -> State | None:
-        """See Sink."""
+        """Return the progress; None before the first `begin`."""
         return self._states.read()
 
     def begin(self, plan: Plan) -> None:
-        """See Sink. The plan in the locked row is the fence; the same commit removes the rows of older runs."""
+        """Begin a plan. Its id in the locked progress row fences older runs; the same commit removes their rows."""
         target = self._target(plan.table)
         if self.state() is None and not self._replace:
             target.refuse_rows(self._engine)
@@ -92,7 +92,7 @@ class SqlSink:
         self._drop_stages()
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
-        """See Sink."""
+        """Add rows of the snapshot: partition i of the frame holds the rows of `parts[i]`, possibly none."""
         state = self._of_plan(self.state(), plan.id)
         if self.mode == HISTORY:
             frame = as_history(frame, plan.table, parts)
@@ -158,7 +158,7 @@ class SqlSink:
         self._drop_stages()
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """See Sink."""
+        """Return the rows of the sink with the columns of the table's snapshot, for verification (UPSERT only)."""
         from headwater.pipeline.sinks.sql.rows import read_rows
 
         state = self.state()
@@ -168,7 +168,7 @@ class SqlSink:
         return read_rows(spark, self._engine, self._url, self._target(table), self._dialect, table)
 
     def close(self) -> None:
-        """See Sink."""
+        """Close the connections."""
         self._engine.dispose()
 
     def _target(self, table: Table) -> Target:

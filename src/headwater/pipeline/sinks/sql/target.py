@@ -84,7 +84,7 @@ class StateTable:
 
 
 class Target:
-    """The table that users read."""
+    """The sink's destination table, which users query; staging tables and progress are elsewhere."""
 
     def __init__(self, name: str, schema: str | None, dialect: Dialect, fields: Sequence[Field]) -> None:
         self.fields = list(fields)

@@ -92,15 +92,15 @@ class Positions:
     # --- reads -------------------------------------------------------------------------------------------
 
     def reading(self) -> AbstractContextManager[None]:
-        """See SnapshotOffsets."""
+        """Keep the state that `exact` needs, around a read and its call of `exact`, in one thread."""
         return self._visibility.reading()
 
     def seen(self, snapshot: str) -> int:
-        """See SnapshotOffsets."""
+        """Return an offset up to which `snapshot` certainly sees everything; it may see more."""
         return self._visibility.offset_seen(Snapshot.of(snapshot))
 
     def exact(self, snapshot: str) -> int | None:
-        """See SnapshotOffsets."""
+        """Return the offset up to which `snapshot` sees all changes, and none after; None: the caller must retry."""
         return self._visibility.exact(Snapshot.of(snapshot), self.barrier())
 
     def place(self, snapshot: str) -> Place:

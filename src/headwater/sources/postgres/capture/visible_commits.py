@@ -29,7 +29,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Sight:
-    """The visible commits of a database, read by a session of its own. For the capture thread only."""
+    """Commits that new snapshots of the database can see, read over a connection of its own. Capture thread only."""
 
     def __init__(self, server: Server, visibility: Visibility, again: Callable[[], None]) -> None:
         self._side, self._visibility, self._again = Side(server, statement_timeout="60000"), visibility, again

@@ -82,7 +82,7 @@ class Predicates:
         self._engines: dict[Table, Engine] = {}
 
     def condition(self, table: Table, where: str) -> PostgresCondition:
-        """See Source."""
+        """Return the predicate `where` over rows of `table`, which may be a current or an earlier shape."""
         return PostgresCondition(self._engine(table), where, self._odd())
 
     def _engine(self, table: Table) -> Engine:

@@ -56,7 +56,7 @@ class Decoded:
         self.count = self.weight = self.heaviest = 0
 
     def add(self, result: pq.abc.PGresult) -> None:
-        """See Taken."""
+        """Add the next rows. Raises OverflowError, and adds none, if they are too large together."""
         cells = cells_of(result)
         readers = self._readers
         self._rows += [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in cells]
@@ -66,7 +66,7 @@ class Decoded:
         self.heaviest = max([self.heaviest, *weights])
 
     def rows(self, limit: int) -> Sequence[Row]:
-        """See Taken."""
+        """Return the first `limit` rows."""
         return tuple(self._rows[:limit])
 
 

@@ -27,7 +27,7 @@ class Packed:
         self.count = self.weight = self.heaviest = 0
 
     def add(self, result: pq.abc.PGresult) -> None:
-        """See Taken."""
+        """Add the next rows. Raises OverflowError, and adds none, if they are too large together."""
         found = texts_of(result)
         if self._parts and self.weight + found.weight > MOST:
             raise OverflowError
@@ -37,7 +37,7 @@ class Packed:
         self.heaviest = max(self.heaviest, found.heaviest)
 
     def rows(self, limit: int) -> PackedRows:
-        """See Taken."""
+        """Return the first `limit` rows."""
         import pyarrow as pa
 
         columns = [pa.concat_arrays(parts) for parts in zip(*self._parts, strict=True)]

@@ -53,7 +53,7 @@ class Columns:
         return frozenset(str(name) for (name,) in texts)
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
-        """See Source."""
+        """Return `values` as `columns` of `table` would hold them: as read back after an INSERT."""
         into = [column_of(table, name) for name in columns]
         return tuple([self._hold(column, value) for column, value in zip(into, values, strict=True)])
 

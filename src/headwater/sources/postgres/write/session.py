@@ -111,7 +111,7 @@ class PostgresSession:
         return result
 
     def is_read_only(self, sql: str) -> bool:
-        """See Session."""
+        """Return whether the engine itself reports that `sql` writes nothing."""
         return examine(self._link, sql, None)[0].read_only
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:

@@ -103,7 +103,7 @@ def call_weight(name: str, arguments: int) -> int:
 
 
 def _arguments(sql: str) -> dict[str, int]:
-    """Return, for each function, the maximum number of arguments in the text."""
+    """Return, for each function called in the SQL text, the most arguments that any one call passes."""
     found: dict[str, int] = {}
     open_calls: list[list[Any]] = []
     name = ""

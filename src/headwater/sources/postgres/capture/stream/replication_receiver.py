@@ -66,7 +66,7 @@ class Plain:
         return found
 
     def read(self) -> None:
-        """See Wire."""
+        """Read the received bytes, once `socket` is readable."""
         self._connection.consume_input()
 
     def is_ended(self) -> bool:
@@ -74,12 +74,12 @@ class Plain:
         return False
 
     def send(self, data: bytes) -> None:
-        """See Wire."""
+        """Send `data` to the server."""
         self._connection.put_copy_data(data)
         self._connection.flush()
 
     def close(self) -> None:
-        """See Wire."""
+        """Stop using the connection, which stays with its owner."""
 
 
 class Received:
@@ -115,12 +115,12 @@ class Received:
         return frames
 
     def read(self) -> None:
-        """See Wire."""
+        """Read the received bytes, once `socket` is readable."""
         with contextlib.suppress(BlockingIOError):
             self._news.recv(64)
 
     def is_ended(self) -> bool:
-        """See Wire."""
+        """Return whether no more frames follow, though `get` does not show it; raise if the connection broke."""
         if self._ended == self._open:
             return False
         if self._ended != _DONE:
@@ -137,7 +137,7 @@ class Received:
         raise SourceError("the connection broke")
 
     def send(self, data: bytes) -> None:
-        """See Wire."""
+        """Send `data` to the server."""
         self._receiver.lock()
         try:
             self._connection.put_copy_data(data)

@@ -89,7 +89,7 @@ class Analyses:
     # --- analysis ----------------------------------------------------------------------------------------------
 
     def analyse(self, sql: str) -> Analysis:
-        """See Source."""
+        """Return the dependencies of one read-only statement."""
         check_length(sql)
         check_text(sql)
         if check_allowed(sql) not in _READS:
@@ -160,7 +160,7 @@ class Analyses:
     # --- answers -----------------------------------------------------------------------------------------------
 
     def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
-        """See Source."""
+        """Run `analysis.sql` with its parameters by name; return None if the epoch has changed since."""
         known = self._known.get(_key(analysis))
         for _ in range(TRIES):
             if known is None:

@@ -100,7 +100,7 @@ def check_text(sql: str) -> None:
 
 
 def _grown(sql: str) -> int:
-    """Return the number of words of a text, including PostgreSQL's copies."""
+    """Return the number of tokens of a statement, counting operands as often as PostgreSQL's parser copies them."""
     groups, last = [_Group("")], ""
     for kind, word in _tokens(sql):
         group, depth = groups[-1], len(groups)

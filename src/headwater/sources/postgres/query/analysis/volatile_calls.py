@@ -1,4 +1,4 @@
-"""Volatile functions in a caller's statement, found in PostgreSQL's parse tree, and the roles that may call them.
+"""Find volatile functions in a caller's statement, by PostgreSQL's parse tree, and check the role that calls them.
 
 A volatile function may read files, signal other sessions or execute SQL in a string; its catalogue entry does not say.
 Functions inside views and other functions are not checked: the owner of the database wrote them.
