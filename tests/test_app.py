@@ -71,7 +71,7 @@ def other_process(path: Path, *statements: str) -> None:
     subprocess.run([sys.executable, "-c", text + "db.commit()\ndb.close()", str(path), *statements], check=True)
 
 
-def test_without_any_setting_there_is_one_database_called_main(tmp_path: Path) -> None:
+def test_app_without_settings_serves_only_the_database_main(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         assert one.names() == ["main"]
         assert (tmp_path / "data" / "main.db").is_file() and (tmp_path / "data" / "main.log.db").is_file()
@@ -80,7 +80,7 @@ def test_without_any_setting_there_is_one_database_called_main(tmp_path: Path) -
         assert rows(one.database("main")) == ["a"]
 
 
-def test_databases_have_logs_and_offsets_of_their_own(tmp_path: Path) -> None:
+def test_each_database_has_its_own_log_and_offsets(tmp_path: Path) -> None:
     other_process(tmp_path / "shop.db", "PRAGMA journal_mode = WAL", TABLE, "INSERT INTO t VALUES (1, 'old')")
     with app(tmp_path, ("main", str(tmp_path / "m.db")), ("shop", f"sqlite:///{tmp_path / 'shop.db'}")) as one:
         assert one.names() == ["main", "shop"]
@@ -92,7 +92,7 @@ def test_databases_have_logs_and_offsets_of_their_own(tmp_path: Path) -> None:
         assert one.database("main").log.generation != one.database("shop").log.generation
 
 
-def test_a_created_database_is_there_after_a_restart_and_a_dropped_one_is_not(tmp_path: Path) -> None:
+def test_created_database_exists_after_a_restart_and_a_dropped_database_does_not(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         assert one.create("shop") and one.create("gone")
         assert not one.create("shop")
@@ -107,7 +107,7 @@ def test_a_created_database_is_there_after_a_restart_and_a_dropped_one_is_not(tm
         assert rows(one.database("shop")) == ["kept"]
 
 
-def test_a_database_dropped_and_created_again_is_another_one(tmp_path: Path) -> None:
+def test_recreated_database_is_empty_and_has_a_new_generation(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         one.create("shop")
         before = one.database("shop").log.generation
@@ -117,7 +117,7 @@ def test_a_database_dropped_and_created_again_is_another_one(tmp_path: Path) -> 
         assert one.database("shop").source.describe() == {}
 
 
-def test_main_and_attached_files_cannot_be_dropped(tmp_path: Path) -> None:
+def test_dropping_main_or_an_attached_file_is_refused(tmp_path: Path) -> None:
     with app(tmp_path, ("main", str(tmp_path / "m.db")), ("mine", str(tmp_path / "mine.db"))) as one:
         for name in ("main", "mine"):
             with pytest.raises(NotSupported):
@@ -125,7 +125,7 @@ def test_main_and_attached_files_cannot_be_dropped(tmp_path: Path) -> None:
         assert one.names() == ["main", "mine"]
 
 
-def test_many_who_create_the_same_database_at_once_make_it_once(tmp_path: Path) -> None:
+def test_concurrent_creates_and_drops_of_a_database_each_succeed_once(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         made, failed = together(8, lambda: one.create("shop"))
         assert (sorted(made), failed) == ([False] * 7 + [True], [])
@@ -178,7 +178,7 @@ def start_elsewhere(folder: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_two_servers_on_one_database_are_refused(tmp_path: Path) -> None:
+def test_second_server_on_the_same_database_is_refused(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         run(one.database("main"), TABLE)
         code, message, hint = start_elsewhere(tmp_path)
@@ -188,21 +188,21 @@ def test_two_servers_on_one_database_are_refused(tmp_path: Path) -> None:
     assert start_elsewhere(tmp_path) == "started"
 
 
-def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
+def test_same_file_under_two_database_names_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "m.db")
     for second in ("m.db", "link.db"):
         with pytest.raises(SourceMismatch), app(tmp_path, ("a", str(tmp_path / "m.db")), ("b", str(tmp_path / second))):
             raise AssertionError("it must not start")
 
 
-def test_when_one_database_cannot_be_opened_nothing_stays_open(tmp_path: Path) -> None:
+def test_failed_start_leaves_no_database_open(tmp_path: Path) -> None:
     with pytest.raises(ConfigError), app(tmp_path, ("a", str(tmp_path / "a.db")), ("b", "mysql://localhost/x")):
         raise AssertionError("it must not start")
     with app(tmp_path, ("a", str(tmp_path / "a.db"))) as one:
         assert one.names() == ["a"]
 
 
-def test_database_kept_out_by_a_full_disk_is_opened_whatever_fails_in_between(
+def test_database_refused_by_a_full_disk_is_opened_after_further_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures: list[HeadwaterError] = [StorageFull("no space"), Unavailable("away"), StorageFull("no space")]
@@ -227,7 +227,7 @@ def test_database_kept_out_by_a_full_disk_is_opened_whatever_fails_in_between(
         assert opened.status()["other"].ready
 
 
-def test_start_that_is_refused_keeps_the_reserve(tmp_path: Path) -> None:
+def test_refused_start_keeps_the_reserve_file(tmp_path: Path) -> None:
     with app(tmp_path):
         pass
     with pytest.raises(ConfigError), app(tmp_path, ("other", "mysql://host/db")):
@@ -235,7 +235,7 @@ def test_start_that_is_refused_keeps_the_reserve(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "reserve").stat().st_size == RESERVE_BYTES
 
 
-def test_file_of_an_older_version_is_served_and_leaves_readable_to_it(tmp_path: Path) -> None:
+def test_file_of_an_older_version_is_served_and_remains_readable_by_that_version(tmp_path: Path) -> None:
     """Its table of transactions had no microseconds."""
     with app(tmp_path) as first:
         run(first.database("main"), TABLE)
@@ -250,7 +250,7 @@ def test_file_of_an_older_version_is_served_and_leaves_readable_to_it(tmp_path: 
         assert all(isinstance(each, int) for each in found)
 
 
-def test_a_damaged_log_is_refused_and_the_way_out_works(tmp_path: Path) -> None:
+def test_damaged_log_is_refused_and_its_removal_starts_a_new_generation(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         run(one.database("main"), TABLE)
         for n in range(50):
@@ -272,7 +272,7 @@ def test_a_damaged_log_is_refused_and_the_way_out_works(tmp_path: Path) -> None:
         assert rows(one.database("main")) == ["on"]
 
 
-def test_a_log_whose_newest_block_is_damaged_is_refused(tmp_path: Path) -> None:
+def test_log_with_a_damaged_newest_block_is_refused(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         run(one.database("main"), TABLE)
         run(one.database("main"), "INSERT INTO t VALUES (1, 'the only one')")
@@ -283,7 +283,7 @@ def test_a_log_whose_newest_block_is_damaged_is_refused(tmp_path: Path) -> None:
         raise AssertionError("it must not start")
 
 
-def test_a_deleted_log_begins_a_new_generation_beyond_every_old_offset(tmp_path: Path) -> None:
+def test_deleted_log_starts_a_new_generation_above_every_old_offset(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         run(one.database("main"), TABLE)
         latest, generation = (
@@ -298,7 +298,7 @@ def test_a_deleted_log_begins_a_new_generation_beyond_every_old_offset(tmp_path:
         assert "log was lost" in log.generation_reason
 
 
-def test_a_close_leaves_nothing_behind_that_is_not_in_the_log(tmp_path: Path) -> None:
+def test_close_finishes_queued_writes_and_logs_every_change(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         database = one.database("main")
         run(database, TABLE)
@@ -317,7 +317,7 @@ def test_a_close_leaves_nothing_behind_that_is_not_in_the_log(tmp_path: Path) ->
     assert found == [Op.SCHEMA_CHANGE] + [Op.INSERT] * 200
 
 
-def test_the_status_tells_what_stands_where(tmp_path: Path) -> None:
+def test_status_reports_readiness_latest_offset_and_lag_of_each_database(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         one.create("shop")
         run(one.database("shop"), TABLE)
@@ -328,7 +328,7 @@ def test_the_status_tells_what_stands_where(tmp_path: Path) -> None:
         assert status["shop"].error is None and status["shop"].generation == one.database("shop").log.generation
 
 
-def test_after_a_close_no_thread_and_no_file_is_left(tmp_path: Path) -> None:
+def test_closed_app_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
     def left() -> tuple[set[str], list[str]]:
         files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_there(fd)]
         return {thread.name for thread in threading.enumerate()}, sorted(f for f in files if str(tmp_path) in f)
@@ -361,7 +361,7 @@ def test_finished_transactions_release_their_files(tmp_path: Path) -> None:
         assert counts[1] <= counts[0] + 4, "every interactive transaction left a file open"
 
 
-def test_a_file_that_was_not_there_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_creation_of_a_missing_database_file_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`headwater serve typo.db` would else look as if everything were gone."""
     path = str(tmp_path / "typo.db")
     for said in (1, 0):
@@ -370,12 +370,12 @@ def test_a_file_that_was_not_there_is_told_of(tmp_path: Path, caplog: pytest.Log
             assert caplog.text.count("a new, empty database was made") == caplog.text.count(path) == said
 
 
-def test_embedded_database_with_the_name_of_a_file_of_ours_is_refused(tmp_path: Path) -> None:
+def test_embedded_database_with_the_name_of_an_internal_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'queries'"), app(tmp_path, ("queries", "")):
         pass
 
 
-def test_own_file_beside_the_log_of_a_file_elsewhere_is_no_database(tmp_path: Path) -> None:
+def test_internal_file_beside_the_log_of_an_attached_file_is_not_served_as_a_database(tmp_path: Path) -> None:
     other_process(tmp_path / "own.db", TABLE)
     with app(tmp_path, ("queries", str(tmp_path / "own.db")), wal=True) as one:
         assert list(one.names()) == ["queries"]

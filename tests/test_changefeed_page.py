@@ -62,7 +62,9 @@ def read(file: Path) -> bytes:
 
 
 @pytest.mark.slow
-def test_it_begins_with_the_log_and_goes_on_where_it_stood(program: Path, tmp_path: Path) -> None:
+def test_changefeed_program_starts_at_the_log_start_and_resumes_at_its_last_position(
+    program: Path, tmp_path: Path
+) -> None:
     server = ServerProcess(tmp_path / "data", SETTINGS)
 
     def sql(text: str) -> Any:

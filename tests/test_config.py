@@ -40,7 +40,7 @@ def value_of(config: Config, name: str) -> Any:
     return getattr(config.section(room), field)
 
 
-def test_without_anything_the_defaults_hold() -> None:
+def test_config_without_settings_has_the_defaults() -> None:
     assert load(file=None, environ={"PATH": "/bin"}, flags={}) == DEFAULTS
     config = Config()
     assert (config.serve.http, config.serve.grpc) == ("127.0.0.1:7171", "127.0.0.1:7172")
@@ -52,7 +52,7 @@ def test_without_anything_the_defaults_hold() -> None:
     assert config.serve.max_body_bytes == 16 * 1024 * 1024
 
 
-def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+def test_flags_override_environment_which_overrides_file_and_defaults(tmp_path: Path) -> None:
     toml = file_with(tmp_path, 'data = "file"\n[serve]\nhttp = "h:1"\ngrpc = "h:2"\n[log]\nflush_ms = 3\n')
     environ = {"HEADWATER_HTTP": "h:10", "HEADWATER_SERVE_GRPC": "h:20"}
     config = load(file=toml, environ=environ, flags={"serve.http": "h:100", "serve.auth": None})
@@ -142,7 +142,7 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {  # setting -> environment text, TOM
 }
 
 
-def test_every_setting_has_a_sample_here() -> None:
+def test_every_setting_has_a_sample_value() -> None:
     assert set(SAMPLES) == {setting.name for setting in SETTINGS}
 
 
@@ -163,27 +163,27 @@ def test_every_setting_is_read_from_the_file(setting: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_the_table_of_settings_describes_each(setting: Any) -> None:
+def test_each_setting_has_a_description_a_type_and_an_environment_name(setting: Any) -> None:
     assert setting.doc
     assert setting.type
     assert f"HEADWATER_{setting.name.replace('.', '_').upper()}" in setting.environment
 
 
-def test_the_table_of_settings_is_complete() -> None:
+def test_settings_table_contains_every_config_field() -> None:
     sections = ROOMS | settings_classes()
     by_hand = {f"{room}.{field.name}" for room, cls in sections.items() for field in dataclasses.fields(cls)}
     assert {setting.name for setting in SETTINGS} == by_hand | {"data", "databases", "ca"}
     assert {field.name for field in dataclasses.fields(Config)} == {*ROOMS, "data", "databases", "ca", "sources"}
 
 
-def test_the_aliases_of_the_other_system_are_honoured_and_ours_win() -> None:
+def test_skeindb_variables_are_read_and_overridden_by_headwater_variables() -> None:
     config = from_env(SKEINDB_TOKEN="theirs", SKEINDB_CDC_RETENTION_EVENTS="5")
     assert (config.serve.token, config.log.retention_events) == ("theirs", 5)
     config = from_env(SKEINDB_TOKEN="theirs", HEADWATER_TOKEN="ours", SKEINDB_OTHER="ignored")
     assert config.serve.token == "ours"
 
 
-def test_an_empty_variable_is_as_good_as_none() -> None:
+def test_empty_environment_variable_is_ignored() -> None:
     assert from_env(HEADWATER_TOKEN="", HEADWATER_HTTP="") == DEFAULTS
 
 
@@ -191,7 +191,7 @@ def test_an_empty_variable_is_as_good_as_none() -> None:
     ("text", "seconds"),
     [("7d", 604800), ("12h", 43200), ("30m", 1800), ("10s", 10), ("500ms", 0.5), ("90", 90), ("1.5h", 5400)],
 )
-def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float, tmp_path: Path) -> None:
+def test_duration_is_read_with_a_unit_or_in_seconds(text: str, seconds: float, tmp_path: Path) -> None:
     assert from_env(HEADWATER_LOG_RETENTION_AGE=text).log.retention_age == seconds
     assert from_toml(tmp_path, f"[log]\nretention_age = {seconds}\n").log.retention_age == seconds
 
@@ -205,20 +205,22 @@ def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float, tmp_p
         ("dat = 'x'\n", "dat", "data"),
     ],
 )
-def test_an_unknown_key_in_the_file_names_the_nearest(text: str, unknown: str, nearest: str, tmp_path: Path) -> None:
+def test_unknown_key_in_the_file_is_refused_with_the_nearest_name(
+    text: str, unknown: str, nearest: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=f"unknown setting '{unknown}'") as caught:
         from_toml(tmp_path, text)
     assert f"Did you mean {nearest}" in caught.value.hint
 
 
-def test_an_unknown_variable_of_ours_names_the_nearest() -> None:
+def test_unknown_headwater_variable_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="unknown environment variable 'HEADWATER_TOKN'") as caught:
         from_env(HEADWATER_TOKN="s3cret")
     assert caught.value.hint == "Did you mean HEADWATER_TOKEN?"
     assert "s3cret" not in caught.value.message
 
 
-def test_an_unknown_flag_names_the_nearest() -> None:
+def test_unknown_flag_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="unknown flag 'sqlite.wall'") as caught:
         from_flags(sqlite__wall=True)
     assert caught.value.hint == "Did you mean sqlite.wal?"
@@ -256,7 +258,7 @@ def test_an_unknown_flag_names_the_nearest() -> None:
         ("[databases]\nmain = 5\n", "databases"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_path_and_origin(text: str, path: str, tmp_path: Path) -> None:
+def test_invalid_value_in_the_file_is_refused_with_its_path_and_origin(text: str, path: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         from_toml(tmp_path, text)
     assert caught.value.message.startswith(f"{path}: ")
@@ -275,7 +277,7 @@ def test_a_wrong_value_is_refused_with_its_path_and_origin(text: str, path: str,
         ("HEADWATER_DATABASES", "main"),
     ],
 )
-def test_a_wrong_variable_is_refused_by_its_own_name(name: str, text: str) -> None:
+def test_invalid_environment_variable_is_refused_with_its_name(name: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_env(**{name: text})
     assert caught.value.hint == f"It is set by {name}."
@@ -286,7 +288,7 @@ def test_a_wrong_variable_is_refused_by_its_own_name(name: str, text: str) -> No
     st.text(min_size=1) | st.none() | st.integers() | st.floats() | st.lists(st.none()),
 )
 @settings(deadline=None)
-def test_any_value_is_used_or_refused_by_a_config_error(setting: Any, value: Any) -> None:
+def test_any_setting_value_is_accepted_or_raises_a_config_error(setting: Any, value: Any) -> None:
     try:
         if isinstance(value, str):
             from_env(**{setting.environment[0]: value})
@@ -295,7 +297,7 @@ def test_any_value_is_used_or_refused_by_a_config_error(setting: Any, value: Any
         assert error.message.startswith(setting.name)
 
 
-def test_a_missing_or_broken_file_is_a_config_error(tmp_path: Path) -> None:
+def test_missing_or_invalid_settings_file_raises_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read .*nowhere.toml: No such file"):
         load(file=tmp_path / "nowhere.toml", environ={}, flags={})
     with pytest.raises(ConfigError, match="is not TOML"):
@@ -305,14 +307,14 @@ def test_a_missing_or_broken_file_is_a_config_error(tmp_path: Path) -> None:
         load(file=tmp_path / "headwater.toml", environ={}, flags={})
 
 
-def test_a_secret_is_refused_as_a_flag_with_a_better_way() -> None:
+def test_secret_given_as_a_flag_is_refused_with_the_environment_variable() -> None:
     with pytest.raises(ConfigError, match="serve.token is a secret") as caught:
         from_flags(serve__token="s3cret")
     assert "HEADWATER_TOKEN" in caught.value.hint
     assert "s3cret" not in caught.value.message + caught.value.hint
 
 
-def test_a_secret_never_shows_itself() -> None:
+def test_secret_is_never_printed() -> None:
     config = from_env(HEADWATER_TOKEN="s3cret")
     token = config.serve.token
     assert token is not None
@@ -323,18 +325,18 @@ def test_a_secret_never_shows_itself() -> None:
     assert isinstance(token, Secret)
 
 
-def test_a_wrong_url_is_not_shown_since_it_may_hold_a_password(tmp_path: Path) -> None:
+def test_invalid_database_url_is_not_printed_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         from_env(HEADWATER_DATABASES="a b=postgres://u:s3cret@h/d")
     assert "s3cret" not in caught.value.message + caught.value.hint
 
 
-def test_settings_do_not_change_once_read() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().serve.http = "h:1"  # type: ignore[misc]
 
 
-def test_a_database_may_have_retention_limits_of_its_own(tmp_path: Path) -> None:
+def test_database_retention_limits_override_the_global_limits(tmp_path: Path) -> None:
     file = tmp_path / "headwater.toml"
     file.write_text(
         '[log]\nretention_events = 50\n[databases]\nb = "b.db"\n[databases.a]\nurl = "a.db"\nretention_events = 5\n'
@@ -346,7 +348,7 @@ def test_a_database_may_have_retention_limits_of_its_own(tmp_path: Path) -> None
     assert (logs["b"].retention_events, logs["b"].retention_age) == (50, None)
 
 
-def test_a_database_may_have_quotas_of_its_own(tmp_path: Path) -> None:
+def test_database_quotas_override_the_global_quotas(tmp_path: Path) -> None:
     config = from_toml(
         tmp_path,
         '[quotas]\nrate = 50\nmax_streams = 9\n[databases]\nb = "b.db"\n'
@@ -371,7 +373,7 @@ def test_a_database_may_have_quotas_of_its_own(tmp_path: Path) -> None:
         "burst = 1.5",
     ],
 )
-def test_a_wrong_limit_of_a_database_is_refused(tmp_path: Path, line: str) -> None:
+def test_invalid_limit_of_a_database_is_refused(tmp_path: Path, line: str) -> None:
     file = tmp_path / "headwater.toml"
     file.write_text(f'[databases.a]\nurl = "a.db"\n{line}\n')
     with pytest.raises(ConfigError):

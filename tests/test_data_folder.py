@@ -34,7 +34,7 @@ def write(one: App) -> tuple[str, int]:
     return database.log.generation, database.log.latest
 
 
-def test_a_second_server_on_the_same_data_folder_is_refused(tmp_path: Path) -> None:
+def test_second_server_on_the_same_data_folder_is_refused(tmp_path: Path) -> None:
     with app(tmp_path / "data") as one:
         history = write(one)
         with pytest.raises(SourceMismatch, match="data folder"), app(tmp_path / "data", str(tmp_path / "b.db")):
@@ -43,7 +43,7 @@ def test_a_second_server_on_the_same_data_folder_is_refused(tmp_path: Path) -> N
     assert not list(tmp_path.rglob("*-headwater")), "locks leave nothing behind"
 
 
-def test_a_log_is_not_taken_over_by_another_file(tmp_path: Path) -> None:
+def test_log_of_another_database_file_is_refused_and_kept(tmp_path: Path) -> None:
     with app(tmp_path / "data") as one:
         history = write(one)
     with (
@@ -56,7 +56,7 @@ def test_a_log_is_not_taken_over_by_another_file(tmp_path: Path) -> None:
         assert (one.database("main").log.generation, one.database("main").log.latest) == history
 
 
-def test_a_file_that_was_moved_keeps_its_log(tmp_path: Path) -> None:
+def test_moved_database_file_keeps_its_log(tmp_path: Path) -> None:
     with app(tmp_path / "data", str(tmp_path / "a.db")) as one:
         history = write(one)
     for suffix in ("", "-wal", "-shm"):
@@ -66,7 +66,7 @@ def test_a_file_that_was_moved_keeps_its_log(tmp_path: Path) -> None:
         assert (one.database("main").log.generation, one.database("main").log.latest) == history
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_file_in_a_missing_folder_is_refused_with_the_folder_named(tmp_path: Path) -> None:
     with pytest.raises(SourceUnfit, match="nowhere"), app(tmp_path / "data", str(tmp_path / "nowhere" / "x.db")):
         pass
 
@@ -98,7 +98,7 @@ def test_data_folder_of_older_version_is_made_private(tmp_path: Path) -> None:
         assert set(modes(data).values()) == {"0o700", "0o600"}
 
 
-def test_existing_folder_that_is_not_ours_keeps_its_mode_and_is_warned_about(
+def test_existing_foreign_folder_keeps_its_mode_and_a_warning_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = tmp_path / "shared"

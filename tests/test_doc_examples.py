@@ -131,14 +131,14 @@ def same(shown: Any, real: Any, where: str = "answer") -> None:
 # --- pages, from top to bottom ---------------------------------------------------------------------------
 
 
-def test_every_method_is_among_the_examples() -> None:
+def test_every_method_has_an_example_request() -> None:
     text = "\n".join(map(page, EXAMPLE_PAGES))
     asked = {json.loads(body).get("method") for info, body in blocks(text, "json") if info.startswith("request")}
     assert asked >= set(METHODS)
 
 
 @pytest.mark.parametrize("name", EXAMPLE_PAGES)
-def test_the_examples_of_a_page_are_answered_as_shown(tmp_path: Path, name: str) -> None:
+def test_examples_of_a_page_are_answered_as_shown(tmp_path: Path, name: str) -> None:
     remembered, answer, ran = Remembered(), None, 0
     with served(tmp_path) as client:
         for info, body in BLOCK.findall(page(name)):
@@ -214,7 +214,7 @@ def shown_as(name: str, kind: str, info: str) -> str:
     return found
 
 
-def test_a_lost_reader_is_answered_as_shown_and_finds_back_as_told(tmp_path: Path) -> None:
+def test_reader_before_the_horizon_is_answered_as_documented_and_recovers(tmp_path: Path) -> None:
     with served(tmp_path, retention=4) as client:
 
         def call(method: str, **params: Any) -> Any:
@@ -247,7 +247,7 @@ def path_of(url: httpx.URL, words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
-def test_the_requests_of_the_quick_start_succeed(tmp_path: Path, name: str) -> None:
+def test_requests_of_the_quickstart_succeed(tmp_path: Path, name: str) -> None:
     text = "\n".join(body for _, body in blocks(page(name), "sh"))
     lines = [line for line in text.splitlines() if line.startswith("curl")]
     assert lines
@@ -277,7 +277,7 @@ def test_the_requests_of_the_quick_start_succeed(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/pipeline.md"])
-def test_the_pipeline_of_the_first_pages_carries_a_table_that_they_made(name: str) -> None:
+def test_pipeline_example_of_a_page_uses_a_table_created_on_that_page(name: str) -> None:
     text = "\n".join(body for _, body in blocks(page(name), "sh"))
     before, found, after = text.partition("headwater pipeline init lake.toml --table ")
     assert found and after.split()[0] in re.findall(r"CREATE TABLE (\w+)", before)

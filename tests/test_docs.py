@@ -49,14 +49,14 @@ SINKS = {  # kind -> its settings, with their defaults
 # --- tables that mirror the code -------------------------------------------------------------------------
 
 
-def test_every_setting_is_documented_as_it_is() -> None:
+def test_documented_settings_equal_the_real_ones() -> None:
     documented = table(page("docs/configuration.md"), "setting", "type", "default", "environment", "meaning")
     assert documented == [
         [code(s.name), s.type, code(_shown(_default(s))), ", ".join(map(code, s.environment)), s.doc] for s in SETTINGS
     ]
 
 
-def test_every_metric_is_documented_as_it_is() -> None:
+def test_documented_metrics_equal_the_real_ones() -> None:
     documented = table(page("docs/operations.md"), "metric", "kind", "labels", "meaning")
     assert documented == [
         [code(name), kind, ", ".join(map(code, labels)) or "none", text]
@@ -64,7 +64,7 @@ def test_every_metric_is_documented_as_it_is() -> None:
     ]
 
 
-def test_every_route_is_documented_as_it_is() -> None:
+def test_documented_routes_equal_the_real_ones() -> None:
     words = {Access.OPEN: "never", Access.LOCKED: "needed", Access.METRICS: "needed, unless `serve.metrics_open`"}
     documented = table(page("docs/http-api.md"), "route", "what it does", "credential")
     assert documented == [[code(f"{r.method} {r.path}"), r.summary, words[r.access]] for r in ROUTES]
@@ -76,7 +76,7 @@ def every_error(kind: type[errors.HeadwaterError] = errors.HeadwaterError) -> It
         yield from every_error(below)
 
 
-def test_every_error_code_is_documented_as_it_is() -> None:
+def test_documented_error_codes_equal_the_real_ones() -> None:
     documented = table(page("docs/http-api.md"), "code", "status", "retry", "meaning")
     kinds = [kind for kind in every_error() if kind.__module__ == "headwater.errors"]
     assert [row[:3] for row in documented] == [
@@ -84,13 +84,13 @@ def test_every_error_code_is_documented_as_it_is() -> None:
     ]
 
 
-def test_every_error_of_a_pipeline_has_a_remedy() -> None:
+def test_every_pipeline_error_has_a_documented_remedy() -> None:
     remedies = table(page("docs/operations.md"), "code", "what to do")
     assert [row[0] for row in remedies] == [code(kind.code) for kind in every_error(errors.PipelineError)]
     assert all(row[1] for row in remedies)
 
 
-def test_every_option_of_the_spark_source_is_documented_as_it_is() -> None:
+def test_documented_spark_options_equal_the_real_ones() -> None:
     documented = table(page("docs/spark.md"), "option", "value", "default", "meaning")
     defaults = {field.name: field.default for field in msgspec.structs.fields(options.Options)}
     expected = [
@@ -106,7 +106,7 @@ def shown(default: Any) -> str:
     return code(json.dumps(default) if isinstance(default, bool) else str(default))
 
 
-def test_every_kind_of_sink_and_its_settings_are_documented_as_they_are() -> None:
+def test_documented_sink_kinds_and_settings_equal_the_real_ones() -> None:
     text = page("docs/pipeline.md")
     documented = table(text, "kind", "where", "modes", "exactly once", "can be verified", "needs")
     promised = {row[0].strip("`"): row[3].startswith("yes") for row in documented}
@@ -120,12 +120,12 @@ def test_every_kind_of_sink_and_its_settings_are_documented_as_they_are() -> Non
 @pytest.mark.parametrize(
     ("open_one", "kind"), [(parquet.open_parquet, "parquet"), (sql.open_sql, "sql"), (foreach.open_foreach, "foreach")]
 )
-def test_sinks_take_no_other_settings(open_one: Any, kind: str) -> None:
+def test_sink_with_an_unknown_setting_is_refused(open_one: Any, kind: str) -> None:
     with pytest.raises(errors.ConfigError, match="no setting 'other'"):
         open_one(dict.fromkeys([*SINKS[kind], "other"], "x"), None)
 
 
-def test_every_tag_is_documented_with_a_true_example() -> None:
+def test_every_value_tag_is_documented_with_a_correct_example() -> None:
     documented = table(page("docs/http-api.md"), "tag", "example", "in `plain_json`")
     assert [row[0] for row in documented] == [code(tag) for tag in TAGS]
     for tag, example, plain in documented:
@@ -136,7 +136,7 @@ def test_every_tag_is_documented_with_a_true_example() -> None:
             assert to_plain(from_lit(lit)) == shown
 
 
-def test_every_declared_type_is_documented_as_it_is() -> None:
+def test_documented_declared_types_equal_the_real_ones() -> None:
     documented = table(page("docs/http-api.md"), "declared type", "kind", "`schema.create_table` declares")
     for types, kind, declares in documented:
         for name in re.findall(r"`([^`]+)`", types):
@@ -186,7 +186,7 @@ def test_every_method_has_a_section_with_its_role_its_fields_and_an_example() ->
             assert re.search(rf"[`\"]{field}[`\"]", text), f"{name}: {field} is nowhere"
 
 
-def test_no_page_names_a_method_setting_metric_or_error_that_is_not_there() -> None:
+def test_no_page_names_an_unknown_method_setting_metric_or_variable() -> None:
     groups = {name.split(".")[0] for name in METHODS}
     rooms = {setting.name.split(".")[0] for setting in SETTINGS if "." in setting.name}
     known = {*METHODS, *(setting.name for setting in SETTINGS)} | {f"{group}.*" for group in groups}
@@ -222,7 +222,7 @@ def subcommands(parser: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_every_command_has_a_section_and_an_example_and_no_other_is_named() -> None:
+def test_every_command_is_documented_with_an_example_and_no_unknown_command_is_named() -> None:
     text = page("docs/cli.md")
     sections = re.findall(r"^## `headwater (\w+)`$", text, re.MULTILINE)
     assert sections == list(subcommands(build_parser()))
@@ -246,7 +246,7 @@ def commands() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "line"), commands())
-def test_every_command_in_the_docs_is_understood(name: str, line: str) -> None:
+def test_every_command_in_the_docs_is_parsed(name: str, line: str) -> None:
     program, *args = shlex.split(line.split(" < ")[0].removesuffix("&"))
     assert program in ("headwater", "curl"), f"{name}: mark blocks of other programs without `sh`"
     if program == "headwater":
@@ -260,7 +260,7 @@ def test_every_flag_of_serve_is_documented() -> None:
     assert documented == {flag for flag in flags if flag.startswith("--")} - {"--help"}
 
 
-def test_the_settings_file_of_the_docs_is_understood(tmp_path: Path) -> None:
+def test_settings_file_of_the_docs_is_loaded(tmp_path: Path) -> None:
     from headwater.settings import load
 
     ((_, body),) = blocks(page("docs/configuration.md"), "toml")
@@ -307,7 +307,7 @@ def collected(path: Path) -> set[str]:
     return found
 
 
-def test_all_twelve_guarantees_are_listed_and_those_that_hold_are_shown() -> None:
+def test_every_guarantee_is_listed_and_those_that_hold_name_their_tests() -> None:
     rows = table(page("docs/guarantees.md"), "#", "guarantee", "today", "shown by")
     assert [row[0] for row in rows] == [str(n) for n in range(1, 13)]
     for number, _, today, shown in rows:
@@ -323,7 +323,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_of_a_page_have_existing_targets(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(path.read_text())):
         if "://" in target:
             continue
@@ -333,7 +333,7 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert not anchor or anchor in anchors(there.read_text()), f"{path.name}: {target}"
 
 
-def test_every_page_can_be_reached_from_the_readme() -> None:
+def test_every_page_is_reachable_from_the_readme() -> None:
     reached, waiting = set(), [ROOT / "README.md"]
     while waiting:
         path = waiting.pop()
@@ -346,5 +346,5 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_pages_name_no_private_place(path: Path) -> None:
+def test_page_contains_no_private_path(path: Path) -> None:
     assert not re.search(r"/work/|/home/|/root/|/tmp/", path.read_text())

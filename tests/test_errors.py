@@ -27,18 +27,18 @@ def drawn() -> dict[str, tuple[str, str, int]]:
     return found
 
 
-def test_the_drawing_is_the_tree() -> None:
+def test_documented_error_tree_equals_the_real_tree() -> None:
     tree = {each.__name__: (each.__mro__[1].__name__, each.code, each.status) for each in ALL}
     assert drawn() == tree
 
 
-def test_codes_are_unique_and_each_class_says_its_own() -> None:
+def test_every_error_class_defines_its_own_unique_code() -> None:
     assert len({each.code for each in ALL}) == len(ALL)
     assert all("code" in vars(each) for each in ALL)
 
 
 @pytest.mark.parametrize("error", ALL)
-def test_every_error_has_a_sentence_a_status_and_a_grpc_status(error: type[HeadwaterError]) -> None:
+def test_every_error_has_a_docstring_a_status_and_a_grpc_status(error: type[HeadwaterError]) -> None:
     assert "__doc__" in vars(error)
     assert (inspect.getdoc(error) or "").endswith(".")
     assert 400 <= error.status < 600
@@ -46,7 +46,7 @@ def test_every_error_has_a_sentence_a_status_and_a_grpc_status(error: type[Headw
     assert re.fullmatch(r"[a-z_]+", error.code)
 
 
-def test_what_may_be_retried_is_not_the_callers_fault() -> None:
+def test_only_temporary_errors_are_retryable() -> None:
     assert {each.__name__ for each in ALL if each.retryable} == {
         "Busy",
         "LimitExceeded",
@@ -57,18 +57,18 @@ def test_what_may_be_retried_is_not_the_callers_fault() -> None:
     }
 
 
-def test_details_carry_hint_and_retry_beside_what_was_given() -> None:
+def test_error_details_contain_hint_retryable_and_the_given_fields() -> None:
     error = errors.Busy("wait", hint="soon", table="t")
     assert error.details == {"table": "t", "hint": "soon", "retryable": True}
     assert str(error) == error.message == "wait"
 
 
-def test_a_hint_falls_back_to_the_one_of_the_class_and_is_left_out_when_there_is_none() -> None:
+def test_error_without_a_hint_uses_the_hint_of_its_class_if_any() -> None:
     assert errors.Busy("wait").hint == errors.Busy.default_hint
     assert errors.NotFound("nothing").details == {}
 
 
-def test_an_expired_offset_says_where_the_log_starts() -> None:
+def test_expired_offset_error_contains_the_earliest_offset() -> None:
     error = OffsetExpired(after=3, horizon=9, latest=20)
     assert (error.after, error.horizon, error.latest) == (3, 9, 20)
     assert error.message == "changes after offset 3 are gone; the log starts at 9"

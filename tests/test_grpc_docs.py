@@ -16,7 +16,7 @@ def fields(kind: descriptor_pb2.DescriptorProto) -> set[str]:
     return {field.name for field in kind.field}.union(*map(fields, kind.nested_type))
 
 
-def test_every_file_has_its_page() -> None:
+def test_every_proto_file_has_a_documentation_page() -> None:
     assert {file.name for file in FILES} == PAGE.keys()
 
 
@@ -24,7 +24,7 @@ WRITTEN = [file for file in FILES if (ROOT / PAGE.get(file.name, "")).is_file()]
 
 
 @pytest.mark.parametrize("file", WRITTEN, ids=lambda file: file.name)
-def test_a_page_tells_of_every_service_method_and_field(file: descriptor_pb2.FileDescriptorProto) -> None:
+def test_grpc_page_documents_every_service_method_and_field(file: descriptor_pb2.FileDescriptorProto) -> None:
     text = page(PAGE[file.name])
     titles = "\n".join(re.findall(r"^#+ (.+)$", text, re.MULTILINE))
     for service in file.service:

@@ -109,17 +109,17 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_downwards_and_libraries_stay_at_home(path: Path) -> None:
+def test_module_imports_only_lower_levels_and_allowed_libraries(path: Path) -> None:
     assert offences(path) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_file_says_what_it_is_for(path: Path) -> None:
+def test_module_has_a_docstring_and_an_allowed_name(path: Path) -> None:
     assert docstring(path), f"{path.name} has no docstring"
     assert path.stem not in BANNED_NAMES
 
 
-def test_every_room_has_a_level() -> None:
+def test_every_top_level_package_has_a_level() -> None:
     rooms = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in FILES}
     assert rooms - {"__init__"} <= set(LEVEL)
 
@@ -140,7 +140,7 @@ def test_no_two_folders_import_each_other() -> None:
     assert folder_pairs() == set()
 
 
-def test_folders_have_few_files() -> None:
+def test_folder_has_at_most_its_limit_of_files() -> None:
     for folder in {path.parent for path in FILES}:
         most = 20 if folder.name == "model" else 15
         found = [path.name for path in FILES if path.parent == folder and path.name != "__init__.py"]
@@ -148,7 +148,7 @@ def test_folders_have_few_files() -> None:
 
 
 @pytest.mark.slow
-def test_modules_inside_a_room_do_not_import_in_circles() -> None:
+def test_modules_have_no_circular_imports() -> None:
     graph = {}
     for path in FILES:
         me = ".".join([ROOT.name, *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
@@ -172,7 +172,7 @@ def test_modules_inside_a_room_do_not_import_in_circles() -> None:
         visit(name, ())
 
 
-def test_the_rule_itself_catches_an_upward_import(tmp_path: Path) -> None:
+def test_upward_import_is_reported(tmp_path: Path) -> None:
     root = tmp_path / "headwater"
     (root / "log").mkdir(parents=True)
     bad = root / "log" / "bad.py"
@@ -181,7 +181,7 @@ def test_the_rule_itself_catches_an_upward_import(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_test_is_written_so_that_it_never_runs() -> None:
+def test_every_test_function_has_a_name_that_pytest_collects() -> None:
     for path in (Path(__file__).parent).rglob("test_*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.lower().startswith("test"):

@@ -17,7 +17,7 @@ SECRET = "s" * 32
 SCOPES = (Scope("shop", ("orders",)), Scope("stock"))
 
 
-def test_the_token_that_it_makes_is_trusted() -> None:
+def test_token_made_by_the_documented_program_is_trusted() -> None:
     ((_, body),) = blocks(PAGE, "python")
     environment = {"HEADWATER_JWT_SECRET": SECRET}
     done = subprocess.run(
@@ -27,7 +27,7 @@ def test_the_token_that_it_makes_is_trusted() -> None:
     assert (who.name, who.role, who.scopes) == ("reports", VIEWER, SCOPES) and who.until is not None
 
 
-def test_the_claims_that_it_shows_are_those_that_it_makes() -> None:
+def test_documented_claims_equal_the_claims_of_the_documented_program() -> None:
     ((_, shown),) = blocks(PAGE, "json")
     ((_, made),) = blocks(PAGE, "python")
     claims = json.loads(shown)
@@ -35,7 +35,7 @@ def test_the_claims_that_it_shows_are_those_that_it_makes() -> None:
     assert all(json.dumps(value) in made for name, value in claims.items() if name != "exp")
 
 
-def test_the_settings_of_a_public_host_are_understood(tmp_path: Path) -> None:
+def test_documented_settings_of_a_public_host_are_loaded(tmp_path: Path) -> None:
     ((_, body),) = blocks(PAGE, "toml")
     (tmp_path / "headwater.toml").write_text(body)
     found = load(file=tmp_path / "headwater.toml", environ={}, flags={}).serve

@@ -34,7 +34,7 @@ def rows(server: KeptServer) -> int:
     return found["result"]["data"]["rows"][0][0]["v"]
 
 
-def test_a_page_of_another_site_gets_nothing(browser: Browser, pages: PageServer, serve: Serve) -> None:
+def test_page_of_another_site_is_refused(browser: Browser, pages: PageServer, serve: Serve) -> None:
     server = serve()
     sub_id = server.subscribe()
     server.insert(1)
@@ -44,7 +44,7 @@ def test_a_page_of_another_site_gets_nothing(browser: Browser, pages: PageServer
     assert rows(server) == 1
 
 
-def test_a_site_that_renames_itself_to_this_machine_gets_nothing(
+def test_page_of_a_site_that_resolves_to_this_machine_is_refused(
     browser: Browser, pages: PageServer, serve: Serve
 ) -> None:
     server = serve()
@@ -56,7 +56,7 @@ def test_a_site_that_renames_itself_to_this_machine_gets_nothing(
     assert rows(server) == 1
 
 
-def test_a_page_of_the_servers_own_origin_under_a_foreign_name_gets_nothing(browser: Browser, serve: Serve) -> None:
+def test_page_served_under_a_foreign_host_name_is_refused(browser: Browser, serve: Serve) -> None:
     server = serve()
     sub_id = server.subscribe()
     page = f"{server.url.replace('127.0.0.1', EVIL_HOST)}/healthz"  # open to all, and now of one origin

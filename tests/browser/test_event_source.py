@@ -17,7 +17,7 @@ def texts(upto: int) -> list[str]:
 
 
 @pytest.mark.parametrize("ends", ["kill", "stop"])
-def test_an_event_source_resumes_by_itself_after_the_server_was_gone(browser: Browser, serve: Serve, ends: str) -> None:
+def test_event_source_resumes_by_itself_after_a_server_restart(browser: Browser, serve: Serve, ends: str) -> None:
     server = serve()
     sub_id = server.subscribe()
     browser.run("follow(arguments[0])", server.sse(sub_id))
@@ -43,7 +43,7 @@ def test_an_event_source_resumes_by_itself_after_the_server_was_gone(browser: Br
     assert server.held(sub_id)["acked_offset"] == 1
 
 
-def test_an_expired_ticket_ends_an_event_source_and_a_new_one_continues(browser: Browser, serve: Serve) -> None:
+def test_event_source_with_an_expired_ticket_ends_and_a_new_ticket_continues(browser: Browser, serve: Serve) -> None:
     server = serve("serve.ticket_seconds = 4", token="s3cret")
     sub_id = server.subscribe()
     browser.run("follow(arguments[0])", server.sse(sub_id))
@@ -82,7 +82,7 @@ def follow_with_ticket(browser: Browser, server: KeptServer, sub_id: str, more: 
     browser.until("source.readyState === 1")
 
 
-def test_an_event_source_of_a_closed_subscription_does_not_knock_for_ever(browser: Browser, serve: Serve) -> None:
+def test_event_source_of_a_closed_subscription_stops_reconnecting(browser: Browser, serve: Serve) -> None:
     server = serve()
     sub_id = server.subscribe()
     browser.run("follow(arguments[0])", server.sse(sub_id))
@@ -92,7 +92,7 @@ def test_an_event_source_of_a_closed_subscription_does_not_knock_for_ever(browse
     assert browser.value("opened.length") == 1
 
 
-def test_a_tab_that_is_closed_leaves_no_stream_behind(browser: Browser, serve: Serve) -> None:
+def test_closed_tab_leaves_no_open_stream(browser: Browser, serve: Serve) -> None:
     server = serve()
     browser.run("follow(arguments[0])", server.sse(server.subscribe()))
     browser.until("opened.length === 1")

@@ -47,7 +47,7 @@ def orders(server: KeptServer) -> list[list[Any]]:
     return [[cell["v"] for cell in row] for row in found["result"]["data"]["rows"]]
 
 
-def test_writes_reach_the_page_as_patches_and_others_cost_nothing(page: Browser, serve: Serve) -> None:
+def test_writes_reach_the_page_as_patches_and_unrelated_writes_cause_no_request(page: Browser, serve: Serve) -> None:
     server = serve()
     server.insert(1, 2)
     live(page, server)
@@ -67,7 +67,7 @@ def test_writes_reach_the_page_as_patches_and_others_cost_nothing(page: Browser,
 
 
 @pytest.mark.parametrize("ends", ["kill", "stop"])
-def test_a_query_is_fresh_again_after_the_server_was_gone(page: Browser, serve: Serve, ends: str) -> None:
+def test_live_query_is_current_again_after_a_server_restart(page: Browser, serve: Serve, ends: str) -> None:
     server = serve()
     server.insert(1)
     live(page, server)
@@ -81,9 +81,7 @@ def test_a_query_is_fresh_again_after_the_server_was_gone(page: Browser, serve: 
     until_rows(page, [[1, "new"], [2, "new"], [3, "new"]])
 
 
-def test_under_a_burst_of_writes_the_page_ends_where_the_database_does(
-    page: Browser, serve: Serve, fresh_seed: str
-) -> None:
+def test_live_query_equals_the_database_after_a_burst_of_writes(page: Browser, serve: Serve, fresh_seed: str) -> None:
     rng = random.Random(fresh_seed)
     server = serve()
     live(page, server)
@@ -98,7 +96,7 @@ def test_under_a_burst_of_writes_the_page_ends_where_the_database_does(
     assert counts["mismatches"] == 0 and counts["patched"] > 0 and page.value("errors") == [], counts
 
 
-def test_a_query_without_a_key_is_sent_whole(page: Browser, serve: Serve) -> None:
+def test_live_query_without_a_key_follows_writes_without_mismatches(page: Browser, serve: Serve) -> None:
     server = serve()
     server.insert(1, 2)
     live(page, server, "SELECT status FROM orders WHERE status = ?")
@@ -107,14 +105,14 @@ def test_a_query_without_a_key_is_sent_whole(page: Browser, serve: Serve) -> Non
     assert page.value("query.counts.mismatches") == 0
 
 
-def test_a_closed_query_leaves_no_stream_behind(page: Browser, serve: Serve) -> None:
+def test_closed_live_query_leaves_no_open_stream(page: Browser, serve: Serve) -> None:
     server = serve()
     live(page, server)
     page.run("query.close()")
     wait_for(lambda: server.streams() == 0, lambda: f"no stream; there are {server.streams()}")
 
 
-def test_with_a_credential_a_page_brings_a_header_and_tickets(page: Browser, serve: Serve) -> None:
+def test_live_query_with_a_credential_works_by_header_and_tickets(page: Browser, serve: Serve) -> None:
     server = serve(token="s3cret")
     server.insert(1)
     found = server.ask("query.prepare", sql=SQL)

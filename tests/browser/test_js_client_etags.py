@@ -29,7 +29,7 @@ def refreshed(page: Browser) -> tuple[Any, dict[str, int]]:
     return rows, counts
 
 
-def test_a_tag_is_asked_with_and_answered_by_304_until_the_rows_differ(page: Browser, serve: Serve) -> None:
+def test_live_query_refresh_is_answered_with_304_until_the_rows_differ(page: Browser, serve: Serve) -> None:
     server = serve()
     server.insert(1)
     found = server.ask("query.prepare", sql="SELECT id, status FROM orders WHERE status = ? ORDER BY id")
@@ -46,7 +46,7 @@ def test_a_tag_is_asked_with_and_answered_by_304_until_the_rows_differ(page: Bro
     assert page.value("errors") == []
 
 
-def test_an_unknown_query_ends_with_the_words_of_the_server(page: Browser, serve: Serve) -> None:
+def test_unknown_live_query_is_closed_with_the_error_of_the_server(page: Browser, serve: Serve) -> None:
     server = serve()
     page.run("live({url: arguments[0], queryId: 'q_nobody'})", server.url)
     page.until("errors.length === 1 && query.closed")

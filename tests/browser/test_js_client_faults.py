@@ -125,7 +125,9 @@ def edited(rows: list[Any], rng: random.Random) -> list[Any]:
     return kept
 
 
-def test_whatever_the_server_sends_the_rows_become_right(browser: Browser, held: Held, fresh_seed: str) -> None:
+def test_live_query_recovers_the_right_rows_from_cut_and_spoiled_answers(
+    browser: Browser, held: Held, fresh_seed: str
+) -> None:
     rng = random.Random(fresh_seed)
     rows: list[Any] = [(1, "a"), (2, "b")]
     browser.run("live({url: location.origin, queryId: 'q'})")
@@ -140,7 +142,7 @@ def test_whatever_the_server_sends_the_rows_become_right(browser: Browser, held:
     assert browser.value("errors") == []
 
 
-def test_a_page_without_web_crypto_checks_patches_too(browser: Browser, held: Held) -> None:
+def test_page_without_web_crypto_detects_a_spoiled_patch(browser: Browser, held: Held) -> None:
     browser.run("Object.defineProperty(window, 'crypto', {value: {}})")
     browser.run("live({url: location.origin, queryId: 'q'})")
     browser.until("query.answer !== null")

@@ -54,12 +54,12 @@ def run(command: list[str], **options: Any) -> str:
     return done.stdout
 
 
-def test_its_own_tests_pass(node: str) -> None:
+def test_js_client_own_tests_pass(node: str) -> None:
     out = run([node, "--test", "--test-reporter=tap", *map(str, sorted(CLIENT.glob("test/*.test.js")))])
     assert "\n# fail 0\n" in out and "\n# pass 0\n" not in out, out[-3000:]
 
 
-def test_it_depends_on_nothing() -> None:
+def test_js_client_has_no_dependencies() -> None:
     package = json.loads((CLIENT / "package.json").read_text())
     assert not {name for name in package if "ependencies" in name} and package["license"] == "Apache-2.0"
     for path in (CLIENT / "src").glob("*.js"):
@@ -97,7 +97,7 @@ def _in_its_order(patch: Any, base: Answer) -> bytes:
     return b"[%s]" % b",".join(apply(msgspec.json.encode(patch), base.texts))
 
 
-def test_patches_of_the_server_lead_where_they_should(node: str, fresh_seed: str) -> None:
+def test_server_patches_applied_by_the_js_client_produce_the_expected_rows(node: str, fresh_seed: str) -> None:
     rng = random.Random(fresh_seed)
     cases = [json.dumps(case(rng)) for _ in range(500)]
     out = run([node, str(CLIENT / "test" / "apply_cases.js")], input="\n".join(cases))

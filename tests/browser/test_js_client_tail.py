@@ -22,7 +22,7 @@ def page(browser: Browser) -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("ends", ["kill", "stop"])
-def test_a_table_is_followed_over_the_end_of_the_server(page: Browser, serve: Serve, ends: str) -> None:
+def test_js_tail_continues_across_a_server_restart(page: Browser, serve: Serve, ends: str) -> None:
     server = serve()
     page.run("follow(arguments[0], {format: 'plain_json'})", server.url)
     page.until("opened.length === 1")
@@ -36,7 +36,7 @@ def test_a_table_is_followed_over_the_end_of_the_server(page: Browser, serve: Se
     assert page.value("seen.map(change => change.after.id)") == [1, 2, 3, 4]
 
 
-def test_rows_come_before_changes(page: Browser, serve: Serve) -> None:
+def test_js_tail_from_snapshot_delivers_rows_before_changes(page: Browser, serve: Serve) -> None:
     server = serve()
     server.insert(1, 2)
     page.run("follow(arguments[0], {format: 'plain_json', start: 'snapshot'})", server.url)
@@ -46,7 +46,7 @@ def test_rows_come_before_changes(page: Browser, serve: Serve) -> None:
     assert page.value("seen.map(change => change.after.id)") == [1, 2, 3]
 
 
-def test_a_closed_tail_leaves_no_stream_behind(page: Browser, serve: Serve) -> None:
+def test_closed_js_tail_leaves_no_open_stream(page: Browser, serve: Serve) -> None:
     server = serve()
     page.run("follow(arguments[0], {})", server.url)
     page.until("opened.length === 1")

@@ -40,7 +40,9 @@ def check_told(told: dict[str, Any]) -> None:
     assert int(told["id"]) == told["data"]["resnapshot_from_offset"] == told["data"]["earliest_offset"] - 1
 
 
-def test_an_event_source_is_told_and_goes_on_from_the_rows(browser: Browser, outrun: tuple[KeptServer, str]) -> None:
+def test_event_source_behind_the_horizon_receives_resnapshot_and_continues_from_the_rows(
+    browser: Browser, outrun: tuple[KeptServer, str]
+) -> None:
     server, sub_id = outrun
     entry = ticket(browser, server)
     browser.run("follow(arguments[0])", f"{server.sse(sub_id)}?{entry}".rstrip("?"))
@@ -62,7 +64,9 @@ def test_an_event_source_is_told_and_goes_on_from_the_rows(browser: Browser, out
     assert len(browser.value("controls('resnapshot')")) == 1
 
 
-def test_a_web_socket_is_told_and_closed(browser: Browser, outrun: tuple[KeptServer, str]) -> None:
+def test_web_socket_behind_the_horizon_receives_resnapshot_and_is_closed_with_4410(
+    browser: Browser, outrun: tuple[KeptServer, str]
+) -> None:
     server, sub_id = outrun
     browser.run("again = false; listen(arguments[0])", f"{server.ws(sub_id)}?{ticket(browser, server)}".rstrip("?"))
     browser.until("closes.length === 1")
@@ -73,7 +77,7 @@ def test_a_web_socket_is_told_and_closed(browser: Browser, outrun: tuple[KeptSer
 
 
 @pytest.mark.parametrize("by", ["ticket", "header"])
-def test_a_page_fetches_the_present_rows_over_the_redirect(
+def test_page_fetches_the_current_rows_through_the_redirect(
     browser: Browser, outrun: tuple[KeptServer, str], by: str
 ) -> None:
     server, _ = outrun

@@ -16,7 +16,7 @@ def numbers(upto: int) -> list[int]:
     return list(range(2, upto + 1))
 
 
-def test_a_web_socket_acknowledges_and_resumes_after_the_server_was_gone(browser: Browser, serve: Serve) -> None:
+def test_web_socket_acknowledges_and_resumes_after_a_server_restart(browser: Browser, serve: Serve) -> None:
     server = serve()
     sub_id = server.subscribe()
     browser.run("listen(arguments[0])", server.ws(sub_id))
@@ -52,7 +52,7 @@ def test_a_web_socket_acknowledges_and_resumes_after_the_server_was_gone(browser
     assert server.held(sub_id)["acked_offset"] == 2  # more than that came again to nobody: from_offset did it
 
 
-def test_a_page_pauses_its_web_socket_and_goes_on(browser: Browser, serve: Serve) -> None:
+def test_paused_web_socket_receives_no_changes_until_it_is_resumed(browser: Browser, serve: Serve) -> None:
     server = serve()
     sub_id = server.subscribe()
     browser.run("listen(arguments[0])", server.ws(sub_id))
@@ -71,7 +71,7 @@ def test_a_page_pauses_its_web_socket_and_goes_on(browser: Browser, serve: Serve
     assert browser.ids() == numbers(3)
 
 
-def test_a_frame_that_is_no_request_closes_the_web_socket_with_the_reason(browser: Browser, serve: Serve) -> None:
+def test_invalid_frame_closes_the_web_socket_with_its_reason(browser: Browser, serve: Serve) -> None:
     server = serve()
     browser.run("again = false; listen(arguments[0])", server.ws(server.subscribe()))
     browser.until("opened.length === 1")
@@ -81,7 +81,7 @@ def test_a_frame_that_is_no_request_closes_the_web_socket_with_the_reason(browse
     assert close["code"] == POLICY and close["reason"].startswith("bad_frame: ") and close["clean"]
 
 
-def test_with_a_credential_a_web_socket_needs_a_ticket(browser: Browser, serve: Serve) -> None:
+def test_web_socket_without_a_ticket_is_refused_by_a_server_with_a_credential(browser: Browser, serve: Serve) -> None:
     server = serve(token="s3cret")
     sub_id = server.subscribe()
     browser.run("again = false; listen(arguments[0])", server.ws(sub_id))

@@ -15,7 +15,9 @@ TABLE = "CREATE TABLE orders (id INTEGER PRIMARY KEY, total REAL)"
 
 
 @pytest.mark.parametrize(("settings", "kept"), [("", "private, no-cache"), (PUBLIC, "public, no-cache")])
-def test_an_answer_says_who_may_keep_it(serve: Callable[..., ServerProcess], settings: str, kept: str) -> None:
+def test_query_answer_has_the_cache_headers_of_its_settings(
+    serve: Callable[..., ServerProcess], settings: str, kept: str
+) -> None:
     server = serve(settings)
     rpc(server.url, "sql.exec", sql=TABLE)
 

@@ -42,7 +42,7 @@ def numbers(server: ServerProcess) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("settings", ["", "[queries]\npublic = true\n"], ids=["private", "public"])
-def test_a_page_that_fetches_again_gets_the_right_rows_and_costs_nothing(
+def test_browser_refetch_returns_current_rows_without_a_second_execution(
     page: Browser, serve: Callable[..., ServerProcess], settings: str
 ) -> None:
     server = serve(settings)

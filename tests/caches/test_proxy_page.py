@@ -71,7 +71,7 @@ def proxy(place: Path, server: ServerProcess, authority: Authority) -> Iterator[
     made.close()
 
 
-def test_requests_and_streams_pass(proxy: Proxy, authority: Authority) -> None:
+def test_documented_proxy_forwards_requests_and_streams(proxy: Proxy, authority: Authority) -> None:
     trusted = ssl.create_default_context(cafile=str(authority.file))
     with httpx.Client(base_url=f"https://localhost:{proxy.port}", verify=trusted, timeout=WAIT) as client:
         assert client.get("/readyz").status_code == 200
@@ -83,7 +83,7 @@ def test_requests_and_streams_pass(proxy: Proxy, authority: Authority) -> None:
             assert any("CREATE TABLE notes" in line for line in stream.iter_lines())
 
 
-def test_grpc_passes(proxy: Proxy, authority: Authority) -> None:
+def test_documented_proxy_forwards_grpc(proxy: Proxy, authority: Authority) -> None:
     trusted = grpc.ssl_channel_credentials(authority.file.read_bytes())
     with grpc.secure_channel(f"localhost:{proxy.port}", trusted) as channel:
         found = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=WAIT)

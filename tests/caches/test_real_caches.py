@@ -41,7 +41,7 @@ def orders(server: ServerProcess, sql: str = "SELECT id, total FROM orders ORDER
     return f"/api/v1/q/{rpc(server.url, 'query.prepare', sql=sql)['query_id']}"
 
 
-def test_no_answer_is_older_than_a_write_that_was_acknowledged(serve: Serve, front: Before) -> None:
+def test_cached_answer_is_never_older_than_an_acknowledged_write(serve: Serve, front: Before) -> None:
     server = serve()
     before = front(server)
     counters = Counters(lambda: server.url, server.folder / "main.db", lambda: before.url)
@@ -52,7 +52,7 @@ def test_no_answer_is_older_than_a_write_that_was_acknowledged(serve: Serve, fro
         assert counters.ask(http, counters.questions[0], {}) == SIZE * 150
 
 
-def test_a_copy_is_asked_about_each_time_and_costs_no_execution(serve: Serve, front: Before) -> None:
+def test_cached_copy_is_revalidated_each_time_without_an_execution(serve: Serve, front: Before) -> None:
     server = serve()
     before, path = front(server), orders(server)
     first = httpx.get(before.url + path)
@@ -67,7 +67,7 @@ def test_a_copy_is_asked_about_each_time_and_costs_no_execution(serve: Serve, fr
     assert executed(server) == ran + 1
 
 
-def test_the_readers_own_tag_is_good_weakened_or_not(serve: Serve, front: Before) -> None:
+def test_strong_and_weak_etags_of_a_reader_are_answered_with_304(serve: Serve, front: Before) -> None:
     server = serve()
     before, path = front(server), orders(server)
     for coding in ("identity", "gzip"):
@@ -81,7 +81,7 @@ def test_the_readers_own_tag_is_good_weakened_or_not(serve: Serve, front: Before
         assert httpx.get(before.url + path, headers=asked).status_code == 200
 
 
-def test_a_killed_server_knows_the_copies_again(serve: Serve, front: Before) -> None:
+def test_cached_copy_is_revalidated_after_a_server_kill_without_an_execution(serve: Serve, front: Before) -> None:
     server = serve()
     before, path = front(server), orders(server)
     first = httpx.get(before.url + path)
@@ -92,7 +92,7 @@ def test_a_killed_server_knows_the_copies_again(serve: Serve, front: Before) -> 
     assert (executed(server), not_modified(server)) == (0, 1)
 
 
-def test_formats_and_arguments_are_kept_apart(serve: Serve, front: Before) -> None:
+def test_cache_keeps_formats_and_arguments_separate(serve: Serve, front: Before) -> None:
     server = serve()
     before, path = front(server), orders(server, "SELECT total FROM orders WHERE id = ?")
     for _ in range(2):
@@ -104,7 +104,7 @@ def test_formats_and_arguments_are_kept_apart(serve: Serve, front: Before) -> No
                 assert through.content == httpx.get(server.url + url, headers=headers).content
 
 
-def test_what_is_private_or_cannot_be_kept_is_not_kept(serve: Serve, front: Before) -> None:
+def test_private_and_volatile_answers_are_not_cached(serve: Serve, front: Before) -> None:
     server = serve("")
     before, path = front(server), orders(server)
     volatile = f"/api/v1/q/{rpc(server.url, 'query.prepare', sql='SELECT random() FROM orders')['query_id']}"
@@ -116,7 +116,7 @@ def test_what_is_private_or_cannot_be_kept_is_not_kept(serve: Serve, front: Befo
     assert not_modified(server) == 0
 
 
-def test_a_copy_is_not_handed_to_who_has_no_credential(serve: Serve, front: Before) -> None:
+def test_cached_copy_without_a_credential_is_refused(serve: Serve, front: Before) -> None:
     server = serve(f'{PUBLIC}[serve]\ntoken = "{TOKEN}"\n')
     before, known = front(server), {"authorization": f"Bearer {TOKEN}"}
     for sql in (TABLE, "INSERT INTO orders VALUES (1, 9.5)"):
@@ -132,7 +132,7 @@ def test_a_copy_is_not_handed_to_who_has_no_credential(serve: Serve, front: Befo
     assert httpx.get(path, headers=known).status_code == 200
 
 
-def test_a_floor_is_seen_through_the_cache_and_leaves_the_copy(serve: Serve, front: Before) -> None:
+def test_request_with_a_causality_header_bypasses_the_cached_copy_and_keeps_it(serve: Serve, front: Before) -> None:
     server = serve()
     before, path = front(server), orders(server)
     httpx.get(before.url + path)
@@ -144,7 +144,7 @@ def test_a_floor_is_seen_through_the_cache_and_leaves_the_copy(serve: Serve, fro
     assert not_modified(server) >= same + 2, "it is kept after that as before"
 
 
-def test_nobody_gets_a_patch_of_the_caches_own_copy(serve: Serve, front: Before) -> None:
+def test_patch_request_through_a_cache_is_answered_with_all_rows(serve: Serve, front: Before) -> None:
     server = serve()
     before, path = front(server), orders(server)
     asked = {"a-im": "headwater-rows"}

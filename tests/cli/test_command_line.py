@@ -24,13 +24,13 @@ from headwater.settings import all_settings
 SETTINGS = all_settings()
 
 
-def test_the_version_is_printed_for_people_and_for_programs() -> None:
+def test_version_is_printed_as_text_and_as_json() -> None:
     assert run("version").stdout == f"headwater {__version__}\n"
     assert run("--version").stdout == f"headwater {__version__}\n"
     assert run_json("version")["version"] == __version__
 
 
-def test_help_names_every_command_and_every_exit_code() -> None:
+def test_help_lists_every_command_and_every_exit_code() -> None:
     text = run("--help").stdout
     for command in ("serve", "status", "doctor", "source", "sql", "log", "config", "demo", "version"):
         assert re.search(rf"^    {command} ", text, re.MULTILINE), command
@@ -71,7 +71,7 @@ def test_wrong_usage_ends_with_2(args: tuple[str, ...], capsys: pytest.CaptureFi
         (("sql",), "error: the following arguments are required: STATEMENT\nhint: headwater sql --help\n"),
     ],
 )
-def test_wrong_usage_names_the_nearest_flag_and_the_help_of_the_command(
+def test_wrong_usage_prints_the_nearest_flag_and_the_help_of_the_command(
     args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -91,7 +91,7 @@ def test_wrong_settings_end_with_2_and_a_hint(tmp_path: Path) -> None:
     assert "mysql://" in refused(2, "serve", "mysql://me:pass@host/db", *FREE, cwd=tmp_path)
 
 
-def test_a_path_that_cannot_be_used_is_an_error_in_words(tmp_path: Path) -> None:
+def test_unusable_data_path_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "file" in refused(1, "serve", "--data", str(tmp_path / "file"), *FREE)
 
@@ -103,7 +103,7 @@ def test_starting_the_command_line_does_not_load_the_server() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_a_reader_that_left_is_no_error() -> None:
+def test_closed_output_pipe_ends_the_command_with_0() -> None:
     process = subprocess.Popen(
         [*HEADWATER, "config", "settings"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -124,7 +124,7 @@ def test_config_settings_lists_every_setting() -> None:
         assert setting.name in text and setting.environment[0] in text
 
 
-def test_config_show_says_what_would_be_used_and_hides_secrets(tmp_path: Path) -> None:
+def test_config_show_prints_effective_settings_and_hides_secrets(tmp_path: Path) -> None:
     file = tmp_path / "headwater.toml"
     file.write_text("[log]\nflush_ms = 7\n")
     env = {"HEADWATER_TOKEN": "hush-hush", "HEADWATER_DATA": "elsewhere"}
@@ -137,7 +137,7 @@ def test_config_show_says_what_would_be_used_and_hides_secrets(tmp_path: Path) -
 # --- names of databases ----------------------------------------------------------------------------------
 
 
-def test_one_database_is_main_and_several_go_by_their_file_names() -> None:
+def test_single_database_is_named_main_and_several_by_their_file_names() -> None:
     assert name_databases(["shop.db"]) == {"main": "shop.db"}
     assert name_databases(["a/shop.db", "sqlite:///b/stock.v2.db"]) == {
         "shop": "a/shop.db",
@@ -149,7 +149,7 @@ def test_one_database_is_main_and_several_go_by_their_file_names() -> None:
 
 
 @pytest.mark.parametrize("urls", [["a/x.db", "b/x.db"], ["x=a.db", "x=b.db"], ["1.db", "b.db"], ["default.db", "b.db"]])
-def test_names_that_clash_or_cannot_be_used_are_refused(urls: list[str]) -> None:
+def test_duplicate_or_invalid_database_names_are_refused(urls: list[str]) -> None:
     with pytest.raises(Failure) as failure:
         name_databases(urls)
     assert failure.value.exit_code == 2 and "NAME=" in failure.value.hint
@@ -158,7 +158,7 @@ def test_names_that_clash_or_cannot_be_used_are_refused(urls: list[str]) -> None
 # --- log show -------------------------------------------------------------------------------------------
 
 
-def test_a_log_of_another_database_is_named_when_the_one_asked_for_is_not_there(tmp_path: Path) -> None:
+def test_missing_log_is_refused_with_the_names_of_existing_logs(tmp_path: Path) -> None:
     (tmp_path / "headwater-data").mkdir()
     (tmp_path / "headwater-data" / "app.log.db").touch()
     assert refused(1, "log", "show", cwd=tmp_path).splitlines() == [
@@ -172,11 +172,11 @@ def test_a_log_of_another_database_is_named_when_the_one_asked_for_is_not_there(
 # --- printing --------------------------------------------------------------------------------------------
 
 
-def test_plain_tables_are_columns_of_text() -> None:
+def test_plain_table_is_printed_in_aligned_columns() -> None:
     assert plain_table(("a", "long"), [["xyz", ""], ["", "1"]]) == "a    long\nxyz\n     1\n"
 
 
-def test_what_a_row_holds_cannot_drive_the_terminal() -> None:
+def test_control_characters_of_a_value_are_escaped() -> None:
     assert printable("a\x1b[2J\nb é") == "a\\x1b[2J\\nb é"
 
 
@@ -194,18 +194,18 @@ def test_error_with_control_characters_is_printed_escaped(capsys: pytest.Capture
     assert capsys.readouterr().err == "error: two\nlines\\x1b[2J\n"
 
 
-def test_counts_have_the_right_plural() -> None:
+def test_counts_are_printed_with_the_right_plural() -> None:
     assert [counted(n, "table") for n in (0, 1, 2000)] == ["0 tables", "1 table", "2,000 tables"]
 
 
-def test_sizes_have_units() -> None:
+def test_sizes_are_printed_with_units() -> None:
     assert [byte_size(n) for n in (None, 0, 999, 1000, 1_500_000)] == ["?", "0 B", "999 B", "1.0 kB", "1.5 MB"]
 
 
 @pytest.mark.parametrize(
     ("args", "shown"), [(("doctor",), "\x1b[32mok"), (("config", "settings"), "─"), (("config", "show"), "─")]
 )
-def test_a_terminal_gets_colours_and_drawn_tables(tmp_path: Path, args: tuple[str, ...], shown: str) -> None:
+def test_terminal_output_has_colours_and_drawn_tables(tmp_path: Path, args: tuple[str, ...], shown: str) -> None:
     ours, theirs = pty.openpty()
     env = environment(TERM="xterm-256color", COLUMNS="200")
     process = subprocess.Popen([*HEADWATER, *args], env=env, cwd=tmp_path, stdout=theirs, stdin=theirs)
@@ -223,6 +223,6 @@ def read_terminal(terminal: int) -> bytes:
         return b""
 
 
-def test_json_is_one_document(tmp_path: Path) -> None:
+def test_config_json_is_a_single_document(tmp_path: Path) -> None:
     done = run("config", "show", "-o", "json", cwd=tmp_path)
     assert json.loads(done.stdout) and done.stdout.count("\n") == 1

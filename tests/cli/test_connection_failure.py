@@ -46,7 +46,9 @@ def complaints(url: str, ca: Path | None = None) -> set[tuple[str, str]]:
     return said
 
 
-def test_a_certificate_of_an_authority_that_is_not_known_asks_for_it(secure: Client, authority: Authority) -> None:
+def test_certificate_of_an_unknown_authority_is_refused_with_a_hint_to_the_ca_option(
+    secure: Client, authority: Authority
+) -> None:
     url = secure.server.url
     ((message, hint),) = complaints(url)
     assert message.startswith(f"the certificate of {url} is not trusted: unable to get local issuer")
@@ -56,19 +58,19 @@ def test_a_certificate_of_an_authority_that_is_not_known_asks_for_it(secure: Cli
     remote.close()
 
 
-def test_a_certificate_for_another_name_asks_for_that(authority: Authority) -> None:
+def test_certificate_for_another_name_is_refused_with_a_hint_to_its_name(authority: Authority) -> None:
     certificate, key = authority.issue()
     with serving(NoDatabases(), http="127.0.0.2:0", tls_cert=str(certificate), tls_key=str(key)) as client:
         ((message, hint),) = complaints(client.server.url, authority.file)
     assert "IP address mismatch" in message and "as its certificate does" in hint
 
 
-def test_http_to_a_port_with_tls_names_the_other_scheme(secure: Client) -> None:
+def test_http_to_a_port_with_tls_is_refused_with_the_https_url(secure: Client) -> None:
     address = secure.server.url.removeprefix("https://")
     assert complaints(f"http://{address}") == {(f"{address} speaks TLS", f"Use --server https://{address}.")}
 
 
-def test_https_to_a_port_without_tls_names_the_other_scheme() -> None:
+def test_https_to_a_port_without_tls_is_refused_with_the_http_url() -> None:
     with serving(NoDatabases()) as client:
         address = client.server.url.removeprefix("http://")
         assert complaints(f"https://{address}") == {
@@ -76,7 +78,7 @@ def test_https_to_a_port_without_tls_names_the_other_scheme() -> None:
         }
 
 
-def test_somebody_who_hangs_up_is_no_server() -> None:
+def test_connection_closed_without_an_answer_is_reported_with_a_hint() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def hang_up(times: int) -> None:

@@ -11,7 +11,7 @@ ANSWER = b'{"ok": true, "result": 7}'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
 
 
-def test_a_connection_that_the_server_let_go_is_made_again() -> None:
+def test_connection_closed_by_the_server_is_reopened() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         closed = threading.Semaphore(0)
 

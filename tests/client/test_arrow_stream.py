@@ -44,7 +44,7 @@ Read = Callable[[bytes], list[ReceivedBatch]]
 
 
 @pytest.mark.parametrize("read", [read_sync, read_fed])
-def test_a_whole_body_gives_its_schema_and_its_batches_with_what_stands_beside(read: Read) -> None:
+def test_complete_arrow_body_returns_its_schema_batches_and_metadata(read: Read) -> None:
     first, *rest = read(BODY)
     assert first.batch.num_rows == 0 and first.batch.schema == SCHEMA and first.metadata == {}
     assert [told.batch for told in rest] == [batch(size) for size in SIZES]
@@ -53,7 +53,7 @@ def test_a_whole_body_gives_its_schema_and_its_batches_with_what_stands_beside(r
 
 
 @pytest.mark.parametrize("read", [read_sync, read_fed])
-def test_a_body_cut_anywhere_is_not_whole(read: Read) -> None:
+def test_arrow_body_cut_anywhere_is_refused(read: Read) -> None:
     for cut in range(len(BODY)):
         with pytest.raises(Unavailable):
             read(BODY[:cut])
@@ -63,17 +63,17 @@ def test_a_body_cut_anywhere_is_not_whole(read: Read) -> None:
 @pytest.mark.parametrize(
     "body", [b"<html>" * 40, b'{"code": "internal"}', bytes(64), b"\xff" * 64], ids=["html", "json", "zeros", "ones"]
 )
-def test_a_body_of_another_kind_is_not_taken_for_rows(read: Read, body: bytes) -> None:
+def test_body_that_is_not_arrow_is_refused(read: Read, body: bytes) -> None:
     with pytest.raises(Unavailable):
         read(body)
 
 
 @given(st.lists(st.integers(0, len(BODY)), max_size=12))
-def test_pieces_may_end_anywhere(cuts: list[int]) -> None:
+def test_body_fed_in_arbitrary_pieces_is_parsed_completely(cuts: list[int]) -> None:
     assert [told.batch for told in read_fed(BODY, tuple(cuts))] == [told.batch for told in read_sync(BODY)]
 
 
-def test_batches_come_as_soon_as_they_are_there() -> None:
+def test_arrow_batches_are_returned_as_soon_as_they_are_complete() -> None:
     fed, seen = BatchParser(), []
     for place in range(len(BODY)):
         seen.append(sum(told.batch.num_rows for told in fed.take(BODY[place : place + 1])))

@@ -8,7 +8,7 @@ from tests.conformance.live_server import Live
 from tests.doc_pages import BLOCK, page
 
 
-def test_every_example_of_the_page_prints_what_is_shown(live: Live) -> None:
+def test_client_page_examples_print_the_documented_output(live: Live) -> None:
     names: dict[str, Any] = {}
     printed: str | None = None
     ran = 0

@@ -109,7 +109,9 @@ def wire(range: Range) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("ranges", [False, True], ids=["span", "ranges"])
-def test_every_row_comes_once_however_often_the_line_breaks(faulty: Faulty, ask: Any, seed: int, ranges: bool) -> None:
+def test_snapshot_over_a_breaking_connection_delivers_every_row_once(
+    faulty: Faulty, ask: Any, seed: int, ranges: bool
+) -> None:
     faulty.answer = table = Table(random.Random(seed), ranges=ranges)
     known = list(table.ranges)
     found = ask(faulty.url, lambda client: client.snapshot("main", "t", version="g.7", ranges=known))
@@ -117,19 +119,19 @@ def test_every_row_comes_once_however_often_the_line_breaks(faulty: Faulty, ask:
     assert len(faulty.asked) > 1
 
 
-def test_a_body_that_ends_well_but_lacks_its_end_mark_is_not_whole(faulty: Faulty, ask: Any) -> None:
+def test_body_without_its_end_mark_is_continued_by_a_second_request(faulty: Faulty, ask: Any) -> None:
     faulty.replies = [Reply(rows_body([0, 1, 2], end=False), kind=ARROW), Reply(rows_body([3]), kind=ARROW)]
     assert ids_of(ask(faulty.url, snapshot)) == [0, 1, 2, 3]
     assert faulty.asked[1].query["after"] == key(2).hex()
 
 
-def test_a_body_that_is_cut_behind_its_end_mark_is_whole(faulty: Faulty, ask: Any) -> None:
+def test_body_cut_after_its_end_mark_is_accepted(faulty: Faulty, ask: Any) -> None:
     body = rows_body([0, 1])
     faulty.replies = [Reply(body, kind=ARROW, cut=len(body))]
     assert ids_of(ask(faulty.url, snapshot)) == [0, 1]
 
 
-def test_a_table_without_rows_still_shows_its_columns(faulty: Faulty, ask: Any) -> None:
+def test_empty_table_is_returned_with_its_schema(faulty: Faulty, ask: Any) -> None:
     faulty.replies = [Reply(rows_body([]), kind=ARROW)]
     (only,) = ask(faulty.url, snapshot)
     assert only.num_rows == 0 and only.schema == SCHEMA
@@ -145,7 +147,7 @@ def test_a_table_without_rows_still_shows_its_columns(faulty: Faulty, ask: Any) 
         (problem(410, "resnapshot_required", earliest_offset=5, latest_offset=9, resnapshot_reason="r"), OffsetExpired),
     ],
 )
-def test_a_refusal_is_not_asked_again(faulty: Faulty, ask: Any, reply: Reply, kind: type[HeadwaterError]) -> None:
+def test_refused_pull_is_not_retried(faulty: Faulty, ask: Any, reply: Reply, kind: type[HeadwaterError]) -> None:
     body = rows_body([0, 1, 2])
     faulty.replies = [Reply(body, kind=ARROW, cut=len(body) - 8), reply]
     with pytest.raises(kind) as raised:
@@ -164,7 +166,7 @@ def test_a_refusal_is_not_asked_again(faulty: Faulty, ask: Any, reply: Reply, ki
         (Reply(status=502), Unavailable),
     ],
 )
-def test_without_progress_it_gives_up_with_the_last_error(
+def test_pull_without_progress_fails_with_the_last_error(
     faulty: Faulty, ask: Any, reply: Reply, kind: type[HeadwaterError]
 ) -> None:
     faulty.answer = lambda asked: reply
@@ -174,7 +176,7 @@ def test_without_progress_it_gives_up_with_the_last_error(
 
 
 @pytest.mark.slow
-def test_rows_are_progress(faulty: Faulty, ask: Any) -> None:
+def test_pull_that_receives_rows_is_retried_beyond_its_patience(faulty: Faulty, ask: Any) -> None:
     """A line that breaks after every batch takes longer than its patience, and still gets there."""
 
     def answer(asked: Asked) -> Reply:
@@ -186,7 +188,7 @@ def test_rows_are_progress(faulty: Faulty, ask: Any) -> None:
     assert ids_of(ask(faulty.url, snapshot, patience=1.0)) == list(range(20))
 
 
-def test_a_slice_of_the_log_goes_on_after_what_it_covered(faulty: Faulty, ask: Any) -> None:
+def test_interrupted_log_slice_continues_after_its_last_offset(faulty: Faulty, ask: Any) -> None:
     first = arrow_body(SCHEMA, [(batch_of([1, 2]), {"upto": "40"}), (batch_of([]), {"upto": "50"})], end=False)
     faulty.replies = [
         Reply(first, kind=ARROW, cut=len(first)),
@@ -201,7 +203,7 @@ def test_a_slice_of_the_log_goes_on_after_what_it_covered(faulty: Faulty, ask: A
     assert faulty.asked[2].query == {"after": "50", "shape": "2", **always}
 
 
-def test_the_log_of_several_tables_has_a_route_of_its_own(faulty: Faulty, ask: Any) -> None:
+def test_log_of_several_tables_is_requested_from_its_own_route(faulty: Faulty, ask: Any) -> None:
     faulty.answer = lambda asked: Reply(arrow_body(SCHEMA, []), kind=ARROW)
     for tables in (["a", "b"], []):
         ask(faulty.url, lambda client, t=tables: client.log_tables("main", t, generation="g", after=1, upto=9))
@@ -209,13 +211,13 @@ def test_the_log_of_several_tables_has_a_route_of_its_own(faulty: Faulty, ask: A
     assert [one.query["tables"] for one in faulty.asked] == ["a,b", "*"]
 
 
-def test_leaving_in_the_midst_leaves_nothing_open(faulty: Faulty, ask: Any) -> None:
+def test_snapshot_abandoned_midway_returns_its_first_batch(faulty: Faulty, ask: Any) -> None:
     faulty.answer = lambda asked: Reply(rows_body(list(range(ROWS))), kind=ARROW)
     (first,) = ask(faulty.url, snapshot, first=1)
     assert first.num_rows == 30
 
 
-def test_connections_are_kept_from_one_request_to_the_next(faulty: Faulty, ask: Any) -> None:
+def test_connections_are_reused_between_requests(faulty: Faulty, ask: Any) -> None:
     faulty.answer = lambda asked: Reply(rows_body([1]), kind=ARROW) if asked.method == "GET" else result(1)
 
     def three(client: Client) -> None:
@@ -241,7 +243,7 @@ def call(method: str, **params: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_a_read_whose_answer_was_lost_is_asked_again(faulty: Faulty, ask: Any) -> None:
+def test_read_with_a_lost_answer_is_retried(faulty: Faulty, ask: Any) -> None:
     whole = result({"row": 1})
     faulty.replies = [Reply(never=True), whole._replace(cut=9), Reply(b"<html>", 502, "text/html"), whole]
     assert ask(faulty.url, call("data.get", pk=[1])) == {"row": 1}
@@ -249,26 +251,26 @@ def test_a_read_whose_answer_was_lost_is_asked_again(faulty: Faulty, ask: Any) -
 
 
 @pytest.mark.parametrize("reply", [Reply(never=True), result(1, cut=9), Reply(b"<html>", 502, "text/html")])
-def test_a_write_whose_answer_was_lost_is_not_sent_again(faulty: Faulty, ask: Any, reply: Reply) -> None:
+def test_write_with_a_lost_answer_is_not_retried(faulty: Faulty, ask: Any, reply: Reply) -> None:
     faulty.replies = [reply, result("twice")]
     with pytest.raises(Unavailable):
         ask(faulty.url, call("data.insert"))
     assert len(faulty.asked) == 1
 
 
-def test_a_write_that_was_refused_for_now_is_sent_again(faulty: Faulty, ask: Any) -> None:
+def test_write_refused_as_retryable_is_retried(faulty: Faulty, ask: Any) -> None:
     faulty.replies = [failure("busy", retryable=True), result({"affected": 1})]
     assert ask(faulty.url, call("data.insert")) == {"affected": 1}
 
 
 @pytest.mark.parametrize(("code", "kind"), [("busy", Busy), ("tx_expired", TxExpired)])
-def test_inside_a_transaction_nothing_is_sent_again(faulty: Faulty, ask: Any, code: str, kind: Any) -> None:
+def test_refused_write_inside_a_transaction_is_not_retried(faulty: Faulty, ask: Any, code: str, kind: Any) -> None:
     faulty.replies = [failure(code, retryable=True)]
     with pytest.raises(kind):
         ask(faulty.url, call("data.insert", tx="tx_1"))
 
 
-def test_a_connection_that_the_server_closed_meanwhile_costs_no_write(faulty: Faulty, ask: Any) -> None:
+def test_connection_closed_between_requests_loses_no_write(faulty: Faulty, ask: Any) -> None:
     faulty.answer = lambda asked: result(len(faulty.asked), hang_up=True)
     found: list[int] = []
 
@@ -286,7 +288,7 @@ def test_a_connection_that_the_server_closed_meanwhile_costs_no_write(faulty: Fa
     assert found == [1, 2, 3]
 
 
-def test_a_kept_connection_is_looked_at_before_it_is_used(faulty: Faulty) -> None:
+def test_reused_connection_is_checked_before_its_next_request(faulty: Faulty) -> None:
     """A request in one piece leaves without an error even when nobody listens any more."""
     faulty.answer = lambda asked: result(len(faulty.asked), hang_up=True)
     with closing(Connections(parse_url(faulty.url), None, 10, None)) as connections:
@@ -296,19 +298,19 @@ def test_a_kept_connection_is_looked_at_before_it_is_used(faulty: Faulty) -> Non
             assert faulty.hung_up.acquire(timeout=PATIENCE)
 
 
-def test_a_server_that_is_not_there_is_waited_for_and_then_named(ask: Any) -> None:
+def test_unreachable_server_is_reported_with_its_url_after_the_patience(ask: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(Unavailable, match=f"no server answers at http://127.0.0.1:{port}"):
         ask(f"http://127.0.0.1:{port}", call("data.insert"), patience=0.2)
 
 
-def test_a_server_that_says_nothing_is_given_up_on(ask: Any) -> None:
+def test_silent_server_is_reported_as_unavailable(ask: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unavailable):
         ask(f"http://127.0.0.1:{silent.getsockname()[1]}", call("system.ping"), timeout=0.05, patience=0.2)
 
 
-def test_an_answer_of_another_shape_is_an_error_of_ours(faulty: Faulty, ask: Any) -> None:
+def test_malformed_answer_raises_a_headwater_error(faulty: Faulty, ask: Any) -> None:
     faulty.replies = [result({"generation": 5})]
     with pytest.raises(HeadwaterError, match="cannot be read"):
         ask(faulty.url, lambda client: client.describe("main", "t"))
@@ -323,7 +325,7 @@ def change(offset: int, word: str = "insert", **more: Any) -> bytes:
     return transport_frames.sse(offset, word, json.dumps({"op": word, "offset": offset, **more}).encode())
 
 
-def test_a_feed_is_taken_up_where_it_broke(faulty: Faulty, ask: Any) -> None:
+def test_broken_feed_is_resumed_after_its_last_change(faulty: Faulty, ask: Any) -> None:
     opening = transport_frames.sse_opening(0)
     body = opening + change(1) + change(2)
     faulty.replies = [
@@ -338,7 +340,7 @@ def test_a_feed_is_taken_up_where_it_broke(faulty: Faulty, ask: Any) -> None:
     assert faulty.asked[0].query == {"format": "plain_json", "start": "earliest"}
 
 
-def test_a_feed_that_never_comes_back_is_given_up_on(faulty: Faulty, ask: Any) -> None:
+def test_feed_that_never_recovers_raises_unavailable(faulty: Faulty, ask: Any) -> None:
     faulty.answer = lambda asked: Reply(
         transport_frames.SSE_OPENING, kind=EVENTS, cut=len(transport_frames.SSE_OPENING)
     )
@@ -346,7 +348,7 @@ def test_a_feed_that_never_comes_back_is_given_up_on(faulty: Faulty, ask: Any) -
         ask(faulty.url, lambda client: client.changes("main", "t"), patience=0.3)
 
 
-def test_following_starts_over_when_the_place_is_lost(faulty: Faulty, ask: Any) -> None:
+def test_follow_with_an_expired_offset_starts_again_from_the_rows(faulty: Faulty, ask: Any) -> None:
     def row(id: int) -> bytes:
         data = {"op": "insert", "snapshot": True, "after": {"id": id}}
         return transport_frames.sse(f"s:{id}", "insert", json.dumps(data).encode())
@@ -372,7 +374,9 @@ def test_following_starts_over_when_the_place_is_lost(faulty: Faulty, ask: Any) 
 
 
 @pytest.mark.parametrize("filters", [{"start": "latest"}, {"upto": 3}, {"format": "debezium_json"}])
-def test_what_following_decides_itself_cannot_be_asked_for(faulty: Faulty, ask: Any, filters: dict[str, Any]) -> None:
+def test_follow_with_a_reserved_filter_is_refused_without_a_request(
+    faulty: Faulty, ask: Any, filters: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidRequest):
         ask(faulty.url, lambda client: client.follow("main", "t", **filters))
     assert faulty.asked == []
@@ -381,7 +385,9 @@ def test_what_following_decides_itself_cannot_be_asked_for(faulty: Faulty, ask: 
 # --- credentials -----------------------------------------------------------------------------------------
 
 
-def test_the_token_is_sent_and_never_shown(faulty: Faulty, ask: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_token_is_sent_with_every_request_and_never_shown(
+    faulty: Faulty, ask: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(0)
     faulty.answer = lambda asked: problem(401, "unauthorized") if asked.method == "GET" else failure("unauthorized")
     shown: list[str] = []
@@ -398,7 +404,7 @@ def test_the_token_is_sent_and_never_shown(faulty: Faulty, ask: Any, caplog: pyt
     assert "hunter2" not in "".join(shown) + caplog.text
 
 
-def test_the_environment_and_a_file_may_hold_the_token(
+def test_token_from_the_environment_or_a_file_is_sent(
     faulty: Faulty, ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty.answer = lambda asked: result(1)
@@ -421,7 +427,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return both
 
 
-def test_https_works_with_a_certificate_that_is_trusted_and_with_no_other(certificate: Path, ask: Any) -> None:
+def test_https_accepts_only_a_trusted_certificate(certificate: Path, ask: Any) -> None:
     own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     own.load_cert_chain(certificate)
     with Faulty(own) as server:
@@ -433,7 +439,7 @@ def test_https_works_with_a_certificate_that_is_trusted_and_with_no_other(certif
             ask(server.url, call("system.ping"))
 
 
-def test_tls_that_only_one_side_speaks_is_told_with_the_other_scheme(
+def test_scheme_mismatch_is_refused_with_a_hint_to_the_other_scheme(
     faulty: Faulty, certificate: Path, ask: Any
 ) -> None:
     with pytest.raises(ConfigError, match="does not speak TLS") as plain:

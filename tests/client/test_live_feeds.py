@@ -29,7 +29,7 @@ def insert(live: Live, *ids: int) -> None:
 # --- calls -----------------------------------------------------------------------------------------------
 
 
-def test_a_call_gives_the_result_or_raises_the_error_with_its_class(orders: Live, ask: Any) -> None:
+def test_call_returns_its_result_or_raises_the_matching_error_class(orders: Live, ask: Any) -> None:
     table = {"table": "orders"}
     got = ask(orders.url, lambda client: client.call("data.get", table=table, pk=[1], format="plain_json"))
     assert got["row"] == {"id": 1, "total": 10.5}
@@ -42,7 +42,7 @@ def test_a_call_gives_the_result_or_raises_the_error_with_its_class(orders: Live
         ask(orders.url, lambda client: client.call("data.get", table=table, pk=[1], colour="red"))
 
 
-def test_a_server_with_a_credential_wants_it(tmp_path: Path, ask: Any) -> None:
+def test_call_without_the_credential_is_refused(tmp_path: Path, ask: Any) -> None:
     locked = Live(tmp_path / "locked", serve={"token": "open-sesame-open-sesame"})
     try:
         with pytest.raises(Unauthorized):
@@ -69,7 +69,7 @@ def test_polls_wait_for_changes_and_acks_move_the_cursor(orders: Live, ask: Any)
     assert ask(orders.url, lambda client: client.poll(sub.sub_id)).changes == []
 
 
-def test_rows_of_a_snapshot_come_by_polls_with_a_cursor(orders: Live, ask: Any) -> None:
+def test_snapshot_rows_are_polled_with_a_cursor(orders: Live, ask: Any) -> None:
     sub = ask(orders.url, lambda client: client.subscribe_table(table="orders", start="snapshot", format="plain_json"))
     first = ask(orders.url, lambda client: client.poll(sub.sub_id, limit=1))
     cursor = first.snapshot["cursor"]
@@ -79,7 +79,7 @@ def test_rows_of_a_snapshot_come_by_polls_with_a_cursor(orders: Live, ask: Any) 
     assert ask(orders.url, lambda client: client.ack(sub.sub_id, cursor=second.snapshot["cursor"])) == sub.offset
 
 
-def test_a_subscription_is_streamed_from_where_it_stands(orders: Live, ask: Any) -> None:
+def test_subscription_stream_begins_at_its_offset(orders: Live, ask: Any) -> None:
     sub = ask(orders.url, lambda client: client.subscribe_table(table="orders", format="plain_json"))
     insert(orders, 3, 4)
     found = ask(orders.url, lambda client: client.stream(sub.sub_id, control=["caught_up"]), first=3)
@@ -88,7 +88,7 @@ def test_a_subscription_is_streamed_from_where_it_stands(orders: Live, ask: Any)
         ask(orders.url, lambda client: client.stream("sub_nowhere"))
 
 
-def test_a_place_that_is_lost_is_an_error_with_its_reason(tmp_path: Path, ask: Any) -> None:
+def test_subscription_behind_the_horizon_raises_offset_expired_with_its_reason(tmp_path: Path, ask: Any) -> None:
     short = Live(tmp_path / "short", log={"retention_events": 4})
     try:
         short.sql("CREATE TABLE orders(id INTEGER PRIMARY KEY, total REAL)")
@@ -108,14 +108,14 @@ def test_a_place_that_is_lost_is_an_error_with_its_reason(tmp_path: Path, ask: A
 # --- changes ---------------------------------------------------------------------------------------------
 
 
-def test_changes_end_at_the_offset_asked_for(orders: Live, ask: Any) -> None:
+def test_changes_end_at_the_requested_offset(orders: Live, ask: Any) -> None:
     insert(orders, 3, 4, 5)
     found = ask(orders.url, lambda client: client.changes("main", "orders", from_offset=2, upto=5, where="id <> 5"))
     assert [change["offset"] for change in found] == [3, 4, 5]
     assert ask(orders.url, lambda client: client.changes("main", from_offset=6, upto=6)) == []
 
 
-def test_a_filter_that_is_refused_is_an_error_at_once(orders: Live, ask: Any) -> None:
+def test_changes_with_an_unknown_column_are_refused(orders: Live, ask: Any) -> None:
     with pytest.raises(InvalidRequest, match="colour"):
         ask(orders.url, lambda client: client.changes("main", "orders", columns=["colour"]))
 
@@ -130,7 +130,7 @@ def steady(tmp_path: Path) -> Iterator[Live]:
     live.stop()
 
 
-def test_a_feed_goes_on_over_a_restart_of_the_server(steady: Live, ask: Any) -> None:
+def test_feed_continues_across_a_server_restart(steady: Live, ask: Any) -> None:
     steady.sql("CREATE TABLE orders(id INTEGER PRIMARY KEY, total REAL)")
     steps: list[Callable[[], None]] = [lambda: insert(steady, 1, 2), steady.restart, lambda: insert(steady, 3, 4)]
     offsets: list[int] = []
@@ -164,7 +164,7 @@ def test_a_feed_goes_on_over_a_restart_of_the_server(steady: Live, ask: Any) -> 
 # --- rows, then changes ----------------------------------------------------------------------------------
 
 
-def test_following_gives_the_rows_and_then_what_happens_to_them(orders: Live, ask: Any) -> None:
+def test_follow_delivers_the_rows_then_their_changes(orders: Live, ask: Any) -> None:
     writer = threading.Thread(target=insert, args=(orders, *range(3, 9)))
     writer.start()
     rows: dict[int, float] = {}
@@ -177,6 +177,6 @@ def test_following_gives_the_rows_and_then_what_happens_to_them(orders: Live, as
     assert rows == {1: 10.5, 2: 200.0, **{id: float(id) for id in range(3, 9)}}
 
 
-def test_a_table_that_is_not_there_cannot_be_followed(orders: Live, ask: Any) -> None:
+def test_follow_of_an_unknown_table_raises_not_found(orders: Live, ask: Any) -> None:
     with pytest.raises(NotFound):
         ask(orders.url, lambda client: client.follow("main", "nowhere"))

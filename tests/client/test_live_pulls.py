@@ -103,14 +103,14 @@ class Read:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_costs_no_row_and_repeats_none(large: Live, ask: Any) -> None:
+def test_snapshot_over_a_killed_worker_neither_loses_nor_repeats_rows(large: Live, ask: Any) -> None:
     killed: list[int] = []
     assert Read(lambda: killed.append(kill_worker(large))).by(ask, large) == list(range(1, MANY + 1))
     assert large._server._pulls is not None and large._server._pulls.worker_pid not in killed
 
 
 @pytest.mark.slow
-def test_ranges_may_be_split_and_merged_while_they_are_read(large: Live, ask: Any) -> None:
+def test_ranges_split_and_merged_during_a_read_deliver_every_row_once(large: Live, ask: Any) -> None:
     with Client(large.url) as client:
         known = client.ranges("main", "t", 4 << 20)
         assert len(known) > 2
@@ -125,7 +125,7 @@ def test_ranges_may_be_split_and_merged_while_they_are_read(large: Live, ask: An
         assert Read(cut, known).by(ask, large) == list(range(1, MANY + 1))
 
 
-def test_rows_are_those_of_the_version_whatever_is_written_since(small: Small, ask: Any) -> None:
+def test_snapshot_of_an_older_version_ignores_later_writes(small: Small, ask: Any) -> None:
     version = small.seen().version
     small.sql("UPDATE $ SET name = 'x'")
     small.sql("DELETE FROM $ WHERE id = 2")
@@ -135,7 +135,7 @@ def test_rows_are_those_of_the_version_whatever_is_written_since(small: Small, a
     assert column(new, "name") == ["x", "x"]
 
 
-def test_rows_can_be_chosen_by_span_condition_and_column(small: Small, ask: Any) -> None:
+def test_snapshot_rows_are_selected_by_span_condition_and_column(small: Small, ask: Any) -> None:
     span = Span(key(2), key(3))
     assert column(ask(small.url, lambda c: c.snapshot("main", small.name, span=span)), "id") == [2]
     found = ask(small.url, lambda c: c.snapshot("main", small.name, where="name <> 'b'", columns=["id"]))
@@ -145,7 +145,7 @@ def test_rows_can_be_chosen_by_span_condition_and_column(small: Small, ask: Any)
     assert none.num_rows == 0 and "name" in none.schema.names
 
 
-def test_a_span_may_begin_and_end_in_the_midst_of_ranges(large: Live, ask: Any) -> None:
+def test_span_that_cuts_ranges_delivers_exactly_its_rows(large: Live, ask: Any) -> None:
     with Client(large.url) as client:
         ranges = client.ranges("main", "t", 4 << 20)
     span = Span(key(7), key(MANY - 7))
@@ -157,7 +157,7 @@ def test_a_span_may_begin_and_end_in_the_midst_of_ranges(large: Live, ask: Any) 
 # --- changes ---------------------------------------------------------------------------------------------
 
 
-def test_changes_of_a_slice_come_with_both_images(small: Small, ask: Any) -> None:
+def test_log_slice_delivers_both_images_of_an_update(small: Small, ask: Any) -> None:
     before = small.seen()
     small.sql("UPDATE $ SET name = 'x' WHERE id = 1")
     small.sql("DELETE FROM $ WHERE id = 3")
@@ -171,7 +171,7 @@ def test_changes_of_a_slice_come_with_both_images(small: Small, ask: Any) -> Non
     assert column(ask(small.url, lambda c: c.log("main", small.name, **bounds, where="name = 'x'")), "name") == ["x"]
 
 
-def test_a_slice_survives_the_death_of_the_worker(large: Live, ask: Any) -> None:
+def test_log_slice_over_a_killed_worker_is_delivered_completely(large: Live, ask: Any) -> None:
     with Client(large.url) as client:
         seen = client.describe("main", "t")
     offsets: list[int] = []
@@ -195,7 +195,7 @@ def test_a_slice_survives_the_death_of_the_worker(large: Live, ask: Any) -> None
     assert offsets == list(range(2, MANY + 2))
 
 
-def test_changes_of_several_tables_come_as_json(small: Small, ask: Any) -> None:
+def test_changes_of_several_tables_are_delivered_as_json(small: Small, ask: Any) -> None:
     before, other = small.seen(), Small(small.live)
     small.sql("DELETE FROM $ WHERE id = 1")
     seen = small.seen(after=before.latest + 4)
@@ -213,7 +213,7 @@ def test_changes_of_several_tables_come_as_json(small: Small, ask: Any) -> None:
 # --- leases, and what is refused -------------------------------------------------------------------------
 
 
-def test_a_registration_names_a_version_that_can_be_read(small: Small, ask: Any) -> None:
+def test_registered_version_stays_readable(small: Small, ask: Any) -> None:
     registered = ask(small.url, lambda c: c.register("main", small.name, "copy"))
     assert registered.version == small.seen().latest and registered.lease_seconds > 0
     small.sql("DELETE FROM $")
@@ -224,7 +224,7 @@ def test_a_registration_names_a_version_that_can_be_read(small: Small, ask: Any)
     ask(small.url, lambda c: c.release("main", small.name, "copy"))
 
 
-def test_what_cannot_be_read_is_refused_with_its_reason(small: Small, ask: Any) -> None:
+def test_unreadable_table_version_or_slice_is_refused_with_its_reason(small: Small, ask: Any) -> None:
     seen = small.seen()
     with pytest.raises(NotFound):
         ask(small.url, lambda c: c.snapshot("main", "nowhere", version=seen.version))
@@ -240,7 +240,7 @@ def test_what_cannot_be_read_is_refused_with_its_reason(small: Small, ask: Any) 
     assert changed.value.extra["resnapshot_reason"] == "schema_changed"
 
 
-def test_changes_that_are_no_longer_kept_are_refused(tmp_path: Path, ask: Any) -> None:
+def test_expired_changes_are_refused(tmp_path: Path, ask: Any) -> None:
     short = Live(tmp_path / "short", log={"retention_events": 4})
     try:
         short.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT)")
@@ -256,7 +256,7 @@ def test_changes_that_are_no_longer_kept_are_refused(tmp_path: Path, ask: Any) -
         short.stop()
 
 
-def test_a_change_of_the_shape_is_told(small: Small, ask: Any) -> None:
+def test_describe_reports_the_offset_of_a_schema_change(small: Small, ask: Any) -> None:
     seen = small.seen()
     small.sql("ALTER TABLE $ ADD COLUMN colour TEXT")
     told = ask(

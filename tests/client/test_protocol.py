@@ -37,7 +37,7 @@ def every_kind(kind: type[HeadwaterError] = HeadwaterError) -> Iterator[type[Hea
 KINDS = [kind for kind in every_kind() if kind.__module__ == errors.__name__]
 
 
-def test_no_kind_of_a_room_stands_for_a_code() -> None:
+def test_error_kinds_of_the_client_are_exactly_the_shared_kinds() -> None:
 
     assert set(client_protocol._KINDS.values()) == set(KINDS)
 
@@ -54,7 +54,7 @@ def made(kind: type[HeadwaterError]) -> HeadwaterError:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)
-def test_an_error_comes_out_as_it_went_in_on_either_wire(kind: type[HeadwaterError]) -> None:
+def test_error_survives_rpc_and_problem_encoding_unchanged(kind: type[HeadwaterError]) -> None:
     told = made(kind)
     with pytest.raises(kind) as raised:
         rpc_result(200, {}, error_body(1, told))
@@ -64,7 +64,7 @@ def test_an_error_comes_out_as_it_went_in_on_either_wire(kind: type[HeadwaterErr
         assert str(error) == told.message
 
 
-def test_a_lost_place_keeps_its_numbers_and_its_reason() -> None:
+def test_expired_offset_error_keeps_its_offsets_and_reason() -> None:
     error = refusal(410, {}, problem(made(OffsetExpired), 410))
     assert isinstance(error, OffsetExpired)
     assert (error.horizon, error.latest, error.after) == (10, 90, 9)
@@ -72,7 +72,7 @@ def test_a_lost_place_keeps_its_numbers_and_its_reason() -> None:
 
 
 @pytest.mark.parametrize("name", ["reason", "resnapshot_reason"])
-def test_a_lost_place_told_by_a_page_or_a_stream_is_the_same_error(name: str) -> None:
+def test_expired_offset_from_a_page_or_a_stream_raises_the_same_error(name: str) -> None:
     told = {
         "earliest_offset": 7,
         "latest_offset": 9,
@@ -87,7 +87,7 @@ def test_a_lost_place_told_by_a_page_or_a_stream_is_the_same_error(name: str) ->
     assert "events" not in error.extra
 
 
-def test_a_code_of_a_newer_server_is_kept_and_its_word_on_retries_believed() -> None:
+def test_unknown_error_code_is_kept_and_its_retryable_flag_is_obeyed() -> None:
     error = error_of("moon_is_full", "wait", {"retryable": True, "phase": 3})
     assert type(error) is HeadwaterError
     assert (error.extra["code"], error.extra["phase"]) == ("moon_is_full", 3)
@@ -101,13 +101,13 @@ def test_a_code_of_a_newer_server_is_kept_and_its_word_on_retries_believed() -> 
     + [(404, errors.NotFound), (302, errors.InvalidRequest), (200, errors.InvalidRequest)],
 )
 @pytest.mark.parametrize("body", [b"<html>", b"", b"[1]", b"{}", b"[" * 100_000])
-def test_what_a_proxy_says_is_an_error_too(status: int, kind: type[HeadwaterError], body: bytes) -> None:
+def test_answer_of_a_proxy_is_mapped_to_an_error_class(status: int, kind: type[HeadwaterError], body: bytes) -> None:
     assert type(refusal(status, {}, body)) is kind
     with pytest.raises(kind):
         rpc_result(status, {}, body)
 
 
-def test_retry_after_is_told_in_seconds_and_dates_are_passed_over() -> None:
+def test_retry_after_is_read_in_seconds_and_dates_are_ignored() -> None:
     assert refusal(503, {"retry-after": "7"}, b"").extra["retry_after"] == 7
     assert "retry_after" not in refusal(503, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, b"").extra
 
@@ -115,7 +115,7 @@ def test_retry_after_is_told_in_seconds_and_dates_are_passed_over() -> None:
 # --- repeats ---------------------------------------------------------------------------------------------
 
 
-def test_reads_are_repeated_and_writes_only_when_they_were_surely_not_done() -> None:
+def test_writes_are_retried_only_when_surely_not_executed() -> None:
     unsent, cut, busy, wrong = (
         Unavailable("x", sent=False),
         Unavailable("x", sent=True),
@@ -147,14 +147,14 @@ def test_reads_are_repeated_and_writes_only_when_they_were_surely_not_done() -> 
         ("tx.commit", {"tx_id": "tx_1"}, Repeat.UNSENT),
     ],
 )
-def test_what_is_known_to_be_harmless_twice_is_named(method: str, params: dict[str, Any], repeat: Repeat) -> None:
+def test_rpc_method_is_assigned_its_retry_class(method: str, params: dict[str, Any], repeat: Repeat) -> None:
     assert rpc_request(method, params).repeat is repeat
 
 
 # --- requests --------------------------------------------------------------------------------------------
 
 
-def test_a_call_leaves_out_what_is_none_and_waits_as_long_as_it_asks_to() -> None:
+def test_rpc_call_omits_none_parameters_and_waits_for_its_wait_ms() -> None:
     request = rpc_request("cdc.poll", {"sub_id": "s", "limit": None, "wait_ms": 2500})
     assert json.loads(request.body or b"") == {
         "id": 1,
@@ -164,7 +164,7 @@ def test_a_call_leaves_out_what_is_none_and_waits_as_long_as_it_asks_to() -> Non
     assert request.wait_seconds == 2.5
 
 
-def test_names_and_filters_are_written_as_the_server_reads_them() -> None:
+def test_names_and_filters_are_encoded_as_the_server_parses_them() -> None:
     from headwater.serve.http.query_string import changes_asked, parse_query
     from headwater.serve.http.routes import find
 
@@ -189,7 +189,7 @@ def test_names_and_filters_are_written_as_the_server_reads_them() -> None:
     assert params.spans == [{"prefix": [{"t": "i64", "v": 1}]}]
 
 
-def test_names_with_commas_travel_as_json() -> None:
+def test_names_with_commas_are_encoded_as_json() -> None:
     from headwater.serve.http.handlers.pull_query_string import names_in
     from headwater.serve.http.query_string import parse_query
 
@@ -199,7 +199,7 @@ def test_names_with_commas_travel_as_json() -> None:
         assert names_in(query, "columns") == names
 
 
-def test_keys_travel_as_hex() -> None:
+def test_keys_are_encoded_as_hex() -> None:
     assert get_request(["pull"], {"after": b"\x01\xff", "start": b""}, "").path == "/api/v1/pull?after=01ff&start="
     found = ranges_of(
         [{"id": 2, "epoch": 1, "start": "ff"}, {"id": 1, "epoch": 3, "start": "", "end": "ff", "rows": 5}]
@@ -222,26 +222,26 @@ def test_keys_travel_as_hex() -> None:
         ("https://example.org", "https", "example.org", None),
     ],
 )
-def test_an_address_is_scheme_host_and_port(url: str, scheme: str, host: str, port: int | None) -> None:
+def test_server_url_is_parsed_into_scheme_host_and_port(url: str, scheme: str, host: str, port: int | None) -> None:
     assert parse_url(url)[:3] == (scheme, host, port)
 
 
 @pytest.mark.parametrize(
     "url", ["ftp://a", "http://", "http://a/path", "http://a:99999", "http://a:x", "http://a?b=1", "http://a#b", ""]
 )
-def test_anything_else_is_no_address(url: str) -> None:
+def test_invalid_server_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         parse_url(url)
 
 
 @pytest.mark.parametrize("url", ["http://me:hunter2@a:1", "http://hunter2@a", "http://:hunter2@a/path"])
-def test_an_address_with_a_password_is_refused_without_saying_it(url: str) -> None:
+def test_server_url_with_a_password_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_url(url)
     assert "hunter2" not in repr(raised.value) + raised.value.hint
 
 
-def test_a_token_comes_from_the_argument_a_file_or_the_environment(tmp_path: Path) -> None:
+def test_token_is_taken_from_argument_then_file_then_environment(tmp_path: Path) -> None:
     file, environ = tmp_path / "token", {"HEADWATER_TOKEN": "c"}
     file.write_text("b\n")
     assert find_token("a", file, environ) == "a"
@@ -251,18 +251,18 @@ def test_a_token_comes_from_the_argument_a_file_or_the_environment(tmp_path: Pat
 
 
 @pytest.mark.parametrize("token", ["hunter2\r\nx: y", "hunter2ü", "", "  ", "hunter2\n"])
-def test_a_token_that_no_header_can_carry_is_refused_without_saying_it(token: str) -> None:
+def test_token_invalid_in_a_header_is_refused_without_showing_it(token: str) -> None:
     with pytest.raises(ConfigError) as raised:
         find_token(token, None, {})
     assert "hunter2" not in repr(raised.value) + repr(raised.value.extra)
 
 
-def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_token_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         find_token(None, tmp_path / "nowhere", {})
 
 
-def test_a_stale_range_carries_those_that_hold_its_keys_now() -> None:
+def test_stale_epoch_error_includes_the_current_ranges() -> None:
     body = problem(StaleEpoch("split", ranges=[{"id": 1, "epoch": 2, "start": "", "end": "05"}]), 409)
     error = refusal(409, {}, body)
     assert isinstance(error, StaleEpoch)

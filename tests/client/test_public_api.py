@@ -17,7 +17,7 @@ def test_importing_the_client_loads_neither_arrow_nor_httpx() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_everything_named_is_there() -> None:
+def test_public_names_of_the_client_exist_with_docstrings() -> None:
     for name in headwater.client.__all__:
         assert getattr(headwater.client, name).__doc__
     with pytest.raises(AttributeError):
@@ -37,12 +37,12 @@ def test_both_clients_have_the_same_methods_with_the_same_parameters() -> None:
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_bad_address_is_refused_before_anything_is_opened(kind: type) -> None:
+def test_client_with_an_invalid_url_is_refused(kind: type) -> None:
     with pytest.raises(ConfigError):
         kind("ftp://127.0.0.1")
 
 
-def test_a_client_may_be_closed_twice() -> None:
+def test_client_closed_twice_raises_no_error() -> None:
     client = Client("http://127.0.0.1:1", patience=0)
     client.close()
     client.close()

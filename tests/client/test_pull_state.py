@@ -81,7 +81,7 @@ def asked_span(query: dict[str, Any], within: Span) -> Span:
     guided=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-def test_every_row_of_the_span_comes_once_and_in_order(
+def test_random_walk_over_changing_ranges_reads_every_row_once_in_order(
     rows: set[bytes], bounds: set[bytes], edges: tuple[bytes, bytes | None], guided: bool, seed: int
 ) -> None:
     fate, cut, span = random.Random(seed), Cut(list(bounds)), Span(*edges)
@@ -126,7 +126,7 @@ def backoff() -> Backoff:
     return Backoff(9e9, random.Random(0), lambda: 0.0)
 
 
-def test_a_range_is_asked_for_by_id_and_epoch_and_by_its_part_of_the_span() -> None:
+def test_range_is_requested_by_id_epoch_and_its_part_of_the_span() -> None:
     ranges = [Range(7, 2, Span(b"", b"m")), Range(8, 1, Span(b"m", None))]
     walk = Walk(Span(b"c", b"z"), ranges)
     assert walk.next() == {"range": 7, "epoch": 2, "start": b"c", "end": b"m"}
@@ -138,13 +138,13 @@ def test_a_range_is_asked_for_by_id_and_epoch_and_by_its_part_of_the_span() -> N
     assert walk.done
 
 
-def test_a_whole_range_needs_no_bounds_and_a_walk_without_ranges_no_range() -> None:
+def test_whole_range_is_requested_without_bounds() -> None:
     assert Walk(Span.all(), [Range(1, 1, Span.all())]).next() == {"range": 1, "epoch": 1}
     assert Walk(Span.all()).next() == {}
     assert Walk(Span(b"a", b"b")).next() == {"start": b"a", "end": b"b"}
 
 
-def test_of_ranges_that_overlap_the_newest_is_asked() -> None:
+def test_newest_of_overlapping_ranges_is_requested() -> None:
     walk = Walk(Span.all(), [Range(1, 1, Span(b"", b"m")), Range(2, 1, Span(b"m", None))])
     assert walk.next()["range"] == 1
     walk.replace([Range(1, 3, Span(b"", b"p"))])  # it was merged with the beginning of the second
@@ -162,7 +162,7 @@ def test_ranges_with_a_gap_are_refused() -> None:
         walk.next()
 
 
-def test_an_answer_that_names_no_heirs_ends_the_walk() -> None:
+def test_stale_epoch_without_new_ranges_ends_the_walk() -> None:
     pull = SnapshotPull(["pull"], {}, Walk(Span.all(), [Range(1, 1, Span.all())]), backoff())
     pull.next()
     pull.failed(StaleEpoch("gone", ranges=[]))
@@ -171,7 +171,7 @@ def test_an_answer_that_names_no_heirs_ends_the_walk() -> None:
 
 
 @pytest.mark.parametrize("error", [OffsetExpired(1, 2, 3), Conflict("x", resnapshot_reason="schema_changed")])
-def test_a_refusal_is_raised_as_it_is(error: HeadwaterError) -> None:
+def test_refusal_of_a_pull_is_raised_unchanged(error: HeadwaterError) -> None:
     for pull in (
         SnapshotPull(["pull"], {}, Walk(Span.all()), backoff()),
         LogPull(["pull"], {"after": 1, "upto": 2}, backoff()),
@@ -181,7 +181,7 @@ def test_a_refusal_is_raised_as_it_is(error: HeadwaterError) -> None:
         assert raised.value is error
 
 
-def test_a_log_goes_on_after_what_was_covered_in_the_shape_it_began_with() -> None:
+def test_retried_log_pull_continues_after_its_offset_in_its_first_schema() -> None:
     pull = LogPull(["pull"], {"after": 10, "upto": 90, "shape": None}, backoff())
     first = pull.next()
     assert first is not None and "shape" not in first.path
@@ -195,12 +195,12 @@ def test_a_log_goes_on_after_what_was_covered_in_the_shape_it_began_with() -> No
     assert pull.next() is None
 
 
-def test_an_empty_slice_is_not_even_asked_for() -> None:
+def test_empty_log_slice_sends_no_request() -> None:
     assert LogPull(["pull"], {"after": 5, "upto": 5}, backoff()).next() is None
 
 
 @pytest.mark.parametrize("name", ["last_key", "upto"])
-def test_rows_that_do_not_say_where_they_end_are_an_error(name: str) -> None:
+def test_batch_without_its_end_position_is_refused(name: str) -> None:
     pull = (
         SnapshotPull(["pull"], {}, Walk(Span.all()), backoff())
         if name == "last_key"
@@ -211,7 +211,7 @@ def test_rows_that_do_not_say_where_they_end_are_an_error(name: str) -> None:
         pull.took(told([b"x"]))
 
 
-def test_empty_batches_are_left_out_unless_all_are_empty() -> None:
+def test_empty_batches_are_skipped_unless_all_are_empty() -> None:
     empty, rows = told([], upto="2"), told([b"x"], upto="3")
     pull = LogPull(["pull"], {"after": 1, "upto": 3}, backoff())
     assert [list(pull.take(each)) for each in (empty, rows)] == [[], [rows.batch]]

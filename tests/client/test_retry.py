@@ -28,14 +28,14 @@ class Highest(random.Random):
 ERROR = Unavailable("gone")
 
 
-def test_waits_double_up_to_a_bound() -> None:
+def test_retry_waits_double_up_to_a_limit() -> None:
     backoff = Backoff(1000, Highest(), Clock())
     waits = [backoff.wait(ERROR) for _ in range(9)]
     assert waits == [min(FIRST_WAIT * 2**n, LONGEST_WAIT) for n in range(9)]
     assert waits[-1] == LONGEST_WAIT
 
 
-def test_jitter_is_full_from_nothing_to_the_bound() -> None:
+def test_retry_jitter_covers_zero_to_the_limit() -> None:
     found = []
     for seed in range(200):
         backoff = Backoff(1000, random.Random(seed), Clock())
@@ -44,7 +44,7 @@ def test_jitter_is_full_from_nothing_to_the_bound() -> None:
     assert 0 <= min(found) < bound / 10 and bound * 0.9 < max(found) <= bound
 
 
-def test_it_ends_with_the_last_error_once_the_time_without_progress_is_over() -> None:
+def test_backoff_raises_the_last_error_after_its_patience() -> None:
     clock = Clock()
     backoff = Backoff(10, Highest(), clock)
     backoff.wait(Unavailable("first"))
@@ -53,7 +53,7 @@ def test_it_ends_with_the_last_error_once_the_time_without_progress_is_over() ->
         backoff.wait(Unavailable("last"))
 
 
-def test_the_time_counts_from_the_first_failure_and_anew_after_progress() -> None:
+def test_patience_is_counted_from_the_first_failure_and_reset_by_progress() -> None:
     clock = Clock()
     backoff = Backoff(10, Highest(), clock)
     clock.now += 3600  # all went well for an hour
@@ -65,10 +65,10 @@ def test_the_time_counts_from_the_first_failure_and_anew_after_progress() -> Non
     assert backoff.wait(ERROR) == FIRST_WAIT
 
 
-def test_a_server_that_names_a_time_is_not_asked_before() -> None:
+def test_retry_after_of_the_server_is_waited() -> None:
     assert Backoff(60, Highest(), Clock()).wait(Unavailable("full", retry_after=7)) == 7
 
 
-def test_no_patience_is_one_try() -> None:
+def test_zero_patience_raises_the_first_error() -> None:
     with pytest.raises(Unavailable):
         Backoff(0, Highest(), Clock()).wait(ERROR)

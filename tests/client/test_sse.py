@@ -32,14 +32,14 @@ FRAMES = [
 
 
 @given(st.lists(st.integers(0, len(BODY)), max_size=12))
-def test_pieces_may_end_anywhere(cuts: list[int]) -> None:
+def test_body_fed_in_arbitrary_pieces_is_parsed_completely(cuts: list[int]) -> None:
     parser, edges = EventParser(), [0, *sorted(cuts), len(BODY)]
     found = [frame for low, high in zip(edges, edges[1:], strict=False) for frame in parser.take(BODY[low:high])]
     assert found == FRAMES
     assert parser.farewell
 
 
-def test_a_farewell_is_told_from_an_opening() -> None:
+def test_sse_farewell_is_distinguished_from_an_opening() -> None:
     parser = EventParser()
     parser.take(transport_frames.sse_opening(None) + transport_frames.sse(1, "insert", b"{}"))
     assert not parser.farewell
@@ -60,7 +60,7 @@ def asked(one: Feed) -> tuple[str, str]:
     return request.path.partition("?")[2], request.headers.get("last-event-id", "")
 
 
-def test_it_goes_on_after_the_last_id_and_no_longer_from_the_offset_it_began_with() -> None:
+def test_resumed_feed_sends_its_last_id_instead_of_its_first_offset() -> None:
     one = feed(from_offset=2, where="a > 1")
     assert asked(one) == ("from_offset=2&where=a+%3E+1", "")
     assert list(one.take(BODY[: BODY.index(b"id: s:")])) == [{"offset": 3}]
@@ -68,7 +68,7 @@ def test_it_goes_on_after_the_last_id_and_no_longer_from_the_offset_it_began_wit
     assert asked(one) == ("where=a+%3E+1", "3")
 
 
-def test_half_a_frame_is_not_a_frame_and_is_forgotten_with_its_connection() -> None:
+def test_incomplete_frame_is_discarded_with_its_connection() -> None:
     one = feed()
     asked(one)
     half = transport_frames.sse(9, "insert", b'{"offset":9}')[:-1]
@@ -77,7 +77,7 @@ def test_half_a_frame_is_not_a_frame_and_is_forgotten_with_its_connection() -> N
     assert list(one.take(transport_frames.sse(5, "insert", b'{"offset":5}'))) == [{"offset": 5}]
 
 
-def test_control_is_told_as_asked_and_the_turns_of_a_snapshot_always() -> None:
+def test_control_events_are_delivered_on_request_and_snapshot_events_always() -> None:
     body = b"".join(
         transport_frames.sse(1, word, b"{}") for word in ("checkpoint", "caught_up", "snapshot_end", "snapshot_restart")
     )
@@ -88,7 +88,7 @@ def test_control_is_told_as_asked_and_the_turns_of_a_snapshot_always() -> None:
     assert [one["event"] for one in told.take(body)] == ["checkpoint", "snapshot_end", "snapshot_restart"]
 
 
-def test_what_is_told_before_an_end_by_error_is_handed_out_first() -> None:
+def test_changes_before_a_feed_error_are_delivered_first() -> None:
     one = feed()
     asked(one)
     gone = transport_frames.sse(
@@ -103,7 +103,7 @@ def test_what_is_told_before_an_end_by_error_is_handed_out_first() -> None:
         one.failed(raised.value)
 
 
-def test_a_failure_that_is_told_is_raised_with_its_code() -> None:
+def test_failed_event_is_raised_with_its_error_class() -> None:
     one = feed()
     asked(one)
     told = b'{"code":"invalid_request","message":"no such column","details":{"hint":"Name another."}}'
@@ -112,7 +112,7 @@ def test_a_failure_that_is_told_is_raised_with_its_code() -> None:
     assert raised.value.hint == "Name another."
 
 
-def test_a_feed_through_an_offset_ends_there() -> None:
+def test_feed_with_upto_ends_at_that_offset() -> None:
     one = feed(upto=3)
     asked(one)
     list(one.take(OPENING + transport_frames.sse(3, "insert", b"{}")))
@@ -120,7 +120,7 @@ def test_a_feed_through_an_offset_ends_there() -> None:
     assert one.next() is None
 
 
-def test_an_end_before_the_offset_is_asked_again_until_nothing_is_left() -> None:
+def test_feed_ended_before_upto_is_requested_again_until_complete() -> None:
     one = feed(upto=9)
     asked(one)
     list(one.take(OPENING + transport_frames.sse(3, "insert", b"{}")))
@@ -131,7 +131,7 @@ def test_an_end_before_the_offset_is_asked_again_until_nothing_is_left() -> None
     assert one.next() is None
 
 
-def test_a_server_that_stops_has_not_told_everything() -> None:
+def test_farewell_before_upto_is_followed_by_another_request() -> None:
     one = feed(upto=9)
     asked(one)
     list(one.take(OPENING + transport_frames.SSE_FAREWELL))
@@ -139,14 +139,14 @@ def test_a_server_that_stops_has_not_told_everything() -> None:
     assert one.next() is not None
 
 
-def test_a_feed_without_end_never_ends_by_itself() -> None:
+def test_feed_without_upto_is_requested_again_after_every_end() -> None:
     one = feed()
     asked(one)
     one.finished()
     assert one.next() is not None
 
 
-def test_an_opening_alone_is_no_progress_and_a_sign_of_life_is() -> None:
+def test_ping_counts_as_progress_of_a_feed_and_an_opening_does_not() -> None:
     now = [0.0]
     one = Feed(["changes"], {}, Backoff(20, random.Random(0), lambda: now[0]))
     for _ in range(9):  # a server that dies as soon as it was asked
@@ -171,7 +171,7 @@ def following(**filters: Any) -> Follow:
     return Follow(feed, filters, Backoff(60, random.Random(0), lambda: 0.0))
 
 
-def test_rows_and_changes_are_told_apart() -> None:
+def test_follow_delivers_rows_restarts_and_changes_under_different_words() -> None:
     follow = following()
     follow.next()
     body = b"".join(
@@ -189,7 +189,7 @@ def test_rows_and_changes_are_told_apart() -> None:
     assert list(follow.rest()) == []
 
 
-def test_a_change_of_the_shape_that_may_hide_changes_asks_for_rows_again() -> None:
+def test_schema_change_with_resnapshot_makes_follow_read_the_rows_again() -> None:
     follow = following()
     follow.next()
     got = follow.take(transport_frames.sse(4, "schema_change", b'{"op":"schema_change","resnapshot":true}'))
@@ -203,7 +203,7 @@ def test_a_change_of_the_shape_that_may_hide_changes_asks_for_rows_again() -> No
     assert request is not None and "last-event-id" not in request.headers
 
 
-def test_an_expired_offset_asks_for_rows_again_after_a_wait() -> None:
+def test_expired_offset_makes_follow_read_the_rows_again_after_a_wait() -> None:
     follow = following()
     follow.next()
     assert follow.failed(OffsetExpired(1, 2, 3)) > 0
@@ -211,6 +211,6 @@ def test_an_expired_offset_asks_for_rows_again_after_a_wait() -> None:
 
 
 @pytest.mark.parametrize("filters", [{"upto": 4}, {"upto": None}, {"format": "debezium_json"}])
-def test_a_filter_that_follow_sets_itself_is_refused(filters: dict[str, Any]) -> None:
+def test_follow_with_a_reserved_filter_is_refused(filters: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         following(**filters).next()

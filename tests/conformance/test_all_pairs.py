@@ -385,12 +385,14 @@ def _others(history: History) -> dict[int, Row]:
 
 
 @pytest.mark.parametrize("number", range(len(COMBINATIONS)), ids=[" + ".join(made.values()) for made in COMBINATIONS])
-def test_each_combination_delivers_what_the_model_says(outcome: Callable[[int], tuple[Any, Any]], number: int) -> None:
+def test_each_option_combination_delivers_changes_that_the_model_predicts(
+    outcome: Callable[[int], tuple[Any, Any]], number: int
+) -> None:
     found, expected = outcome(number)
     assert found == expected
 
 
-def test_every_pair_that_fits_occurs() -> None:
+def test_combinations_contain_every_compatible_pair_of_options() -> None:
     every = [(name, value) for name, values in FACTORS.items() for value in values]
     wanted = {frozenset(pair) for pair in combinations(every, 2) if pair[0][0] != pair[1][0] and fits(dict(pair))}
     assert wanted == set().union(*map(pairs, COMBINATIONS)) and all(map(fits, COMBINATIONS))

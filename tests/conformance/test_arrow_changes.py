@@ -26,7 +26,7 @@ def latest(live: Live) -> int:
     return int(sub["offset"])
 
 
-def test_changes_come_with_both_images_their_transaction_and_their_offset(server: Live, table: str) -> None:
+def test_arrow_change_has_both_images_its_transaction_and_its_offset(server: Live, table: str) -> None:
     begin = latest(server)
     server.together(f"INSERT INTO {table} VALUES(1, 'new', 1.5)", f"UPDATE {table} SET total = 2 WHERE id = 1")
     server.sql(f"DELETE FROM {table}")
@@ -41,7 +41,7 @@ def test_changes_come_with_both_images_their_transaction_and_their_offset(server
     assert len({row["_txn"] for row in found}) == 2
 
 
-def test_filters_hold_for_arrow_too(server: Live, table: str) -> None:
+def test_where_filter_is_applied_to_arrow_changes(server: Live, table: str) -> None:
     begin = latest(server)
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1), (2, 'b', 20), (3, 'c', 30)")
     server.sql(f"UPDATE {table} SET total = 2 WHERE id = 3")
@@ -49,7 +49,7 @@ def test_filters_hold_for_arrow_too(server: Live, table: str) -> None:
     assert [(row["_change_type"], row["id"]) for row in found] == [("insert", 2), ("insert", 3), ("delete", 3)]
 
 
-def test_a_live_stream_delivers_as_it_comes_and_ends_whole_when_the_shape_changes(server: Live, table: str) -> None:
+def test_live_arrow_stream_delivers_each_commit_and_ends_cleanly_on_a_schema_change(server: Live, table: str) -> None:
     url = f"/api/v1/changes/main/{table}?from_offset={latest(server)}"
     with (
         httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
@@ -66,7 +66,7 @@ def test_a_live_stream_delivers_as_it_comes_and_ends_whole_when_the_shape_change
             reader.read_next_batch()
 
 
-def test_what_arrow_cannot_carry_is_refused(server: Live, table: str) -> None:
+def test_arrow_request_for_snapshot_all_tables_or_future_offset_is_refused(server: Live, table: str) -> None:
     for path in (f"/api/v1/changes/main/{table}?start=snapshot", "/api/v1/changes/main"):
         response = server.http.get(path, headers={"accept": ARROW})
         assert (response.status_code, response.json()["code"]) == (400, "invalid_request")

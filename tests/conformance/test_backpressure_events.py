@@ -24,7 +24,7 @@ def write(live: Live, count: int) -> None:
         live.sql("INSERT INTO t(v) VALUES('x')")
 
 
-def test_a_poll_shows_every_state(live: Live) -> None:
+def test_poll_reports_each_backpressure_state(live: Live) -> None:
     sub = live.subscribe("t")
     base, id = sub["offset"], sub["sub_id"]
 
@@ -52,13 +52,13 @@ def test_a_poll_shows_every_state(live: Live) -> None:
     assert stands() == ("resnapshot_required", 9, 0, True)
 
 
-def test_changes_that_the_log_dropped_are_counted(live: Live) -> None:
+def test_changes_dropped_from_the_log_are_counted(live: Live) -> None:
     write(live, 30)
     live.until(lambda: live.ok("stats.snapshot")["databases"]["main"]["latest"] == 31)
     live.until(lambda: live.ok("stats.snapshot")["cdc"]["dropped_events_total"] == 31 - RETAINED)
 
 
-def test_streams_tell_each_change_for_the_worse_once(live: Live, transport: str) -> None:
+def test_stream_reports_each_worse_backpressure_state_once(live: Live, transport: str) -> None:
     sub = live.subscribe("t")
     stream = live.stream(transport, sub)
     base = sub["offset"]
@@ -76,7 +76,7 @@ def test_streams_tell_each_change_for_the_worse_once(live: Live, transport: str)
         live.ok("cdc.ack", sub_id=sub["sub_id"], offset=base)
 
 
-def test_a_stream_hears_of_the_way_back_to_pressure_but_not_of_a_state_that_stays(live: Live, transport: str) -> None:
+def test_stream_reports_return_to_pressure_but_not_an_unchanged_state(live: Live, transport: str) -> None:
     sub = live.subscribe("t")
     write(live, 7)
     stream = live.stream(transport, sub)
@@ -88,7 +88,7 @@ def test_a_stream_hears_of_the_way_back_to_pressure_but_not_of_a_state_that_stay
     assert (found["state"], found["lag"], found["latest_offset"]) == ("pressure", 5, sub["offset"] + 7)
 
 
-def test_a_stream_that_keeps_up_without_acks_is_pressed_but_not_cut_off(live: Live, transport: str) -> None:
+def test_stream_without_acks_reports_backpressure_but_is_not_ended(live: Live, transport: str) -> None:
     sub = live.subscribe("t")
     stream = live.stream(transport, sub)
     frames = []
@@ -105,7 +105,7 @@ def test_a_stream_that_keeps_up_without_acks_is_pressed_but_not_cut_off(live: Li
     assert states == ["pressure", "throttle", "resnapshot_required"], "its acks are lost, and it hears of it"
 
 
-def test_stream_hears_of_states_that_one_commit_passes(live: Live, transport: str) -> None:
+def test_stream_reports_each_backpressure_state_that_one_commit_passes(live: Live, transport: str) -> None:
     sub = live.subscribe("t")
     stream = live.stream(transport, sub)
     write(live, 1)
@@ -115,7 +115,7 @@ def test_stream_hears_of_states_that_one_commit_passes(live: Live, transport: st
     assert [(each["state"], each["lag"]) for each in (first, second)] == [("pressure", 4), ("throttle", 7)]
 
 
-def test_stream_hears_of_a_state_that_an_ack_ends_at_once(live: Live, transport: str) -> None:
+def test_stream_reports_a_backpressure_state_that_an_ack_ends_at_once(live: Live, transport: str) -> None:
     sub = live.subscribe("t")
     stream = live.stream(transport, sub)
     write(live, 1)
@@ -127,7 +127,7 @@ def test_stream_hears_of_a_state_that_an_ack_ends_at_once(live: Live, transport:
         assert stream.next("backpressure").data["state"] == "pressure"
 
 
-def test_a_paused_stream_that_is_lost_is_told_and_ends(live: Live, transport: str) -> None:
+def test_paused_stream_past_the_horizon_reports_resnapshot_and_ends(live: Live, transport: str) -> None:
     sub = live.subscribe("t")
     stream = live.stream(transport, sub)
     live.ok("cdc.pause", sub_id=sub["sub_id"])
@@ -138,7 +138,7 @@ def test_a_paused_stream_that_is_lost_is_told_and_ends(live: Live, transport: st
     assert (before.word, before.data["state"]) == ("backpressure", "resnapshot_required")
 
 
-def test_a_forecast_says_when_the_log_will_outrun_a_subscriber(live: Live) -> None:
+def test_poll_forecasts_when_the_subscription_will_expire(live: Live) -> None:
     sub = live.subscribe("t")
     live.poll(sub)
     write(live, 2)
@@ -148,7 +148,9 @@ def test_a_forecast_says_when_the_log_will_outrun_a_subscriber(live: Live) -> No
 
 
 @pytest.mark.slow
-def test_limit_by_age_presses_and_loses_who_does_not_ack(start: Callable[..., Live], transport: str) -> None:
+def test_stream_without_acks_reports_every_state_under_the_age_limit(
+    start: Callable[..., Live], transport: str
+) -> None:
     live = start(log={"retention_age": 4.0})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     sub = live.subscribe("t")
@@ -163,7 +165,7 @@ def test_limit_by_age_presses_and_loses_who_does_not_ack(start: Callable[..., Li
 
 
 @pytest.mark.slow
-def test_limit_by_bytes_presses_who_does_not_ack(start: Callable[..., Live]) -> None:
+def test_subscription_without_acks_is_pressured_by_the_byte_limit(start: Callable[..., Live]) -> None:
     live = start(log={"retention_bytes": 1_000_000})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     sub = live.subscribe("t")
@@ -196,7 +198,7 @@ NAMES = (
 )
 
 
-def test_the_counters_of_an_empty_server(live: Live) -> None:
+def test_counters_of_an_empty_server_are_zero_except_offsets_and_limits(live: Live) -> None:
     live.until(lambda: live.ok("stats.snapshot")["cdc"]["latest_offset"] == 1)
     found = live.ok("stats.snapshot")["cdc"]
     assert tuple(found) == NAMES
@@ -212,7 +214,7 @@ def test_the_counters_of_an_empty_server(live: Live) -> None:
     assert found == expected
 
 
-def test_the_counters_and_metrics_with_a_subscription_in_each_state(live: Live) -> None:
+def test_counters_and_metrics_count_the_subscriptions_in_each_state(live: Live) -> None:
     lost, paused, throttled, pressed, healthy = (live.subscribe("t") for _ in range(5))
     write(live, 10)  # offsets 2 to 11 of which 4 to 11 are retained
     for sub, offset in ((paused, 3), (throttled, 5), (pressed, 7), (healthy, 11)):

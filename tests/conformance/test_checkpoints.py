@@ -27,7 +27,7 @@ def upto_checkpoint_after(reader: Any, last: int) -> list[Frame]:
     return found
 
 
-def test_a_reader_goes_on_from_its_latest_checkpoint(start: Callable[..., Live], transport: str) -> None:
+def test_reader_resumes_from_its_latest_checkpoint(start: Callable[..., Live], transport: str) -> None:
     live = quick(start)
     sub = live.subscribe("t")
     first = live.stream(transport, sub)
@@ -48,7 +48,7 @@ def latest(live: Live) -> int:
     return int(sub["offset"])
 
 
-def test_checkpoints_repeat_after_a_reconnect_and_a_stale_one_can_be_told(
+def test_checkpoint_repeated_after_a_reconnect_is_recognized_as_stale_by_its_timestamp(
     start: Callable[..., Live], transport: str
 ) -> None:
     live = quick(start)
@@ -67,7 +67,7 @@ def test_checkpoints_repeat_after_a_reconnect_and_a_stale_one_can_be_told(
     assert all(frame.data["offset"] <= seen["offset"] for frame in stale)
 
 
-def test_the_lowest_checkpoint_of_all_shares_is_one_for_the_whole_and_sorts_their_output(
+def test_lowest_checkpoint_of_all_shards_covers_all_of_them_and_orders_their_output(
     start: Callable[..., Live], transport: str
 ) -> None:
     live = quick(start)
@@ -101,7 +101,9 @@ def find_insert(readers: list[Any]) -> Frame:
                 return frame
 
 
-def test_every_change_is_followed_by_a_checkpoint_at_or_above_it(start: Callable[..., Live], transport: str) -> None:
+def test_every_change_is_followed_by_a_checkpoint_at_or_above_its_time(
+    start: Callable[..., Live], transport: str
+) -> None:
     live = quick(start)
     reader = live.stream(transport, live.subscribe("t"))
     for number in range(5):
@@ -111,7 +113,7 @@ def test_every_change_is_followed_by_a_checkpoint_at_or_above_it(start: Callable
         assert parse_ts(frames[-1].data["ts"]) >= newest
 
 
-def test_subscriptions_and_their_snapshots_are_loaded_again_at_start(start: Callable[..., Live]) -> None:
+def test_subscription_in_the_middle_of_its_snapshot_resumes_after_a_restart(start: Callable[..., Live]) -> None:
     """F88, F89: how far each has come is kept in a table of ours, and a restart goes on from there."""
     live = quick(start)
     live.sql("INSERT INTO t VALUES(1, 1), (2, 2), (3, 3)")

@@ -22,7 +22,7 @@ def streams(live: Live, transport: str) -> float:
 # --- leaving ---------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_left_an_idle_stream_is_noticed(server: Live, table: str, transport: str) -> None:
+def test_idle_stream_is_closed_when_its_client_disconnects(server: Live, table: str, transport: str) -> None:
     sub = server.subscribe(table)
     stream = server.stream(transport, sub)
     server.until(lambda: streams(server, transport) == 1)
@@ -30,7 +30,7 @@ def test_a_client_that_left_an_idle_stream_is_noticed(server: Live, table: str, 
     server.until(lambda: streams(server, transport) == 0)
 
 
-def test_a_client_whose_socket_broke_is_noticed(server: Live, table: str, transport: str) -> None:
+def test_stream_is_closed_when_its_socket_breaks(server: Live, table: str, transport: str) -> None:
     sub = server.subscribe(table)
     stream = server.stream(transport, sub)
     server.until(lambda: streams(server, transport) == 1)
@@ -39,7 +39,7 @@ def test_a_client_whose_socket_broke_is_noticed(server: Live, table: str, transp
     server.until(lambda: streams(server, transport) == 0)
 
 
-def test_a_client_that_left_a_paused_stream_is_noticed(server: Live, table: str, transport: str) -> None:
+def test_paused_stream_is_closed_when_its_client_disconnects(server: Live, table: str, transport: str) -> None:
     sub = server.subscribe(table)
     server.ok("cdc.pause", sub_id=sub["sub_id"])
     stream = server.stream(transport, sub)
@@ -48,7 +48,7 @@ def test_a_client_that_left_a_paused_stream_is_noticed(server: Live, table: str,
     server.until(lambda: streams(server, transport) == 0)
 
 
-def test_a_client_that_left_without_reading_is_noticed(server: Live, table: str) -> None:
+def test_stalled_stream_is_closed_when_its_client_disconnects(server: Live, table: str) -> None:
     sub = server.subscribe(table, include={"after": True})
     before = server.metric("headwater_delivered_changes_total", transport="sse")
     stalled = server.sse(sub)
@@ -59,7 +59,7 @@ def test_a_client_that_left_without_reading_is_noticed(server: Live, table: str)
     server.until(lambda: streams(server, "sse") == 0)
 
 
-def test_a_long_poll_whose_client_left_is_noticed(server: Live, table: str) -> None:
+def test_long_poll_is_ended_when_its_client_disconnects(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     body = json.dumps({"id": 1, "method": "cdc.poll", "params": {"sub_id": sub["sub_id"], "wait_ms": 60_000}}).encode()
     where = urlsplit(server.url)
@@ -70,7 +70,7 @@ def test_a_long_poll_whose_client_left_is_noticed(server: Live, table: str) -> N
     server.until(lambda: server.metric("headwater_polls") == 0)
 
 
-def test_a_reader_that_does_not_read_holds_nobody_up(server: Live, table: str) -> None:
+def test_stalled_reader_does_not_delay_another_reader(server: Live, table: str) -> None:
     sub = server.subscribe(table, include={"after": True})
     stalled, reading = server.sse(sub), server.sse(sub)
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_a_reader_that_does_not_read_holds_nobody_up(server: Live, table: str) -
 # --- signs of life ---------------------------------------------------------------------------------------
 
 
-def test_a_silent_stream_gives_signs_of_life(server: Live, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paused_sse_stream_sends_ping_comments(server: Live, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.feeds.deliver.stream.PING_SECONDS", 0.1)
     sub = server.subscribe(table)
     server.ok("cdc.pause", sub_id=sub["sub_id"])
@@ -99,7 +99,7 @@ def test_a_silent_stream_gives_signs_of_life(server: Live, table: str, monkeypat
     assert stream.next("insert").data["pk"] == [1], "a comment does not disturb the frame after it"
 
 
-def test_a_silent_stream_is_no_idle_connection(
+def test_silent_stream_is_not_closed_by_the_keep_alive_timeout(
     start: Callable[..., Live], transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.serve.server.server.KEEP_ALIVE_SECONDS", 2.0)  # enough to ask on a busy machine
@@ -114,7 +114,7 @@ def test_a_silent_stream_is_no_idle_connection(
 # --- too many --------------------------------------------------------------------------------------------
 
 
-def test_one_client_gets_only_its_share_of_streams(start: Callable[..., Live], transport: str) -> None:
+def test_streams_beyond_the_limit_per_client_are_refused_with_429(start: Callable[..., Live], transport: str) -> None:
     live = start(serve={"max_streams_per_client": 3})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     sub = live.subscribe("t")
@@ -137,7 +137,7 @@ def test_one_client_gets_only_its_share_of_streams(start: Callable[..., Live], t
     assert live.stream(transport, sub).changes(1), "a place that is free again is given away again"
 
 
-def test_all_clients_together_get_only_so_many(start: Callable[..., Live]) -> None:
+def test_streams_and_subscriptions_beyond_the_server_limit_are_refused(start: Callable[..., Live]) -> None:
     live = start(serve={"max_streams": 2}, feeds={"max_subscriptions": 2})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     sub, _ = live.subscribe("t"), live.subscribe("t")
@@ -150,7 +150,7 @@ def test_all_clients_together_get_only_so_many(start: Callable[..., Live]) -> No
         assert stream.changes(1)
 
 
-def test_waiting_polls_count_as_streams_do_and_others_are_undisturbed(start: Callable[..., Live]) -> None:
+def test_waiting_polls_count_toward_the_stream_limit_and_other_polls_do_not(start: Callable[..., Live]) -> None:
     live = start(serve={"max_streams_per_client": 2})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     sub = live.subscribe("t")
@@ -171,7 +171,7 @@ def test_waiting_polls_count_as_streams_do_and_others_are_undisturbed(start: Cal
     assert live.poll(sub, wait_ms=1000)["events"], "its place is free again"
 
 
-def test_a_flood_of_connections_that_ask_nothing_disturbs_nobody(server: Live, table: str) -> None:
+def test_stream_is_delivered_while_200_connections_are_idle(server: Live, table: str) -> None:
     where = urlsplit(server.url)
     idle = [socket.create_connection((where.hostname, where.port), 5) for _ in range(200)]
     try:
@@ -187,7 +187,7 @@ def test_a_flood_of_connections_that_ask_nothing_disturbs_nobody(server: Live, t
 # --- the server stops --------------------------------------------------------------------------------------
 
 
-def test_a_stop_gives_streams_a_last_checkpoint_and_an_end(start: Callable[..., Live]) -> None:
+def test_server_stop_sends_each_stream_a_last_checkpoint_and_ends_it(start: Callable[..., Live]) -> None:
     live = start(feeds={"checkpoint_seconds": 3600.0})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     sub = live.subscribe("t")
@@ -206,7 +206,7 @@ def test_a_stop_gives_streams_a_last_checkpoint_and_an_end(start: Callable[..., 
     assert code == 1012 and "stopping" in reason
 
 
-def test_a_stop_answers_a_long_poll(start: Callable[..., Live]) -> None:
+def test_server_stop_answers_a_waiting_long_poll(start: Callable[..., Live]) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     sub = live.subscribe("t")
@@ -224,7 +224,7 @@ def test_a_stop_answers_a_long_poll(start: Callable[..., Live]) -> None:
     assert page["events"] == [] and page["next_offset"] == 1
 
 
-def test_streams_resume_after_a_restart_without_gap_or_repeat(start: Callable[..., Live], transport: str) -> None:
+def test_stream_resumes_after_a_restart_without_gaps_or_duplicates(start: Callable[..., Live], transport: str) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     sub = live.subscribe("t")

@@ -15,7 +15,7 @@ def acked(server: Live, sub: dict[str, Any]) -> int:
     return found["acked_offset"]
 
 
-def test_an_ack_by_frame_moves_the_durable_cursor(server: Live, table: str) -> None:
+def test_ack_frame_moves_the_durable_cursor(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     stream = server.ws(sub)
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1), (2, 'a', 1)")
@@ -25,7 +25,7 @@ def test_an_ack_by_frame_moves_the_durable_cursor(server: Live, table: str) -> N
     assert [change["pk"] for change in server.changes(sub)] == [[2]]
 
 
-def test_a_pause_by_frame_holds_changes_back_and_its_end_lets_them_go(server: Live, table: str) -> None:
+def test_pause_frame_withholds_changes_until_the_resume_frame(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     stream = server.ws(sub)
     stream.say({"pause": True})
@@ -36,7 +36,7 @@ def test_a_pause_by_frame_holds_changes_back_and_its_end_lets_them_go(server: Li
     assert stream.next("insert", "backpressure").data["pk"] == [1]
 
 
-def test_one_frame_may_ack_and_pause(server: Live, table: str) -> None:
+def test_frame_with_ack_and_pause_applies_both(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     stream = server.ws(sub)
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
@@ -70,9 +70,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_a_bad_frame_closes_its_socket_with_a_reason_and_disturbs_nobody_else(
-    server: Live, table: str, bad: str | bytes
-) -> None:
+def test_bad_frame_closes_only_its_own_socket_with_a_reason(server: Live, table: str, bad: str | bytes) -> None:
     sub = server.subscribe(table)
     others = [server.ws(sub), server.sse(sub)]
     stream = server.ws(sub)
@@ -86,7 +84,7 @@ def test_a_bad_frame_closes_its_socket_with_a_reason_and_disturbs_nobody_else(
         assert other.changes(1)[0].data["pk"] == [1]
 
 
-def test_a_frame_that_is_too_large_closes_the_socket(server: Live, table: str) -> None:
+def test_frame_over_the_size_limit_closes_only_its_own_socket(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     other, stream = server.ws(sub), server.ws(sub)
     stream.say(json.dumps({"ack": "x" * (128 << 10)}))
@@ -96,14 +94,14 @@ def test_a_frame_that_is_too_large_closes_the_socket(server: Live, table: str) -
     server.until(lambda: server.metric("headwater_streams", transport="websocket") == 1)
 
 
-def test_a_client_that_closes_properly_is_answered(server: Live, table: str) -> None:
+def test_websocket_close_by_the_client_is_answered_with_code_1000(server: Live, table: str) -> None:
     stream = server.ws(server.subscribe(table))
     stream.socket.close(1000, "done")
     assert stream.closed_with[0] == 1000
     server.until(lambda: server.metric("headwater_streams", transport="websocket") == 0)
 
 
-def test_a_frame_on_a_subscription_that_was_closed_ends_the_socket(server: Live, table: str) -> None:
+def test_closing_the_subscription_closes_its_websocket(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     stream = server.ws(sub)
     server.ok("cdc.close", sub_id=sub["sub_id"])

@@ -37,7 +37,9 @@ def told(change: dict[str, Any]) -> tuple[Any, ...]:
     return (change["op"], change["pk"][0], *images, *change.get("pk_before", ()))
 
 
-def test_where_transitions_give_the_four_cases(server: Live, table: str, deliver: Callable[..., Any]) -> None:
+def test_row_that_enters_stays_in_or_leaves_the_filter_is_insert_update_or_delete(
+    server: Live, table: str, deliver: Callable[..., Any]
+) -> None:
     sub = server.subscribe(table, where="total > 100", include=BOTH)
     found = deliver(
         sub,
@@ -58,7 +60,9 @@ def test_where_transitions_give_the_four_cases(server: Live, table: str, deliver
     ]
 
 
-def test_a_null_in_the_predicate_is_outside(server: Live, table: str, deliver: Callable[..., Any]) -> None:
+def test_row_with_null_in_the_predicate_is_outside_the_filter(
+    server: Live, table: str, deliver: Callable[..., Any]
+) -> None:
     sub = server.subscribe(table, where="total > 100", include=BOTH)
     found = deliver(
         sub,
@@ -70,7 +74,9 @@ def test_a_null_in_the_predicate_is_outside(server: Live, table: str, deliver: C
     assert [told(change) for change in found] == [("insert", 1, None, 500), ("delete", 1, 500, None)]
 
 
-def test_a_change_of_the_key_moves_between_key_filters(server: Live, table: str, deliver: Callable[..., Any]) -> None:
+def test_key_change_across_a_key_range_is_delivered_as_insert_or_delete(
+    server: Live, table: str, deliver: Callable[..., Any]
+) -> None:
     bounds = {"lower_bound": {"t": "i64", "v": 1}, "upper_bound": {"t": "i64", "v": 10}}
     sub = server.subscribe(table, pk_range=bounds, include=BOTH)
     found = deliver(
@@ -90,7 +96,7 @@ def test_a_change_of_the_key_moves_between_key_filters(server: Live, table: str,
     ]
 
 
-def test_ops_test_the_op_that_is_delivered(server: Live, table: str, deliver: Callable[..., Any]) -> None:
+def test_ops_filter_applies_to_the_delivered_op(server: Live, table: str, deliver: Callable[..., Any]) -> None:
     sub = server.subscribe(table, where="total > 100", ops=["delete"], include=BOTH)
     found = deliver(
         sub,
@@ -103,7 +109,7 @@ def test_ops_test_the_op_that_is_delivered(server: Live, table: str, deliver: Ca
     assert [told(change) for change in found] == [("delete", 1, 500, None), ("delete", 2, 300, None)]
 
 
-def test_an_image_outside_is_withheld_even_when_asked_for(server: Live, table: str) -> None:
+def test_image_of_a_row_outside_the_filter_is_withheld(server: Live, table: str) -> None:
     sub = server.subscribe(table, where="status = 'open'", include=BOTH, format="objects_json")
     server.sql(f"INSERT INTO {table} VALUES(1, 'secret', 1)")
     server.sql(f"UPDATE {table} SET status = 'open'")
@@ -111,7 +117,7 @@ def test_an_image_outside_is_withheld_even_when_asked_for(server: Live, table: s
     assert "secret" not in str(server.changes(sub))
 
 
-def test_a_change_of_the_key_passes_a_columns_filter(server: Live, table: str) -> None:
+def test_key_change_passes_a_columns_filter(server: Live, table: str) -> None:
     sub = server.subscribe(table, columns=["status"], include=BOTH)
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
     server.sql(f"UPDATE {table} SET id = 2, total = 5")

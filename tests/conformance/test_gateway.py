@@ -25,7 +25,7 @@ def payloads(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 # --- requests --------------------------------------------------------------------------------------------
 
 
-def test_a_ping_is_answered_with_the_time(gateway: GatewayClient) -> None:
+def test_ping_is_answered_with_the_server_time(gateway: GatewayClient) -> None:
     before = time.time_ns() // 1_000_000
     found = gateway.ask("ping", id="p1")
     assert found["type"] == "pong" and found["id"] == "p1" and list(found["payload"]) == ["ts"]
@@ -46,7 +46,7 @@ def test_sql_reads_and_writes_with_parameters(server: Live, gateway: GatewayClie
     assert gateway.ok("sql", tagged)["rows"] == [["AP8="]]
 
 
-def test_sql_of_another_namespace(server: Live, gateway: GatewayClient) -> None:
+def test_sql_with_a_namespace_runs_in_that_database(server: Live, gateway: GatewayClient) -> None:
     server.ok("schema.create_database", db="elsewhere")
     gateway.ok("sql", {"query": "CREATE TABLE only_here(id INTEGER PRIMARY KEY)", "namespace": "elsewhere"})
     assert gateway.ok("sql", {"query": "SELECT * FROM only_here", "namespace": "elsewhere"})["rows"] == []
@@ -54,7 +54,7 @@ def test_sql_of_another_namespace(server: Live, gateway: GatewayClient) -> None:
     server.ok("schema.drop_database", db="elsewhere")
 
 
-def test_keys_are_put_got_and_deleted(server: Live, gateway: GatewayClient) -> None:
+def test_kv_messages_put_get_and_delete_a_key(server: Live, gateway: GatewayClient) -> None:
     assert gateway.ok("kv_get", {"key": "gw.a"}) == {"found": False}
     assert gateway.ok("kv_put", {"key": "gw.a", "value": "1"}) == {"ok": True}
     assert gateway.ok("kv_get", {"key": "gw.a"}) == {"found": True, "value": "1"}
@@ -66,7 +66,7 @@ def test_keys_are_put_got_and_deleted(server: Live, gateway: GatewayClient) -> N
     assert server.sql("SELECT count(*) FROM kv WHERE key = x''") == [[1]], "it is an ordinary table"
 
 
-def test_bytes_that_are_no_text_go_as_base64(gateway: GatewayClient) -> None:
+def test_non_text_keys_and_values_are_encoded_as_base64(gateway: GatewayClient) -> None:
     raw = base64.b64encode(b"\xff\0").decode()
     gateway.ok("kv_put", {"key_base64": raw, "value_base64": raw})
     assert gateway.ok("kv_get", {"key_base64": raw}) == {"found": True, "value_base64": raw}
@@ -75,7 +75,7 @@ def test_bytes_that_are_no_text_go_as_base64(gateway: GatewayClient) -> None:
     assert gateway.ok("kv_delete", {"key_base64": raw}) == {"deleted": True}
 
 
-def test_a_value_may_have_an_end(server: Live, gateway: GatewayClient) -> None:
+def test_value_with_an_expired_ttl_is_not_found(server: Live, gateway: GatewayClient) -> None:
     gateway.ok("kv_put", {"key": "gw.ttl", "value": "x", "ttl_seconds": 3600})
     ((end,),) = server.sql("SELECT expires_at_ms FROM kv WHERE key = CAST('gw.ttl' AS BLOB)")
     assert 3500 < end / 1000 - time.time() < 3700
@@ -83,13 +83,13 @@ def test_a_value_may_have_an_end(server: Live, gateway: GatewayClient) -> None:
     assert gateway.ok("kv_get", {"key": "gw.ttl"}) == {"found": False}
 
 
-def test_requests_are_answered_in_their_order(gateway: GatewayClient) -> None:
+def test_gateway_answers_requests_in_the_order_sent(gateway: GatewayClient) -> None:
     asked = [gateway.send("kv_put", {"key": "gw.order", "value": str(number)}) for number in range(200)]
     assert [gateway.answer()["id"] for _ in asked] == asked
     assert gateway.ok("kv_get", {"key": "gw.order"})["value"] == "199"
 
 
-def test_a_large_message_fits_up_to_the_limit_of_bodies(start: Callable[..., Live]) -> None:
+def test_message_over_the_body_limit_closes_the_socket_with_1009(start: Callable[..., Live]) -> None:
     live = start(serve={"max_body_bytes": 300_000})
     client = GatewayClient(live.url)
     client.ok("kv_put", {"key": "large", "value": "x" * 250_000})
@@ -146,7 +146,7 @@ ASKED: dict[str, tuple[str, Any, str]] = {  # type, payload, a part of the messa
 
 
 @pytest.mark.parametrize(("sent", "id", "part"), RAW.values(), ids=RAW.keys())
-def test_what_is_no_message_is_told_and_the_socket_stays(
+def test_malformed_message_is_answered_with_an_error_and_the_socket_stays_open(
     gateway: GatewayClient, sent: str | bytes, id: Any, part: str
 ) -> None:
     gateway.socket.send(sent)
@@ -157,7 +157,7 @@ def test_what_is_no_message_is_told_and_the_socket_stays(
 
 
 @pytest.mark.parametrize(("type", "payload", "part"), ASKED.values(), ids=ASKED.keys())
-def test_what_cannot_be_done_is_told_with_its_code_and_the_socket_stays(
+def test_refused_request_is_answered_with_its_code_and_the_socket_stays_open(
     gateway: GatewayClient, type: str, payload: Any, part: str
 ) -> None:
     found = gateway.error(type, payload)
@@ -165,7 +165,7 @@ def test_what_cannot_be_done_is_told_with_its_code_and_the_socket_stays(
     assert gateway.ok("ping")
 
 
-def test_a_hint_has_the_words_of_the_gateway_and_says_each_once(gateway: GatewayClient) -> None:
+def test_hint_uses_the_gateway_terms_and_lists_each_type_once(gateway: GatewayClient) -> None:
     hint = gateway.error("quit", {})["details"]["hint"]
     assert all(hint.count(type) == 1 for type in ("sql", "kv_get", "ping", "unsubscribe"))
     assert gateway.error("pong", {})["details"]["hint"] == "Did you mean 'ping'?"
@@ -174,7 +174,7 @@ def test_a_hint_has_the_words_of_the_gateway_and_says_each_once(gateway: Gateway
     assert "latest sequence" in beyond["message"] and "offset" not in str(beyond).lower()
 
 
-def test_text_that_is_no_unicode_ends_the_socket(gateway: GatewayClient) -> None:
+def test_text_frame_with_invalid_utf8_closes_the_socket_with_1007(gateway: GatewayClient) -> None:
     gateway.socket.send(b'{"id": "\xff"}', text=True)
     assert gateway.closed()[0] == 1007
 
@@ -182,7 +182,7 @@ def test_text_that_is_no_unicode_ends_the_socket(gateway: GatewayClient) -> None
 # --- subscriptions ---------------------------------------------------------------------------------------
 
 
-def test_a_change_comes_with_key_and_both_rows(server: Live, gateway: GatewayClient, table: str) -> None:
+def test_gateway_event_has_the_key_and_both_row_images(server: Live, gateway: GatewayClient, table: str) -> None:
     assert gateway.ok("subscribe", {"tables": [table]}, id="s") == {"subscribed": True}
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1.5)")
     server.sql(f"UPDATE {table} SET status = 'b' WHERE id = 1")
@@ -205,7 +205,7 @@ def test_a_change_comes_with_key_and_both_rows(server: Live, gateway: GatewayCli
     assert len({each["txn_id"] for each in found}) == 4 and all(type(each["txn_id"]) is int for each in found)
 
 
-def test_keys_and_values_are_told_as_they_were_put(server: Live, gateway: GatewayClient) -> None:
+def test_kv_events_contain_keys_and_values_in_their_written_form(server: Live, gateway: GatewayClient) -> None:
     gateway.ok("kv_put", {"key": "gw.before", "value": "the table is there now"})
     gateway.ok("subscribe", {"tables": ["kv"]}, id="s")
     gateway.ok("kv_put", {"key": "gw.e", "value": "1", "ttl_seconds": 60})
@@ -217,7 +217,7 @@ def test_keys_and_values_are_told_as_they_were_put(server: Live, gateway: Gatewa
     assert (three["operation"], three["key"], three["before_base64"]) == ("delete", "gw.e", "/w==")
 
 
-def test_a_schema_change_carries_the_ddl(server: Live, gateway: GatewayClient, table: str) -> None:
+def test_schema_change_event_contains_the_ddl(server: Live, gateway: GatewayClient, table: str) -> None:
     gateway.ok("subscribe", {"tables": [table], "operations": ["SCHEMA_CHANGE"]})
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
     server.sql(f"ALTER TABLE {table} ADD COLUMN more TEXT")
@@ -225,7 +225,9 @@ def test_a_schema_change_carries_the_ddl(server: Live, gateway: GatewayClient, t
     assert found["operation"] == "schema_change" and "more TEXT" in found["ddl"] and "key" not in found
 
 
-def test_the_filters_are_enforced(server: Live, gateway: GatewayClient, table: str) -> None:
+def test_gateway_subscription_filters_by_table_operation_and_where(
+    server: Live, gateway: GatewayClient, table: str
+) -> None:
     server.sql(f"CREATE TABLE {table}_b(id INTEGER PRIMARY KEY)")
     gateway.ok("subscribe", {"tables": [table], "operations": ["Insert", "delete"]}, id="ops")
     gateway.ok("subscribe", {"tables": [table], "where": "total > 5"}, id="where")
@@ -240,7 +242,9 @@ def test_the_filters_are_enforced(server: Live, gateway: GatewayClient, table: s
     assert found == {"ops": ["insert", "delete"], "where": ["insert", "delete"], "other": ["insert"]}
 
 
-def test_without_tables_every_table_is_told_also_one_to_come(server: Live, gateway: GatewayClient, table: str) -> None:
+def test_subscription_without_tables_receives_changes_of_a_new_table(
+    server: Live, gateway: GatewayClient, table: str
+) -> None:
     gateway.ok("subscribe", {}, id="all")
     server.sql(f"CREATE TABLE {table}_new(id INTEGER PRIMARY KEY)")
     server.sql(f"INSERT INTO {table}_new VALUES(1)")
@@ -251,7 +255,7 @@ def test_without_tables_every_table_is_told_also_one_to_come(server: Live, gatew
     ]
 
 
-def test_a_start_sequence_is_delivered_itself_and_nought_is_only_new(server: Live, table: str) -> None:
+def test_start_sequence_is_inclusive_and_zero_delivers_only_new_changes(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1), (2, 'a', 1), (3, 'a', 1)")
     first = server.changes(sub)[0]["offset"]
@@ -271,7 +275,7 @@ def test_a_start_sequence_is_delivered_itself_and_nought_is_only_new(server: Liv
     client.close()
 
 
-def test_a_start_that_is_gone_is_an_overrun(start: Callable[..., Live]) -> None:
+def test_start_sequence_before_the_horizon_is_refused_as_overrun(start: Callable[..., Live]) -> None:
     live = start(log={"retention_events": 3})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     for number in range(9):
@@ -287,7 +291,9 @@ def test_a_start_that_is_gone_is_an_overrun(start: Callable[..., Live]) -> None:
     client.close()
 
 
-def test_ids_keep_subscriptions_apart_and_each_can_be_ended(server: Live, gateway: GatewayClient, table: str) -> None:
+def test_subscriptions_of_a_socket_are_separated_by_id_and_ended_separately(
+    server: Live, gateway: GatewayClient, table: str
+) -> None:
     gateway.ok("subscribe", {"tables": [table]}, id="a")
     gateway.ok("subscribe", {"tables": [table]}, id=1)
     assert "is open" in gateway.error("subscribe", {"tables": [table]}, id="a")["message"]
@@ -300,7 +306,7 @@ def test_ids_keep_subscriptions_apart_and_each_can_be_ended(server: Live, gatewa
     server.until(lambda: server.metric("headwater_streams", transport="gateway") == 2)
 
 
-def test_a_socket_has_so_many_subscriptions_and_no_more(gateway: GatewayClient, table: str) -> None:
+def test_subscription_beyond_the_limit_of_a_socket_is_refused(gateway: GatewayClient, table: str) -> None:
     for number in range(64):
         gateway.ok("subscribe", {"tables": [table]}, id=number)
     assert gateway.error("subscribe", {"tables": [table]})["code"] == "limit_exceeded"
@@ -308,7 +314,7 @@ def test_a_socket_has_so_many_subscriptions_and_no_more(gateway: GatewayClient, 
     gateway.ok("subscribe", {"tables": [table]})
 
 
-def test_subscriptions_count_among_the_streams_of_a_client(start: Callable[..., Live]) -> None:
+def test_gateway_subscriptions_count_toward_the_stream_limit_of_a_client(start: Callable[..., Live]) -> None:
     live = start(serve={"max_streams_per_client": 3})
     client = GatewayClient(live.url)
     client.ok("subscribe", {}, id="a")
@@ -321,7 +327,7 @@ def test_subscriptions_count_among_the_streams_of_a_client(start: Callable[..., 
     live.until(lambda: live.feeds.readers.count_streams()["gateway"] == 0)
 
 
-def test_dropping_its_database_ends_a_subscription_and_not_the_socket(server: Live, gateway: GatewayClient) -> None:
+def test_dropping_the_database_ends_its_subscription_but_not_the_socket(server: Live, gateway: GatewayClient) -> None:
     server.ok("schema.create_database", db="brief")
     gateway.ok("subscribe", {"namespace": "brief"}, id="s")
     server.ok("schema.drop_database", db="brief")
@@ -330,7 +336,7 @@ def test_dropping_its_database_ends_a_subscription_and_not_the_socket(server: Li
     assert gateway.ok("ping")
 
 
-def test_a_predicate_that_fails_ends_its_subscription_alone(server: Live, gateway: GatewayClient, table: str) -> None:
+def test_failing_predicate_ends_only_its_own_subscription(server: Live, gateway: GatewayClient, table: str) -> None:
     gateway.ok("subscribe", {"tables": [table], "where": "status = 'a'"}, id="s")
     gateway.ok("subscribe", {"tables": [table]}, id="other")
     server.sql(f"ALTER TABLE {table} RENAME COLUMN status TO state")
@@ -341,7 +347,7 @@ def test_a_predicate_that_fails_ends_its_subscription_alone(server: Live, gatewa
     assert gateway.ok("ping")
 
 
-def test_what_one_client_does_not_read_is_not_kept_for_it(start: Callable[..., Live]) -> None:
+def test_events_for_a_slow_client_are_not_buffered_and_are_delivered_later(start: Callable[..., Live]) -> None:
     """A slow reader is at a cursor: the server holds a few pieces, not the changes. It reads all of them later."""
     live = start(log={"retention_events": 100_000})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
@@ -368,7 +374,7 @@ def test_what_one_client_does_not_read_is_not_kept_for_it(start: Callable[..., L
 # --- coming and going --------------------------------------------------------------------------------------
 
 
-def test_a_client_that_leaves_leaves_nothing_behind(server: Live, table: str) -> None:
+def test_gateway_subscription_is_released_when_its_client_disconnects(server: Live, table: str) -> None:
     before = server.feeds.readers.count_streams()["gateway"]
     for properly in (True, False):
         client = GatewayClient(server.url)
@@ -380,7 +386,7 @@ def test_a_client_that_leaves_leaves_nothing_behind(server: Live, table: str) ->
         server.until(lambda: server.feeds.readers.count_streams()["gateway"] == before)
 
 
-def test_a_server_that_stops_says_so(start: Callable[..., Live]) -> None:
+def test_stopping_server_closes_gateway_sockets_with_1012(start: Callable[..., Live]) -> None:
     live = start()
     clients = [GatewayClient(live.url) for _ in range(2)]
     clients[0].ok("subscribe", {})
@@ -390,7 +396,7 @@ def test_a_server_that_stops_says_so(start: Callable[..., Live]) -> None:
         client.close()
 
 
-def test_a_server_that_stops_finishes_what_it_answers(start: Callable[..., Live]) -> None:
+def test_stopping_server_finishes_the_running_gateway_request(start: Callable[..., Live]) -> None:
     live = start(serve={"drain_seconds": 60.0})
     client = GatewayClient(live.url)
     client.ok("sql", {"query": "CREATE TABLE t(id INTEGER PRIMARY KEY)"})
@@ -408,7 +414,7 @@ def test_a_server_that_stops_finishes_what_it_answers(start: Callable[..., Live]
     client.close()
 
 
-def test_messages_are_counted_by_type_and_code(start: Callable[..., Live]) -> None:
+def test_gateway_messages_are_counted_by_type_and_code(start: Callable[..., Live]) -> None:
     live = start()
     client = GatewayClient(live.url)
     client.ok("ping")

@@ -25,7 +25,7 @@ def rows(answer: dict[str, Any]) -> list[Any]:
     return [row[1] for row in answer["data"]["rows"]]
 
 
-def test_broken_text_of_query_is_bytes(server: Live, table: str, query: str) -> None:
+def test_invalid_utf8_in_a_query_answer_is_returned_as_bytes(server: Live, table: str, query: str) -> None:
     found = server.ok("query.execute_prepared", query_id=query, args=[9])
     assert rows(found) == [LIT, {"t": "str", "v": "fine"}]
     assert rows(server.ok("query.select", sql=f"SELECT id, status FROM {table} ORDER BY id;"))[0] == LIT
@@ -34,14 +34,14 @@ def test_broken_text_of_query_is_bytes(server: Live, table: str, query: str) -> 
     assert server.ok("data.get", table={"table": table}, pk=[1])["row"]["status"] == LIT
 
 
-def test_broken_text_of_query_has_a_tag_that_gives_304(server: Live, query: str) -> None:
+def test_query_answer_with_invalid_utf8_has_a_tag_that_gives_304(server: Live, query: str) -> None:
     path = f"/api/v1/q/{query}?args=[9]"
     first = server.http.get(path)
     assert rows(first.json())[0] == LIT
     assert server.http.get(path, headers={"if-none-match": first.headers["etag"]}).status_code == 304
 
 
-def test_broken_text_of_query_in_every_format(server: Live, query: str) -> None:
+def test_query_answer_with_invalid_utf8_is_returned_in_every_format(server: Live, query: str) -> None:
     path = f"/api/v1/q/{query}?args=[9]"
     for accept in ("application/json", "text/csv", "application/vnd.apache.arrow.stream"):
         answer = server.http.get(path, headers={"accept": accept})
@@ -50,7 +50,7 @@ def test_broken_text_of_query_in_every_format(server: Live, query: str) -> None:
     assert table.num_rows == 2 and table.column("status")[1].as_py() == "fine"
 
 
-def test_broken_text_returned_by_a_write_is_refused_and_nothing_is_written(server: Live, table: str) -> None:
+def test_write_that_returns_invalid_utf8_is_refused_and_writes_nothing(server: Live, table: str) -> None:
     sql = f"INSERT INTO {table} VALUES (7, CAST(x'ff' AS TEXT), 1) RETURNING status"
     assert server.error("sql.exec", sql=sql)["code"] == "invalid_request"
     assert server.sql(f"SELECT count(*) FROM {table}") == [[0]]

@@ -28,18 +28,18 @@ from headwater.errors import ConfigError
 
 SAME = (
     *(test_stream_frames, test_repeated_requests, test_client_frames, test_arrow_changes),
-    test_client_disconnects.test_a_client_that_left_an_idle_stream_is_noticed,
-    test_client_disconnects.test_a_client_whose_socket_broke_is_noticed,
-    test_client_disconnects.test_a_client_that_left_without_reading_is_noticed,
-    test_client_disconnects.test_a_reader_that_does_not_read_holds_nobody_up,
-    test_client_disconnects.test_a_stop_gives_streams_a_last_checkpoint_and_an_end,
-    test_client_disconnects.test_streams_resume_after_a_restart_without_gap_or_repeat,
-    test_pull.test_rows_as_of_a_version_and_the_changes_after_it_are_the_table,
-    test_pull.test_a_version_is_immutable_and_not_sent_twice,
-    test_pull.test_a_killed_worker_is_started_anew_by_the_next_request,
-    test_pull.test_what_was_served_is_counted,
+    test_client_disconnects.test_idle_stream_is_closed_when_its_client_disconnects,
+    test_client_disconnects.test_stream_is_closed_when_its_socket_breaks,
+    test_client_disconnects.test_stalled_stream_is_closed_when_its_client_disconnects,
+    test_client_disconnects.test_stalled_reader_does_not_delay_another_reader,
+    test_client_disconnects.test_server_stop_sends_each_stream_a_last_checkpoint_and_ends_it,
+    test_client_disconnects.test_stream_resumes_after_a_restart_without_gaps_or_duplicates,
+    test_pull.test_snapshot_of_a_version_and_later_changes_fold_to_the_table,
+    test_pull.test_pulled_version_is_immutable_and_its_tag_gives_304,
+    test_pull.test_killed_worker_is_restarted_by_the_next_request,
+    test_pull.test_pulled_rows_bytes_and_cache_hits_are_counted,
 )
-PLAIN = {"test_a_client_of_http_1_0_gets_a_stream_without_chunks"}  # writes to its socket itself
+PLAIN = {"test_http_1_0_client_receives_an_unchunked_stream"}  # writes to its socket itself
 __all__ = ["counted"]  # a fixture of theirs
 for each in SAME:
     found = vars(each) if not callable(each) else {each.__name__: each}
@@ -83,7 +83,7 @@ def headwater(*words: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_commands_trust_the_authorities_that_they_are_told_of(server: Live, table: str) -> None:
+def test_commands_trust_only_the_configured_certificate_authority(server: Live, table: str) -> None:
     authority = os.environ["SSL_CERT_FILE"]
     server.sql(f"INSERT INTO {table}(id) VALUES (1)")
     asked = ("sql", f"SELECT id FROM {table}", "--server", server.url)
@@ -98,7 +98,7 @@ def test_commands_trust_the_authorities_that_they_are_told_of(server: Live, tabl
     assert table in told.stdout
 
 
-def test_the_client_trusts_the_authorities_of_the_environment(
+def test_client_trusts_the_certificate_authority_in_headwater_ca(
     server: Live, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = os.environ["SSL_CERT_FILE"]

@@ -69,7 +69,7 @@ def fill(live: Live, table: str, count: int, first: int = 1) -> None:
 # --- snapshots -------------------------------------------------------------------------------------------
 
 
-def test_rows_as_of_a_version_and_the_changes_after_it_are_the_table(server: Live, table: str) -> None:
+def test_snapshot_of_a_version_and_later_changes_fold_to_the_table(server: Live, table: str) -> None:
     fill(server, table, 20)
     version = version_of(server, table)
     server.sql(f"UPDATE {table} SET total = -total WHERE id % 3 = 0")
@@ -82,7 +82,7 @@ def test_rows_as_of_a_version_and_the_changes_after_it_are_the_table(server: Liv
     assert folded(then, changes, "id") == sorted(rows(server, snapshot_url(table, now)), key=repr)
 
 
-def test_ranges_together_are_the_table_and_one_that_was_split_says_so(server: Live, table: str) -> None:
+def test_ranges_cover_the_table_and_a_split_range_returns_409_with_its_parts(server: Live, table: str) -> None:
     fill(server, table, 300)
     version = version_of(server, table)
     ranges = server.ok("pull.ranges", table=table, target_bytes=1000)["ranges"]
@@ -99,7 +99,7 @@ def test_ranges_together_are_the_table_and_one_that_was_split_says_so(server: Li
     assert again[0] + again[1] == parts[1]
 
 
-def test_a_reader_goes_on_behind_the_last_key_it_has(server: Live, table: str) -> None:
+def test_reader_resumes_after_its_last_key(server: Live, table: str) -> None:
     fill(server, table, 25_000)
     version = version_of(server, table)
     body = server.http.get(snapshot_url(table, version)).content
@@ -113,7 +113,7 @@ def test_a_reader_goes_on_behind_the_last_key_it_has(server: Live, table: str) -
     assert rows(server, snapshot_url(table, version, after="ff" * 10)) == []
 
 
-def test_without_a_version_the_present_one_is_shown(server: Live, table: str) -> None:
+def test_pull_without_a_version_redirects_to_the_current_version(server: Live, table: str) -> None:
     fill(server, table, 3)
     response = server.http.get(f"/api/v1/pull/main/{table}/snapshot?columns=total&where=id%3E1")
     assert response.status_code == 307 and response.headers["cache-control"] == "no-store"
@@ -122,7 +122,7 @@ def test_without_a_version_the_present_one_is_shown(server: Live, table: str) ->
     ]
 
 
-def test_a_version_is_immutable_and_not_sent_twice(server: Live, table: str) -> None:
+def test_pulled_version_is_immutable_and_its_tag_gives_304(server: Live, table: str) -> None:
     fill(server, table, 3)
     url = snapshot_url(table, version_of(server, table))
     first = server.http.get(url)
@@ -135,7 +135,7 @@ def test_a_version_is_immutable_and_not_sent_twice(server: Live, table: str) -> 
     assert other.status_code == 200
 
 
-def test_head_answers_without_a_body(server: Live, table: str) -> None:
+def test_head_of_a_pull_returns_headers_without_a_body(server: Live, table: str) -> None:
     fill(server, table, 3)
     for url in (snapshot_url(table, version_of(server, table)), log_url(table, 0, 1)):
         response = server.http.head(url)
@@ -147,7 +147,7 @@ def test_head_answers_without_a_body(server: Live, table: str) -> None:
 # --- the log ---------------------------------------------------------------------------------------------
 
 
-def test_several_tables_are_read_together(server: Live, table: str) -> None:
+def test_log_pull_returns_the_changes_of_several_tables_in_order(server: Live, table: str) -> None:
     other = f"{table}_b"
     server.sql(f"CREATE TABLE {other}(k TEXT PRIMARY KEY)")
     after = latest(server, table)
@@ -162,14 +162,16 @@ def test_several_tables_are_read_together(server: Live, table: str) -> None:
     assert problem(server, url + "nowhere", 404)["code"] == "not_found"
 
 
-def test_only_what_is_durable_is_in_the_log(server: Live, table: str) -> None:
+def test_log_pull_beyond_the_latest_offset_is_refused(server: Live, table: str) -> None:
     upto = latest(server, table)
     body = problem(server, log_url(table, 0, upto + 1), 400)
     assert body["code"] == "invalid_request" and "pull.describe" in body["hint"]
     assert rows(server, log_url(table, upto, upto)) == []
 
 
-def test_what_is_gone_is_told_with_its_reason(start: Callable[..., Live]) -> None:
+def test_pull_before_the_horizon_or_of_another_generation_returns_410_with_its_reason(
+    start: Callable[..., Live],
+) -> None:
     live = start(log={"retention_events": 4})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     version = version_of(live, "t")
@@ -185,7 +187,7 @@ def test_what_is_gone_is_told_with_its_reason(start: Callable[..., Live]) -> Non
         assert (body["code"], body["resnapshot_reason"]) == ("resnapshot_required", "log_generation_changed")
 
 
-def test_a_schema_change_that_hides_rows_stops_readers_and_others_do_not(server: Live, table: str) -> None:
+def test_pull_across_a_schema_change_is_refused_only_when_rows_cannot_be_read(server: Live, table: str) -> None:
     fill(server, table, 3)
     after = latest(server, table)
     server.sql(f"ALTER TABLE {table} ADD COLUMN more TEXT")
@@ -245,7 +247,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda text: text[:40])
-def test_nonsense_is_refused_by_name_and_never_an_error_of_ours(server: Live, table: str, nonsense: str) -> None:
+def test_invalid_pull_parameters_are_refused_without_an_internal_error(server: Live, table: str, nonsense: str) -> None:
     version = version_of(server, table)
     named = nonsense.format(version=version, generation=version.split(".")[0])
     response = server.http.get(f"/api/v1/pull/main/{table}/{named}")
@@ -255,7 +257,7 @@ def test_nonsense_is_refused_by_name_and_never_an_error_of_ours(server: Live, ta
 
 
 @pytest.mark.parametrize("name", ["nowhere", "%FF", "a%2Fb", "_headwater_change", "sqlite_schema", "x%00y", "%22"])
-def test_a_table_that_is_not_there_is_not_found(server: Live, table: str, name: str) -> None:
+def test_pull_of_an_unknown_table_returns_404(server: Live, table: str, name: str) -> None:
     for rest in ("log?after=0&upto=1", f"snapshot?version={version_of(server, table)}", "snapshot"):
         assert problem(server, f"/api/v1/pull/main/{name}/{rest}", 404)["code"] == "not_found"
     assert problem(server, f"/api/v1/pull/nowhere/{table}/log?after=0&upto=1", 404)["code"] == "not_found"
@@ -278,7 +280,7 @@ def ended(pid: int) -> bool:
         return True
 
 
-def test_the_worker_is_started_by_the_first_pull_and_ends_with_the_server(start: Callable[..., Live]) -> None:
+def test_worker_is_started_by_the_first_pull_and_ends_with_the_server(start: Callable[..., Live]) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     assert live._server._pulls.worker_pid is None
@@ -290,7 +292,7 @@ def test_the_worker_is_started_by_the_first_pull_and_ends_with_the_server(start:
     live.until(lambda: ended(pid))
 
 
-def test_a_killed_worker_is_started_anew_by_the_next_request(start: Callable[..., Live]) -> None:
+def test_killed_worker_is_restarted_by_the_next_request(start: Callable[..., Live]) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     fill(live, "t", 10)
@@ -319,7 +321,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, str]
     live.stop()
 
 
-def test_a_worker_that_dies_leaves_the_body_without_its_end(large: tuple[Live, str]) -> None:
+def test_body_has_no_end_marker_when_the_worker_is_killed(large: tuple[Live, str]) -> None:
     live, url = large
     found = b""
     with live.http.stream("GET", url) as response:
@@ -333,7 +335,7 @@ def test_a_worker_that_dies_leaves_the_body_without_its_end(large: tuple[Live, s
     assert len(rows(live, url)) == LARGE
 
 
-def test_a_reader_that_leaves_ends_its_job(large: tuple[Live, str]) -> None:
+def test_pull_job_ends_when_its_reader_disconnects(large: tuple[Live, str]) -> None:
     live, url = large
     with live.http.stream("GET", url) as response:
         pieces = response.iter_raw()
@@ -344,9 +346,7 @@ def test_a_reader_that_leaves_ends_its_job(large: tuple[Live, str]) -> None:
     live.until(lambda: len(os.listdir(f"/proc/{worker_of(live)}/task")) < threads)
 
 
-def test_more_pulls_than_are_granted_are_asked_to_come_again(
-    large: tuple[Live, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pulls_beyond_the_limit_are_refused_with_429(large: tuple[Live, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulls, "AT_ONCE", 1)
     live, url = large
     with live.http.stream("GET", url) as response:
@@ -358,7 +358,7 @@ def test_more_pulls_than_are_granted_are_asked_to_come_again(
     assert len(rows(live, url)) == LARGE
 
 
-def test_many_slow_readers_do_not_keep_others_waiting(large: tuple[Live, str]) -> None:
+def test_many_slow_pull_readers_do_not_delay_another_pull(large: tuple[Live, str]) -> None:
     live, url = large
     streams = [live.http.stream("GET", url) for _ in range(12)]
     responses = [stream.__enter__() for stream in streams]
@@ -371,7 +371,7 @@ def test_many_slow_readers_do_not_keep_others_waiting(large: tuple[Live, str]) -
             stream.__exit__(None, None, None)
 
 
-def test_a_database_made_again_under_its_name_is_another(start: Callable[..., Live]) -> None:
+def test_recreated_database_serves_only_its_own_rows(start: Callable[..., Live]) -> None:
     live = start()
     for round in range(3):
         live.ok("schema.create_database", db="extra")
@@ -386,7 +386,7 @@ def test_a_database_made_again_under_its_name_is_another(start: Callable[..., Li
         assert problem(live, url, 404)["code"] == "not_found"
 
 
-def test_what_was_served_is_counted(start: Callable[..., Live]) -> None:
+def test_pulled_rows_bytes_and_cache_hits_are_counted(start: Callable[..., Live]) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     fill(live, "t", 20_000)
@@ -400,7 +400,7 @@ def test_what_was_served_is_counted(start: Callable[..., Live]) -> None:
     assert live.metric("headwater_pull_cache_hits_total") == 1
 
 
-def test_damaged_slices_are_made_again(start: Callable[..., Live]) -> None:
+def test_damaged_cache_slices_are_rebuilt(start: Callable[..., Live]) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     fill(live, "t", 20_000)
@@ -412,7 +412,7 @@ def test_damaged_slices_are_made_again(start: Callable[..., Live]) -> None:
         assert live.http.get(url).content == first
 
 
-def test_feeds_and_writes_go_on_while_a_snapshot_is_read(large: tuple[Live, str]) -> None:
+def test_writes_succeed_while_a_snapshot_is_pulled(large: tuple[Live, str]) -> None:
     live, url = large
     stop, failures = threading.Event(), []
 

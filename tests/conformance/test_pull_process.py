@@ -87,7 +87,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_the_worker_ends_with_its_server_and_leaves_nothing_behind(served: Served, how: signal.Signals) -> None:
+def test_worker_and_its_temporary_files_end_with_the_server(served: Served, how: signal.Signals) -> None:
     worker = served.pulled()
     (folder,) = served.temporary.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700, "nobody else may ask it"
@@ -97,13 +97,13 @@ def test_the_worker_ends_with_its_server_and_leaves_nothing_behind(served: Serve
     eventually(lambda: not list(served.temporary.iterdir()))
 
 
-def test_no_secret_is_told_to_the_worker(served: Served) -> None:
+def test_worker_does_not_receive_the_token(served: Served) -> None:
     worker = served.pulled()
     for name in ("cmdline", "environ"):
         assert TOKEN.encode() not in Path(f"/proc/{worker}/{name}").read_bytes()
 
 
-def test_temporary_files_may_lie_deeper_than_a_socket(tmp_path: Path) -> None:
+def test_pull_succeeds_when_the_temporary_path_is_longer_than_a_socket_path(tmp_path: Path) -> None:
     served = Served(tmp_path, "deep" * 30)
     try:
         served.pulled()
@@ -111,12 +111,12 @@ def test_temporary_files_may_lie_deeper_than_a_socket(tmp_path: Path) -> None:
         served.close()
 
 
-def test_the_worker_gives_way_to_its_server(served: Served) -> None:
+def test_worker_has_a_lower_priority_than_its_server(served: Served) -> None:
     worker = served.pulled()
     assert os.getpriority(os.PRIO_PROCESS, worker) > os.getpriority(os.PRIO_PROCESS, served.process.pid)
 
 
-def test_a_swapped_file_is_never_read_as_the_one_before(start: Callable[..., Live], tmp_path: Path) -> None:
+def test_version_of_a_replaced_database_file_returns_410(start: Callable[..., Live], tmp_path: Path) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     live.sql("INSERT INTO t VALUES (1, 'old')")

@@ -40,7 +40,7 @@ def tag_of(server: Live, query: str, *args: Any, **headers: str) -> str:
 # --- tags and conditions ---------------------------------------------------------------------------------
 
 
-def test_an_answer_is_tagged_and_a_304_echoes_the_tag_with_the_same_headers(server: Live, query: str) -> None:
+def test_answer_has_a_tag_and_its_304_repeats_the_same_headers(server: Live, query: str) -> None:
     full = get(server, query, "open")
     assert full.status_code == 200 and full.json()["etag"] == full.headers["etag"]
     assert full.json()["data"]["rows"] == [
@@ -53,7 +53,9 @@ def test_an_answer_is_tagged_and_a_304_echoes_the_tag_with_the_same_headers(serv
         assert same.headers[name] == full.headers[name]
 
 
-def test_a_write_outside_keeps_the_tag_and_one_inside_moves_it(server: Live, query: str, table: str) -> None:
+def test_write_outside_the_answer_keeps_the_tag_and_write_inside_changes_it(
+    server: Live, query: str, table: str
+) -> None:
     tag = tag_of(server, query, "open")
     for outside in (f"INSERT INTO {table} VALUES (4, 'shut', 1)", f"UPDATE {table} SET total = 9 WHERE id = 2"):
         server.sql(outside)
@@ -70,7 +72,7 @@ def test_a_write_outside_keeps_the_tag_and_one_inside_moves_it(server: Live, que
 
 
 @pytest.mark.parametrize("form", ["{}", "W/{}", '"x", {}', '"x.1" ,W/{} , "y"', "gzip"])
-def test_tags_come_in_lists_weak_and_as_proxies_leave_them(server: Live, query: str, form: str) -> None:
+def test_tag_in_a_list_weak_or_changed_by_a_proxy_gives_304(server: Live, query: str, form: str) -> None:
     tag = tag_of(server, query, "open")
     sent = tag[:-1] + '-gzip"' if form == "gzip" else form.format(tag)
     assert get(server, query, "open", if_none_match=sent).status_code == 304
@@ -80,11 +82,11 @@ def test_tags_come_in_lists_weak_and_as_proxies_leave_them(server: Live, query: 
     "tag",
     ['"x"', '"AAAAAAAAAAAAAAAA.1"', '""', '"row:abc"', "nonsense", '"AAAAAAAAAAAAAAAA.ffffffffffffff"', 'W/"', ","],
 )
-def test_a_forged_tag_is_never_current(server: Live, query: str, tag: str) -> None:
+def test_forged_tag_returns_200(server: Live, query: str, tag: str) -> None:
     assert get(server, query, "open", if_none_match=tag).status_code == 200
 
 
-def test_a_tag_is_of_one_query_one_set_of_arguments_and_one_format(server: Live, query: str, table: str) -> None:
+def test_tag_of_another_query_arguments_or_format_returns_200(server: Live, query: str, table: str) -> None:
     tag = tag_of(server, query, "open")
     other = server.ok("query.prepare", sql=f"SELECT id, total FROM {table} WHERE status = ?")["query_id"]
     assert get(server, query, "shut", if_none_match=tag).status_code == 200
@@ -95,7 +97,7 @@ def test_a_tag_is_of_one_query_one_set_of_arguments_and_one_format(server: Live,
     assert get(server, query, "open", if_none_match=ahead).status_code == 200, "of the future"
 
 
-def test_a_star_and_if_match(server: Live, query: str) -> None:
+def test_if_none_match_star_returns_304_and_a_stale_if_match_returns_412(server: Live, query: str) -> None:
     tag = tag_of(server, query, "open")
     star = get(server, query, "open", if_none_match="*")
     assert star.status_code == 304 and star.headers["etag"]
@@ -106,7 +108,7 @@ def test_a_star_and_if_match(server: Live, query: str) -> None:
     assert get(server, query, "open", if_match=f"W/{tag}").status_code == 412, "strong comparison"
 
 
-def test_head_has_the_headers_of_get(server: Live, query: str) -> None:
+def test_head_returns_the_headers_of_get(server: Live, query: str) -> None:
     full, head = get(server, query, "open"), get(server, query, "open", method="HEAD")
     assert head.content == b"" and head.status_code == 200
     for name in ("etag", "content-length", "content-type", "vary"):
@@ -115,7 +117,7 @@ def test_head_has_the_headers_of_get(server: Live, query: str) -> None:
     assert get(server, query, "open", method="HEAD", if_none_match=tag).status_code == 304
 
 
-def test_rpc_and_get_are_one_representation(server: Live, query: str) -> None:
+def test_rpc_and_get_return_the_same_tag_and_data(server: Live, query: str) -> None:
     full = get(server, query, "open")
     told = server.ok("query.execute_prepared", query_id=query, args=["open"])
     assert told["etag"] == full.headers["etag"] and told["data"] == full.json()["data"]
@@ -124,7 +126,7 @@ def test_rpc_and_get_are_one_representation(server: Live, query: str) -> None:
         assert again["not_modified"] and "data" not in again
 
 
-def test_a_tag_outlives_a_restart(start: Start) -> None:
+def test_query_tag_is_valid_after_a_restart_until_its_answer_changes(start: Start) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     live.sql("INSERT INTO t VALUES (1, 1), (2, 2)")
@@ -143,7 +145,7 @@ def test_a_tag_outlives_a_restart(start: Start) -> None:
 # --- forms -----------------------------------------------------------------------------------------------
 
 
-def test_answers_come_in_five_forms_each_with_tags_of_its_own(server: Live, query: str) -> None:
+def test_each_of_the_five_answer_formats_has_its_own_tag(server: Live, query: str) -> None:
     arrow = "application/vnd.apache.arrow.stream"
     kinds = ["application/json", "application/vnd.headwater.objects+json", "application/vnd.headwater.plain+json"]
     found = {kind: get(server, query, "open", accept=kind) for kind in (*kinds, "text/csv", arrow)}
@@ -156,14 +158,14 @@ def test_answers_come_in_five_forms_each_with_tags_of_its_own(server: Live, quer
     assert table.select(["id", "total"]).to_pylist() == [{"id": 1, "total": 2.5}, {"id": 3, "total": None}]
 
 
-def test_two_columns_of_one_name(server: Live) -> None:
+def test_duplicate_column_names_are_refused_as_objects_and_numbered_in_arrow(server: Live) -> None:
     query = server.ok("query.prepare", sql="SELECT 1 AS a, 2 AS a")["query_id"]
     assert get(server, query, accept="application/vnd.headwater.objects+json").status_code == 400
     arrow = get(server, query, accept="application/vnd.apache.arrow.stream").content
     assert pa.ipc.open_stream(arrow).read_all().column_names[:2] == ["a", "a_2"]
 
 
-def test_arguments_by_name_plain_or_as_lits(server: Live, query: str, table: str) -> None:
+def test_named_arguments_are_accepted_as_plain_values_or_typed_literals(server: Live, query: str, table: str) -> None:
     named = server.ok("query.prepare", sql=f"SELECT id FROM {table} WHERE status = :s AND id > @n")["query_id"]
     bodies = []
     for args in ({"s": "open", "n": 1}, {":s": {"t": "str", "v": "open"}, "@n": {"t": "i64", "v": 1}}):
@@ -173,7 +175,7 @@ def test_arguments_by_name_plain_or_as_lits(server: Live, query: str, table: str
     assert one == other
 
 
-def test_the_json_form_is_the_same_query_however_it_is_written(server: Live, table: str, query: str) -> None:
+def test_json_queries_that_differ_only_in_field_order_have_the_same_id(server: Live, table: str, query: str) -> None:
     select = {
         "projection": [{"expr": {"col": "id"}}],
         "from": [{"table": table}],
@@ -193,7 +195,7 @@ def test_the_json_form_is_the_same_query_however_it_is_written(server: Live, tab
 
 
 @pytest.mark.parametrize("sql", ["SELECT random()", "SELECT date('now')", "SELECT * FROM sqlite_schema"])
-def test_what_may_change_by_itself_has_no_tag(server: Live, sql: str) -> None:
+def test_volatile_query_has_no_tag(server: Live, sql: str) -> None:
     query = server.ok("query.prepare", sql=sql)
     assert query["cacheable"] is False
     answer = get(server, query["query_id"], if_none_match="*")
@@ -201,7 +203,7 @@ def test_what_may_change_by_itself_has_no_tag(server: Live, sql: str) -> None:
     assert "etag" not in answer.headers and server.ok("query.explain", sql=sql)["volatile"]
 
 
-def test_a_query_in_a_transaction_sees_it_and_has_no_tag(server: Live, table: str) -> None:
+def test_query_in_a_transaction_reads_its_writes_and_has_no_tag(server: Live, table: str) -> None:
     tx = server.ok("tx.begin")["tx"]
     server.sql(f"INSERT INTO {table} VALUES (9, 'mine', 1)", tx=tx)
     asked = {"sql": f"SELECT id FROM {table}", "result_format": "plain_json"}
@@ -215,7 +217,7 @@ def test_a_query_in_a_transaction_sees_it_and_has_no_tag(server: Live, table: st
 # --- causality -------------------------------------------------------------------------------------------
 
 
-def test_writes_and_answers_tell_how_far_they_saw_and_a_floor_is_held(server: Live, table: str, query: str) -> None:
+def test_answer_with_the_causality_token_of_a_write_includes_that_write(server: Live, table: str, query: str) -> None:
     result = server.ok("sql.exec", sql=f"INSERT INTO {table} VALUES (7, 'open', 7)")["result"]
     (dep,) = result["causality"]["deps"]
     told = server.ok("query.execute_prepared", query_id=query, args=["open"], min_causality=result["causality"])
@@ -229,13 +231,15 @@ def test_writes_and_answers_tell_how_far_they_saw_and_a_floor_is_held(server: Li
 
 
 @pytest.mark.slow
-def test_a_floor_that_is_not_reached_is_a_failed_precondition(server: Live, table: str, query: str) -> None:
+def test_query_with_an_unreached_causality_floor_is_refused(server: Live, table: str, query: str) -> None:
     ahead = {"format": "vector_clock_v2", "deps": [{"table": f"main.{table}", "v": 10**9}]}
     error = server.error("query.execute_prepared", query_id=query, args=["open"], min_causality=ahead)
     assert error["code"] == "precondition_failed"
 
 
-def test_tag_with_floor_is_not_modified_only_when_the_floor_is_reached(server: Live, table: str, query: str) -> None:
+def test_tag_with_a_causality_floor_gives_304_only_when_the_floor_is_reached(
+    server: Live, table: str, query: str
+) -> None:
     tag = get(server, query, "open").headers["etag"]
     written = server.ok("sql.exec", sql=f"INSERT INTO {table} VALUES (8, 'shut', 8)")["result"]["causality"]
     reached = base64.urlsafe_b64encode(json.dumps(written).encode()).decode()
@@ -251,7 +255,7 @@ def test_tag_with_floor_is_not_modified_only_when_the_floor_is_reached(server: L
     assert answer.status_code == 200 and answer.headers["etag"] != tag
 
 
-def test_floor_of_the_older_format_is_held_as_the_newer_one(server: Live, table: str, query: str) -> None:
+def test_causality_floor_in_the_older_format_is_enforced(server: Live, table: str, query: str) -> None:
     written = server.ok("sql.exec", sql=f"INSERT INTO {table} VALUES (8, 'open', 8)")["result"]["causality"]
     older = {**written, "format": "etag_chain_v1"}
     told = server.ok("query.execute_prepared", query_id=query, args=["open"], min_causality=older)
@@ -261,7 +265,7 @@ def test_floor_of_the_older_format_is_held_as_the_newer_one(server: Live, table:
     assert error["code"] == "precondition_failed"
 
 
-def test_capabilities_tell_of_the_causality_that_writes_carry(server: Live, table: str) -> None:
+def test_capabilities_report_causality_and_writes_return_it(server: Live, table: str) -> None:
     assert server.ok("system.capabilities")["causal_etags"] is True
     (dep,) = server.ok("sql.exec", sql=f"INSERT INTO {table} VALUES (1, 'x', 1)")["result"]["causality"]["deps"]
     assert dep["table"] == f"main.{table}" and dep["v"] > 0
@@ -270,7 +274,7 @@ def test_capabilities_tell_of_the_causality_that_writes_carry(server: Live, tabl
 # --- patches ---------------------------------------------------------------------------------------------
 
 
-def test_who_takes_patches_gets_them(server: Live, table: str, query: str) -> None:
+def test_request_that_accepts_patches_receives_226_with_the_changed_rows(server: Live, table: str, query: str) -> None:
     first = get(server, query, "open", a_im="headwater-rows")
     assert first.status_code == 200 and first.content == get(server, query, "open").content
     tag = first.headers["etag"]
@@ -289,7 +293,7 @@ def test_who_takes_patches_gets_them(server: Live, table: str, query: str) -> No
     assert unknown.status_code == 200
 
 
-def test_an_answer_that_has_no_place_yet_has_its_patch_in_a_moment(
+def test_patch_of_an_answer_without_a_settled_offset_is_unavailable(
     server: Live, table: str, query: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = server.api.asking().answering("main").database.source
@@ -309,7 +313,7 @@ def test_an_answer_that_has_no_place_yet_has_its_patch_in_a_moment(
 # --- many at once ----------------------------------------------------------------------------------------
 
 
-def test_the_same_question_asked_by_many_is_answered_by_few_runs(start: Start) -> None:
+def test_concurrent_requests_for_the_same_query_share_executions(start: Start) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     live.sql(
@@ -340,7 +344,7 @@ def test_the_same_question_asked_by_many_is_answered_by_few_runs(start: Start) -
     ]
     + ["BEGIN", "SELECT '\0'", "CREATE TABLE x(a)", "EXPLAIN SELECT 1"],
 )
-def test_what_is_no_query_is_refused(server: Live, sql: str) -> None:
+def test_statement_that_is_no_query_is_refused(server: Live, sql: str) -> None:
     for method in ("query.prepare", "query.select", "query.explain"):
         assert server.error(method, sql=sql)["code"] == "invalid_request"
 
@@ -366,18 +370,18 @@ def test_what_is_no_query_is_refused(server: Live, sql: str) -> None:
         {"sql": "SELECT 1", "strange": 1},
     ],
 )
-def test_nonsense_is_refused_by_name(server: Live, params: dict[str, Any]) -> None:
+def test_invalid_query_parameters_are_refused_with_a_message(server: Live, params: dict[str, Any]) -> None:
     error = server.error("query.select", **params)
     assert error["code"] in ("invalid_request", "not_supported", "not_found") and error["message"]
 
 
 @pytest.mark.parametrize("args", ["{", "7", '"x"', "null", "[1,2]", "[]", '{"x":1}', "[" * 5000, quote("[1]") * 4000])
-def test_arguments_that_cannot_be_read_are_refused(server: Live, query: str, args: str) -> None:
+def test_invalid_query_arguments_are_refused(server: Live, query: str, args: str) -> None:
     response = server.http.get(f"/api/v1/q/{query}?args={quote(args)}")
     assert response.status_code in (400, 414, 431) and response.json()["code"]
 
 
-def test_an_unknown_query_or_parameter_is_not_found_or_refused(server: Live, query: str) -> None:
+def test_unknown_query_returns_404_and_unknown_parameter_returns_400(server: Live, query: str) -> None:
     unknown = get(server, "q_nothing")
     assert unknown.status_code == 404 and unknown.json()["title"] == "unknown query_id"
     assert server.http.get(f"/api/v1/q/{query}?arg=[1]").status_code == 400

@@ -46,7 +46,7 @@ def open_ones(table: str) -> str:
 # --- what is told ---------------------------------------------------------------------------------------------
 
 
-def test_an_invalidation_has_the_tag_of_the_next_answer_until_the_next_one(server: Live, table: str) -> None:
+def test_invalidation_has_the_tag_of_all_answers_until_the_next_invalidation(server: Live, table: str) -> None:
     query = prepared(server, open_ones(table))
     sub = subscribed(server, query, "open")
     first = asked(server, query, "open").headers["etag"]
@@ -76,7 +76,7 @@ def test_an_invalidation_has_the_tag_of_the_next_answer_until_the_next_one(serve
         ("(a, x)", {"rowid": 1}, {"rowid": 1}),
     ],
 )
-def test_keys_are_told_wherever_they_stand_in_the_row(
+def test_invalidation_contains_the_changed_key_at_any_column_position(
     server: Live, table: str, definition: str, key: Any, identity: Any, transport: str
 ) -> None:
     server.sql(f"CREATE TABLE {table}_k {definition}")
@@ -95,7 +95,7 @@ def test_keys_are_told_wherever_they_stand_in_the_row(
     assert [lit["v"] for lit in lits] == (list(key.values()) if identity else key)
 
 
-def test_every_transport_tells_the_same(server: Live, table: str, transport: str) -> None:
+def test_every_transport_delivers_the_same_invalidations(server: Live, table: str, transport: str) -> None:
     query = prepared(server, open_ones(table))
     sub = subscribed(server, query, "open", include={"before": True, "after": True})
     live = server.stream(transport, sub)
@@ -108,7 +108,7 @@ def test_every_transport_tells_the_same(server: Live, table: str, transport: str
     assert heard[1]["before"]["id"] == 1 and "after" not in heard[1]
 
 
-def test_what_matters_not_is_passed_over(server: Live, table: str) -> None:
+def test_change_that_does_not_affect_the_query_is_skipped(server: Live, table: str) -> None:
     query = prepared(server, open_ones(table))
     sub = subscribed(server, query, "open")
     server.sql(f"INSERT INTO {table} VALUES (1, 'shut', 1)")
@@ -116,7 +116,7 @@ def test_what_matters_not_is_passed_over(server: Live, table: str) -> None:
     assert page["events"] == [] and page["next_offset"] == page["latest_offset"] and page["caught_up"]
 
 
-def test_the_stream_of_query_subscribe(server: Live, table: str) -> None:
+def test_stream_of_query_subscribe_delivers_invalidations_with_the_new_tag(server: Live, table: str) -> None:
     query = prepared(server, open_ones(table))
     doors = server.ok("query.subscribe", query_id=query, args=["open"])
     assert doors["table_keys"] == [f"main.{table}"]
@@ -128,7 +128,7 @@ def test_the_stream_of_query_subscribe(server: Live, table: str) -> None:
     assert asked(server, query, "open").headers["etag"] == one.data["etag"] == one.data["new_etag"]
 
 
-def test_it_resumes_by_the_id_or_by_an_offset(server: Live, table: str) -> None:
+def test_query_stream_resumes_from_last_event_id_or_from_offset(server: Live, table: str) -> None:
     query = prepared(server, open_ones(table))
     first = server.get(events_url(query, "open"))
     for id in range(3):
@@ -141,7 +141,7 @@ def test_it_resumes_by_the_id_or_by_an_offset(server: Live, table: str) -> None:
     assert more.next("invalidate").id == ids[2]
 
 
-def test_views_joins_and_unions_are_seen_through(server: Live, table: str) -> None:
+def test_change_of_a_table_under_a_view_join_or_union_invalidates(server: Live, table: str) -> None:
     server.sql(f"CREATE TABLE {table}_b(id INTEGER PRIMARY KEY, t INTEGER, name TEXT)")
     server.sql(f"CREATE VIEW {table}_v AS SELECT a.id, b.name FROM {table} a JOIN {table}_b b ON b.t = a.id")
     query = prepared(server, f"SELECT * FROM {table}_v UNION SELECT id, status FROM {table} WHERE total > 5")
@@ -164,7 +164,7 @@ def test_change_in_either_branch_of_a_set_operation_invalidates(server: Live, ta
     assert [(event["table"], event["pk"]) for event in server.changes(sub)] == [(f"{table}_b", [2]), (table, [4])]
 
 
-def test_name_of_a_cte_is_not_the_table_of_that_name(server: Live, table: str) -> None:
+def test_cte_with_the_name_of_a_table_is_not_invalidated_by_that_table(server: Live, table: str) -> None:
     server.sql(f"CREATE TABLE {table}_b(id INTEGER PRIMARY KEY, n INTEGER)")
     sql = f"WITH {table}_b AS (SELECT id FROM {table} WHERE status = 'open') SELECT id FROM {table}_b"
     query = prepared(server, sql)
@@ -178,7 +178,7 @@ def test_name_of_a_cte_is_not_the_table_of_that_name(server: Live, table: str) -
 # --- filters --------------------------------------------------------------------------------------------------
 
 
-def test_filters_look_at_the_triggering_change(server: Live, table: str) -> None:
+def test_query_feed_filters_are_applied_to_the_triggering_change(server: Live, table: str) -> None:
     query = prepared(server, f"SELECT count(*) FROM {table} WHERE total > 0")
     by = {
         "all": {},
@@ -200,7 +200,7 @@ def test_filters_look_at_the_triggering_change(server: Live, table: str) -> None
     assert keys["columns"] == [[1], [3], [1]]
 
 
-def test_a_filter_may_fit_one_of_several_tables(server: Live, table: str) -> None:
+def test_key_filter_that_fits_one_of_two_tables_passes_only_its_changes(server: Live, table: str) -> None:
     server.sql(f"CREATE TABLE {table}_b(a TEXT, b TEXT, name TEXT, PRIMARY KEY (a, b))")
     query = prepared(server, f"SELECT * FROM {table} JOIN {table}_b ON name = status")
     sub = subscribed(server, query, pk=[{"t": "i64", "v": 1}])
@@ -229,7 +229,7 @@ def test_a_filter_may_fit_one_of_several_tables(server: Live, table: str) -> Non
         ({"query_id": "q_nope"}, "not_found", "query_id"),
     ],
 )
-def test_bad_requests_are_refused_by_name(
+def test_invalid_query_subscription_is_refused_with_the_field_named(
     server: Live, table: str, more: dict[str, Any], code: str, names: str
 ) -> None:
     given = {"query_id": prepared(server, open_ones(table)), "args": ["open"]} | more
@@ -237,7 +237,7 @@ def test_bad_requests_are_refused_by_name(
     assert error["code"] == code and names in error["message"], error
 
 
-def test_a_refusal_says_what_would_do(server: Live, table: str) -> None:
+def test_refused_query_subscription_has_a_hint_with_valid_values(server: Live, table: str) -> None:
     query = prepared(server, open_ones(table))
     hint = server.error("cdc.subscribe_query", query_id=query, args=["open"], start="nope")["details"]["hint"]
     assert "snapshot" not in hint and all(word in hint for word in ("latest", "earliest", "offset", "ts", "etag"))
@@ -251,7 +251,7 @@ def test_a_refusal_says_what_would_do(server: Live, table: str) -> None:
     assert error["details"]["hint"] == "It takes 1 argument, positional."
 
 
-def test_a_query_that_is_never_the_same_has_no_feed(server: Live, table: str) -> None:
+def test_subscription_to_a_volatile_query_is_refused(server: Live, table: str) -> None:
     query = prepared(server, f"SELECT random() FROM {table}")
     assert server.error("cdc.subscribe_query", query_id=query)["code"] == "not_supported"
     assert server.error("query.subscribe", query_id=query)["code"] == "not_supported"
@@ -264,7 +264,7 @@ def test_a_query_that_is_never_the_same_has_no_feed(server: Live, table: str) ->
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/csv", "application/vnd.headwater.plain+json"])
-def test_a_feed_goes_on_exactly_where_an_answer_stood(server: Live, table: str, accept: str) -> None:
+def test_feed_started_at_a_tag_delivers_only_later_invalidations(server: Live, table: str, accept: str) -> None:
     server.sql(f"CREATE TABLE {table}_b(id INTEGER PRIMARY KEY, t INTEGER)")
     server.sql(f"CREATE VIEW {table}_v AS SELECT a.id, a.total FROM {table} a JOIN {table}_b b ON b.t = a.id")
     query = prepared(server, f"SELECT * FROM {table}_v WHERE id < 10 ORDER BY id")
@@ -278,7 +278,7 @@ def test_a_feed_goes_on_exactly_where_an_answer_stood(server: Live, table: str, 
     assert server.changes(subscribed(server, query, start={"etag": f"W/{now}"})) == []
 
 
-def test_a_foreign_tag_is_no_cursor(server: Live, table: str) -> None:
+def test_feed_start_at_a_tag_of_another_query_or_schema_is_refused(server: Live, table: str) -> None:
     query = prepared(server, open_ones(table))
     etag = asked(server, query, "open").headers["etag"]
     foreign = (asked(server, query, "shut").headers["etag"], etag.replace(".", "x."), '"row:abc"')
@@ -290,7 +290,7 @@ def test_a_foreign_tag_is_no_cursor(server: Live, table: str) -> None:
     assert error["code"] == "invalid_request" and "again" in error["details"]["hint"]
 
 
-def test_a_tag_past_the_horizon_asks_for_a_new_answer(start: Start) -> None:
+def test_feed_start_at_a_tag_before_the_horizon_requires_a_resnapshot(start: Start) -> None:
     live = start(log={"retention_events": 3})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     query = prepared(live, open_ones("t"))
@@ -309,7 +309,7 @@ def test_a_tag_past_the_horizon_asks_for_a_new_answer(start: Start) -> None:
 # --- confirmed ------------------------------------------------------------------------------------------------
 
 
-def test_confirmed_invalidations_are_silent_when_the_answer_is_the_same(
+def test_confirmed_feed_skips_a_change_that_leaves_the_answer_unchanged(
     server: Live, table: str, transport: str
 ) -> None:
     query = prepared(server, f"SELECT max(total) FROM {table} WHERE status = ?")
@@ -323,7 +323,7 @@ def test_confirmed_invalidations_are_silent_when_the_answer_is_the_same(
     assert [event["pk"] for event in server.changes(quiet)] == [[3]]
 
 
-def test_after_a_restart_the_first_one_is_told(start: Start) -> None:
+def test_confirmed_feed_delivers_the_first_invalidation_after_a_restart(start: Start) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, total REAL)")
     query = prepared(live, "SELECT max(total) FROM t")
@@ -338,7 +338,7 @@ def test_after_a_restart_the_first_one_is_told(start: Start) -> None:
 # --- the schema moves -----------------------------------------------------------------------------------------
 
 
-def test_a_change_of_the_schema_is_an_invalidation(server: Live, table: str, transport: str) -> None:
+def test_schema_change_of_a_queried_table_is_an_invalidation(server: Live, table: str, transport: str) -> None:
     query = prepared(server, f"SELECT * FROM {table} WHERE total > 1 ORDER BY id")
     sub = subscribed(server, query)
     live = server.stream(transport, sub)
@@ -351,7 +351,7 @@ def test_a_change_of_the_schema_is_an_invalidation(server: Live, table: str, tra
     assert [event["offset"] for event in server.changes(sub)] == [event["offset"] for event in heard]
 
 
-def test_a_view_that_is_defined_anew_is_an_invalidation(server: Live, table: str) -> None:
+def test_redefinition_of_a_queried_view_is_an_invalidation(server: Live, table: str) -> None:
     server.sql(f"CREATE VIEW {table}_v AS SELECT * FROM {table} WHERE id > 5")
     sub = subscribed(server, prepared(server, f"SELECT * FROM {table}_v ORDER BY id"))
     server.sql(f"DROP VIEW {table}_v")
@@ -359,7 +359,7 @@ def test_a_view_that_is_defined_anew_is_an_invalidation(server: Live, table: str
     assert server.changes(sub)
 
 
-def test_a_query_whose_answer_can_be_kept_no_more_is_told_every_change_of_its_tables(
+def test_query_that_becomes_volatile_is_invalidated_by_every_change_of_its_tables(
     server: Live, table: str, transport: str
 ) -> None:
     server.sql(f"CREATE TABLE {table}_other(n)")
@@ -393,7 +393,7 @@ def test_a_query_whose_answer_can_be_kept_no_more_is_told_every_change_of_its_ta
     assert heard[2]["pk"] == [1] and heard[2]["etag"] == asked(server, query).headers["etag"]
 
 
-def test_a_query_of_what_is_not_captured_is_told_every_change(server: Live, table: str) -> None:
+def test_query_over_an_uncaptured_table_is_invalidated_by_every_change(server: Live, table: str) -> None:
     server.sql(f"CREATE VIRTUAL TABLE {table}_words USING fts5(word)")
     server.sql(f"CREATE VIEW {table}_v AS SELECT status AS word FROM {table}")
     sub = subscribed(server, prepared(server, f"SELECT word FROM {table}_v"))
@@ -405,7 +405,7 @@ def test_a_query_of_what_is_not_captured_is_told_every_change(server: Live, tabl
     assert event["table"] == table and "is no table whose changes are seen" in event["reason"]["condition"]
 
 
-def test_a_volatile_query_is_told_of_after_a_restart(start: Start) -> None:
+def test_query_that_became_volatile_is_invalidated_after_a_restart(start: Start) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     live.sql("CREATE VIEW v AS SELECT id FROM t")
@@ -420,7 +420,7 @@ def test_a_volatile_query_is_told_of_after_a_restart(start: Start) -> None:
     assert live.error("cdc.subscribe_query", query_id=query)["code"] == "not_supported"
 
 
-def test_a_table_that_goes_and_comes_back(start: Start) -> None:
+def test_feed_of_a_dropped_and_recreated_table_delivers_its_changes(start: Start) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, total REAL)")
     query = prepared(live, "SELECT * FROM t")
@@ -442,7 +442,7 @@ def test_a_table_that_goes_and_comes_back(start: Start) -> None:
 # --- durable --------------------------------------------------------------------------------------------------
 
 
-def test_a_subscription_outlives_a_restart_with_its_tag(start: Start) -> None:
+def test_query_subscription_keeps_its_tag_and_cursor_after_a_restart(start: Start) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     query = prepared(live, open_ones("t"))
@@ -472,7 +472,7 @@ def test_a_subscription_outlives_a_restart_with_its_tag(start: Start) -> None:
     assert live.error("cdc.poll", sub_id=sub["sub_id"])["code"] == "not_found"
 
 
-def test_view_defined_anew_while_the_server_was_down_is_followed_after_it(start: Start, tmp_path: Path) -> None:
+def test_view_redefined_while_the_server_is_down_is_followed_after_the_start(start: Start, tmp_path: Path) -> None:
     live = start()
     for name in ("a", "b"):
         live.sql(f"CREATE TABLE {name}(id INTEGER PRIMARY KEY)")
@@ -493,7 +493,7 @@ def test_view_defined_anew_while_the_server_was_down_is_followed_after_it(start:
 
 
 @pytest.mark.slow
-def test_after_kill_9_nothing_is_lost_and_tags_are_the_same(tmp_path: Path) -> None:
+def test_query_feed_delivers_the_same_events_and_tags_after_kill_9(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data")
     ask = Asking(server)
     try:
@@ -556,7 +556,7 @@ def _executed(live: Live, query: str, args: list[Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_an_answer_that_differs_was_told(start: Start, seed: int) -> None:
+def test_every_changed_answer_is_preceded_by_an_invalidation(start: Start, seed: int) -> None:
     print("seed", seed)
     chance, live = random.Random(seed), start()
     live.sql("CREATE TABLE a(id INTEGER PRIMARY KEY, x INTEGER, note TEXT)")

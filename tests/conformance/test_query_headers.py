@@ -26,7 +26,7 @@ def status(server: Live, path: str, **headers: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/vnd.headwater.plain+json", "text/csv", ARROW])
-def test_an_answer_that_is_cut_off_says_so_in_every_format(server: Live, accept: str) -> None:
+def test_truncated_answer_is_marked_as_truncated_in_every_format(server: Live, accept: str) -> None:
     whole = server.http.get(prepared(server, COUNTING.format(100_000)), headers={"accept": accept})
     assert "x-headwater-truncated" not in whole.headers
     cut = server.http.get(prepared(server, COUNTING.format(100_001)), headers={"accept": accept})
@@ -37,7 +37,7 @@ def test_an_answer_that_is_cut_off_says_so_in_every_format(server: Live, accept:
         assert b"truncated" not in (pa.ipc.open_stream(whole.content).schema.metadata or {})
 
 
-def test_weights_of_accept_count(server: Live, table: str) -> None:
+def test_accept_weights_decide_the_format(server: Live, table: str) -> None:
     path = prepared(server, f"SELECT id FROM {table}")
     csv = server.http.get(path, headers={"accept": "text/csv, application/json;q=0.1"})
     assert csv.headers["content-type"] == "text/csv"
@@ -45,7 +45,7 @@ def test_weights_of_accept_count(server: Live, table: str) -> None:
     assert server.http.get(path, headers=lines).headers["content-type"] == "text/csv"
 
 
-def test_a_tag_that_a_proxy_changed_is_no_strong_match(server: Live, table: str) -> None:
+def test_tag_changed_by_a_proxy_fails_if_match(server: Live, table: str) -> None:
     path = prepared(server, f"SELECT id FROM {table} ORDER BY id")
     tag = server.http.get(path).headers["etag"]
     encoded = tag[:-1] + '-gzip"'
@@ -54,7 +54,7 @@ def test_a_tag_that_a_proxy_changed_is_no_strong_match(server: Live, table: str)
     assert server.http.get(path, headers={"if-none-match": encoded}).status_code == 304
 
 
-def test_cache_status_says_whether_the_database_was_asked_and_why(server: Live, table: str) -> None:
+def test_cache_status_reports_a_hit_or_the_reason_for_an_execution(server: Live, table: str) -> None:
     path = prepared(server, f"SELECT id FROM {table} ORDER BY id")
     assert status(server, path) == (200, "headwater; fwd=miss")
     tag = server.http.get(path).headers["etag"]
@@ -70,7 +70,7 @@ def test_cache_status_says_whether_the_database_was_asked_and_why(server: Live, 
     assert patched == (226, "headwater; fwd=stale")
 
 
-def test_headers_stay_small_for_many_tables_and_the_floor_still_holds(server: Live) -> None:
+def test_headers_of_a_query_over_60_tables_stay_small_and_keep_the_causality_floor(server: Live) -> None:
     names = [f"wide_{'x' * 60}_{number}" for number in range(60)]
     source = server.app.database("main").source
     made = source.write(
@@ -95,7 +95,7 @@ def test_headers_stay_small_for_many_tables_and_the_floor_still_holds(server: Li
     assert refused["code"] == "precondition_failed"
 
 
-def test_no_answer_may_be_used_without_asking(server: Live, table: str) -> None:
+def test_no_answer_is_cacheable_without_revalidation(server: Live, table: str) -> None:
     """F150: there is no s-maxage to be had, by any setting."""
     path = prepared(server, f"SELECT id FROM {table}")
     seen = server.http.get(path).headers["x-headwater-causality"]

@@ -6,7 +6,7 @@ import pytest
 from tests.conformance.live_server import Live
 
 
-def test_blanks_and_semicolons_around_a_text_make_no_other_query(server: Live, table: str) -> None:
+def test_query_text_with_extra_blanks_or_semicolons_has_the_same_id(server: Live, table: str) -> None:
     plain = f"SELECT id FROM {table}"
     first = server.ok("query.prepare", sql=plain)
     for text in (f"{plain};", f"  {plain}", f"\n\t{plain} ; ;\r\n"):
@@ -20,7 +20,7 @@ def test_blanks_and_semicolons_around_a_text_make_no_other_query(server: Live, t
         assert server.error("query.prepare", sql=none)["code"] == "invalid_request"
 
 
-def test_the_last_name_that_was_given_is_the_name(server: Live, table: str) -> None:
+def test_prepared_query_keeps_its_latest_name(server: Live, table: str) -> None:
     sql = f"SELECT total FROM {table}"
     assert server.ok("query.prepare", sql=sql, name="one")["name"] == "one"
     assert server.ok("query.prepare", sql=sql, name="two")["name"] == "two"
@@ -34,9 +34,7 @@ def test_the_last_name_that_was_given_is_the_name(server: Live, table: str) -> N
         ("min_causality", {"format": "vector_clock_v2", "deps": [{"table": "main.t", "v": 9**9}]}),
     ],
 )
-def test_what_a_transaction_cannot_honour_is_refused_by_name(
-    server: Live, table: str, name: str, value: object
-) -> None:
+def test_cache_options_in_a_transaction_are_refused_by_name(server: Live, table: str, name: str, value: object) -> None:
     tx = server.ok("tx.begin", read_only=True)["tx"]
     error = server.error("query.select", sql=f"SELECT id FROM {table}", tx=tx, cache={name: value})
     assert error["code"] == "invalid_request" and f"cache.{name}" in error["message"]

@@ -56,7 +56,9 @@ def ask_until_remembered(live: Live, query: str, tag: str, counted: list[bool]) 
     wait_until(is_remembered, "a remembered 304")
 
 
-def test_the_second_304_is_the_first_one(server: Live, table: str, counted: list[bool]) -> None:
+def test_repeated_304_is_served_from_memory_with_the_same_headers(
+    server: Live, table: str, counted: list[bool]
+) -> None:
     query = prepared(server, table)
     tag = ask(server, query).headers["etag"]
     first, second = ask(server, query, tag), ask(server, query, tag)
@@ -69,7 +71,7 @@ def test_the_second_304_is_the_first_one(server: Live, table: str, counted: list
     assert ask(server, query, f'"other", {tag}').status_code == 304 and counted[-1] is False, "it is another request"
 
 
-def test_any_commit_makes_it_be_read_again(server: Live, table: str, counted: list[bool]) -> None:
+def test_remembered_304_is_dropped_after_any_commit(server: Live, table: str, counted: list[bool]) -> None:
     query = prepared(server, table)
     tag = ask(server, query).headers["etag"]
     for _ in range(3):
@@ -81,7 +83,9 @@ def test_any_commit_makes_it_be_read_again(server: Live, table: str, counted: li
     assert ask(server, query, tag).status_code == 200
 
 
-def test_another_process_that_commits_is_noticed(start: Start, tmp_path: Path, counted: list[bool]) -> None:
+def test_remembered_304_is_dropped_after_a_commit_of_another_process(
+    start: Start, tmp_path: Path, counted: list[bool]
+) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT)")
     query = prepared(live, "t")
@@ -99,7 +103,7 @@ def test_another_process_that_commits_is_noticed(start: Start, tmp_path: Path, c
         other.close()
 
 
-def test_a_change_of_the_schema_is_noticed(server: Live, table: str, counted: list[bool]) -> None:
+def test_remembered_304_is_dropped_after_a_view_is_redefined(server: Live, table: str, counted: list[bool]) -> None:
     server.sql(f"CREATE VIEW v_{table} AS SELECT id, status FROM {table}")
     query = prepared(server, f"v_{table}")
     tag = ask(server, query).headers["etag"]
@@ -109,7 +113,7 @@ def test_a_change_of_the_schema_is_noticed(server: Live, table: str, counted: li
     assert ask(server, query, tag).status_code == 200
 
 
-def test_a_credential_is_looked_at_each_time(start: Start, counted: list[bool]) -> None:
+def test_remembered_304_without_a_valid_credential_returns_401(start: Start, counted: list[bool]) -> None:
     live = start(serve={"token": "one two three"})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT)")
     query = prepared(live, "t")
@@ -121,7 +125,7 @@ def test_a_credential_is_looked_at_each_time(start: Start, counted: list[bool]) 
         assert stranger.get(path, headers={"if-none-match": tag, "x-api-key": "one two"}).status_code == 401
 
 
-def test_what_is_remembered_is_bounded(
+def test_oldest_remembered_304_is_evicted_beyond_the_limit(
     server: Live, table: str, counted: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.serve.http.not_modified_cache.MAX_REQUESTS", 3)
@@ -138,7 +142,7 @@ def test_what_is_remembered_is_bounded(
 SLOW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 400000) SELECT max(i), {} FROM n"
 
 
-def test_who_demands_a_floor_does_not_get_what_was_read_before_it(start: Start) -> None:
+def test_request_with_a_causality_floor_does_not_share_an_earlier_execution(start: Start) -> None:
     live = start()
     live.sql("CREATE TABLE t(v INTEGER)")
     live.sql("INSERT INTO t VALUES (0)")
@@ -158,7 +162,7 @@ def test_who_demands_a_floor_does_not_get_what_was_read_before_it(start: Start) 
             assert answer.json()["data"]["rows"][0][1]["v"] == 1
 
 
-def test_a_304_does_not_wait_for_slow_queries(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_304_is_answered_while_slow_queries_run(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT)")
     live.sql("CREATE TABLE beside(v)")

@@ -19,7 +19,7 @@ def fill(server: Live, table: str, count: int) -> None:
     server.sql(f"INSERT INTO {table} VALUES{rows}")
 
 
-def test_a_control_frame_in_the_midst_of_rows_names_the_place_in_the_rows(
+def test_control_frame_inside_a_snapshot_has_an_id_that_resumes_the_snapshot(
     server: Live, table: str, transport: str
 ) -> None:
     fill(server, table, 3000)
@@ -35,7 +35,7 @@ def test_a_control_frame_in_the_midst_of_rows_names_the_place_in_the_rows(
     assert seen == list(range(1, 3001)), "every row, and none twice"
 
 
-def test_two_readers_of_one_snapshot_do_not_rob_each_other(server: Live, table: str) -> None:
+def test_two_readers_of_the_same_snapshot_each_receive_every_row(server: Live, table: str) -> None:
     fill(server, table, 3000)
     sub = server.subscribe(table, start="snapshot")
     readers = [server.sse(sub), server.sse(sub)]
@@ -55,7 +55,7 @@ def test_two_readers_of_one_snapshot_do_not_rob_each_other(server: Live, table: 
     assert rows == [set(range(1, 3001))] * 2
 
 
-def test_a_seek_back_under_an_open_stream_brings_back_what_was_acked_by_another_way(
+def test_seek_back_under_an_open_stream_makes_acknowledged_changes_pollable_again(
     server: Live, table: str, transport: str
 ) -> None:
     sub = server.subscribe(table)
@@ -75,7 +75,7 @@ def test_a_seek_back_under_an_open_stream_brings_back_what_was_acked_by_another_
     assert [change["pk"] for change in server.changes(sub)] == [[1], [2], [3], [9]]
 
 
-def test_a_close_that_wins_the_race_with_an_open_ends_the_stream(server: Live, table: str, transport: str) -> None:
+def test_close_concurrent_with_a_stream_open_leaves_no_open_stream(server: Live, table: str, transport: str) -> None:
     for _ in range(10):
         sub = server.subscribe(table)
         closing = threading.Thread(target=server.rpc, args=("cdc.close",), kwargs={"sub_id": sub["sub_id"]})
@@ -91,7 +91,7 @@ def test_a_close_that_wins_the_race_with_an_open_ends_the_stream(server: Live, t
 
 
 @pytest.mark.parametrize("patience", [-1.0, 60.0], ids=["ejected", "live"])
-def test_a_predicate_that_takes_long_delivers_the_same_wherever_it_is_asked(
+def test_slow_predicate_delivers_the_same_changes_live_or_ejected(
     server: Live, table: str, transport: str, patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_batch, "PATIENCE_SECONDS", patience)
@@ -115,7 +115,7 @@ def streams_last(server: Live, sub: dict[str, str]) -> int:
     return int(server.poll(sub)["latest_offset"])
 
 
-def test_a_checkpoint_comes_also_to_a_reader_whose_predicate_takes_long(
+def test_reader_with_a_slow_predicate_receives_checkpoints(
     start: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_batch, "PATIENCE_SECONDS", -1.0)
@@ -130,7 +130,9 @@ def test_a_checkpoint_comes_also_to_a_reader_whose_predicate_takes_long(
     assert checkpoint["offset"] >= change["offset"]
 
 
-def test_predicate_that_hangs_holds_up_nobody(server: Live, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_predicate_does_not_delay_another_subscription(
+    server: Live, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = server.subscribe(table, where="status LIKE 'x%' AND id <> 17", include={"after": True})
     quick = server.subscribe(table, where="status LIKE 'x%'")
     streams = [server.stream("sse", slow), server.stream("sse", quick)]

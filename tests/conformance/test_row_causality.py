@@ -25,7 +25,7 @@ def write(server: Live, method: str, path: str, given: str) -> int:
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
-def test_a_write_with_a_floor_that_is_not_reached_is_not_carried_out(
+def test_row_write_with_an_unreached_causality_floor_is_refused_and_writes_nothing(
     server: Live, row: str, table: str, method: str
 ) -> None:
     ahead = to_header(token("main", {table: 99_999_999}))
@@ -38,7 +38,7 @@ def test_a_write_with_a_floor_that_is_not_reached_is_not_carried_out(
     assert server.sql(f"SELECT status FROM {table}") != [["open"]]
 
 
-def test_a_read_tells_how_far_it_saw_and_every_route_takes_it(server: Live, row: str, table: str) -> None:
+def test_causality_token_of_a_row_read_is_stable_and_accepted_by_queries(server: Live, row: str, table: str) -> None:
     query = server.ok("query.prepare", sql=f"SELECT status FROM {table}")["query_id"]
 
     def caught_up() -> None:  # before that a token may tell more than there was, never less
@@ -60,7 +60,7 @@ def test_a_read_tells_how_far_it_saw_and_every_route_takes_it(server: Live, row:
     assert from_header(server.http.get(row).headers[NAME]) == from_header(written.headers[NAME])
 
 
-def test_a_token_of_an_older_log_is_refused_by_rows_as_by_queries(
+def test_causality_token_of_an_older_log_is_refused_by_rows_and_queries(
     server: Live, row: str, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = server.http.get(row).headers[NAME]
@@ -74,7 +74,7 @@ def test_a_token_of_an_older_log_is_refused_by_rows_as_by_queries(
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
-def test_a_write_whose_floor_cannot_be_judged_yet_may_be_tried_again(
+def test_row_write_with_an_undecidable_causality_floor_returns_503(
     server: Live, row: str, table: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = server.ok("query.prepare", sql=f"SELECT status FROM {table}")["query_id"]

@@ -37,7 +37,7 @@ def at_once(server: Live, work: Callable[[httpx.Client, int], None], count: int 
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
-def test_increments_under_if_match_lose_nothing(server: Live, table: str, method: str) -> None:
+def test_concurrent_increments_with_if_match_lose_no_update(server: Live, table: str, method: str) -> None:
     url = f"/api/v1/t/main/{table}/1"
     assert server.http.put(url, json={"status": "0", "total": 0}).status_code == 201
     refused = []
@@ -60,7 +60,7 @@ def test_increments_under_if_match_lose_nothing(server: Live, table: str, method
     print(f"{len(refused)} writes came too late and were told so")
 
 
-def test_of_many_creators_one_wins(server: Live, table: str) -> None:
+def test_concurrent_creates_of_a_row_succeed_exactly_once(server: Live, table: str) -> None:
     winners: list[tuple[int, str]] = []
 
     def create(client: httpx.Client, number: int) -> None:
@@ -77,7 +77,7 @@ def test_of_many_creators_one_wins(server: Live, table: str) -> None:
     assert [tuple(row) for row in found] == sorted(winners)
 
 
-def test_of_many_who_delete_one_state_one_wins(server: Live, table: str) -> None:
+def test_concurrent_deletes_with_the_same_tag_succeed_exactly_once(server: Live, table: str) -> None:
     url = f"/api/v1/t/main/{table}/1"
     tag = server.http.put(url, json={"status": "x"}).headers["etag"]
     statuses: list[int] = []
@@ -85,7 +85,7 @@ def test_of_many_who_delete_one_state_one_wins(server: Live, table: str) -> None
     assert sorted(statuses) == [204] + [404] * (WRITERS - 1)
 
 
-def test_a_304_is_never_given_for_a_row_that_differs(server: Live, table: str) -> None:
+def test_304_of_a_row_is_never_returned_after_the_row_changed(server: Live, table: str) -> None:
     """Readers who revalidate while writers write: whatever a tag was given with, is what it stands for."""
     url = f"/api/v1/t/main/{table}/1"
     server.http.put(url, json={"status": "0"})
@@ -117,7 +117,7 @@ def test_a_304_is_never_given_for_a_row_that_differs(server: Live, table: str) -
     assert len(bodies) <= 5
 
 
-def test_writes_of_rows_are_in_the_feed_at_the_offsets_they_tell(server: Live, table: str) -> None:
+def test_row_write_is_in_the_feed_at_the_offset_of_its_causality_token(server: Live, table: str) -> None:
     sub = server.subscribe(table, include={"before": True, "after": True})
     url = f"/api/v1/t/main/{table}/7"
     answers = [
@@ -143,7 +143,7 @@ def _token(header: str) -> Any:
     return json.loads(base64.urlsafe_b64decode(header + "=" * (-len(header) % 4)))
 
 
-def test_tags_outlive_a_restart(start: Callable[..., Live]) -> None:
+def test_row_tag_is_valid_after_a_restart_until_the_row_changes(start: Callable[..., Live]) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     url = "/api/v1/t/main/t/1"
@@ -204,7 +204,7 @@ def split(text: str) -> tuple[str, dict[str, str], str]:
     return first, dict(line.split(": ", 1) for line in lines), body
 
 
-def test_the_examples_of_the_page_are_answered_as_shown(start: Callable[..., Live]) -> None:
+def test_examples_of_the_rows_page_are_answered_as_shown(start: Callable[..., Live]) -> None:
     live = start()
     live.sql("CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT NOT NULL, credit DECIMAL_TEXT)")
     tag = ""

@@ -14,14 +14,14 @@ def prepared(server: Live, sql: str) -> str:
     return "/api/v1/q/" + server.ok("query.prepare", sql=sql)["query_id"]
 
 
-def test_an_execution_that_was_shared_says_so(server: Live) -> None:
+def test_shared_execution_is_marked_as_collapsed(server: Live) -> None:
     path = prepared(server, SLOW)
     with ThreadPoolExecutor(4) as pool:
         found = sorted(pool.map(lambda _: httpx.get(server.url + path).headers["cache-status"], range(4)))
     assert found == ["headwater; fwd=miss", *["headwater; fwd=miss; collapsed"] * 3]
 
 
-def test_metrics_tell_why_an_answer_has_no_tag(server: Live) -> None:
+def test_metrics_count_the_reason_for_an_answer_without_a_tag(server: Live) -> None:
     name = "headwater_query_uncacheable_reasons_total"
     before = server.metric(name, reason="volatile_function")
     server.http.get(prepared(server, "SELECT random()"))

@@ -31,7 +31,7 @@ def write_busy(live: Live, times: int) -> None:
 # --- 2: a quiet filter never falls off a busy log ----------------------------------------------------------
 
 
-def test_next_offset_moves_over_changes_that_do_not_match(server: Live, table: str) -> None:
+def test_next_offset_advances_past_changes_that_do_not_match(server: Live, table: str) -> None:
     sub = server.subscribe(table, where="total > 100")
     server.sql(f"INSERT INTO {table} VALUES(1, 'new', 1), (2, 'new', 2)")
     page = server.poll(sub, from_offset=sub["offset"])
@@ -39,7 +39,7 @@ def test_next_offset_moves_over_changes_that_do_not_match(server: Live, table: s
 
 
 @pytest.mark.parametrize("how", ["with from_offset", "without", "acking"])
-def test_a_quiet_poller_never_falls_off_a_busy_log(start: Callable[..., Live], how: str) -> None:
+def test_poller_of_an_idle_table_stays_healthy_on_a_busy_log(start: Callable[..., Live], how: str) -> None:
     live = quiet_and_busy(start)
     sub = live.subscribe("quiet")
     at = sub["offset"]
@@ -56,7 +56,7 @@ def test_a_quiet_poller_never_falls_off_a_busy_log(start: Callable[..., Live], h
     assert page["backpressure"]["state"] == "healthy"
 
 
-def test_a_quiet_poller_that_never_acks_is_not_lost_across_a_restart(start: Callable[..., Live]) -> None:
+def test_poller_of_an_idle_table_without_acks_stays_healthy_after_a_restart(start: Callable[..., Live]) -> None:
     live = quiet_and_busy(start)
     sub = live.subscribe("quiet")
     for _ in range(4):
@@ -68,7 +68,7 @@ def test_a_quiet_poller_that_never_acks_is_not_lost_across_a_restart(start: Call
     assert not page["resnapshot_required"] and page["backpressure"]["state"] == "healthy"
 
 
-def test_what_was_delivered_but_not_acked_is_delivered_again(start: Callable[..., Live]) -> None:
+def test_unacknowledged_change_is_delivered_again(start: Callable[..., Live]) -> None:
     live = quiet_and_busy(start)
     sub = live.subscribe("quiet")
     live.sql("INSERT INTO quiet VALUES(1)")
@@ -77,7 +77,7 @@ def test_what_was_delivered_but_not_acked_is_delivered_again(start: Callable[...
     assert live.changes(sub) == first, "quiet moves over what does not match, never over what does"
 
 
-def test_a_quiet_stream_never_falls_off_a_busy_log(start: Callable[..., Live], transport: str) -> None:
+def test_stream_of_an_idle_table_stays_healthy_on_a_busy_log(start: Callable[..., Live], transport: str) -> None:
     live = quiet_and_busy(start)
     sub = live.subscribe("quiet")
     stream = live.stream(transport, sub)
@@ -96,7 +96,7 @@ def test_a_quiet_stream_never_falls_off_a_busy_log(start: Callable[..., Live], t
 # --- 3: an ack beyond the newest change --------------------------------------------------------------------
 
 
-def test_an_ack_beyond_the_latest_offset_is_refused(server: Live, table: str) -> None:
+def test_ack_beyond_the_latest_offset_is_refused(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     server.sql(f"INSERT INTO {table} VALUES(1, 'new', 1)")
     latest = server.poll(sub)["latest_offset"]
@@ -108,7 +108,7 @@ def test_an_ack_beyond_the_latest_offset_is_refused(server: Live, table: str) ->
 # --- 5: a row that leaves a key --------------------------------------------------------------------------
 
 
-def test_a_filter_on_the_old_key_sees_the_row_leave(server: Live, table: str) -> None:
+def test_key_change_is_a_delete_for_the_old_key_and_an_insert_for_the_new_key(server: Live, table: str) -> None:
     old, new = (
         server.subscribe(table, pk=[{"t": "i64", "v": key}], include={"before": True, "after": True}) for key in (1, 2)
     )
@@ -135,7 +135,7 @@ def paths(sub: dict[str, str]) -> list[str]:
     return [sub["sse_url"], "/api/v1/changes/main/t", "/api/v1/changes/main", "/api/v1/snapshot/main/t"]
 
 
-def test_no_stream_opens_without_the_credential(locked: Live) -> None:
+def test_stream_without_a_valid_credential_is_refused_with_401(locked: Live) -> None:
     sub = locked.subscribe("t", start="earliest")
     for path in (*paths(sub), sub["ws_url"]):
         for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "let-me-ina"}):
@@ -153,7 +153,7 @@ def test_no_stream_opens_without_the_credential(locked: Live) -> None:
     assert locked.sse(sub).changes(1) and locked.ws(sub).changes(1)
 
 
-def test_a_ticket_lets_a_browser_in(locked: Live) -> None:
+def test_ticket_opens_streams_without_a_credential(locked: Live) -> None:
     sub = locked.subscribe("t", start="earliest")
     ticket = locked.ok("security.ticket.create")["ticket"]
     locked.headers, given = {}, locked.headers
@@ -165,7 +165,7 @@ def test_a_ticket_lets_a_browser_in(locked: Live) -> None:
     locked.headers = given
 
 
-def test_a_forged_altered_or_expired_ticket_is_refused(locked: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forged_altered_or_expired_ticket_is_refused(locked: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     sub = locked.subscribe("t")
     ticket = locked.ok("security.ticket.create")["ticket"]
     flipped = ticket[:-6] + ("A" if ticket[-6] != "A" else "B") + ticket[-5:]
@@ -182,7 +182,7 @@ def test_a_forged_altered_or_expired_ticket_is_refused(locked: Live, monkeypatch
     refused.close()
 
 
-def test_a_ticket_opens_streams_and_nothing_else(locked: Live) -> None:
+def test_ticket_is_refused_on_routes_other_than_streams(locked: Live) -> None:
     ticket = locked.ok("security.ticket.create")["ticket"]
     for path in ("/metrics", "/", "/openapi.json", "/api/v1/rpc"):
         refused = SseReader(locked.url, f"{path}?ticket={ticket}", {})
@@ -193,7 +193,7 @@ def test_a_ticket_opens_streams_and_nothing_else(locked: Live) -> None:
 # --- 8: DDL ----------------------------------------------------------------------------------------------
 
 
-def test_ddl_is_delivered_unless_ops_leave_it_out(server: Live, table: str, transport: str) -> None:
+def test_schema_change_is_delivered_unless_ops_exclude_it(server: Live, table: str, transport: str) -> None:
     whole, rows = server.subscribe(table), server.subscribe(table, ops=["insert", "update", "delete"])
     stream = server.stream(transport, whole)
     server.sql(f"ALTER TABLE {table} ADD COLUMN note TEXT")
@@ -210,7 +210,7 @@ def _without_creation(events: list[Any]) -> list[Any]:
     return events[1:] if events[0].get("ddl", "").startswith("CREATE TABLE") else events
 
 
-def test_a_subscription_polls_on_after_drop_table_until_it_is_closed(server: Live, table: str) -> None:
+def test_subscription_is_pollable_after_drop_table_until_the_close(server: Live, table: str) -> None:
     plain, filtered = server.subscribe(table), server.subscribe(table, where="total > 0", columns=["status"])
     stream = server.sse(plain)
     server.sql(f"INSERT INTO {table} VALUES(1, 'new', 1)")
@@ -231,7 +231,7 @@ def test_a_subscription_polls_on_after_drop_table_until_it_is_closed(server: Liv
     assert server.error("cdc.poll", sub_id=plain["sub_id"])["code"] == "not_found"
 
 
-def test_a_cursor_ahead_of_a_log_that_began_at_zero_again_is_told_so(start: Callable[..., Live]) -> None:
+def test_cursor_ahead_of_a_recreated_log_requires_a_resnapshot(start: Callable[..., Live]) -> None:
     """§1.15, 10: the database and its log are gone, the subscription is not; nothing may be swallowed in silence."""
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")

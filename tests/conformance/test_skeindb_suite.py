@@ -14,7 +14,7 @@ def lit(value: int) -> dict[str, object]:
     return {"t": I64, "v": value}
 
 
-def test_an_ack_is_not_repeated_and_a_close_is_final(server: Live, table: str) -> None:
+def test_acknowledged_change_is_not_repeated_and_a_closed_subscription_is_not_found(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     base = sub["offset"]
     assert sub["sse_url"] == f"/api/v1/cdc/sse/{sub['sub_id']}" and sub["ws_url"] == f"/api/v1/cdc/ws/{sub['sub_id']}"
@@ -31,7 +31,7 @@ def test_an_ack_is_not_repeated_and_a_close_is_final(server: Live, table: str) -
     assert {"cdc.ack", "cdc.close"} <= set(server.ok("system.capabilities")["methods"])
 
 
-def test_an_older_ack_changes_nothing(server: Live, table: str) -> None:
+def test_ack_of_an_older_offset_is_ignored(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     server.sql(f"INSERT INTO {table} VALUES(1, 'new', 1), (2, 'new', 1)")
     last = server.poll(sub)["next_offset"]
@@ -40,7 +40,7 @@ def test_an_older_ack_changes_nothing(server: Live, table: str) -> None:
     assert server.changes(sub, from_offset=0) == []
 
 
-def test_objects_json_is_the_default_and_shows_no_images(server: Live, table: str) -> None:
+def test_default_format_is_objects_json_without_row_images(server: Live, table: str) -> None:
     sub = server.ok("cdc.subscribe_table", db="main", table=table)
     server.sql(f"INSERT INTO {table} VALUES(1, 'new', 1)")
     (change,) = server.changes(sub)
@@ -53,7 +53,7 @@ def test_objects_json_is_the_default_and_shows_no_images(server: Live, table: st
     assert (change["db"], change["table"], change["op"], change["pk"]) == ("main", table, "insert", [lit(1)])
 
 
-def test_plain_json_shows_plain_scalars_with_keys_sorted(server: Live, table: str) -> None:
+def test_plain_json_contains_plain_values_with_sorted_keys(server: Live, table: str) -> None:
     sub = server.subscribe(table, format="plain_json", include={"after": True})
     server.sql(f"INSERT INTO {table} VALUES(1, 'one', 2.5)")
     (change,) = server.changes(sub)
@@ -61,7 +61,7 @@ def test_plain_json_shows_plain_scalars_with_keys_sorted(server: Live, table: st
     assert list(change["after"].items()) == [("id", 1), ("status", "one"), ("total", 2.5)]
 
 
-def test_only_the_ops_asked_for_are_delivered(server: Live, table: str) -> None:
+def test_ops_filter_delivers_only_the_requested_ops(server: Live, table: str) -> None:
     refused = server.error("cdc.subscribe_table", table=table, ops=["merge"])
     assert refused["code"] == "invalid_request" and "merge" in refused["message"]
     assert server.error("cdc.subscribe_table", table=table, ops=[])["code"] == "invalid_request"
@@ -74,7 +74,7 @@ def test_only_the_ops_asked_for_are_delivered(server: Live, table: str) -> None:
     assert change.get("before") is None
 
 
-def test_only_the_primary_key_asked_for_is_delivered(server: Live, table: str) -> None:
+def test_pk_filter_delivers_only_the_requested_primary_key(server: Live, table: str) -> None:
     refused = server.error("cdc.subscribe_table", table=table, pk=[lit(1), lit(2)])
     assert refused["code"] == "invalid_request" and "pk" in refused["message"]
     sub = server.subscribe(table, pk=[lit(2)])
@@ -88,7 +88,7 @@ def test_only_the_primary_key_asked_for_is_delivered(server: Live, table: str) -
     ]
 
 
-def test_a_range_of_keys_is_inclusive(server: Live, table: str) -> None:
+def test_pk_range_filter_includes_both_bounds(server: Live, table: str) -> None:
     for bad in ({}, {"lower_bound": lit(3), "upper_bound": lit(2)}, {"from": lit(1)}):
         assert server.error("cdc.subscribe_table", table=table, pk_range=bad)["code"] == "invalid_request", bad
     sub = server.subscribe(table, pk_range={"lower_bound": lit(2), "upper_bound": lit(3)})
@@ -104,9 +104,7 @@ def test_a_range_of_keys_is_inclusive(server: Live, table: str) -> None:
     ]
 
 
-def test_only_changes_of_the_columns_asked_for_are_delivered_and_images_hold_no_others(
-    server: Live, table: str
-) -> None:
+def test_columns_filter_delivers_only_changes_and_images_of_the_requested_columns(server: Live, table: str) -> None:
     refused = server.error("cdc.subscribe_table", table=table, columns=["stat"])
     assert refused["code"] == "invalid_request" and "status" in refused["details"]["hint"]
     sub = server.subscribe(table, columns=["status"], include={"before": True, "after": True})
@@ -122,7 +120,7 @@ def test_only_changes_of_the_columns_asked_for_are_delivered_and_images_hold_no_
     ]
 
 
-def test_row_images_are_shown_on_request(server: Live, table: str) -> None:
+def test_row_images_are_delivered_on_request(server: Live, table: str) -> None:
     assert server.error("cdc.subscribe_table", table=table, format="rows_json")["code"] == "invalid_request"
     for include in ({"before": 1}, {"during": True}):
         assert server.error("cdc.subscribe_table", table=table, include=include)["code"] == "invalid_request"
@@ -134,7 +132,7 @@ def test_row_images_are_shown_on_request(server: Live, table: str) -> None:
     assert (update["before"]["status"], update["after"]["status"]) == ("new", "paid")
 
 
-def test_what_is_not_there_is_not_found(server: Live, table: str) -> None:
+def test_unknown_table_or_database_is_not_found(server: Live, table: str) -> None:
     assert server.error("cdc.subscribe_table", table="nowhere")["code"] == "not_found"
     assert server.error("cdc.subscribe_table", db="nowhere", table=table)["code"] == "not_found"
     assert server.error("cdc.subscribe_table", table=table, tabel=1)["code"] == "invalid_request"
@@ -152,7 +150,7 @@ def lost(live: Live) -> dict[str, object]:
     return sub
 
 
-def test_a_poll_beyond_the_horizon_asks_for_a_new_snapshot(start: Callable[..., Live]) -> None:
+def test_poll_before_the_horizon_requires_a_resnapshot(start: Callable[..., Live]) -> None:
     live = start(log={"retention_events": 2})
     sub = lost(live)
     live.until(lambda: live.poll(sub)["earliest_offset"] == 3)
@@ -172,7 +170,7 @@ def test_a_poll_beyond_the_horizon_asks_for_a_new_snapshot(start: Callable[..., 
     }
 
 
-def test_being_lost_comes_before_being_paused(start: Callable[..., Live]) -> None:
+def test_paused_subscription_before_the_horizon_reports_resnapshot_required(start: Callable[..., Live]) -> None:
     live = start(log={"retention_events": 2})
     sub = lost(live)
     live.ok("cdc.pause", sub_id=sub["sub_id"])
@@ -181,7 +179,7 @@ def test_being_lost_comes_before_being_paused(start: Callable[..., Live]) -> Non
     assert (found["state"], found["paused"]) == ("resnapshot_required", True)
 
 
-def test_a_stream_beyond_the_horizon_says_so_and_ends(start: Callable[..., Live], transport: str) -> None:
+def test_stream_before_the_horizon_sends_resnapshot_and_ends(start: Callable[..., Live], transport: str) -> None:
     live = start(log={"retention_events": 2})
     sub = lost(live)
     live.until(lambda: live.poll(sub)["resnapshot_required"])
@@ -208,7 +206,7 @@ def test_a_stream_beyond_the_horizon_says_so_and_ends(start: Callable[..., Live]
         assert stream.whole
 
 
-def test_resnapshot_from_offset_is_a_cursor_that_works(start: Callable[..., Live]) -> None:
+def test_seek_to_resnapshot_from_offset_delivers_the_retained_changes(start: Callable[..., Live]) -> None:
     live = start(log={"retention_events": 2})
     sub = lost(live)
     live.until(lambda: live.poll(sub)["resnapshot_required"])
@@ -220,7 +218,7 @@ def test_resnapshot_from_offset_is_a_cursor_that_works(start: Callable[..., Live
 # --- streams ---------------------------------------------------------------------------------------------
 
 
-def test_server_sent_events_go_on_after_the_last_event_id(server: Live, table: str) -> None:
+def test_sse_stream_resumes_after_the_last_event_id(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     base = sub["offset"]
     server.sql(f"INSERT INTO {table} VALUES(1, 'new', 1)")
@@ -234,7 +232,7 @@ def test_server_sent_events_go_on_after_the_last_event_id(server: Live, table: s
     assert frame.id == str(base + 2)
 
 
-def test_a_websocket_goes_on_after_from_offset_or_the_last_event_id(server: Live, table: str) -> None:
+def test_websocket_resumes_after_from_offset_or_the_last_event_id(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     server.sql(f"INSERT INTO {table} VALUES(1, 'new', 1)")
     stream = server.ws(sub)
@@ -246,7 +244,7 @@ def test_a_websocket_goes_on_after_from_offset_or_the_last_event_id(server: Live
     assert server.ws(sub, last_event_id=str(frame.id)).changes(1)[0].id == frame.id + 1
 
 
-def test_the_first_frame_of_a_paused_stream_says_so(server: Live, table: str, transport: str) -> None:
+def test_first_frame_of_a_paused_stream_reports_paused(server: Live, table: str, transport: str) -> None:
     sub = server.subscribe(table)
     server.sql(f"INSERT INTO {table} VALUES(1, 'new', 1)")
     server.ok("cdc.pause", sub_id=sub["sub_id"])
@@ -257,7 +255,7 @@ def test_the_first_frame_of_a_paused_stream_says_so(server: Live, table: str, tr
     assert list(frame.data)[:7] == required
 
 
-def test_a_websocket_delivers_changes(server: Live, table: str) -> None:
+def test_websocket_delivers_changes(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     stream = server.ws(sub)
     server.sql(f"INSERT INTO {table} VALUES(7, 'new', 1)")
@@ -266,7 +264,7 @@ def test_a_websocket_delivers_changes(server: Live, table: str) -> None:
     assert (frame.data["db"], frame.data["table"], frame.data["pk"]) == ("main", table, [7])
 
 
-def test_all_transports_deliver_the_same_live_and_replayed(server: Live, table: str) -> None:
+def test_all_transports_deliver_the_same_changes_live_and_replayed(server: Live, table: str) -> None:
     sub = server.subscribe(table, format="objects_json", include={"before": True, "after": True})
     live = [server.sse(sub), server.ws(sub)]
     server.together(
@@ -303,7 +301,7 @@ def test_cursor_format_and_pause_survive_a_restart(start: Callable[..., Live]) -
     assert live.subscribe("t")["sub_id"] not in (sub["sub_id"], gone["sub_id"])
 
 
-def test_a_pause_holds_changes_back_until_the_resume(server: Live, table: str) -> None:
+def test_paused_subscription_delivers_nothing_until_the_resume(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     server.sql(f"INSERT INTO {table} VALUES(1, 'new', 1)")
     paused = server.ok("cdc.pause", sub_id=sub["sub_id"])
@@ -317,7 +315,7 @@ def test_a_pause_holds_changes_back_until_the_resume(server: Live, table: str) -
     assert len(server.changes(sub)) == 1
 
 
-def test_a_pause_stops_an_open_stream_and_a_resume_lets_it_go_on(server: Live, table: str, transport: str) -> None:
+def test_open_stream_is_stopped_by_pause_and_continued_by_resume(server: Live, table: str, transport: str) -> None:
     sub = server.subscribe(table)
     stream = server.stream(transport, sub)
     server.sql(f"INSERT INTO {table} VALUES(1, 'new', 1)")

@@ -96,7 +96,7 @@ def marked(live: Live, table: str) -> int:
 # --- by poll ---------------------------------------------------------------------------------------------
 
 
-def test_polled_rows_and_then_changes_fold_to_the_table(server: Live, table: str) -> None:
+def test_polled_snapshot_plus_changes_equals_the_table(server: Live, table: str) -> None:
     fill(server, table)
     sub = server.subscribe(table, start="snapshot")
     known, cursor, pages = Folded(), {}, 0
@@ -117,7 +117,7 @@ def test_polled_rows_and_then_changes_fold_to_the_table(server: Live, table: str
     assert page["caught_up"] and known.rows == now(server, table)
 
 
-def test_a_poll_that_repeats_a_cursor_gets_the_rows_again(server: Live, table: str) -> None:
+def test_poll_with_a_repeated_cursor_returns_the_same_rows(server: Live, table: str) -> None:
     fill(server, table, 50)
     sub = server.subscribe(table, start="snapshot")
     first = server.poll(sub, limit=10)
@@ -126,7 +126,7 @@ def test_a_poll_that_repeats_a_cursor_gets_the_rows_again(server: Live, table: s
     assert [row["pk"] for row in one["events"]] == [row["pk"] for row in two["events"]] == [[n] for n in range(10, 20)]
 
 
-def test_an_acked_cursor_survives_a_restart(start: Callable[..., Live]) -> None:
+def test_acknowledged_snapshot_cursor_is_kept_after_a_restart(start: Callable[..., Live]) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     fill(live, "t", 300)
@@ -149,7 +149,7 @@ def test_an_acked_cursor_survives_a_restart(start: Callable[..., Live]) -> None:
     assert known.rows == now(live, "t")
 
 
-def test_a_filter_applies_to_rows_and_changes_alike(server: Live, table: str) -> None:
+def test_filter_is_applied_to_snapshot_rows_and_changes(server: Live, table: str) -> None:
     fill(server, table, 200)
     sub = server.subscribe(table, start="snapshot", where="total >= 150", columns=["total"])
     page = server.poll(sub, limit=1000)
@@ -164,7 +164,7 @@ def test_a_filter_applies_to_rows_and_changes_alike(server: Live, table: str) ->
 
 
 @pytest.mark.parametrize("bad", ["", "x", "kwEAxAKRA", "s:kwEAxAKRAQ", "////", "A" * 5000])
-def test_a_bad_snapshot_cursor_is_refused(server: Live, table: str, bad: str) -> None:
+def test_invalid_snapshot_cursor_is_refused(server: Live, table: str, bad: str) -> None:
     sub = server.subscribe(table, start="snapshot")
     for method in ("poll", "ack"):
         refused = server.rpc(f"cdc.{method}", sub_id=sub["sub_id"], cursor=bad)
@@ -174,7 +174,9 @@ def test_a_bad_snapshot_cursor_is_refused(server: Live, table: str, bad: str) ->
 @pytest.mark.parametrize(
     "place", [Position(1, 0, ("text",)), Position(1, 0, (1, 2)), Position(1, 0, (None,)), Position(1, 7, None)]
 )
-def test_a_cursor_that_does_not_fit_the_table_is_harmless(server: Live, table: str, place: Position) -> None:
+def test_snapshot_cursor_that_does_not_fit_the_table_leaves_the_subscription_usable(
+    server: Live, table: str, place: Position
+) -> None:
     fill(server, table, 5)
     sub = server.subscribe(table, start="snapshot")
     server.poll(sub, limit=2)
@@ -186,7 +188,7 @@ def test_a_cursor_that_does_not_fit_the_table_is_harmless(server: Live, table: s
 # --- by stream -------------------------------------------------------------------------------------------
 
 
-def test_streamed_rows_and_then_changes_fold_to_the_table(server: Live, table: str, transport: str) -> None:
+def test_streamed_snapshot_plus_changes_equals_the_table(server: Live, table: str, transport: str) -> None:
     fill(server, table)
     sub = server.subscribe(table, start="snapshot")
     known = Folded()
@@ -202,7 +204,9 @@ def test_streamed_rows_and_then_changes_fold_to_the_table(server: Live, table: s
     assert known.rows == now(server, table)
 
 
-def test_a_stream_resumes_in_the_middle_of_its_rows(start: Callable[..., Live], transport: str) -> None:
+def test_stream_resumes_in_the_middle_of_its_snapshot_after_a_restart(
+    start: Callable[..., Live], transport: str
+) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     fill(live, "t")
@@ -222,7 +226,7 @@ def test_a_stream_resumes_in_the_middle_of_its_rows(start: Callable[..., Live], 
     assert known.rows == now(live, "t")
 
 
-def test_a_stream_without_a_subscription_can_begin_with_rows(server: Live, table: str) -> None:
+def test_stream_without_a_subscription_delivers_a_snapshot_then_changes(server: Live, table: str) -> None:
     fill(server, table, 300)
     stream = server.get(f"/api/v1/changes/main/{table}?start=snapshot&format=plain_json")
     *rows, end = stream.upto("snapshot_end")
@@ -233,7 +237,7 @@ def test_a_stream_without_a_subscription_can_begin_with_rows(server: Live, table
     assert known.rows == now(server, table)
 
 
-def test_an_empty_table_has_a_snapshot_too(server: Live, table: str, transport: str) -> None:
+def test_snapshot_of_an_empty_table_ends_with_zero_rows(server: Live, table: str, transport: str) -> None:
     stream = server.stream(transport, server.subscribe(table, start="snapshot"))
     end = stream.next()
     assert (end.word, end.data["rows"]) == ("snapshot_end", 0)
@@ -244,7 +248,7 @@ def test_an_empty_table_has_a_snapshot_too(server: Live, table: str, transport: 
 # --- the lease -------------------------------------------------------------------------------------------
 
 
-def test_the_horizon_waits_for_a_snapshot(start: Callable[..., Live]) -> None:
+def test_horizon_does_not_pass_a_running_snapshot(start: Callable[..., Live]) -> None:
     live = start(log={"retention_events": 4})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     fill(live, "t", 50)
@@ -272,7 +276,7 @@ def lose_lease(live: Live, page: dict[str, Any]) -> None:
     live.until(forgotten)
 
 
-def test_a_snapshot_that_lost_its_lease_begins_again_and_says_so(start: Callable[..., Live], transport: str) -> None:
+def test_streamed_snapshot_without_its_lease_sends_snapshot_restart(start: Callable[..., Live], transport: str) -> None:
     live = start(log={"retention_events": 4}, feeds={"lease_seconds": 3600.0, "lease_bytes": 0})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     fill(live, "t", 2000)
@@ -291,7 +295,7 @@ def test_a_snapshot_that_lost_its_lease_begins_again_and_says_so(start: Callable
     assert known.rows == now(live, "t")
 
 
-def test_a_poll_of_a_snapshot_that_lost_its_lease_says_so(start: Callable[..., Live]) -> None:
+def test_polled_snapshot_without_its_lease_is_reported_as_restarted(start: Callable[..., Live]) -> None:
     live = start(log={"retention_events": 4}, feeds={"lease_bytes": 0})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     fill(live, "t", 100)
@@ -343,12 +347,14 @@ def rebuilt(live: Live, table: str, shape: str) -> dict[int, Any]:
         "id TEXT PRIMARY KEY, status TEXT, total REAL",
     ],
 )
-def test_a_table_that_is_replaced_while_its_rows_are_read(server: Live, table: str, shape: str) -> None:
+def test_table_replaced_during_its_snapshot_is_delivered_with_its_new_rows(
+    server: Live, table: str, shape: str
+) -> None:
     known = rebuilt(server, table, shape)
     assert sorted(int(id) for id in known) == [5, 55, 70]
 
 
-def test_a_table_that_is_replaced_before_its_rows_are_read(server: Live, table: str) -> None:
+def test_table_replaced_before_its_snapshot_is_delivered_with_its_new_rows(server: Live, table: str) -> None:
     other = f"{table}_b"
     server.sql(f"CREATE TABLE {other}(id INTEGER PRIMARY KEY)")
     fill(server, table, 20)
@@ -387,7 +393,7 @@ def test_poll_from_an_offset_inside_a_snapshot_is_refused_until_its_end(server: 
     assert known.rows == now(server, table)
 
 
-def test_first_poll_of_a_snapshot_may_name_the_offset_of_the_subscription(server: Live, table: str) -> None:
+def test_first_snapshot_poll_from_the_subscription_offset_returns_the_rows(server: Live, table: str) -> None:
     fill(server, table, 5)
     sub = server.subscribe(table, start="snapshot")
     page = server.poll(sub, from_offset=sub["offset"])

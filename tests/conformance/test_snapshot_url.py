@@ -35,7 +35,9 @@ def rows_of(text: str) -> list[list[Any]]:
     return [list(json.loads(line).values()) for line in text.splitlines()]
 
 
-def test_rows_as_of_the_version_and_then_changes_give_the_table(lost: tuple[Live, dict[str, Any]]) -> None:
+def test_snapshot_url_returns_the_rows_of_its_version_and_the_offset_to_continue_from(
+    lost: tuple[Live, dict[str, Any]],
+) -> None:
     live, page = lost
     then = live.sql("SELECT * FROM t")
     live.sql("DELETE FROM t WHERE id = 0")
@@ -49,7 +51,7 @@ def test_rows_as_of_the_version_and_then_changes_give_the_table(lost: tuple[Live
     assert [(change["op"], change["pk"]) for change in live.changes(sub)] == [("delete", [0]), ("update", [1])]
 
 
-def test_a_version_never_changes_and_is_not_sent_twice(lost: tuple[Live, dict[str, Any]]) -> None:
+def test_snapshot_version_is_immutable_and_its_tag_gives_304(lost: tuple[Live, dict[str, Any]]) -> None:
     live, page = lost
     first = live.http.get(page["snapshot_url"])
     assert "immutable" in first.headers["cache-control"] and first.headers["etag"].startswith('"')
@@ -63,7 +65,7 @@ def test_a_version_never_changes_and_is_not_sent_twice(lost: tuple[Live, dict[st
         assert (response.status_code, response.content, response.headers["etag"]) == (304, b"", tag)
 
 
-def test_the_same_version_has_the_same_bytes(server: Live, table: str) -> None:
+def test_snapshot_version_returns_the_same_bytes_after_a_write(server: Live, table: str) -> None:
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1), (2, 'b', 2)")
     url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
     first = server.http.get(url)
@@ -75,7 +77,7 @@ def test_the_same_version_has_the_same_bytes(server: Live, table: str) -> None:
     assert server.http.get(url, headers={"if-none-match": '"other"'}).status_code == 200
 
 
-def test_head_answers_without_rows(server: Live, table: str) -> None:
+def test_head_of_a_snapshot_returns_its_tag_without_rows(server: Live, table: str) -> None:
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
     url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
     head, whole = server.http.head(url), server.http.get(url)
@@ -83,7 +85,7 @@ def test_head_answers_without_rows(server: Live, table: str) -> None:
     assert head.headers["etag"] == whole.headers["etag"]
 
 
-def test_without_a_version_one_is_sent_to_the_present_one(server: Live, table: str) -> None:
+def test_snapshot_without_a_version_redirects_to_the_current_version(server: Live, table: str) -> None:
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
     response = server.http.get(f"/api/v1/snapshot/main/{table}?format=objects_json")
     assert response.status_code == 307 and response.headers["cache-control"] == "no-store"
@@ -92,7 +94,7 @@ def test_without_a_version_one_is_sent_to_the_present_one(server: Live, table: s
     assert f"/api/v1/snapshot/main/{table}?version=" in response.headers["location"]
 
 
-def test_a_version_that_is_gone_answers_with_where_the_present_one_is(lost: tuple[Live, dict[str, Any]]) -> None:
+def test_expired_snapshot_version_returns_410_with_the_current_url(lost: tuple[Live, dict[str, Any]]) -> None:
     live, page = lost
     for id in range(100, 110):
         live.sql(f"INSERT INTO t VALUES({id}, 'x')")
@@ -107,25 +109,25 @@ def test_a_version_that_is_gone_answers_with_where_the_present_one_is(lost: tupl
 
 
 @pytest.mark.parametrize("version", ["", "x", "1.x", ".5", "1.-5", "1.99999999999999999999", "%00.1"])
-def test_a_bad_version_is_refused(server: Live, table: str, version: str) -> None:
+def test_invalid_snapshot_version_is_refused(server: Live, table: str, version: str) -> None:
     response = server.http.get(f"/api/v1/snapshot/main/{table}?version={version}")
     assert response.status_code in (400, 410), response.text
     assert response.headers["content-type"] == "application/problem+json"
 
 
-def test_a_version_that_is_not_there_yet_is_refused(server: Live, table: str) -> None:
+def test_future_snapshot_version_is_refused(server: Live, table: str) -> None:
     url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
     stem, _, offset = url.rpartition(".")
     assert server.http.get(f"{stem}.{int(offset) + 1000}").status_code == 400
 
 
-def test_what_is_not_there_is_not_found(server: Live) -> None:
+def test_unknown_table_or_database_is_not_found(server: Live) -> None:
     for path in ("main/nowhere", "nowhere/t", "main/%ff", "%ff/t"):
         response = server.http.get(f"/api/v1/snapshot/{path}")
         assert response.status_code == 404 and response.json()["code"] == "not_found", path
 
 
-def test_arrow_holds_the_same_rows(server: Live, table: str) -> None:
+def test_arrow_snapshot_contains_the_same_rows(server: Live, table: str) -> None:
     import pyarrow as pa
 
     server.sql(f"INSERT INTO {table} VALUES(1, 'ü', 1.5), (2, NULL, NULL)")
@@ -138,7 +140,7 @@ def test_arrow_holds_the_same_rows(server: Live, table: str) -> None:
     assert response.headers["etag"] != server.http.get(url).headers["etag"]
 
 
-def test_every_table_of_a_lost_subscription_has_its_url(start: Callable[..., Live]) -> None:
+def test_resnapshot_page_has_a_snapshot_url_for_every_table(start: Callable[..., Live]) -> None:
     live = start(log={"retention_events": 2})
     for name in ("a", "b c"):
         live.sql(f'CREATE TABLE "{name}"(id INTEGER PRIMARY KEY)')
@@ -184,7 +186,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
     made.go.set()
 
 
-def test_only_so_many_snapshots_are_read_at_a_time_and_nobody_waits_for_them(
+def test_snapshots_beyond_the_limit_are_refused_with_429_without_delaying_feeds(
     server: Live, table: str, stuck: Stuck
 ) -> None:
     sub = server.subscribe(table)
@@ -207,7 +209,7 @@ def test_only_so_many_snapshots_are_read_at_a_time_and_nobody_waits_for_them(
     assert server.http.get(url).status_code == 200
 
 
-def test_a_client_that_leaves_frees_its_place(
+def test_disconnected_client_releases_its_snapshot_slot(
     server: Live, table: str, stuck: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
@@ -225,7 +227,7 @@ def test_a_client_that_leaves_frees_its_place(
     assert [found.message for found in caplog.records if found.levelname == "ERROR"] == []
 
 
-def test_reading_back_stops_soon_after_the_reader_left(server: Live, table: str) -> None:
+def test_historical_read_stops_after_its_reader_disconnects(server: Live, table: str) -> None:
     database = server.feeds.databases.database("main")
     before = database.source.head()
     server.sql(
@@ -243,7 +245,7 @@ def test_reading_back_stops_soon_after_the_reader_left(server: Live, table: str)
     assert looks == 3
 
 
-def test_a_server_stops_in_the_middle_of_a_snapshot(start: Callable[..., Live], stuck: Stuck) -> None:
+def test_server_stop_ends_a_running_snapshot_read(start: Callable[..., Live], stuck: Stuck) -> None:
     live = start(serve={"drain_seconds": 0.1})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     url = live.http.get("/api/v1/snapshot/main/t").headers["location"]

@@ -65,7 +65,7 @@ def told(python: str, server: ServerProcess) -> dict[str, Any]:
     return found
 
 
-def test_rows_of_a_table_from_an_offset_on(told: dict[str, Any]) -> None:
+def test_sochdb_client_receives_the_rows_of_a_table_from_an_offset(told: dict[str, Any]) -> None:
     found = told["rows"]
     assert [event["sequence"] for event in found] == [2, 3, 4]
     assert [json.loads(event["after_value"]) for event in found] == [
@@ -78,11 +78,11 @@ def test_rows_of_a_table_from_an_offset_on(told: dict[str, Any]) -> None:
     assert len({event["txn_id"] for event in found}) == 1
 
 
-def test_a_predicate_is_held(told: dict[str, Any]) -> None:
+def test_sochdb_client_receives_only_changes_that_match_its_predicate(told: dict[str, Any]) -> None:
     assert told["predicate"]["sequence"] == 4
 
 
-def test_keys_and_values_come_as_they_were_put(told: dict[str, Any]) -> None:
+def test_sochdb_client_receives_keys_and_values_in_their_written_form(told: dict[str, Any]) -> None:
     created, *events = told["pairs"]["events"]
     assert created["operation"] == SCHEMA_CHANGE and created["ddl"].startswith("CREATE TABLE") and not created["key"]
     assert [(each["operation"], each["key"], each["before_value"], each["after_value"]) for each in events] == [
@@ -100,7 +100,7 @@ def test_keys_and_values_come_as_they_were_put(told: dict[str, Any]) -> None:
     assert [each["sequence"] for each in watched] == [events[place]["sequence"] for place in (0, 2, 3)]
 
 
-def test_the_store(told: dict[str, Any]) -> None:
+def test_sochdb_client_puts_gets_scans_and_deletes_keys(told: dict[str, Any]) -> None:
     found = told["store"]
     assert found["put"] == {"success": True, "error": ""}
     assert found["get"] == {"value": "\0ÿ", "found": True, "error": ""}
@@ -115,7 +115,7 @@ def test_the_store(told: dict[str, Any]) -> None:
     assert found["namespace"]["code"] == "NOT_FOUND"
 
 
-def test_what_is_open_is_listed_and_cancelled(told: dict[str, Any]) -> None:
+def test_open_sochdb_subscription_is_listed_and_cancelled(told: dict[str, Any]) -> None:
     found = told["listing"]
     assert found["before"] == found["after"] == []
     during = found["during"]
@@ -129,14 +129,14 @@ def test_what_is_open_is_listed_and_cancelled(told: dict[str, Any]) -> None:
     assert found["code"] == "OK" and found["rest"] <= 2
 
 
-def test_an_overrun_is_told(told: dict[str, Any]) -> None:
+def test_sochdb_overrun_is_reported_as_out_of_range_with_the_oldest_sequence(told: dict[str, Any]) -> None:
     found = told["overrun"]
     oldest = found["trailers"]["oldest-available"]
     assert found["code"] == "OUT_OF_RANGE" and int(oldest) > 1
     assert found["details"] == f"CDC overrun: requested seq 1 but oldest available is {oldest}"
 
 
-def test_without_a_key_nothing_is_told(told: dict[str, Any]) -> None:
+def test_sochdb_calls_without_a_valid_key_are_refused(told: dict[str, Any]) -> None:
     found = told["doors"]
     for name in ("kv", "stream", "wrong"):
         assert found[name]["code"] == "UNAUTHENTICATED"
@@ -144,7 +144,7 @@ def test_without_a_key_nothing_is_told(told: dict[str, Any]) -> None:
     assert found["by x-api-key"] == []
 
 
-def test_the_example_of_the_docs(python: str, tmp_path: Path) -> None:
+def test_grpc_example_of_the_docs_prints_its_output(python: str, tmp_path: Path) -> None:
     ((_, example),) = blocks(page("docs/grpc-api.md"), "python")
     server = ServerProcess(tmp_path)
     try:

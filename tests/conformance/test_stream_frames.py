@@ -28,7 +28,7 @@ def fill(server: Live, table: str, *ids: int) -> None:
 # --- frames ----------------------------------------------------------------------------------------------
 
 
-def test_the_bytes_of_server_sent_events(server: Live, table: str) -> None:
+def test_sse_stream_has_the_documented_bytes(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     fill(server, table, 1)
     (polled,) = server.changes(sub)
@@ -46,14 +46,14 @@ def test_the_bytes_of_server_sent_events(server: Live, table: str) -> None:
     assert blocks[1] == f"id: {at}\nevent: caught_up\ndata: {said}" and blocks[2:] == [""]
 
 
-def test_the_headers_of_a_stream_turn_buffering_off(server: Live, table: str) -> None:
+def test_stream_headers_disable_buffering_and_caching(server: Live, table: str) -> None:
     stream = server.sse(server.subscribe(table))
     assert stream.headers["x-accel-buffering"] == "no"
     assert stream.headers["cache-control"] == "no-store, no-transform"
     assert "content-length" not in stream.headers and "content-encoding" not in stream.headers
 
 
-def test_a_websocket_frame_has_a_number_as_its_id(server: Live, table: str) -> None:
+def test_websocket_frame_has_a_numeric_id(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     fill(server, table, 1)
     stream = server.ws(sub)
@@ -64,7 +64,7 @@ def test_a_websocket_frame_has_a_number_as_its_id(server: Live, table: str) -> N
     assert caught_up == Frame(at, "caught_up", {"sub_id": sub["sub_id"], "offset": at, "latest_offset": at})
 
 
-def test_caught_up_is_said_once_per_catch_up(server: Live, table: str, transport: str) -> None:
+def test_caught_up_frame_is_sent_once_per_catch_up(server: Live, table: str, transport: str) -> None:
     sub = server.subscribe(table)
     fill(server, table, 1, 2)
     stream = server.stream(transport, sub)
@@ -74,14 +74,16 @@ def test_caught_up_is_said_once_per_catch_up(server: Live, table: str, transport
     assert stream.next("insert", "caught_up").word == "insert"
 
 
-def test_a_stream_that_has_nothing_to_catch_up_with_does_not_say_it(server: Live, table: str, transport: str) -> None:
+def test_stream_without_a_backlog_sends_no_caught_up_frame(server: Live, table: str, transport: str) -> None:
     sub = server.subscribe(table)
     stream = server.stream(transport, sub)
     fill(server, table, 1)
     assert stream.next("insert", "caught_up").word == "insert"
 
 
-def test_checkpoints_come_also_when_nothing_happens_and_hold(start: Callable[..., Live], transport: str) -> None:
+def test_idle_stream_receives_checkpoints_and_no_later_change_is_older(
+    start: Callable[..., Live], transport: str
+) -> None:
     live = start(feeds={"checkpoint_seconds": 0.05})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
     sub = live.subscribe("t")
@@ -108,7 +110,7 @@ def test_checkpoints_come_also_when_nothing_happens_and_hold(start: Callable[...
             ended = frame.data["txn"]["last"]
 
 
-def test_a_change_of_the_schema_is_an_event_of_its_own(server: Live, table: str, transport: str) -> None:
+def test_schema_change_is_delivered_as_its_own_event(server: Live, table: str, transport: str) -> None:
     stream = server.stream(transport, server.subscribe(table))
     server.sql(f"ALTER TABLE {table} RENAME COLUMN status TO state")
     frame = stream.next()
@@ -126,7 +128,7 @@ def first(server: Live, transport: str, sub: dict[str, Any], query: str = "", **
     return found
 
 
-def test_from_offset_wins_over_the_last_event_id_and_that_over_the_cursor(
+def test_from_offset_overrides_last_event_id_which_overrides_the_cursor(
     server: Live, table: str, transport: str
 ) -> None:
     sub = server.subscribe(table)
@@ -144,7 +146,7 @@ def test_from_offset_wins_over_the_last_event_id_and_that_over_the_cursor(
     assert first(server, transport, sub, f"?from_offset={base + 3}") == 4
 
 
-def test_a_bad_last_event_id_is_refused(server: Live, table: str) -> None:
+def test_invalid_last_event_id_is_refused(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     for bad in ("x", "-1", "1.5", "1 2", "9" * 30, "s:", "s:!", "s:AAAA", "é", "0x10", "99999999"):
         refused = server.sse(sub, last_event_id=bad)
@@ -158,11 +160,13 @@ def test_a_bad_last_event_id_is_refused(server: Live, table: str) -> None:
 @pytest.mark.parametrize(
     "query", ["from_offset=-1", "from_offset=x", "from_offset=", "from_offset=1e3", "from_offset=99999999999999999999"]
 )
-def test_a_bad_from_offset_is_refused(server: Live, table: str, query: str) -> None:
+def test_invalid_from_offset_is_refused(server: Live, table: str, query: str) -> None:
     assert server.sse(server.subscribe(table), f"?{query}").status == 400
 
 
-def test_what_is_beyond_or_unknown_is_refused_with_a_status(server: Live, table: str, transport: str) -> None:
+def test_stream_from_a_future_offset_or_of_an_unknown_subscription_is_refused(
+    server: Live, table: str, transport: str
+) -> None:
     sub = server.subscribe(table)
     beyond = server.poll(sub)["latest_offset"] + 1
     cases = [
@@ -185,7 +189,9 @@ def test_what_is_beyond_or_unknown_is_refused_with_a_status(server: Live, table:
     assert "unknown sub_id" in server.sse(nobody).problem()["title"]
 
 
-def test_a_websocket_route_wants_an_upgrade_and_an_sse_route_none(server: Live, table: str) -> None:
+def test_websocket_route_without_upgrade_returns_426_and_sse_route_with_upgrade_returns_400(
+    server: Live, table: str
+) -> None:
     sub = server.subscribe(table)
     refused = server.get(sub["ws_url"])
     assert refused.status == 426 and refused.headers["upgrade"] == "websocket"
@@ -197,7 +203,7 @@ def test_a_websocket_route_wants_an_upgrade_and_an_sse_route_none(server: Live, 
 # --- how a stream ends -----------------------------------------------------------------------------------
 
 
-def test_a_close_ends_open_streams(server: Live, table: str) -> None:
+def test_closing_a_subscription_ends_its_open_streams(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     events, socket = server.sse(sub), server.ws(sub)
     fill(server, table, 1)
@@ -207,7 +213,7 @@ def test_a_close_ends_open_streams(server: Live, table: str) -> None:
     assert socket.rest() == [] and socket.closed_with == (1000, "closed: the subscription was closed")
 
 
-def test_a_close_ends_a_paused_stream_too(server: Live, table: str, transport: str) -> None:
+def test_closing_a_subscription_ends_its_paused_stream(server: Live, table: str, transport: str) -> None:
     sub = server.subscribe(table)
     server.ok("cdc.pause", sub_id=sub["sub_id"])
     stream = server.stream(transport, sub)
@@ -231,7 +237,7 @@ def test_dropping_a_database_ends_its_streams(server: Live) -> None:
 # --- streams without a subscription ------------------------------------------------------------------------
 
 
-def test_curl_is_enough_to_see_changes(server: Live, table: str) -> None:
+def test_get_of_changes_streams_new_rows_without_a_subscription(server: Live, table: str) -> None:
     fill(server, table, 1)
     stream = server.get(f"/api/v1/changes/main/{table}?format=plain_json")
     fill(server, table, 2)
@@ -242,7 +248,7 @@ def test_curl_is_enough_to_see_changes(server: Live, table: str) -> None:
     assert again.changes(1)[0].data["pk"] == [{"t": "i64", "v": 3}]
 
 
-def test_lines_are_changes_and_what_else_there_is_to_say_has_an_event(server: Live, table: str) -> None:
+def test_ndjson_stream_has_plain_lines_for_changes_and_event_lines_for_caught_up(server: Live, table: str) -> None:
     base = server.subscribe(table)["offset"]
     fill(server, table, 1, 2)
     stream = server.get(f"/api/v1/changes/main/{table}?from_offset={base}", accept="application/x-ndjson")
@@ -252,7 +258,7 @@ def test_lines_are_changes_and_what_else_there_is_to_say_has_an_event(server: Li
     assert caught_up == Frame(base + 2, "caught_up", {"offset": base + 2, "latest_offset": base + 2})
 
 
-def test_upto_ends_a_stream(server: Live, table: str) -> None:
+def test_stream_with_upto_ends_at_that_offset(server: Live, table: str) -> None:
     base = server.subscribe(table)["offset"]
     fill(server, table, 1, 2, 3)
     stream = server.get(f"/api/v1/changes/main/{table}?from_offset={base}&upto={base + 2}")
@@ -260,7 +266,7 @@ def test_upto_ends_a_stream(server: Live, table: str) -> None:
     assert stream.whole
 
 
-def test_every_filter_can_be_asked_for_in_a_url(server: Live, table: str) -> None:
+def test_every_filter_is_accepted_in_a_url(server: Live, table: str) -> None:
     query = "where=total%20%3E%205&ops=insert,delete&columns=status,total&include=before,after&format=plain_json"
     keys = 'pk_range={"lower_bound":1}&spans=[{"upper_bound":[9]}]&shard=0/1&txn=atomic'.replace('"', "%22")
     stream = server.get(f"/api/v1/changes/main/{table}?{query}&{keys.replace('{', '%7B').replace('}', '%7D')}")
@@ -298,17 +304,17 @@ def test_every_filter_can_be_asked_for_in_a_url(server: Live, table: str) -> Non
         "where=%ff",
     ],
 )
-def test_a_bad_filter_in_a_url_is_refused(server: Live, table: str, query: str) -> None:
+def test_invalid_filter_in_a_url_is_refused(server: Live, table: str, query: str) -> None:
     refused = server.get(f"/api/v1/changes/main/{table}?{query}")
     assert refused.status == 400 and refused.problem()["code"] == "invalid_request"
 
 
-def test_unknown_tables_and_databases_are_not_found(server: Live) -> None:
+def test_changes_of_an_unknown_table_or_database_return_404(server: Live) -> None:
     for path in ("/api/v1/changes/main/nowhere", "/api/v1/changes/nowhere", "/api/v1/changes/nowhere/t"):
         assert server.get(path).status == 404, path
 
 
-def test_a_stream_of_changes_beyond_the_horizon_says_so_and_ends(start: Callable[..., Live]) -> None:
+def test_changes_stream_before_the_horizon_sends_resnapshot_and_ends(start: Callable[..., Live]) -> None:
     live = start(log={"retention_events": 2})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     for id in range(5):
@@ -323,7 +329,7 @@ def test_a_stream_of_changes_beyond_the_horizon_says_so_and_ends(start: Callable
 # --- methods, pages of other origins -------------------------------------------------------------------------
 
 
-def test_head_answers_with_the_headers_alone(server: Live, table: str) -> None:
+def test_head_of_a_stream_returns_only_the_headers(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     for path in (sub["sse_url"], f"/api/v1/changes/main/{table}"):
         response = server.http.head(path)
@@ -332,12 +338,12 @@ def test_head_answers_with_the_headers_alone(server: Live, table: str) -> None:
     server.until(lambda: server.metric("headwater_streams", transport="sse") == 0)
 
 
-def test_other_methods_are_refused(server: Live, table: str) -> None:
+def test_post_to_an_sse_route_returns_405(server: Live, table: str) -> None:
     response = server.http.post(server.subscribe(table)["sse_url"])
     assert response.status_code == 405 and response.headers["allow"] == "GET, HEAD"
 
 
-def test_a_page_of_this_machine_may_read_streams_and_another_may_not(server: Live, table: str) -> None:
+def test_stream_from_a_localhost_origin_is_allowed_and_from_a_foreign_origin_refused(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     stream = server.sse(sub, origin="http://localhost:3000")
     assert stream.status == 200 and stream.headers["access-control-allow-origin"] == "http://localhost:3000"
@@ -349,7 +355,7 @@ def test_a_page_of_this_machine_may_read_streams_and_another_may_not(server: Liv
     assert refusal.value.response.status_code == 403
 
 
-def test_a_browser_may_ask_before_it_sends(server: Live, table: str) -> None:
+def test_cors_preflight_allows_the_stream_and_rpc_headers(server: Live, table: str) -> None:
     asked = {
         "access-control-request-method": "GET",
         "access-control-request-headers": "last-event-id,authorization",
@@ -365,7 +371,7 @@ def test_a_browser_may_ask_before_it_sends(server: Live, table: str) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_locked_server_lets_pages_of_its_origins_in(start: Callable[..., Live]) -> None:
+def test_server_with_a_token_allows_only_configured_origins(start: Callable[..., Live]) -> None:
     from headwater.config.setting_types import Secret
 
     live = start(serve={"token": Secret("let-me-in"), "cors_origins": ("https://app.example",)})
@@ -417,7 +423,7 @@ ODD_JSON = [
 
 
 @pytest.mark.parametrize("name", [*FILTERS, "from_offset", "upto", "version", "format"])
-def test_no_value_of_any_parameter_is_a_defect(server: Live, table: str, name: str) -> None:
+def test_no_parameter_value_returns_500(server: Live, table: str, name: str) -> None:
     what = "snapshot" if name in ("version", "format") else "changes"
     for value in [*ODD, *ODD_JSON]:
         response = server.http.head(f"/api/v1/{what}/main/{table}", params={name: value})
@@ -425,18 +431,18 @@ def test_no_value_of_any_parameter_is_a_defect(server: Live, table: str, name: s
 
 
 @pytest.mark.parametrize("query", ["ts=%C2%B2", "shard=%C2%B2/4", "shard=%D9%A3/%D9%A4", "from_offset=%D9%A3"])
-def test_numbers_are_written_with_the_digits_of_ascii(server: Live, table: str, query: str) -> None:
+def test_number_with_non_ascii_digits_is_refused(server: Live, table: str, query: str) -> None:
     refused = server.get(f"/api/v1/changes/main/{table}?{query}")
     assert refused.status == 400 and refused.problem()["hint"]
 
 
 @pytest.mark.parametrize("query", ["ops=insert&ops=insert", 'spans=[{"a":1}]', "spans=[1]", "start=now&ts=1"])
-def test_a_refusal_says_what_to_do(server: Live, table: str, query: str) -> None:
+def test_refused_stream_parameter_has_a_hint(server: Live, table: str, query: str) -> None:
     problem = server.get(f"/api/v1/changes/main/{table}?{query}").problem()
     assert problem["status"] == 400 and problem["hint"]
 
 
-def test_a_client_of_http_1_0_gets_a_stream_without_chunks(server: Live, table: str) -> None:
+def test_http_1_0_client_receives_an_unchunked_stream(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     fill(server, table, 1, 2)
     upto = server.changes(sub)[-1]["offset"]
@@ -454,7 +460,7 @@ def test_a_client_of_http_1_0_gets_a_stream_without_chunks(server: Live, table: 
     assert [line["pk"] for line in lines if line.get("op") == "insert"] == [[1], [2]]
 
 
-def test_a_head_too_large_behind_a_stream_is_not_answered_inside_it(server: Live, table: str) -> None:
+def test_oversized_request_after_an_open_stream_is_not_answered_inside_the_stream(server: Live, table: str) -> None:
     stream = server.sse(server.subscribe(table))
     fill(server, table, 1)
     stream.changes(1)
@@ -462,7 +468,7 @@ def test_a_head_too_large_behind_a_stream_is_not_answered_inside_it(server: Live
     assert all(frame.word in ("caught_up", "checkpoint") for frame in stream.rest()) and not stream.whole
 
 
-def test_text_that_is_none_closes_a_websocket_quietly(
+def test_invalid_utf8_frame_closes_the_websocket_with_1007_and_logs_no_error(
     server: Live, table: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = server.ws(server.subscribe(table))

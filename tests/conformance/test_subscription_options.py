@@ -21,7 +21,7 @@ def keys(changes: list[dict[str, Any]]) -> list[Any]:
 # --- name ------------------------------------------------------------------------------------------------
 
 
-def test_the_same_name_gives_the_same_subscription(server: Live, table: str) -> None:
+def test_subscribe_with_an_existing_name_returns_that_subscription(server: Live, table: str) -> None:
     first = server.subscribe(table, name=f"of {table}", ops=["insert", "delete"])
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
     again = server.subscribe(table, name=f"of {table}", ops=["delete", "insert", "insert"], start="latest")
@@ -30,13 +30,13 @@ def test_the_same_name_gives_the_same_subscription(server: Live, table: str) -> 
     assert keys(server.changes(again)) == [1]
 
 
-def test_the_same_name_with_other_options_is_a_conflict(server: Live, table: str) -> None:
+def test_subscribe_with_an_existing_name_and_different_options_is_a_conflict(server: Live, table: str) -> None:
     server.subscribe(table, name=f"of {table}")
     refused = server.error("cdc.subscribe_table", table=table, name=f"of {table}", ops=["insert"])
     assert refused["code"] == "conflict" and refused["details"]["hint"]
 
 
-def test_the_same_call_by_name_gives_the_same_subscription_whatever_its_start_is_now(server: Live, table: str) -> None:
+def test_subscribe_with_an_existing_name_ignores_the_start(server: Live, table: str) -> None:
     rows = server.subscribe(table, name=f"rows of {table}", start="snapshot")
     again = server.subscribe(table, name=f"rows of {table}")
     assert {**again, "created": True} == rows, "images by default are not other options"
@@ -45,14 +45,14 @@ def test_the_same_call_by_name_gives_the_same_subscription_whatever_its_start_is
     assert {**again, "created": True} == named, "start is not looked at"
 
 
-def test_a_name_is_free_again_after_the_close(server: Live, table: str) -> None:
+def test_subscription_name_is_reusable_after_the_close(server: Live, table: str) -> None:
     first = server.subscribe(table, name=f"of {table}")
     server.ok("cdc.close", sub_id=first["sub_id"])
     again = server.subscribe(table, name=f"of {table}", ops=["insert"])
     assert again["created"] and again["sub_id"] != first["sub_id"]
 
 
-def test_a_subscription_is_listed_with_how_it_stands(server: Live, table: str) -> None:
+def test_subscription_is_listed_with_its_cursor_lag_and_state(server: Live, table: str) -> None:
     sub = server.subscribe(table, name=f"of {table}", where="total > 1")
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 5)")
     server.poll(sub)
@@ -71,7 +71,7 @@ def test_a_subscription_is_listed_with_how_it_stands(server: Live, table: str) -
 # --- start and seek --------------------------------------------------------------------------------------
 
 
-def test_a_feed_starts_at_the_earliest_the_latest_an_offset_or_a_time(server: Live, table: str) -> None:
+def test_feed_starts_at_the_earliest_the_latest_an_offset_or_a_time(server: Live, table: str) -> None:
     base = server.subscribe(table)["offset"]
     for id in (1, 2, 3):
         server.sql(f"INSERT INTO {table} VALUES({id}, 'a', 1)")
@@ -89,11 +89,11 @@ def test_a_feed_starts_at_the_earliest_the_latest_an_offset_or_a_time(server: Li
     "start",
     [{"offset": 10**9}, {"offset": -1}, {"offset": 1.5}, {"ts": "x"}, {"ts": -1}, {"offset": 1, "ts": 1}, "now", {}, 5],
 )
-def test_a_start_that_is_no_place_is_refused(server: Live, table: str, start: Any) -> None:
+def test_invalid_feed_start_is_refused(server: Live, table: str, start: Any) -> None:
     assert server.error("cdc.subscribe_table", table=table, start=start)["code"] == "invalid_request"
 
 
-def test_a_start_beyond_the_horizon_is_refused_with_where_the_log_begins(start: Callable[..., Live]) -> None:
+def test_feed_start_before_the_horizon_is_refused_with_the_earliest_offset(start: Callable[..., Live]) -> None:
     live = start(log={"retention_events": 2})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     for id in range(5):
@@ -106,7 +106,7 @@ def test_a_start_beyond_the_horizon_is_refused_with_where_the_log_begins(start: 
     assert keys(live.changes(live.subscribe("t", start="earliest"))) == [3, 4]
 
 
-def test_a_cursor_seeks_back_and_forth_and_by_time(server: Live, table: str) -> None:
+def test_seek_moves_the_cursor_back_forward_and_to_a_time(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     for id in (1, 2, 3):
         server.sql(f"INSERT INTO {table} VALUES({id}, 'a', 1)")
@@ -125,7 +125,7 @@ def test_a_cursor_seeks_back_and_forth_and_by_time(server: Live, table: str) -> 
 # --- backtest --------------------------------------------------------------------------------------------
 
 
-def test_a_backtest_tells_what_a_subscription_really_delivers(server: Live, table: str) -> None:
+def test_backtest_reports_the_changes_that_a_subscription_delivers(server: Live, table: str) -> None:
     asked = {"table": table, "where": "total > 2", "ops": ["insert", "delete"], "include": {"after": True}}
     for id in range(8):
         server.sql(f"INSERT INTO {table} VALUES({id}, 'a', {id})")
@@ -181,7 +181,7 @@ def big(server: Live) -> tuple[str, int]:
     return name, base
 
 
-def test_a_huge_transaction_comes_in_parts_or_is_refused_with_a_url_that_works(
+def test_huge_transaction_is_delivered_in_parts_or_refused_with_a_working_pull_url(
     server: Live, big: tuple[str, int]
 ) -> None:
     name, base = big
@@ -207,7 +207,9 @@ def test_a_huge_transaction_comes_in_parts_or_is_refused_with_a_url_that_works(
     assert server.poll(strict)["caught_up"]
 
 
-def test_the_url_of_a_huge_transaction_shows_it_as_the_subscriber_asked(server: Live, big: tuple[str, int]) -> None:
+def test_pull_url_of_a_huge_transaction_applies_the_options_of_the_subscription(
+    server: Live, big: tuple[str, int]
+) -> None:
     name, base = big
     chosen = {
         "table": name,
@@ -230,7 +232,7 @@ def test_the_url_of_a_huge_transaction_shows_it_as_the_subscriber_asked(server: 
 # --- waiting, limits -------------------------------------------------------------------------------------
 
 
-def test_a_long_poll_answers_as_soon_as_a_matching_change_commits(server: Live, table: str) -> None:
+def test_long_poll_answers_as_soon_as_a_matching_change_commits(server: Live, table: str) -> None:
     sub = server.subscribe(table, where="total > 100")
     answered: list[dict[str, Any]] = []
     waiting = threading.Thread(target=lambda: answered.append(server.poll(sub, wait_ms=60_000)))
@@ -244,7 +246,7 @@ def test_a_long_poll_answers_as_soon_as_a_matching_change_commits(server: Live, 
     assert keys(answered[0]["events"]) == [2] and answered[0]["next_offset"] == sub["offset"] + 2
 
 
-def test_a_long_poll_is_empty_at_its_deadline_and_moves_over_what_did_not_match(server: Live, table: str) -> None:
+def test_long_poll_at_its_deadline_is_empty_and_skips_changes_that_do_not_match(server: Live, table: str) -> None:
     sub = server.subscribe(table, where="total > 100")
     began = time.monotonic()
     answered: list[dict[str, Any]] = []
@@ -258,7 +260,7 @@ def test_a_long_poll_is_empty_at_its_deadline_and_moves_over_what_did_not_match(
     assert (page["events"], page["next_offset"], page["caught_up"]) == ([], sub["offset"] + 1, True)
 
 
-def test_a_long_poll_hears_of_pause_and_close(server: Live, table: str) -> None:
+def test_waiting_long_poll_is_answered_on_pause_and_close(server: Live, table: str) -> None:
     for method in ("pause", "close"):
         sub = server.subscribe(table)
         answered: list[dict[str, Any]] = []
@@ -277,7 +279,7 @@ def test_a_long_poll_hears_of_pause_and_close(server: Live, table: str) -> None:
             assert answer["error"]["code"] == "not_found"
 
 
-def test_a_poll_that_finds_something_does_not_wait(server: Live, table: str) -> None:
+def test_long_poll_with_available_changes_is_answered_without_waiting(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
     began = time.monotonic()
@@ -301,12 +303,12 @@ def test_a_poll_that_finds_something_does_not_wait(server: Live, table: str) -> 
         {"cursor": "!"},
     ],
 )
-def test_a_poll_out_of_range_is_refused_not_clamped(server: Live, table: str, bad: dict[str, Any]) -> None:
+def test_poll_parameter_out_of_range_is_refused(server: Live, table: str, bad: dict[str, Any]) -> None:
     sub = server.subscribe(table)
     assert server.error("cdc.poll", sub_id=sub["sub_id"], **bad)["code"] == "invalid_request"
 
 
-def test_pages_keep_the_limit_and_say_when_they_are_caught_up(server: Live, table: str) -> None:
+def test_poll_pages_respect_the_limit_and_the_last_reports_caught_up(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     values = ", ".join(f"({id}, 'a', 1)" for id in range(250))
     server.sql(f"INSERT INTO {table} VALUES {values}")
@@ -321,7 +323,7 @@ def test_pages_keep_the_limit_and_say_when_they_are_caught_up(server: Live, tabl
 # --- several tables, shares ------------------------------------------------------------------------------
 
 
-def test_several_tables_and_the_whole_database_also_with_tables_to_come(server: Live, table: str) -> None:
+def test_database_subscription_receives_changes_of_every_table_including_new_ones(server: Live, table: str) -> None:
     other, later = f"{table}_other", f"{table}_later"
     server.sql(f"CREATE TABLE {other}(id INTEGER PRIMARY KEY)")
     some, whole = server.subscribe(tables=[table, other]), server.subscribe()
@@ -337,13 +339,13 @@ def test_several_tables_and_the_whole_database_also_with_tables_to_come(server: 
         assert [(frame.data["table"], frame.word) for frame in stream.changes(4)] == expected
 
 
-def test_filters_of_one_table_need_one_table(server: Live, table: str) -> None:
+def test_table_filters_without_a_single_table_are_refused(server: Live, table: str) -> None:
     for bad in ({"where": "id > 1"}, {"columns": ["id"]}, {"pk": [{"t": "i64", "v": 1}]}):
         assert server.error("cdc.subscribe_table", **bad)["code"] == "invalid_request"
     assert server.error("cdc.subscribe_table", table=table, tables=[table])["code"] == "invalid_request"
 
 
-def test_shares_are_a_partition(server: Live, table: str) -> None:
+def test_shards_deliver_every_key_to_exactly_one_shard(server: Live, table: str) -> None:
     shares = [server.subscribe(table, shard={"index": index, "of": 3}) for index in range(3)]
     values = ", ".join(f"({id}, 'a', 1)" for id in range(60))
     server.sql(f"INSERT INTO {table} VALUES {values}")

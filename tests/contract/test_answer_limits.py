@@ -56,7 +56,7 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
 
 
 @pytest.mark.parametrize(("driver", "sql"), CASES, indirect=["driver"])
-def test_answer_past_the_limit_is_refused_and_the_next_one_is_not(driver: Driver, sql: str) -> None:
+def test_answer_over_the_limit_is_refused_and_the_next_answer_is_returned(driver: Driver, sql: str) -> None:
     with pytest.raises(AnswerTooLarge) as refused:
         driver.source.read(sql)
     assert refused.value.hint
@@ -65,7 +65,7 @@ def test_answer_past_the_limit_is_refused_and_the_next_one_is_not(driver: Driver
 
 
 @pytest.mark.parametrize("driver", [Postgres], indirect=True)
-def test_answer_past_the_limit_is_asked_for_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_over_the_limit_is_not_retried(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         driver.source.read("SELECT 1")  # connections wait in the pool
     given_up: list[Link] = []
@@ -77,7 +77,7 @@ def test_answer_past_the_limit_is_asked_for_once(driver: Driver, monkeypatch: py
 
 
 @pytest.mark.parametrize("driver", SOURCES, indirect=True)
-def test_prepared_query_past_the_limit_is_refused(driver: Driver) -> None:
+def test_prepared_query_over_the_answer_limit_is_refused(driver: Driver) -> None:
     sql = STATEMENTS[type(driver)]["large rows"]
     with pytest.raises(AnswerTooLarge):
         driver.source.answer(driver.source.analyse(sql), {})
@@ -85,7 +85,7 @@ def test_prepared_query_past_the_limit_is_refused(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("driver", SOURCES, indirect=True)
-def test_large_text_within_the_limit_comes_whole(driver: Driver) -> None:
+def test_large_text_within_the_limit_is_returned_whole(driver: Driver) -> None:
     if isinstance(driver, Sqlite):
         text, place = 'aé\0😀"\n' * (3 * MIB), "?"
     else:  # whose text has no NUL
@@ -140,7 +140,7 @@ def assert_busy_without_free_memory(driver: Driver, sql: str) -> None:
 
 
 @pytest.mark.parametrize("driver", [Sqlite], indirect=True)
-def test_statements_together_stay_within_the_heap(driver: Driver) -> None:
+def test_concurrent_statements_stay_within_the_heap_limit(driver: Driver) -> None:
     sql = "SELECT " + " || ".join(["randomblob(50000000)"] * 2)
     apsw.memory_high_water(True)
     threads = [threading.Thread(target=_read, args=(driver, sql)) for _ in range(8)]

@@ -59,14 +59,14 @@ def test_stored_log_is_read_and_continued(tmp_path: Path) -> None:
     log.close()
 
 
-def test_stored_prepared_queries_are_known(tmp_path: Path) -> None:
+def test_stored_prepared_queries_are_read(tmp_path: Path) -> None:
     queries = PreparedQueries.open(stored(tmp_path, "queries.db"), most=10)
     id = query_id("main", "SELECT 1")
     assert queries.get(id) == Prepared(id, "main", "SELECT 1", name="one", role="viewer")
     queries.close()
 
 
-def test_stored_ranges_and_leases_are_known(tmp_path: Path) -> None:
+def test_stored_ranges_and_leases_are_read(tmp_path: Path) -> None:
     store = Store.open(stored(tmp_path, "ranges.db"))
     assert store.cut("main", "t") == Cut("g", 1, 100, 0)
     assert store.ranges("main", "t") == [Range(1, 1, Span(b"", b"m"), 5, 50), Range(2, 1, Span(b"m", None), 5, 50)]
@@ -74,7 +74,7 @@ def test_stored_ranges_and_leases_are_known(tmp_path: Path) -> None:
     store.close()
 
 
-def test_stored_subscriptions_are_known(tmp_path: Path) -> None:
+def test_stored_subscriptions_are_read(tmp_path: Path) -> None:
     registry = Registry.open(stored(tmp_path, "subscriptions.db"))
     (one,) = registry.visible_to(Principal("ann", "editor"))
     assert (one.id, one.name, one.created_ms, one.acked, one.paused) == (f"sub_{0:016x}", "mine", 1234, 7, True)
@@ -94,7 +94,7 @@ def test_new_file_has_the_layout_of_the_stored_one(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_file_is_private_from_the_start(tmp_path: Path, name: str) -> None:
+def test_new_file_is_created_with_mode_600(tmp_path: Path, name: str) -> None:
     opened = OPEN[name](tmp_path / name)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
     opened.close()

@@ -58,7 +58,7 @@ def log(make: Callable[[Path], Log], tmp_path: Path) -> Iterator[Log]:
     made.close()
 
 
-def test_an_empty_log_ends_before_it_starts(log: Log) -> None:
+def test_empty_log_has_horizon_one_and_latest_zero(log: Log) -> None:
     assert (log.horizon, log.latest, log.position, log.generation_first) == (1, 0, "", 1)
     assert log.generation and log.generation_reason == "created"
     assert log.read(after=0) == [] and list(log.scan(after=0)) == []
@@ -67,7 +67,7 @@ def test_an_empty_log_ends_before_it_starts(log: Log) -> None:
     assert log.merge() == 0 and log.horizon == 1
 
 
-def test_what_is_appended_is_read_back_whole(log: Log) -> None:
+def test_appended_transaction_is_read_back_unchanged(log: Log) -> None:
     changes = (
         Change(Op.INSERT, ORDERS, None, (1, "a")),
         Change(Op.UPDATE, ORDERS, (1, "a"), (1, None)),
@@ -81,7 +81,7 @@ def test_what_is_appended_is_read_back_whole(log: Log) -> None:
     assert (log.latest, log.horizon, log.position) == (5, 1, "0/16B")
 
 
-def test_after_is_exclusive_and_upto_inclusive(log: Log) -> None:
+def test_log_read_excludes_after_and_includes_upto(log: Log) -> None:
     fill(log, [1, 3, 1, 2])
     assert ids(log.read(after=2, upto=5)) == [3, 4, 5]
     assert ids(log.scan(after=2, upto=5)) == [3, 4, 5]
@@ -90,7 +90,7 @@ def test_after_is_exclusive_and_upto_inclusive(log: Log) -> None:
     assert log.read(after=99) == [] and log.read(after=1, limit=0) == []
 
 
-def test_without_a_limit_it_reads_as_far_as_is_cheap(log: Log) -> None:
+def test_log_read_without_a_limit_returns_at_most_a_block(log: Log) -> None:
     fill(log, [1, 3, BLOCK_CHANGES + 700, 2, 40])
     at, steps = 2, []
     while parts := log.read(after=at, limit=None):
@@ -101,7 +101,7 @@ def test_without_a_limit_it_reads_as_far_as_is_cheap(log: Log) -> None:
     assert ids(log.read(after=2, upto=3, limit=None)) == [3]
 
 
-def test_limit_counts_changes_and_cuts_a_transaction_where_it_falls(log: Log) -> None:
+def test_log_read_limit_counts_changes_and_cuts_a_transaction(log: Log) -> None:
     fill(log, [1, 4])
     (one, part) = log.read(after=0, limit=3)
     assert (one.id, part.id, ids([one, part])) == ("t1", "t2", [1, 2, 3])
@@ -110,7 +110,7 @@ def test_limit_counts_changes_and_cuts_a_transaction_where_it_falls(log: Log) ->
     assert (rest.first, rest.start, rest.last, ids([rest])) == (4, 2, True, [4, 5])
 
 
-def test_parts_of_a_large_transaction_are_one_transaction_again(log: Log) -> None:
+def test_transaction_appended_in_parts_is_read_back_as_one_transaction(log: Log) -> None:
     whole = transaction(1, 1300)
     assert log.append(in_parts(whole, 400)) == 1300
     assert flat(log.scan(after=0)) == flat([whole])
@@ -133,7 +133,7 @@ def test_parts_of_a_large_transaction_are_one_transaction_again(log: Log) -> Non
         ([transaction(2, 4).cut(0, 3), Transaction("t2", inserts(4, 1), 4, 2, 0, 3)], "does not follow"),
     ],
 )
-def test_what_does_not_continue_the_log_is_refused_and_nothing_of_it_is_kept(
+def test_append_that_does_not_continue_the_log_is_refused_and_keeps_nothing(
     log: Log, parts: list[Transaction], reason: str
 ) -> None:
     fill(log, [1])
@@ -143,7 +143,7 @@ def test_what_does_not_continue_the_log_is_refused_and_nothing_of_it_is_kept(
     assert log.append([transaction(2)]) == 2
 
 
-def test_an_append_whose_source_fails_midway_leaves_nothing(log: Log) -> None:
+def test_append_that_fails_midway_keeps_nothing(log: Log) -> None:
     def breaking() -> Iterator[Transaction]:
         yield from transactions([700])
         raise RuntimeError("the source went away")
@@ -154,12 +154,12 @@ def test_an_append_whose_source_fails_midway_leaves_nothing(log: Log) -> None:
     assert log.append([transaction(1)]) == 1
 
 
-def test_appending_nothing_is_allowed(log: Log) -> None:
+def test_empty_append_succeeds_and_keeps_its_notes(log: Log) -> None:
     assert log.append([]) == 0 and log.append(iter([]), notes={"a": "1"}) == 0
     assert log.note("a") == "1"
 
 
-def test_a_scan_sees_the_log_of_its_start(log: Log) -> None:
+def test_scan_ignores_changes_appended_after_its_start(log: Log) -> None:
     fill(log, [2, 600])
     scan = log.scan(after=0)
     seen = ids([next(scan)])
@@ -180,7 +180,7 @@ def test_retention_by_count_is_exact_to_the_change(log: Log) -> None:
         log.scan(after=0)
 
 
-def test_the_horizon_never_goes_back(log: Log) -> None:
+def test_horizon_never_decreases(log: Log) -> None:
     fill(log, [10])
     log.retain(Retention(changes=4), now_ms=0)
     assert log.horizon == 7
@@ -189,7 +189,7 @@ def test_the_horizon_never_goes_back(log: Log) -> None:
     assert log.horizon == 7
 
 
-def test_retention_of_nothing_keeps_position_and_offsets(log: Log) -> None:
+def test_retention_of_zero_changes_keeps_position_and_offsets(log: Log) -> None:
     fill(log, [10])
     log.retain(Retention(changes=0), now_ms=0)
     assert (log.horizon, log.latest, log.position) == (11, 10, "p10")
@@ -198,7 +198,7 @@ def test_retention_of_nothing_keeps_position_and_offsets(log: Log) -> None:
     assert ids(log.read(after=10)) == [11, 12]
 
 
-def test_retention_by_age_goes_by_block_and_by_commit_time(log: Log) -> None:
+def test_retention_by_age_drops_blocks_by_commit_time(log: Log) -> None:
     for ms in (1000, 2000, 3000):
         log.append([transaction(log.latest + 1, 2, ms=ms)])
         log.retain(KEEP_ALL, now_ms=0)  # a live log flushes here: one block for each time
@@ -225,7 +225,7 @@ def test_retention_by_bytes_drops_the_oldest_blocks_and_never_the_newest(log: Lo
     assert (log.horizon, log.latest) == (2501, 3000)
 
 
-def test_space_is_freed_in_steps_until_nothing_is_left_to_do(log: Log) -> None:
+def test_retention_frees_space_in_steps_and_keeps_the_retained_changes(log: Log) -> None:
     fill(log, [1] * 700)
     log.retain(KEEP_ALL, now_ms=0)
     freed = []
@@ -236,7 +236,7 @@ def test_space_is_freed_in_steps_until_nothing_is_left_to_do(log: Log) -> None:
     assert ids(log.scan(after=690)) == list(range(691, 701))
 
 
-def test_offset_at_a_time_is_the_end_of_the_last_transaction_by_then(log: Log) -> None:
+def test_offset_at_a_time_is_the_end_of_the_last_transaction_up_to_that_time(log: Log) -> None:
     log.append([transaction(1, 3, ts=100), transaction(4, 700, ts=200)])
     log.append([transaction(704, ts=200), transaction(705, ts=300)])
     assert [log.offset_at(ts) for ts in (0, 99, 100, 199, 200, 299, 300, 2**62)] == [
@@ -246,7 +246,7 @@ def test_offset_at_a_time_is_the_end_of_the_last_transaction_by_then(log: Log) -
     assert [log.offset_at(ts) for ts in (0, 100, 200, 300)] == [703, 703, 704, 705]
 
 
-def test_first_whole_skips_what_is_left_of_a_cut_transaction(log: Log) -> None:
+def test_first_whole_skips_the_rest_of_a_cut_transaction(log: Log) -> None:
     fill(log, [3, 1500, 2, 1])
     assert [log.first_whole(n) for n in (0, 1, 2, 4, 5, 1503, 1504, 1505, 1506, 1507, 2000)] == [
         1, 1, 4, 4, 1504, 1504, 1504, 1506, 1506, 1507, 1507,
@@ -255,7 +255,7 @@ def test_first_whole_skips_what_is_left_of_a_cut_transaction(log: Log) -> None:
     assert log.first_whole(0) == 1504
 
 
-def test_a_step_has_about_the_size_asked_for_and_ends_with_a_transaction(log: Log) -> None:
+def test_reach_returns_a_step_of_about_the_requested_size(log: Log) -> None:
     fill(log, [3, 4, 1500, 2, 1])
     if isinstance(log, LiveLog):
         log.flush()  # only what is durable counts
@@ -269,7 +269,7 @@ def test_a_step_has_about_the_size_asked_for_and_ends_with_a_transaction(log: Lo
     assert 8 < small < 1000 and log.reach(small, changes=1500, bytes=4_000) > small
 
 
-def test_the_ceiling_only_rises_and_stands_above_every_time_given(log: Log) -> None:
+def test_clock_ceiling_only_rises_and_covers_every_appended_time(log: Log) -> None:
     log.raise_ceiling(50)
     log.raise_ceiling(40)
     assert log.clock_ceiling == 50
@@ -277,14 +277,14 @@ def test_the_ceiling_only_rises_and_stands_above_every_time_given(log: Log) -> N
     assert log.clock_ceiling == 60
 
 
-def test_notes_are_kept_together(log: Log) -> None:
+def test_notes_set_directly_and_by_append_are_kept(log: Log) -> None:
     assert log.note("nonce") == ""
     log.set_notes(nonce="1", source="shop.db")
     log.append([transaction(1)], notes={"nonce": "2"})
     assert (log.note("nonce"), log.note("source")) == ("2", "shop.db")
 
 
-def test_a_new_generation_starts_beyond_the_old_one_and_forgets_it(log: Log) -> None:
+def test_new_generation_starts_at_its_first_offset_and_drops_the_old_changes(log: Log) -> None:
     fill(log, [4])
     old = log.generation
     log.set_notes(source="shop.db")
@@ -302,7 +302,7 @@ def test_a_new_generation_starts_beyond_the_old_one_and_forgets_it(log: Log) -> 
     assert (ids(log.scan(after=5)), log.position, log.clock_ceiling) == ([6, 7], "p7", 6)
 
 
-def test_a_new_generation_never_reuses_an_offset(log: Log) -> None:
+def test_new_generation_with_a_used_offset_is_refused(log: Log) -> None:
     fill(log, [4])
     for first in (1, 4):
         with pytest.raises(InvalidRequest, match="after 4"):
@@ -317,7 +317,7 @@ sizes = st.lists(st.one_of(st.integers(1, 4), st.integers(1, 900)), min_size=1, 
 
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=sizes, repeat=st.sampled_from([1, 1, 40]), keep=st.integers(1, 3000))
-def test_merging_changes_nothing_that_can_be_read(
+def test_merge_leaves_every_read_unchanged(
     make: Callable[[Path], Log],
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[int],
@@ -342,7 +342,7 @@ def test_merging_changes_nothing_that_can_be_read(
 
 
 @pytest.mark.parametrize("make", [KINDS["disk"], KINDS["live"]], ids=["disk", "live"])
-def test_everything_is_there_again_after_reopening(make: Callable[[Path], Log], tmp_path: Path) -> None:
+def test_reopened_log_has_the_same_changes_and_state(make: Callable[[Path], Log], tmp_path: Path) -> None:
     log = make(tmp_path)
     sent = fill(log, [3, 700, 1])
     log.set_notes(nonce="n")

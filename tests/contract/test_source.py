@@ -120,7 +120,7 @@ def flat(parts: list[Transaction]) -> list[tuple[Any, Any]]:
     return [(change.before, change.after) for part in parts for change in part.changes]
 
 
-def test_what_is_committed_is_followed_in_order_under_its_offsets(driver: Driver) -> None:
+def test_committed_changes_are_followed_in_order_with_their_offsets(driver: Driver) -> None:
     start = after_attach(driver)
     driver.commit((None, (1, "a")), (None, (2, "b")))
     driver.commit(((1, "a"), (1, "A")), ((2, "b"), None))
@@ -135,7 +135,7 @@ def test_what_is_committed_is_followed_in_order_under_its_offsets(driver: Driver
     assert len({part.id for part in found}) == 2
 
 
-def test_following_starts_after_the_offset_and_ends_at_the_head(driver: Driver) -> None:
+def test_follow_starts_after_the_offset_and_ends_at_the_head(driver: Driver) -> None:
     start = after_attach(driver)
     driver.commit((None, (1, "a")))
     driver.commit((None, (2, "b")))
@@ -147,7 +147,7 @@ def test_following_starts_after_the_offset_and_ends_at_the_head(driver: Driver) 
     assert (None, (3, "c")) not in flat(list(follow))
 
 
-def test_a_large_transaction_comes_in_parts(driver: Driver) -> None:
+def test_large_transaction_is_followed_in_parts(driver: Driver) -> None:
     start = after_attach(driver)
     driver.commit(*((None, (n, "x")) for n in range(10_000)))
     parts = list(driver.source.follow(after=start))
@@ -157,7 +157,7 @@ def test_a_large_transaction_comes_in_parts(driver: Driver) -> None:
     assert parts[0].start == 0 and parts[-1].upto == start + 10_000
 
 
-def test_what_is_acknowledged_may_go_and_the_numbering_stays(driver: Driver) -> None:
+def test_acknowledged_changes_do_not_affect_later_offsets(driver: Driver) -> None:
     start = after_attach(driver)
     driver.commit((None, (1, "a")))
     list(driver.source.follow(after=start))
@@ -168,14 +168,14 @@ def test_what_is_acknowledged_may_go_and_the_numbering_stays(driver: Driver) -> 
     assert driver.source.head() == start + 2
 
 
-def test_a_log_of_another_history_is_told_so(driver: Driver) -> None:
+def test_log_of_another_generation_or_offset_fails_the_proof(driver: Driver) -> None:
     start = after_attach(driver)
     assert driver.proof(latest=start) == ""
     assert driver.proof(latest=start, generation="other") != ""
     assert driver.proof(latest=start + 1) != ""
 
 
-def test_a_restart_numbers_from_where_it_is_told(driver: Driver) -> None:
+def test_restarted_source_numbers_from_the_given_offset(driver: Driver) -> None:
     driver.commit((None, (1, "a")))
     driver.source.restart(generation="next", first=1000)
     assert driver.source.head() == 999
@@ -186,7 +186,7 @@ def test_a_restart_numbers_from_where_it_is_told(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("end", ["wake", "commit"])
-def test_a_wait_ends_when_something_happens(driver: Driver, end: str) -> None:
+def test_wait_ends_on_a_wake_or_a_commit(driver: Driver, end: str) -> None:
     done = threading.Event()
     driver.source.wait(0)
     thread = threading.Thread(target=lambda: (driver.source.wait(30), done.set()))
@@ -200,7 +200,7 @@ def test_a_wait_ends_when_something_happens(driver: Driver, end: str) -> None:
     thread.join()
 
 
-def test_chunks_carry_the_offset_and_cover_the_table(driver: Driver) -> None:
+def test_chunks_cover_the_table_and_have_their_offset(driver: Driver) -> None:
     driver.commit(*((None, (n, f"v{n}")) for n in (5, 1, 3, -2, 4)))
     first = driver.source.chunk("t", after=None, span=None, limit=2)
     driver.commit((None, (6, "late")))
@@ -214,7 +214,7 @@ def test_chunks_carry_the_offset_and_cover_the_table(driver: Driver) -> None:
         driver.source.chunk("nothing", after=None, span=None, limit=1)
 
 
-def test_one_row_by_its_key(driver: Driver) -> None:
+def test_get_returns_the_row_of_a_key_or_none(driver: Driver) -> None:
     driver.commit((None, (1, "a")))
     table, row, offset = driver.source.get("t", (1,))
     assert (table.name, row, offset) == ("t", (1, "a"), driver.source.head())
@@ -223,13 +223,13 @@ def test_one_row_by_its_key(driver: Driver) -> None:
         driver.source.get("nothing", (1,))
 
 
-def test_the_tables_are_described(driver: Driver) -> None:
+def test_describe_returns_the_tables_with_columns_and_key(driver: Driver) -> None:
     (table,) = driver.source.describe().values()
     assert (table.name, table.names, table.key) == ("t", ("k", "v"), ("k",))
     assert driver.source.status()["head"] == driver.source.head()
 
 
-def test_a_condition_is_true_where_the_database_says_so(driver: Driver) -> None:
+def test_condition_matches_the_rows_that_the_database_matches(driver: Driver) -> None:
     driver.commit((None, (1, "a")), (None, (2, None)), (None, (3, "b")))
     (table,) = driver.source.describe().values()
     rows = driver.source.chunk("t", after=None, span=None, limit=9).rows
@@ -241,7 +241,7 @@ def test_a_condition_is_true_where_the_database_says_so(driver: Driver) -> None:
         driver.source.condition(table, "random() > k")
 
 
-def test_a_condition_tells_what_a_row_must_have(driver: Driver) -> None:
+def test_condition_reports_the_values_that_a_column_must_have(driver: Driver) -> None:
     (table,) = driver.source.describe().values()
     pin = driver.source.condition(table, "k IN (1, 2) AND v LIKE 'x%'").pin
     place = driver.source.order(table, ["k"])
@@ -249,7 +249,7 @@ def test_a_condition_tells_what_a_row_must_have(driver: Driver) -> None:
     assert driver.source.condition(table, "k > 1").pin is None
 
 
-def test_byte_order_is_the_order_of_chunks(driver: Driver) -> None:
+def test_encoded_keys_sort_in_the_order_of_chunks(driver: Driver) -> None:
     numbers = [0, 1, -1, 7, 300, -300, 2**40, -(2**40), 2**63 - 1, -(2**63)]
     driver.commit(*((None, (n, None)) for n in numbers))
     chunk = driver.source.chunk("t", after=None, span=None, limit=99)
@@ -260,14 +260,14 @@ def test_byte_order_is_the_order_of_chunks(driver: Driver) -> None:
         driver.source.order(chunk.table, ["nothing"])
 
 
-def test_a_stored_value_is_what_an_insert_reads_back(driver: Driver) -> None:
+def test_stored_value_equals_the_value_read_back_after_an_insert(driver: Driver) -> None:
     driver.commit((None, (1, "a")))
     (table,) = driver.source.describe().values()
     _, row, _ = driver.source.get("t", (1,))
     assert driver.source.stored(table, ["k", "v"], (1, "a")) == row
 
 
-def test_a_sample_tells_how_much_there_is_and_where(driver: Driver) -> None:
+def test_sample_estimates_rows_and_bytes_by_key_position(driver: Driver) -> None:
     assert (driver.source.sample("t", 9).rows, driver.source.sample("t", 9).points) == (0, ())
     driver.commit(*((None, (n, "x" * 100)) for n in range(2_000)))
     driver.commit((None, (2**62, "far")))

@@ -52,7 +52,7 @@ def measured(folder: Path, trim_seconds: float) -> Iterator[Measured]:
 
 
 @pytest.mark.soak(seconds=50, every_time=True)
-def test_a_million_rows_in_one_foreign_transaction_are_captured_in_bounded_memory(tmp_path: Path) -> None:
+def test_foreign_transaction_of_a_million_rows_is_captured_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with measured(tmp_path, trim_seconds=3600) as capture:
         small = capture.began_kb

@@ -32,24 +32,26 @@ def postgres() -> Iterator[str]:
 @pytest.mark.parametrize(
     "seed", ["feed", pytest.param("headwater", marks=pytest.mark.soak(seconds=15, every_time=True))]
 )
-def test_feeds_of_sqlite_keep_their_promises(seed: str, tmp_path: Path) -> None:
+def test_sqlite_changefeeds_keep_their_guarantees_under_faults(seed: str, tmp_path: Path) -> None:
     ChangefeedNemesis(seed, tmp_path, emptying=DROPPING).run(2)
 
 
 @pytest.mark.slow
-def test_feeds_of_postgresql_keep_their_promises(postgres: str, tmp_path: Path) -> None:
+def test_postgresql_changefeeds_keep_their_guarantees_under_faults(postgres: str, tmp_path: Path) -> None:
     ChangefeedNemesis("headwater", tmp_path, emptying=TRUNCATING, databases=(postgres,)).run(2)
 
 
 @pytest.mark.soak(seconds=60)
 @pytest.mark.parametrize("place", SEEDS)
-def test_feeds_of_sqlite_keep_their_promises_whatever_the_seed(place: int, tmp_path: Path, fresh_seed: str) -> None:
+def test_sqlite_changefeeds_keep_their_guarantees_under_faults_of_fresh_seeds(
+    place: int, tmp_path: Path, fresh_seed: str
+) -> None:
     ChangefeedNemesis(fresh_seed, tmp_path, emptying=DROPPING).run(8)
 
 
 @pytest.mark.soak(seconds=60)
 @pytest.mark.parametrize("place", SEEDS)
-def test_feeds_of_postgresql_keep_their_promises_whatever_the_seed(
+def test_postgresql_changefeeds_keep_their_guarantees_under_faults_of_fresh_seeds(
     place: int, postgres: str, tmp_path: Path, fresh_seed: str
 ) -> None:
     ChangefeedNemesis(fresh_seed, tmp_path, emptying=TRUNCATING, databases=(postgres,)).run(8)

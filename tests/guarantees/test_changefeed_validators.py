@@ -81,7 +81,7 @@ GOOD = [(spec, journal_of(spec, every=every)) for spec in (WHOLE, NARROW) for ev
 
 
 @pytest.mark.parametrize("place", range(len(GOOD)))
-def test_good_journals_pass(place: int) -> None:
+def test_valid_journal_passes_the_validator(place: int) -> None:
     spec, journal = GOOD[place]
     assert any(each.kind == RANGE for each in journal)
     assert validate(journal, spec, TRUTH) == []
@@ -201,7 +201,7 @@ MUTANTS: list[tuple[Callable[[list[Entry]], None], str]] = [
 
 
 @pytest.mark.parametrize("mutant, rule", MUTANTS, ids=lambda each: each if isinstance(each, str) else each.__name__)
-def test_a_broken_journal_is_caught(mutant: Callable[[list[Entry]], None], rule: str) -> None:
+def test_broken_journal_is_reported_by_its_rule(mutant: Callable[[list[Entry]], None], rule: str) -> None:
     for spec, good in GOOD[:4:3]:
         journal = list(good)
         mutant(journal)
@@ -210,20 +210,20 @@ def test_a_broken_journal_is_caught(mutant: Callable[[list[Entry]], None], rule:
         assert any(text.startswith(rule) for text in found), found
 
 
-def test_a_wrong_row_of_before_is_caught_and_one_nobody_asked_for() -> None:
+def test_wrong_or_unrequested_before_image_is_reported() -> None:
     for spec, good in GOOD[:4:3]:
         journal = list(good)
         other_before(journal)
         assert any(text.startswith("BeforeAfter") for text in validate(journal, spec, TRUTH))
 
 
-def test_a_key_that_was_not_asked_for_is_caught() -> None:
+def test_unrequested_key_in_a_journal_is_reported() -> None:
     journal = list(GOOD[3][1])
     outside(journal)
     assert any(text.startswith("KeyInValue") for text in validate(journal, NARROW, TRUTH))
 
 
-def test_a_stream_ahead_of_a_span_is_caught() -> None:
+def test_checkpoint_ahead_of_its_span_is_reported() -> None:
     journal = list(GOOD[3][1])
     place = next(place for place, each in enumerate(journal) if each.kind == CHECKPOINT)
     journal[place] = journal[place]._replace(ts=(1, 0))

@@ -50,7 +50,7 @@ def judge(folder: Path, name: str = "app") -> None:
 
 
 @pytest.mark.parametrize(("fault", "error"), FAULTS)
-def test_a_fault_under_the_database_refuses_writes_and_nothing_else(
+def test_disk_fault_under_the_database_refuses_writes_and_serves_reads(
     tmp_path: Path, disk: FaultyVFS, fault: str, error: type[HeadwaterError]
 ) -> None:
     with running(tmp_path, vfs=disk.name, trim_rows=2, trim_seconds=0.01) as one:
@@ -71,7 +71,7 @@ def test_a_fault_under_the_database_refuses_writes_and_nothing_else(
 
 
 @pytest.mark.parametrize(("fault", "error"), FAULTS)
-def test_a_fault_under_the_database_ends_an_interactive_transaction_whole(
+def test_disk_fault_under_the_database_rolls_back_an_interactive_transaction(
     tmp_path: Path, disk: FaultyVFS, fault: str, error: type[HeadwaterError]
 ) -> None:
     with running(tmp_path, vfs=disk.name) as one:
@@ -89,7 +89,9 @@ def test_a_fault_under_the_database_ends_an_interactive_transaction_whole(
 
 
 @pytest.mark.parametrize("fault", ["full", "fail_sync"])
-def test_a_fault_under_the_log_loses_nothing_and_ends_by_itself(tmp_path: Path, disk: FaultyVFS, fault: str) -> None:
+def test_disk_fault_under_the_log_loses_no_change_and_recovers_without_a_restart(
+    tmp_path: Path, disk: FaultyVFS, fault: str
+) -> None:
     with running(tmp_path, log_vfs=disk.name, trim_rows=2, trim_seconds=0.01) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
         one.caught_up()
@@ -110,7 +112,9 @@ def test_a_fault_under_the_log_loses_nothing_and_ends_by_itself(tmp_path: Path, 
     judge(tmp_path)
 
 
-def test_a_server_that_dies_while_its_log_cannot_be_written_catches_up_later(tmp_path: Path, disk: FaultyVFS) -> None:
+def test_server_that_ends_with_an_unwritable_log_captures_every_change_at_the_next_start(
+    tmp_path: Path, disk: FaultyVFS
+) -> None:
     # The checkpoint of the last close fails as well; SQLite does not mind, but APSW tells of the injected error.
     with contextlib.suppress(StorageFull), running(tmp_path, log_vfs=disk.name) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
@@ -149,7 +153,7 @@ def nonsense(session: Session) -> None:
     [(or_rollback, DuplicateKey), (orphan, InvalidRequest), (too_big, InvalidRequest), (nonsense, InvalidRequest)],
 )
 @pytest.mark.parametrize("place", [0, 7, 15])
-def test_one_of_sixteen_concurrent_writers_fails_alone(
+def test_failing_writer_in_a_group_of_sixteen_fails_alone(
     tmp_path: Path, bad: Callable[[Session], None], error: type[HeadwaterError], place: int
 ) -> None:
     with running(tmp_path) as one:
@@ -164,7 +168,7 @@ def test_one_of_sixteen_concurrent_writers_fails_alone(
 
 
 @pytest.mark.parametrize("place", [0, 7, 15])
-def test_a_disk_too_full_for_one_of_sixteen_writers_is_full_for_that_one_only(
+def test_full_disk_for_a_writer_in_a_group_of_sixteen_fails_only_that_writer(
     tmp_path: Path, disk: FaultyVFS, place: int
 ) -> None:
     def big(session: Session) -> None:
@@ -224,7 +228,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_really_full_file_system_refuses_writes_serves_reads_and_recovers(small_disk: Path) -> None:
+def test_full_file_system_refuses_writes_serves_reads_and_recovers(small_disk: Path) -> None:
     server = ServerProcess(small_disk)
     try:
         server.start()

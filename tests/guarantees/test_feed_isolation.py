@@ -110,7 +110,7 @@ def memory(pid: int) -> int:
 
 
 @pytest.mark.slow
-def test_readers_that_stall_for_the_whole_run_cost_at_most_a_mebibyte_each(tmp_path: Path) -> None:
+def test_stalled_reader_uses_at_most_one_mebibyte(tmp_path: Path) -> None:
     bounded = Bounded()
     few, more = growth(tmp_path / "few", FEW), growth(tmp_path / "more", FEW + MORE)
     print(f"grew by {few >> 20} MiB with {FEW} stalled readers, by {more >> 20} MiB with {MORE} more")
@@ -119,7 +119,7 @@ def test_readers_that_stall_for_the_whole_run_cost_at_most_a_mebibyte_each(tmp_p
 
 
 @pytest.mark.slow
-def test_bad_subscribers_change_nothing_for_the_others(tmp_path: Path) -> None:
+def test_misbehaving_subscribers_do_not_affect_correct_readers(tmp_path: Path) -> None:
     isolated, sent = Isolated(), {}
     recorder = Recorder(tmp_path / "main.log.db")
     with serving(tmp_path) as (server, ask):

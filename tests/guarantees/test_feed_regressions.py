@@ -50,7 +50,7 @@ def snapshot(ask: Asking) -> dict[str, Any]:
     return found
 
 
-def test_rows_whose_page_was_lost_come_again_until_the_reader_shows_that_it_has_them(ask: Asking) -> None:
+def test_snapshot_page_is_delivered_again_until_the_reader_polls_past_it(ask: Asking) -> None:
     sub = snapshot(ask)["sub_id"]
     lost = ask("cdc.poll", sub_id=sub)
     again = ask("cdc.poll", sub_id=sub)
@@ -59,7 +59,7 @@ def test_rows_whose_page_was_lost_come_again_until_the_reader_shows_that_it_has_
     assert "snapshot" not in ask("cdc.poll", sub_id=sub)
 
 
-def test_an_ack_shows_it_too(ask: Asking) -> None:
+def test_acknowledged_snapshot_page_is_not_delivered_again(ask: Asking) -> None:
     for acked in ("next_offset", "cursor"):
         sub = snapshot(ask)["sub_id"]
         page = ask("cdc.poll", sub_id=sub)
@@ -68,14 +68,14 @@ def test_an_ack_shows_it_too(ask: Asking) -> None:
         assert "snapshot" not in ask("cdc.poll", sub_id=sub)
 
 
-def test_rows_of_a_stream_that_was_cut_come_again(server: ServerProcess, ask: Asking) -> None:
+def test_snapshot_rows_of_a_disconnected_stream_are_delivered_again(server: ServerProcess, ask: Asking) -> None:
     sub = snapshot(ask)
     number = rows_of(WebSocket(server.url, sub["ws_url"], {}), "snapshot_end")
     assert number > 0
     assert rows_of(HttpStream(server.url, sub["sse_url"], {}, sse=True), "snapshot_end") == number
 
 
-def test_a_frame_that_acks_less_than_nothing_is_refused(server: ServerProcess, ask: Asking) -> None:
+def test_ack_frame_with_a_negative_offset_closes_the_websocket(server: ServerProcess, ask: Asking) -> None:
     sub = ask("cdc.subscribe_table", table="item")
     stream = WebSocket(server.url, sub["ws_url"], {})
     stream.say({"ack": -1})
@@ -84,7 +84,7 @@ def test_a_frame_that_acks_less_than_nothing_is_refused(server: ServerProcess, a
     stream.close()
 
 
-def test_a_cursor_that_the_log_may_still_reach_after_a_crash_is_only_too_early() -> None:
+def test_cursor_beyond_an_unsettled_log_is_unavailable_instead_of_invalid() -> None:
     log: Any = SimpleNamespace(latest=6)
     check_reached(log, 6, "offset", False)
     with pytest.raises(Unavailable):
@@ -93,7 +93,7 @@ def test_a_cursor_that_the_log_may_still_reach_after_a_crash_is_only_too_early()
         check_reached(log, 7, "offset", True)
 
 
-def test_parts_of_a_transaction_that_pages_cut_have_one_time() -> None:
+def test_parts_of_a_transaction_cut_by_pages_have_the_same_commit_time() -> None:
     """Else the log, which cuts them anew, tells another time than who was told live."""
     table = Table("t", (Column("x", "i64", ""),), ())
     grouping = Grouping(lambda: None)

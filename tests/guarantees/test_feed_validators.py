@@ -107,7 +107,7 @@ def row(id: int, n: int, mark: str, offset: int) -> Entry:
 # What is true passes
 
 
-def test_the_oracle_knows_the_four_cases() -> None:
+def test_oracle_maps_filter_transitions_to_insert_update_and_delete() -> None:
     assert [(offset, body["op"]) for offset, body in SOME.bodies.items()] == [
         (1, "schema_change"), (3, "insert"), (4, "insert"), (5, "delete"), (6, "update"), (8, "insert")
     ]  # fmt: skip
@@ -116,7 +116,7 @@ def test_the_oracle_knows_the_four_cases() -> None:
     assert SOME.bodies[6]["pk_before"] == [{"t": "i64", "v": 1}]
 
 
-def test_the_oracle_knows_columns_and_shards() -> None:
+def test_oracle_applies_columns_and_shards() -> None:
     by_columns = Expected(TRUTH, Spec(columns=("n",)))
     assert list(by_columns.bodies) == [1, 2, 3, 4, 5, 6, 7, 8] and set(by_columns.bodies[2]["after"]) == {"n"}
     only_mark = Truth(parts((insert(1, 5, "a"),), (update((1, 5, "a"), (1, 5, "b")),)))
@@ -126,16 +126,16 @@ def test_the_oracle_knows_columns_and_shards() -> None:
 
 
 @pytest.mark.parametrize("expected", [ALL, SOME])
-def test_a_reader_that_is_told_everything_passes(expected: Expected) -> None:
+def test_journal_with_every_change_passes(expected: Expected) -> None:
     assert validate(journal(expected), expected, {"never"}, 8, streams=True) == []
 
 
-def test_repeats_after_going_back_pass() -> None:
+def test_repeated_changes_after_a_reconnect_at_an_earlier_offset_pass() -> None:
     entries = journal(ALL, upto=6)[:-2] + journal(ALL, start=3)
     assert validate(entries, ALL, set(), 8, streams=True) == []
 
 
-def test_a_snapshot_with_changes_that_were_cut_passes() -> None:
+def test_journal_of_a_snapshot_followed_by_its_changes_passes() -> None:
     # Key 1 was read at 4, key 2 at 5: of 6 only the half that is news comes.
     moved = change(ALL, 6)
     entries = [Entry(ROWS), row(1, 40, "b", 4), row(2, 3, "c", 5), Entry(ROWS_END, 4), moved]
@@ -143,7 +143,7 @@ def test_a_snapshot_with_changes_that_were_cut_passes() -> None:
     assert validate(entries, ALL, set(), 8, streams=True) == []
 
 
-def test_half_of_a_moved_row_passes_while_a_snapshot_is_caught_up_with() -> None:
+def test_delete_half_of_a_key_change_passes_only_during_snapshot_catch_up() -> None:
     half = {name: ALL.bodies[6][name] for name in ALL.bodies[6] if name not in ("after", "pk_before")}
     half |= {"op": "delete", "pk": ALL.bodies[6]["pk_before"]}
     entries = [Entry(ROWS), row(1, 40, "b", 4), row(9, 41, "c", 6), Entry(ROWS_END, 4), Entry(CHANGE, 6, half)]
@@ -154,17 +154,17 @@ def test_half_of_a_moved_row_passes_while_a_snapshot_is_caught_up_with() -> None
 # Ordered
 
 
-def test_ordered_catches_a_step_back_and_a_repeat() -> None:
+def test_ordered_validator_reports_an_earlier_or_repeated_offset() -> None:
     assert failures(OrderedFeed(), [Entry(BEGIN), change(ALL, 2), change(ALL, 1)])
     assert failures(OrderedFeed(), [Entry(BEGIN), change(ALL, 2), change(ALL, 2)])
 
 
-def test_ordered_catches_a_repeat_that_is_not_the_same() -> None:
+def test_ordered_validator_reports_a_repeated_change_with_different_content() -> None:
     again = [Entry(BEGIN), change(ALL, 1), Entry(BEGIN), change(ALL, 1, ddl="another")]
     assert failures(OrderedFeed(), again)
 
 
-def test_ordered_catches_a_change_among_the_rows() -> None:
+def test_ordered_validator_reports_a_change_inside_a_snapshot() -> None:
     assert failures(OrderedFeed(), [Entry(ROWS), row(1, 40, "b", 4), change(ALL, 5)])
 
 
@@ -172,22 +172,22 @@ def test_ordered_catches_a_change_among_the_rows() -> None:
 
 
 @pytest.mark.parametrize("place", range(2, 8))
-def test_complete_catches_any_change_that_is_skipped(place: int) -> None:
+def test_complete_validator_reports_any_skipped_change(place: int) -> None:
     entries = journal(ALL)
     del entries[place]
     assert failures(Complete(), entries)
 
 
 @pytest.mark.parametrize("kind", [REACHED, CAUGHT_UP, CHECKPOINT])
-def test_complete_catches_a_promise_that_is_not_kept(kind: str) -> None:
+def test_complete_validator_reports_progress_past_an_undelivered_change(kind: str) -> None:
     assert failures(Complete(), [Entry(BEGIN), change(ALL, 1), Entry(kind, 4)])
 
 
-def test_complete_passes_what_the_filter_keeps_back() -> None:
+def test_complete_validator_accepts_changes_withheld_by_the_filter() -> None:
     assert failures(Complete(), [Entry(BEGIN), change(SOME, 1), change(SOME, 3), Entry(REACHED, 3)], SOME) == []
 
 
-def test_complete_catches_another_generation_that_nobody_spoke_of() -> None:
+def test_complete_validator_reports_an_unannounced_generation() -> None:
     later = [Transaction("20", (insert(7, 7, "g"),), 20, ts(5000), 5000)]
     truth = Truth([*HISTORY, *later], [Base(19, {"t": []})])
     expected = Expected(truth, Spec())
@@ -199,13 +199,13 @@ def test_complete_catches_another_generation_that_nobody_spoke_of() -> None:
     assert failures(Complete(), told, expected) == failures(Folded(), told, expected) == []
 
 
-def test_resumable_catches_a_gap_after_a_reconnect() -> None:
+def test_resumable_validator_reports_a_gap_after_a_reconnect() -> None:
     entries = [Entry(BEGIN), change(ALL, 1), change(ALL, 2), Entry(BEGIN, 2), change(ALL, 4)]
     assert failures(Resumable(), entries) and not failures(Complete(), entries)
     assert failures(Resumable(), [Entry(BEGIN), change(ALL, 1), Entry(BEGIN, 5), change(ALL, 6)])
 
 
-def test_arrived_catches_a_reader_that_was_left_behind() -> None:
+def test_arrived_validator_reports_a_reader_that_never_reaches_the_end() -> None:
     validator = Arrived()
     validator.check([Entry(BEGIN), change(ALL, 1)], ALL, 8)
     assert validator.failures
@@ -215,23 +215,23 @@ def test_arrived_catches_a_reader_that_was_left_behind() -> None:
 
 
 @pytest.mark.parametrize("kind", [CHECKPOINT, REACHED])
-def test_atomic_catches_an_end_inside_a_transaction(kind: str) -> None:
+def test_atomic_validator_reports_a_checkpoint_or_page_end_inside_a_transaction(kind: str) -> None:
     whole = Expected(TRUTH, Spec(atomic=True))
     assert failures(AtomicFeed(), [Entry(BEGIN), change(ALL, 1), change(ALL, 2), Entry(kind, 2)], whole)
 
 
-def test_atomic_catches_transactions_that_are_mixed_or_misnumbered() -> None:
+def test_atomic_validator_reports_mixed_or_misnumbered_transactions() -> None:
     assert failures(AtomicFeed(), [Entry(BEGIN), change(ALL, 2), change(ALL, 4), change(ALL, 3)])
     for id, seq, last in (("2", 1, False), ("2", 0, True), ("3", 1, True)):
         txn = {"id": id, "seq": seq, "last": last}
         assert failures(AtomicFeed(), [Entry(BEGIN), change(ALL, 2), change(ALL, 3, txn=txn)])
 
 
-def test_atomic_catches_what_was_never_committed() -> None:
+def test_atomic_validator_reports_an_uncommitted_change() -> None:
     assert failures(AtomicFeed(), [Entry(BEGIN), Entry(CHANGE, 77, change(ALL, 3).body)])
 
 
-def test_work_that_was_rolled_back_is_caught() -> None:
+def test_rolled_back_change_in_a_journal_is_reported() -> None:
     for entry in (change(ALL, 4), row(1, 40, "b", 4)):
         validator = NeverRolledBack()
         validator.check([entry], {"b"})
@@ -241,7 +241,7 @@ def test_work_that_was_rolled_back_is_caught() -> None:
 # Filtered and True images
 
 
-def test_filtered_catches_what_does_not_pass_and_the_wrong_case() -> None:
+def test_filtered_validator_reports_changes_outside_the_filter_and_wrong_ops() -> None:
     assert failures(Filtered(), [Entry(BEGIN, 1), change(ALL, 2)], SOME)
     for offset in (4, 5):  # in the log both are updates
         assert failures(Filtered(), [Entry(BEGIN, 3), change(ALL, offset)], SOME)
@@ -255,23 +255,23 @@ def test_filtered_catches_what_does_not_pass_and_the_wrong_case() -> None:
     "other",
     [{"after": {}}, {"before": {"id": {"t": "i64", "v": 2}}}, {"pk": [1]}, {"table": "u"}, {"lsn": 3}],
 )
-def test_true_images_catches_anything_that_is_not_so(other: dict[str, Any]) -> None:
+def test_true_images_validator_reports_any_wrong_field(other: dict[str, Any]) -> None:
     assert failures(TrueImages(), [Entry(BEGIN, 4), change(ALL, 5, **other)])
 
 
-def test_true_images_lets_a_time_be_later_after_a_crash_and_never_earlier() -> None:
+def test_true_images_validator_accepts_a_delivered_time_before_the_log_but_not_after() -> None:
     entry = change(ALL, 5, ts="999.0", txn={"id": "5", "seq": 0, "last": True})
     assert failures(TrueImages(), [Entry(BEGIN, 4), entry]) == []
     assert failures(TrueImages(), [Entry(BEGIN, 4), change(ALL, 5, ts="1004.0")])
 
 
-def test_true_images_is_strict_about_types() -> None:
+def test_true_images_validator_reports_a_value_of_another_type() -> None:
     entry = change(ALL, 4)
     entry.body["after"]["n"] = {"t": "f64", "v": 40.0}
     assert failures(TrueImages(), [Entry(BEGIN, 3), entry])
 
 
-def test_true_images_catches_rows_of_a_snapshot_that_never_were() -> None:
+def test_snapshot_rows_that_never_existed_are_reported() -> None:
     assert failures(TrueImages(), [Entry(ROWS), row(1, 41, "b", 4)])
     assert failures(Filtered(), [Entry(ROWS), row(7, 41, "b", 4)])
     found = [row(1, 40, "b", 4).body["after"]]
@@ -300,11 +300,11 @@ BROKEN_CHECKPOINTS: dict[str, Callable[[], list[Entry]]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN_CHECKPOINTS)
-def test_checkpoint_true_catches(what: str) -> None:
+def test_broken_checkpoint_is_reported(what: str) -> None:
     assert failures(CheckpointTrue(), BROKEN_CHECKPOINTS[what]())
 
 
-def test_checkpoint_true_catches_silence_and_a_clock_that_stands() -> None:
+def test_missing_or_unchanging_checkpoints_at_the_end_are_reported() -> None:
     for end in ([], [checkpoint(8, 1009)], [checkpoint(8, 1009), checkpoint(8, 1009)]):
         validator = CheckpointTrue()
         validator.check_end([*journal(ALL)[:-2], *end], 8)
@@ -315,26 +315,26 @@ def test_checkpoint_true_catches_silence_and_a_clock_that_stands() -> None:
 
 
 @pytest.mark.parametrize("place", range(2, 9))
-def test_the_fold_catches_any_lost_change(place: int) -> None:
+def test_fold_validator_reports_any_lost_change(place: int) -> None:
     entries = journal(ALL)
     del entries[place]
     assert failures(Folded(), entries)
 
 
-def test_the_fold_catches_images_that_do_not_chain() -> None:
+def test_fold_validator_reports_a_before_image_that_differs_from_the_last_after_image() -> None:
     entries = journal(ALL)
     entries[4].body["before"]["n"] = {"t": "i64", "v": 6}
     assert failures(Folded(), entries)
 
 
-def test_the_fold_catches_rows_that_a_snapshot_missed_or_kept() -> None:
+def test_fold_validator_reports_missing_or_extra_snapshot_rows() -> None:
     for rows in ([], [row(1, 40, "b", 4)], [row(1, 40, "b", 4), row(2, 50, "a", 4), row(3, 1, "x", 4)]):
         assert failures(Folded(), [Entry(ROWS), *rows, Entry(ROWS_END, 4), Entry(CAUGHT_UP, 4)])
     good = [Entry(ROWS), row(3, 1, "x", 4), Entry(RESTART), row(1, 40, "b", 4), row(2, 50, "a", 4), Entry(ROWS_END, 4)]
     assert failures(Folded(), [*good, Entry(CAUGHT_UP, 4)]) == []
 
 
-def test_the_fold_knows_columns_that_are_added() -> None:
+def test_fold_validator_accepts_added_columns() -> None:
     altered = [Transaction("9", (Change(Op.SCHEMA_CHANGE, T2, ddl="ALTER"),), 9, ts(2000), 2000)]
     changed = Change(Op.UPDATE, T2, (2, 60, "d", "d"), (2, 60, "d", "e"))
     truth = Truth([*HISTORY, *altered, Transaction("10", (changed,), 10, ts(2001), 2001)])
@@ -348,7 +348,7 @@ def test_the_fold_knows_columns_that_are_added() -> None:
 # Bounded and Isolated
 
 
-def test_the_fold_knows_tables_that_asked_for_a_snapshot_before_a_reader_began() -> None:
+def test_fold_validator_accepts_a_reader_that_begins_after_a_resnapshot_request() -> None:
     anew = Change(Op.SCHEMA_CHANGE, T2, ddl="ALTER TABLE t", resnapshot=True)
     truth = Truth(
         [
@@ -365,14 +365,14 @@ def test_the_fold_knows_tables_that_asked_for_a_snapshot_before_a_reader_began()
     assert failures(Folded(), [*told[:3], *told[4:]], expected) != []
 
 
-def test_bounded_catches_more_than_a_mebibyte_each() -> None:
+def test_bounded_validator_reports_more_than_one_mebibyte_per_reader() -> None:
     for stalled, broken in ((30 << 20, False), (31 << 20, True)):
         validator = Bounded()
         validator.check(without=10 << 20, stalled=stalled, readers=16, noise=4 << 20)
         assert bool(validator.failures) is broken
 
 
-def test_isolated_catches_what_is_late_or_lost() -> None:
+def test_isolated_validator_reports_late_or_lost_changes() -> None:
     sent = {"a": 1.0, "b": 2.0}
     for seen, broken in (({"a": 1.1, "b": 2.9}, False), ({"a": 1.1}, True), ({"a": 1.1, "b": 9.0}, True)):
         validator = Isolated()

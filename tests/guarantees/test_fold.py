@@ -16,7 +16,7 @@ def started(*rows: tuple) -> Fold:
     return fold
 
 
-def test_a_true_history_folds_to_the_rows() -> None:
+def test_valid_history_folds_to_the_rows() -> None:
     fold = started((1, "a"))
     fold.apply_all(
         [
@@ -42,18 +42,18 @@ def test_a_true_history_folds_to_the_rows() -> None:
         Change(Op.INSERT, Table("t", T.columns[:1], T.key), None, (9,)),
     ],
 )
-def test_a_change_that_does_not_fit_is_refused(change: Change) -> None:
+def test_fold_refuses_a_change_that_contradicts_its_rows(change: Change) -> None:
     with pytest.raises(AssertionError):
         started((1, "a")).apply(change)
 
 
-def test_values_are_compared_by_type() -> None:
+def test_fold_refuses_a_value_of_another_type() -> None:
     for mine, theirs in [(1, 1.0), (0.0, -0.0), ("a", b"a"), ("\udcff", "?"), (None, 0), ("a\0b", "a")]:
         with pytest.raises(AssertionError):
             started((1, mine)).check("t", [(raw(1), raw(theirs))])
 
 
-def test_keys_are_told_apart_as_the_collation_does() -> None:
+def test_fold_compares_keys_by_the_collation() -> None:
     fold = Fold()
     fold.load(NOCASE, [("a",)])
     with pytest.raises(AssertionError, match="is taken"):
@@ -61,7 +61,7 @@ def test_keys_are_told_apart_as_the_collation_does() -> None:
     fold.apply(Change(Op.UPDATE, NOCASE, ("a",), ("A",)))
 
 
-def test_a_resnapshot_makes_the_table_unknown_until_it_is_loaded() -> None:
+def test_resnapshot_makes_the_table_unknown_until_its_rows_are_loaded() -> None:
     fold = started((1, "a"))
     fold.apply(Change(Op.SCHEMA_CHANGE, T, resnapshot=True))
     assert fold.unknown == {"t"} and fold.rows() == {}
@@ -71,7 +71,7 @@ def test_a_resnapshot_makes_the_table_unknown_until_it_is_loaded() -> None:
     assert fold.rows() == {"t": []}
 
 
-def test_added_columns_hold_anything_and_renamed_ones_keep_their_value() -> None:
+def test_fold_accepts_any_value_in_added_columns_and_keeps_renamed_values() -> None:
     fold = started((1, "a"))
     wider = Table("t", (*T.columns, Column("y")), ("id",), version=2)
     fold.apply(Change(Op.SCHEMA_CHANGE, wider, ddl="ALTER TABLE t ADD COLUMN y"))

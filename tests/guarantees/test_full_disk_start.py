@@ -98,7 +98,9 @@ def test_start_on_full_disk_serves_reads_and_recovers(
         server.stop()
 
 
-def test_changes_made_meanwhile_are_captured_when_there_is_space(disk: SmallDisk, tmp_path: Path) -> None:
+def test_changes_written_before_a_start_on_a_full_disk_are_captured_after_space_is_freed(
+    disk: SmallDisk, tmp_path: Path
+) -> None:
     with serving(disk.folder, tmp_path / "said") as (server, ask):
         ask("sql.exec", sql=CREATE)
         server.stop()
@@ -115,7 +117,7 @@ def test_changes_made_meanwhile_are_captured_when_there_is_space(disk: SmallDisk
         server.stop()
 
 
-def test_database_on_full_disk_is_opened_when_there_is_space(disk: SmallDisk, tmp_path: Path) -> None:
+def test_database_on_a_full_disk_is_opened_after_space_is_freed(disk: SmallDisk, tmp_path: Path) -> None:
     for path in (disk.folder / "app.db", tmp_path / "other.db"):
         with contextlib.closing(sqlite3.connect(path)) as db, db:
             db.execute("PRAGMA journal_mode = WAL")

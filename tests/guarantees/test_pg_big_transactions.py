@@ -19,13 +19,13 @@ MOST_MEMORY = 512 << 20  # of the server, whatever the size of a transaction
 
 
 @pytest.mark.soak(seconds=300)
-def test_a_million_rows_in_one_transaction_of_postgresql_come_once_through_kills_of_both_servers(
+def test_postgresql_transaction_of_a_million_rows_is_captured_once_despite_kills(
     tmp_path: Path,
 ) -> None:
     big_transaction(tmp_path, rows=1_000_000)
 
 
-def test_a_large_transaction_of_postgresql_comes_once_through_kills_of_both_servers(tmp_path: Path) -> None:
+def test_postgresql_transaction_of_60000_rows_is_captured_once_despite_kills(tmp_path: Path) -> None:
     big_transaction(tmp_path, rows=60_000)
 
 

@@ -11,11 +11,13 @@ from tests.guarantees.pg_nemesis_database import Postgres
 
 
 @pytest.mark.slow
-def test_the_guarantees_hold_on_postgresql_under_the_nemesis_of_a_fixed_seed(tmp_path: Path) -> None:
+def test_postgresql_log_keeps_its_guarantees_under_faults_of_a_fixed_seed(tmp_path: Path) -> None:
     Nemesis(Postgres("headwater", tmp_path), rounds=4).run()
 
 
 @pytest.mark.soak(seconds=120)
 @pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20"))))
-def test_the_guarantees_hold_on_postgresql_for_many_fresh_seeds(place: int, tmp_path: Path, fresh_seed: str) -> None:
+def test_postgresql_log_keeps_its_guarantees_under_faults_of_many_fresh_seeds(
+    place: int, tmp_path: Path, fresh_seed: str
+) -> None:
     Nemesis(Postgres(fresh_seed, tmp_path), rounds=8).run()

@@ -29,24 +29,26 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.soak(seconds=100, every_time=True)
-def test_the_lake_equals_the_source_after_kills_on_local(tmp_path: Path, fresh_seed: str) -> None:
+def test_lake_equals_the_source_after_kills_on_local_spark(tmp_path: Path, fresh_seed: str) -> None:
     Nemesis(fresh_seed, tmp_path, rounds=2, size=20_000).run()
 
 
 @pytest.mark.soak(seconds=130, every_time=True)
-def test_the_lake_equals_the_source_after_kills_on_a_cluster(tmp_path: Path, cluster: Cluster, fresh_seed: str) -> None:
+def test_lake_equals_the_source_after_kills_on_a_spark_cluster(
+    tmp_path: Path, cluster: Cluster, fresh_seed: str
+) -> None:
     Nemesis(fresh_seed, tmp_path, cluster=cluster, rounds=1, size=20_000).run()
 
 
 @pytest.mark.soak(seconds=200)
 @pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20")) // 2))
-def test_the_lake_equals_the_source_for_many_seeds_on_local(place: int, tmp_path: Path, fresh_seed: str) -> None:
+def test_lake_equals_the_source_for_many_seeds_on_local_spark(place: int, tmp_path: Path, fresh_seed: str) -> None:
     Nemesis(fresh_seed, tmp_path).run()
 
 
 @pytest.mark.soak(seconds=240)
 @pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20")) // 2))
-def test_the_lake_equals_the_source_for_many_seeds_on_a_cluster(
+def test_lake_equals_the_source_for_many_seeds_on_a_spark_cluster(
     place: int, tmp_path: Path, cluster: Cluster, fresh_seed: str
 ) -> None:
     Nemesis(fresh_seed, tmp_path, cluster=cluster).run()

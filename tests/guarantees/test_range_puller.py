@@ -104,13 +104,13 @@ def cut(ground: Ground, random: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", ["ranges", "puller"])
-def test_it_ends_with_exactly_the_table(ground: Ground, seed: str) -> None:
+def test_range_puller_ends_with_exactly_the_table(ground: Ground, seed: str) -> None:
     pull_through_trouble(ground, seed)
 
 
 @pytest.mark.soak(seconds=20)
 @pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20"))))
-def test_it_ends_with_exactly_the_table_whatever_the_seed(ground: Ground, place: int, fresh_seed: str) -> None:
+def test_range_puller_ends_with_exactly_the_table_for_fresh_seeds(ground: Ground, place: int, fresh_seed: str) -> None:
     pull_through_trouble(ground, fresh_seed)
 
 

@@ -101,7 +101,7 @@ def metric(url: str, name: str, db: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and f'db="{db}"' in line)
 
 
-def test_a_tenant_that_does_everything_wrong_leaves_another_as_it_is(tmp_path: Path) -> None:
+def test_misbehaving_tenant_does_not_affect_another_tenant(tmp_path: Path) -> None:
     with serving(tmp_path) as (server, ask):
         bad = patiently(
             ask, "cdc.subscribe_table", db="a", table="t", where="json_extract(doc, '$.x') = 1", start="earliest"
@@ -141,7 +141,7 @@ def test_a_tenant_that_does_everything_wrong_leaves_another_as_it_is(tmp_path: P
             stream.close()
 
 
-def test_quotas_are_those_of_one_database_and_change_nothing_when_they_are_reached(tmp_path: Path) -> None:
+def test_reached_quota_refuses_only_its_own_database_and_loses_no_rows(tmp_path: Path) -> None:
     with serving(tmp_path, SETTINGS.replace("rate = 40", 'rate = "none"')) as (server, ask):
         for db, most in (("a", 3), ("b", 10)):
             for _ in range(most):
@@ -161,7 +161,7 @@ def test_quotas_are_those_of_one_database_and_change_nothing_when_they_are_reach
 
 
 @pytest.mark.slow
-def test_statements_that_run_long_hold_up_their_own_database_only(tmp_path: Path) -> None:
+def test_long_running_statements_do_not_delay_another_database(tmp_path: Path) -> None:
     with serving(tmp_path, SETTINGS.replace("rate = 40", 'rate = "none"')) as (server, ask):
         over: list[str] = []
 

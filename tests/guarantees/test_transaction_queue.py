@@ -13,7 +13,7 @@ from headwater.model.change import Op
 from headwater.sources.write import Session
 
 
-def test_a_transaction_that_writes_first_waits_for_the_writers_before_it(tmp_path: Path) -> None:
+def test_transaction_that_starts_with_a_write_waits_for_earlier_writers(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
         entered, go = threading.Event(), threading.Event()
@@ -37,7 +37,7 @@ def test_a_transaction_that_writes_first_waits_for_the_writers_before_it(tmp_pat
         assert sorted(row for row in found if row) == [(1, "first"), (2, "second"), (3, "third")]
 
 
-def test_a_transaction_that_writes_first_is_not_disturbed_by_foreign_commits(tmp_path: Path) -> None:
+def test_transaction_that_starts_with_a_write_commits_after_a_foreign_commit(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
         tx = one.source.begin()
@@ -47,7 +47,7 @@ def test_a_transaction_that_writes_first_is_not_disturbed_by_foreign_commits(tmp
         assert [change.after for change in one.changes() if change.op is Op.INSERT] == [(1, "foreign"), (2, "ours")]
 
 
-def test_many_short_transactions_at_once_all_commit(tmp_path: Path) -> None:
+def test_many_concurrent_short_transactions_all_commit(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
         start = threading.Barrier(40)

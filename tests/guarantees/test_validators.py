@@ -47,7 +47,7 @@ GOOD = history(
 TABLE: list[Row] = [(1, "w", "b"), (2, "v", "c")]
 
 
-def test_durable_passes_when_all_that_was_told_is_found() -> None:
+def test_durable_validator_accepts_a_log_with_every_acknowledged_write() -> None:
     durable = Durable()
     durable.note_acknowledged("a", 2)
     durable.note_refused("x")
@@ -58,7 +58,7 @@ def test_durable_passes_when_all_that_was_told_is_found() -> None:
     assert durable.failures == []
 
 
-def test_durable_catches_a_lost_a_half_and_a_resurrected_transaction() -> None:
+def test_durable_validator_reports_lost_partial_and_resurrected_transactions() -> None:
     durable = Durable()
     durable.note_acknowledged("lost", 1)
     durable.note_acknowledged("half", 2)
@@ -78,7 +78,7 @@ def atomic(parts: list[Transaction], **sizes: int) -> list[str]:
     return validator.failures
 
 
-def test_atomic_passes_whole_contiguous_transactions() -> None:
+def test_atomic_validator_accepts_whole_contiguous_transactions() -> None:
     assert atomic(GOOD, a=2, b=1, c=1, never=7) == []
     big = Transaction("1", tuple(insert(n, "a") for n in range(5)), 1, ts=1)
     assert atomic([big.cut(0, 2), big.cut(2, 5)], a=5) == []
@@ -95,7 +95,7 @@ def test_atomic_passes_whole_contiguous_transactions() -> None:
         ([GOOD[0], GOOD[1].cut(2, 3)], "begins at change 1"),
     ],
 )
-def test_atomic_catches_a_torn_transaction(parts: list[Transaction], named: str) -> None:
+def test_atomic_validator_reports_a_torn_transaction(parts: list[Transaction], named: str) -> None:
     assert any(named in text for text in atomic(parts, a=2)), atomic(parts, a=2)
 
 
@@ -105,7 +105,7 @@ def ordered(changes: list[Placed]) -> list[str]:
     return validator.failures
 
 
-def test_ordered_passes_a_log_without_holes() -> None:
+def test_ordered_validator_accepts_a_log_without_gaps() -> None:
     assert ordered(placed(GOOD)) == []
 
 
@@ -119,13 +119,13 @@ def test_ordered_passes_a_log_without_holes() -> None:
         (lambda log: [*log[:-1], msgspec.structs.replace(log[-1], ts=log[-2].ts)], "time of another"),
     ],
 )
-def test_ordered_catches_holes_repeats_and_times_that_go_back(
+def test_ordered_validator_reports_gaps_repeats_and_decreasing_times(
     broken: Callable[[list[Placed]], list[Placed]], named: str
 ) -> None:
     assert any(named in text for text in ordered(broken(placed(GOOD))))
 
 
-def test_never_rewritten_passes_a_log_that_grows() -> None:
+def test_never_rewritten_validator_accepts_a_growing_log() -> None:
     validator = NeverRewritten()
     for upto in (2, 4, 6):
         validator.note_reading(placed(GOOD)[:upto])
@@ -133,7 +133,7 @@ def test_never_rewritten_passes_a_log_that_grows() -> None:
     assert validator.failures == []
 
 
-def test_never_rewritten_catches_a_reused_offset_and_a_shorter_log() -> None:
+def test_never_rewritten_validator_reports_a_reused_offset_and_a_shorter_log() -> None:
     reused, shorter = NeverRewritten(), NeverRewritten()
     for validator in (reused, shorter):
         validator.note_reading(placed(GOOD))
@@ -152,7 +152,7 @@ def complete(changes: list[Placed], found: list[Row], *, backwards: bool = False
     return validator.failures
 
 
-def test_complete_in_the_log_passes_a_log_that_folds_into_the_tables() -> None:
+def test_complete_log_validator_accepts_a_log_that_folds_to_the_tables() -> None:
     assert complete(placed(GOOD), TABLE) == []
     assert complete(placed(GOOD)[3:], TABLE, backwards=True) == []
 
@@ -162,28 +162,28 @@ OTHER_VALUE, OTHER_TYPE = [(1, "w", "b"), (2, "other", "c")], [(1, "w", "b"), (2
 
 
 @pytest.mark.parametrize("rows", [MISSING, UNSEEN, OTHER_VALUE, OTHER_TYPE])
-def test_complete_in_the_log_catches_tables_that_differ(rows: list[Row]) -> None:
+def test_complete_log_validator_reports_tables_that_differ(rows: list[Row]) -> None:
     assert complete(placed(GOOD), rows)
 
 
 @pytest.mark.parametrize("rows", [MISSING, OTHER_VALUE, OTHER_TYPE])
-def test_complete_in_the_log_catches_them_backwards_too(rows: list[Row]) -> None:
+def test_complete_log_validator_reports_tables_that_differ_when_folding_backwards(rows: list[Row]) -> None:
     assert complete(placed(GOOD)[1:], rows, backwards=True)
 
 
 @pytest.mark.parametrize("place", [1, 2, 3, 4])
-def test_complete_in_the_log_catches_any_lost_change(place: int) -> None:
+def test_complete_log_validator_reports_any_lost_change(place: int) -> None:
     changes = placed(GOOD)
     assert complete(changes[:place] + changes[place + 1 :], TABLE)
 
 
-def test_complete_in_the_log_catches_a_table_that_nobody_announced() -> None:
+def test_complete_log_validator_reports_a_table_missing_from_the_log() -> None:
     validator = CompleteInTheLog()
     validator.check(placed(GOOD), ["t", "u"], lambda _: [raw_row(row) for row in TABLE])
     assert "'u'" in validator.failures[0]
 
 
-def test_answered_catches_a_write_that_is_elsewhere_or_nowhere() -> None:
+def test_answered_validator_reports_a_write_at_another_offset_or_missing() -> None:
     changes, answered = placed(GOOD), Answered()
     answered.check(changes, {"a": {"t": 3}, "b": {"t": 4}, "c": {"t": 6}})
     assert answered.failures == []
@@ -191,7 +191,7 @@ def test_answered_catches_a_write_that_is_elsewhere_or_nowhere() -> None:
     assert [text.split()[1] for text in answered.failures] == ["a", "b", "c"]
 
 
-def test_constant_catches_what_is_lost_on_the_way_but_only_at_the_end_of_a_transaction() -> None:
+def test_constant_validator_reports_a_sum_that_differs_at_a_transaction_end() -> None:
     table = Table("t", (Column("id", "i64"), Column("n", "i64")), ("id",))
     there = Change(Op.UPDATE, table, (1, 5), (1, 3))
     here = Change(Op.UPDATE, table, (2, 5), (2, 7))

@@ -41,7 +41,7 @@ TOLD = [Entry(BEGIN, 0), stale(3), stale(4), Entry(CHECKPOINT, 4), stale(6), sta
         [*TOLD, Entry(LOOKED, 8, ("", rows((7, 77))))],  # no tag: it promises nothing
     ],
 )
-def test_what_is_true_passes(journal: list[Entry]) -> None:
+def test_valid_watcher_journal_passes(journal: list[Entry]) -> None:
     assert validate_watcher(journal, WATCHED) == []
 
 
@@ -61,6 +61,6 @@ def test_what_is_true_passes(journal: list[Entry]) -> None:
         ([], "never was told"),
     ],
 )
-def test_what_is_not_is_caught(journal: list[Entry], named: str) -> None:
+def test_invalid_watcher_journal_is_reported(journal: list[Entry], named: str) -> None:
     found = validate_watcher(journal, WATCHED)
     assert found and named in found[0], found

@@ -24,7 +24,7 @@ def rows(store: SqliteStore) -> list[object]:
         return connection.execute("SELECT * FROM t").fetchall()
 
 
-def test_file_of_any_format_is_upgraded_by_the_migrations_it_lacks(tmp_path: Path) -> None:
+def test_file_of_an_older_format_is_upgraded_by_its_missing_migrations(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         path = tmp_path / f"{number}.db"
         store = SqliteStore(format(*(ONE, TWO, THREE)[:number]), path)
@@ -38,7 +38,7 @@ def test_file_of_any_format_is_upgraded_by_the_migrations_it_lacks(tmp_path: Pat
         store.close()
 
 
-def test_failed_migration_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_failed_migration_keeps_the_file_unchanged(tmp_path: Path) -> None:
     SqliteStore(format(ONE), tmp_path / "t.db").close()
     with pytest.raises(LogDamaged, match=r"the file of numbers \(t.db\)"):
         SqliteStore(format(ONE, TWO, "no SQL"), tmp_path / "t.db")
@@ -48,7 +48,7 @@ def test_failed_migration_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     store.close()
 
 
-def test_newer_format_is_refused_and_additions_are_not_a_format(tmp_path: Path) -> None:
+def test_newer_format_is_refused_and_additions_do_not_raise_the_format(tmp_path: Path) -> None:
     SqliteStore(format(ONE, additions="CREATE TABLE IF NOT EXISTS more (a)"), tmp_path / "t.db").close()
     SqliteStore(format(ONE), tmp_path / "t.db").close()
     SqliteStore(format(ONE, TWO), tmp_path / "t.db").close()
@@ -69,7 +69,7 @@ def void(_: object) -> None:
     return None
 
 
-def test_transaction_that_raises_is_undone_and_the_next_one_works(tmp_path: Path) -> None:
+def test_transaction_that_raises_is_rolled_back_and_the_next_transaction_succeeds(tmp_path: Path) -> None:
     store = SqliteStore(format(ONE), tmp_path / "t.db")
     with pytest.raises(ZeroDivisionError), store.transaction() as connection:
         connection.execute("INSERT INTO t VALUES (1)")

@@ -29,9 +29,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for _, body in blocks(text, "sh") for line in body.splitlines()]
 
 
-def test_every_example_of_the_spark_page_prints_what_is_shown(
-    spark: SparkSession, server: Live, tmp_path: Path
-) -> None:
+def test_spark_page_examples_print_the_documented_output(spark: SparkSession, server: Live, tmp_path: Path) -> None:
     for command in commands(first_minutes()):
         if command[0] == "sql" and not command[1].startswith("UPDATE"):
             server.sql(command[1])
@@ -58,7 +56,7 @@ def test_every_example_of_the_spark_page_prints_what_is_shown(
 
 @pytest.mark.soak(seconds=70, every_time=True)
 @pytest.mark.spark
-def test_a_newcomer_who_follows_the_pipeline_page_has_a_verified_lake(server: Live, tmp_path: Path) -> None:
+def test_pipeline_page_commands_produce_a_verified_lake(server: Live, tmp_path: Path) -> None:
     """The commands as they stand there, in processes of their own; then the ten lines of Python."""
     ((_, shown),) = blocks(first_minutes(), "text")
     said = []

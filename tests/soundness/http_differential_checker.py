@@ -132,7 +132,7 @@ class HttpTrial:
     def while_down(self, *, killed: bool) -> None:
         """The second process goes on without the server; where that was stopped, files are restored from copies.
 
-        Not where it was killed: see `test_a_restored_file_after_a_kill` for what is not known then.
+        Not where it was killed: see `test_tag_is_invalid_after_a_kill_and_a_restored_file` for what is not known then.
         """
         for database in self.databases:
             if not killed and self.random.random() < 0.5:

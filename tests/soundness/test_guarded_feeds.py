@@ -93,7 +93,7 @@ def follow(live: Live, seed: int, steps: int) -> int:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-def test_silence_means_the_same_answer(tmp_path: Path, seed: int) -> None:
+def test_answer_is_unchanged_while_a_guarded_stream_is_silent(tmp_path: Path, seed: int) -> None:
     live = Live(tmp_path)
     try:
         held_back = follow(live, seed, 60)
@@ -104,7 +104,7 @@ def test_silence_means_the_same_answer(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_false_silence_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_invalidation_on_a_guarded_stream_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "steady_at", lambda questions, upto: dict.fromkeys(questions, 0))
     live = Live(tmp_path)
     try:

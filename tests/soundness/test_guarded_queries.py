@@ -39,18 +39,18 @@ def has_teeth(counts: Counter[str]) -> None:
     assert counts["false past guards"] < 0.8 * counts["false"], told
 
 
-def test_some_cases_in_every_check() -> None:
+def test_guards_withhold_only_harmless_changes_in_a_few_cases() -> None:
     has_teeth(run(range(1_000_000, 1_000_004)))
 
 
 @pytest.mark.slow
-def test_what_guards_hold_back_left_the_answer_as_it_was() -> None:
+def test_changes_withheld_by_guards_leave_the_answer_unchanged() -> None:
     has_teeth(run(range(CASES)))
 
 
 @pytest.mark.soak(seconds=12)
 @pytest.mark.parametrize("shard", range(SOAK_SHARDS))
-def test_what_guards_hold_back_left_fresh_answers_as_they_were(shard: int, fresh_number: int) -> None:
+def test_changes_withheld_by_guards_leave_the_answer_unchanged_for_fresh_seeds(shard: int, fresh_number: int) -> None:
     has_teeth(run(range(fresh_number, fresh_number + CASES)))
 
 
@@ -121,7 +121,7 @@ MUTANTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_mutant_is_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_is_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
     with pytest.raises(Unsound, match="the server passes over|is called current") as found:
         run(range(CASES))

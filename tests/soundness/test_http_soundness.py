@@ -54,20 +54,20 @@ def has_teeth(counts: Counter[str]) -> None:
 
 
 @pytest.mark.slow
-def test_no_wrong_304_over_http() -> None:
+def test_no_304_is_returned_for_a_changed_answer_over_http() -> None:
     counts: Counter[str] = Counter()
     run(0, SCHEMAS, counts)
     has_teeth(counts)
 
 
 @pytest.mark.slow
-def test_no_wrong_304_over_http_under_a_fresh_seed(fresh_number: int) -> None:
+def test_no_304_is_returned_for_a_changed_answer_over_http_with_a_fresh_seed(fresh_number: int) -> None:
     run(fresh_number, SCHEMAS, Counter())
 
 
 @pytest.mark.soak(seconds=25)
 @pytest.mark.parametrize("shard", range(SOAK_SHARDS))
-def test_many_schemas_over_http(shard: int, fresh_number: int) -> None:
+def test_no_304_is_returned_for_a_changed_answer_over_http_in_many_schemas(shard: int, fresh_number: int) -> None:
     counts: Counter[str] = Counter()
     run(fresh_number, SOAK_SCHEMAS, counts)
     has_teeth(counts)
@@ -78,13 +78,13 @@ def test_many_schemas_over_http(shard: int, fresh_number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("since", [1, 3])
-def test_a_restored_file_that_goes_on_otherwise_leaves_no_tag_good(tmp_path: Path, since: int) -> None:
+def test_tag_is_invalid_after_the_file_is_restored_and_changed_differently(tmp_path: Path, since: int) -> None:
     _restored(tmp_path, "", ServerProcess.stop, since)
 
 
 @pytest.mark.slow
 @pytest.mark.xfail(strict=True, reason="tags name offsets that the log has not yet written: up to log.flush_ms of them")
-def test_a_restored_file_after_a_kill(tmp_path: Path) -> None:
+def test_tag_is_invalid_after_a_kill_and_a_restored_file(tmp_path: Path) -> None:
     _restored(tmp_path, "[log]\nflush_ms = 60000\n", ServerProcess.kill, 1)
 
 
@@ -118,7 +118,7 @@ def _restored(place: Path, settings: str, end: Callable[[ServerProcess], None], 
 
 
 @pytest.mark.slow
-def test_nothing_acknowledged_is_missing_while_two_processes_write(tmp_path: Path) -> None:
+def test_no_acknowledged_write_is_missing_from_answers_while_two_processes_write(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path)
     try:
         server.start()
@@ -179,7 +179,7 @@ def _remembers_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     ("mutant", "first"),
     [(_never_stale, 0), (_overlooks_the_newest, 0), (_forgets_deletes, 0), (_remembers_too_long, 10)],
 )
-def test_a_broken_server_is_caught(
+def test_mutant_that_returns_a_wrong_304_is_found(
     mutant: Callable[[pytest.MonkeyPatch], None], first: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     mutant(monkeypatch)
@@ -188,23 +188,23 @@ def test_a_broken_server_is_caught(
             _in_process(tmp_path / str(seed), seed)
 
 
-def test_a_few_schemas_over_http_in_every_check(tmp_path: Path) -> None:
+def test_no_304_is_returned_for_a_changed_answer_over_http_in_a_small_run(tmp_path: Path) -> None:
     _in_process(tmp_path, 1_000_000)
 
 
-def test_guards_over_http_in_every_check(tmp_path: Path) -> None:
+def test_guards_allow_only_correct_304_answers_in_a_small_run(tmp_path: Path) -> None:
     assert _in_process(tmp_path, 1_000_000, CapturedShop, 400)["allowed by guards"] > 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak(seconds=25, every_time=True))])
-def test_no_wrong_304_by_guards(tmp_path: Path, seed: int) -> None:
+def test_guards_allow_only_correct_304_answers(tmp_path: Path, seed: int) -> None:
     _guarded_well(tmp_path, seed, 1_000)
 
 
 @pytest.mark.soak(seconds=15)
 @pytest.mark.parametrize("shard", range(6))
-def test_no_wrong_304_by_guards_under_a_fresh_seed(tmp_path: Path, shard: int, fresh_number: int) -> None:
+def test_guards_allow_only_correct_304_answers_for_fresh_seeds(tmp_path: Path, shard: int, fresh_number: int) -> None:
     _guarded_well(tmp_path, fresh_number, 3_000)
 
 
@@ -235,7 +235,7 @@ def _tags_reach_behind_the_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", [_guards_outlive_their_answer, _tags_reach_behind_the_stretch])
-def test_broken_guards_are_caught(
+def test_mutant_with_broken_guards_is_found(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     mutant(monkeypatch)

@@ -134,15 +134,15 @@ def run(first: int, count: int) -> None:
     assert counts["wider"] < 0.03 * counts["asked"], counts
 
 
-def test_no_matcher_misses_what_sqlite_calls_true() -> None:
+def test_no_matcher_misses_a_row_that_sqlite_matches() -> None:
     run(5_000, 5)
 
 
 @pytest.mark.slow
-def test_no_matcher_misses_what_sqlite_calls_true_in_many_worlds() -> None:
+def test_no_matcher_misses_a_row_that_sqlite_matches_in_many_cases() -> None:
     run(0, 40)
 
 
 @pytest.mark.soak(seconds=60)
-def test_no_matcher_misses_what_sqlite_calls_true_in_fresh_worlds(fresh_number: int) -> None:
+def test_no_matcher_misses_a_row_that_sqlite_matches_in_fresh_cases(fresh_number: int) -> None:
     run(fresh_number, 500)

@@ -35,24 +35,24 @@ def caught(mutant: Mutant, first: int = 0) -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", KNOWN, ids=[mutant.name for mutant in KNOWN])
-def test_a_mutant_is_found(mutant: Mutant) -> None:
+def test_mutant_is_found(mutant: Mutant) -> None:
     assert mutant.found is not None
     assert finds(mutant, make_case(mutant.found)), "the grammar moved: `make soak` tells which case finds it now"
 
 
 @pytest.mark.parametrize("mutant", BY_HAND, ids=[mutant.name for mutant in BY_HAND])
-def test_a_mutant_is_found_by_a_case_made_by_hand(mutant: Mutant) -> None:
+def test_mutant_is_found_by_a_handwritten_case(mutant: Mutant) -> None:
     assert mutant.case is not None
     assert finds(mutant, mutant.case)
 
 
-def test_every_mutant_is_found_or_says_why_not() -> None:
+def test_every_mutant_has_a_finding_case_or_a_reason() -> None:
     assert [mutant.name for mutant in MUTANTS if not (mutant in KNOWN or mutant in BY_HAND or mutant.why_not)] == []
 
 
 @pytest.mark.soak(seconds=120)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
-def test_a_mutant_is_searched_for(mutant: Mutant) -> None:
+def test_unexcused_mutant_is_found_by_a_search(mutant: Mutant) -> None:
     needed = caught(mutant)
     print(f"\n{mutant.name}: {f'found={needed - 1}' if needed else f'not found in {mutant.schemas} schemas'}")
     if mutant.why_not:

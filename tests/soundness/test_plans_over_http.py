@@ -59,7 +59,9 @@ def came_true(server: Live, sql: str, tag: str, held: object) -> bool:
 
 @pytest.mark.parametrize("sql", PLANNED)
 @pytest.mark.parametrize("by", ["us", "others"])
-def test_an_index_comes_and_goes(server: Live, other: apsw.Connection, sql: str, by: str) -> None:
+def test_no_304_is_returned_for_an_answer_that_an_index_changed(
+    server: Live, other: apsw.Connection, sql: str, by: str
+) -> None:
     def write(text: str) -> None:
         server.sql(text) if by == "us" else other.execute(text)
 
@@ -74,7 +76,7 @@ def test_an_index_comes_and_goes(server: Live, other: apsw.Connection, sql: str,
     assert came_true(server, sql, during.headers["etag"], during.json()["data"])
 
 
-def test_statistics_of_others(server: Live, other: apsw.Connection) -> None:
+def test_no_304_is_returned_for_an_answer_that_foreign_statistics_changed(server: Live, other: apsw.Connection) -> None:
     sql = "SELECT (SELECT id FROM g WHERE a = 1 AND b = 0)"
     other.execute("CREATE INDEX ga ON g(a, c); CREATE INDEX gb ON g(b, c DESC); ANALYZE")
     try:
@@ -90,7 +92,7 @@ def test_statistics_of_others(server: Live, other: apsw.Connection) -> None:
         other.execute("DROP INDEX ga; DROP INDEX gb; DROP TABLE sqlite_stat1; DROP TABLE sqlite_stat4")
 
 
-def test_a_row_that_does_not_count_and_makes_the_query_fail(server: Live) -> None:
+def test_row_outside_the_answer_that_makes_the_query_fail_returns_400_despite_the_tag(server: Live) -> None:
     sql = "SELECT id FROM er WHERE json_extract(a, '$[0]') = 1 AND b = 1"
     tag = get(server, sql).headers["etag"]
     assert get(server, sql, tag).status_code == 304

@@ -56,25 +56,25 @@ def tell(counts: Counter[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_no_answer_changes_without_a_change_that_matters(shard: int) -> None:
+def test_answer_without_an_invalidation_is_unchanged(shard: int) -> None:
     counts: Counter[str] = Counter()
     run(shard * SCHEMAS, SCHEMAS, counts)
     tell(counts)
     has_teeth(counts)
 
 
-def test_a_few_schemas_in_every_check() -> None:
+def test_answer_without_an_invalidation_is_unchanged_in_a_few_schemas() -> None:
     run(1_000_000, 8, Counter())
 
 
 @pytest.mark.slow
-def test_no_answer_changes_under_a_fresh_seed(fresh_number: int) -> None:
+def test_answer_without_an_invalidation_is_unchanged_for_a_fresh_seed(fresh_number: int) -> None:
     run(fresh_number, SCHEMAS, Counter())
 
 
 @pytest.mark.soak(seconds=45)
 @pytest.mark.parametrize("shard", range(SOAK_SHARDS))
-def test_fifty_thousand_schemas(shard: int, fresh_number: int) -> None:
+def test_answer_without_an_invalidation_is_unchanged_in_many_fresh_schemas(shard: int, fresh_number: int) -> None:
     counts: Counter[str] = Counter()
     run(fresh_number, SOAK_SCHEMAS, counts)
     tell(counts)
@@ -84,11 +84,11 @@ def test_fifty_thousand_schemas(shard: int, fresh_number: int) -> None:
 # --- the kit itself --------------------------------------------------------------------------------------------
 
 
-def test_a_seed_always_makes_the_same_case() -> None:
+def test_same_seed_makes_the_same_case() -> None:
     assert make_case(7).script() == make_case(7).script()
 
 
-def test_a_failing_case_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_case_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.soundness.differential_checker.Trial._check", _blames_deletes)
     case = next(case for case in map(make_case, range(99)) if failure(case))
     small, why = shrink(case, failure)
@@ -103,7 +103,7 @@ def _blames_deletes(trial: Trial, instance: object, changes: list, *_: object) -
         raise Unsound("a delete")
 
 
-def test_what_is_refused_although_the_engine_accepts_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_refused_by_analysis_but_accepted_by_the_engine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ValueError("not understood")
 

@@ -54,7 +54,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_what_was_found_stays_found(name: str) -> None:
+def test_fixed_unsound_case_passes(name: str) -> None:
     query, write = FOUND[name]
     for foreign in (False, True):
         case = Case([T, U, V, *ROWS], [Query(query, {})], [Step([write], foreign)])

@@ -57,7 +57,7 @@ def running(*args: str) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
-def test_the_events_as_json(shop: Served) -> None:
+def test_debug_changefeed_prints_events_as_json(shop: Served) -> None:
     events = [
         json.loads(each) for each in changefeed(shop, "orders", "--base", "offset:1", "--limit", "5", "-o", "json")
     ]
@@ -75,13 +75,13 @@ def test_the_events_as_json(shop: Served) -> None:
     "span, ids",
     [("2", [2, 2]), ("[2]", [2, 2]), ("2..", [2, 3, 2]), ("..1", [1, 1]), ("2..3", [2, 3, 2])],
 )
-def test_only_some_keys(shop: Served, span: str, ids: list[int]) -> None:
+def test_debug_changefeed_of_a_span_prints_only_its_keys(shop: Served, span: str, ids: list[int]) -> None:
     lines = changefeed(shop, "main.orders", span, "--base", "offset:0", "--limit", str(len(ids)), "-o", "json")
     keys = [each["key"] for each in map(json.loads, lines) if each["event"] == "value"]
     assert keys == [encode_key((id,)).hex() for id in ids]
 
 
-def test_the_events_for_people(shop: Served) -> None:
+def test_debug_changefeed_prints_events_as_text(shop: Served) -> None:
     lines = changefeed(shop, "main.*", "--base", "offset:0", "--diff", "--limit", "5")
     words = [each.partition("  ")[2] for each in lines]
     assert words[0] == f"orders  {SCHEMA[0]}" and words[1] == 'orders  put {"id": 1, "total": 10.5}'
@@ -89,7 +89,7 @@ def test_the_events_for_people(shop: Served) -> None:
     assert words[5] == 'orders  delete 2  was {"id": 2, "total": 200.0}'
 
 
-def test_until_a_time_that_is_over(shop: Served) -> None:
+def test_debug_changefeed_until_a_past_time_ends_with_a_checkpoint(shop: Served) -> None:
     events = [
         json.loads(each) for each in changefeed(shop, "orders", "--base", "offset:0", "--until", "0s", "-o", "json")
     ]
@@ -99,12 +99,12 @@ def test_until_a_time_that_is_over(shop: Served) -> None:
     assert not [each for each in again if each["event"] == "value"]
 
 
-def test_skip_catchup(shop: Served) -> None:
+def test_debug_changefeed_with_skip_catchup_begins_at_steady_state(shop: Served) -> None:
     lines = changefeed(shop, "orders", "--base", "offset:0", "--skip-catchup", "--until", "1m")
     assert lines[0].startswith("-- steady at offset") and lines[-1].endswith("  all")
 
 
-def test_ctrl_c_ends_it(shop: Served) -> None:
+def test_debug_changefeed_ends_with_130_on_ctrl_c(shop: Served) -> None:
     with running("orders", "--grpc", shop.grpc) as process:
         assert process.stdout is not None and process.stdout.readline().startswith("-- steady")
         process.send_signal(signal.SIGINT)
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_it(shop: Served) -> None:
         assert process.stderr is not None and process.stderr.read() == ""
 
 
-def test_it_connects_again_from_the_last_checkpoint(tmp_path: Path) -> None:
+def test_debug_changefeed_reconnects_from_the_last_checkpoint(tmp_path: Path) -> None:
     with served(tmp_path, "--grpc", "127.0.0.1:0") as first:
         first.sql(SCHEMA[0])
         with running("orders", "--grpc", first.grpc, "-o", "json") as process:
@@ -132,7 +132,7 @@ def test_it_connects_again_from_the_last_checkpoint(tmp_path: Path) -> None:
                 assert process.wait(TIMEOUT) == 130
 
 
-def test_a_credential_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
+def test_debug_changefeed_reads_its_credential_from_the_environment_or_a_file(tmp_path: Path) -> None:
     with served(tmp_path, env={"HEADWATER_TOKEN": "s3cret"}) as server:
         args = ("debug", "changefeed", "main.*", "--until", "0s", "--grpc", server.grpc)
         assert "HEADWATER_TOKEN" in refused(1, *args)
@@ -158,17 +158,19 @@ def test_a_credential_comes_from_the_environment_or_a_file(tmp_path: Path) -> No
         (2, ("main.*", "1"), "a span is one of a table"),
     ],
 )
-def test_refusals_say_what_to_do(shop: Served, exit_code: int, args: tuple[str, ...], words: str) -> None:
+def test_refused_debug_changefeed_prints_a_remedy(
+    shop: Served, exit_code: int, args: tuple[str, ...], words: str
+) -> None:
     assert words in refused(exit_code, "debug", "changefeed", *args, "--once", "--grpc", shop.grpc)
 
 
-def test_no_server() -> None:
+def test_debug_changefeed_without_a_grpc_server_fails_with_the_reason() -> None:
     assert "no gRPC server answers at 127.0.0.1:1" in refused(3, "debug", "changefeed", "t", "--grpc", "127.0.0.1:1")
     done = run("debug", "changefeed", "t", env={"HEADWATER_GRPC": "off"})
     assert done.returncode == 2 and "gRPC is off" in done.stderr
 
 
-def test_spans_as_people_write_them() -> None:
+def test_span_arguments_are_parsed() -> None:
     assert keys_of("7") == {"prefix": [{"t": "i64", "v": 7}]}
     assert keys_of('[1, "a"]..b') == {
         "lower_bound": [{"t": "i64", "v": 1}, {"t": "str", "v": "a"}],
@@ -179,7 +181,7 @@ def test_spans_as_people_write_them() -> None:
         keys_of("..")
 
 
-def test_lines_for_people_hide_nothing_and_control_no_terminal() -> None:
+def test_debug_lines_show_every_event_and_escape_control_characters() -> None:
     assert line({"event": "error", "reason": "SLOW_CONSUMER", "message": "x"}) == "-- SLOW_CONSUMER: x"
     odd = {"event": "value", "ts": "1.0", "table": "t", "key": "ff", "value": None}
     assert line(odd) == "1.0  t  delete ff"

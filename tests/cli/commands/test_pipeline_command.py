@@ -106,7 +106,7 @@ def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fol
 
 
 @pytest.mark.usefixtures("meta")
-def test_status_tells_how_every_table_stands_without_spark_and_without_a_server(folder: Path) -> None:
+def test_status_shows_every_table_without_spark_and_without_a_server(folder: Path) -> None:
     done = run("pipeline", "status", "lake.toml", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert [re.sub(" +", " ", line) for line in done.stdout.splitlines()] == [
@@ -117,7 +117,7 @@ def test_status_tells_how_every_table_stands_without_spark_and_without_a_server(
 
 
 @pytest.mark.usefixtures("meta")
-def test_status_for_programs_has_every_range(ask: Asked) -> None:
+def test_json_status_includes_every_range(ask: Asked) -> None:
     customers, orders = ask.json("status")
     assert (customers["offset"], customers["lag"], customers["verified_through"]) == (20, None, 18)
     assert (orders["state"], orders["owner"], orders["offset"]) == ("running", "host:1:ab", None)
@@ -127,7 +127,7 @@ def test_status_for_programs_has_every_range(ask: Asked) -> None:
     ]
 
 
-def test_status_tells_how_far_behind_a_sink_is_when_the_server_answers(ask: Asked, folder: Path) -> None:
+def test_status_shows_the_lag_of_a_sink_when_the_server_answers(ask: Asked, folder: Path) -> None:
     with served(folder) as server:
         for statement in (
             "CREATE TABLE customers(id INTEGER PRIMARY KEY)",
@@ -146,7 +146,7 @@ def test_status_tells_how_far_behind_a_sink_is_when_the_server_answers(ask: Aske
 
 
 @pytest.mark.usefixtures("meta")
-def test_list_has_a_line_per_pipeline(ask: Asked) -> None:
+def test_pipeline_list_prints_a_line_per_pipeline(ask: Asked) -> None:
     (found,) = ask.json("list", "--meta", "lake.toml")
     assert (found["pipeline"], found["tables"]) == ("lake", ["main.customers", "main.orders"])
     assert found["states"] == ["stopped", "running"]
@@ -154,17 +154,17 @@ def test_list_has_a_line_per_pipeline(ask: Asked) -> None:
     assert done.splitlines()[1].startswith("lake      main.customers, main.orders  stopped, running")
 
 
-def test_a_store_that_is_not_there_is_not_made_by_looking_at_it(ask: Asked, folder: Path) -> None:
+def test_pipeline_list_does_not_create_a_missing_meta_store(ask: Asked, folder: Path) -> None:
     assert "there is no meta store headwater-pipeline.db" in ask.refused(2, "list")
     assert [each.name for each in folder.iterdir()] == ["lake.toml"]
 
 
-def test_a_password_in_an_argument_is_refused(ask: Asked, folder: Path) -> None:
+def test_password_in_an_argument_is_refused_without_showing_it(ask: Asked, folder: Path) -> None:
     said = ask.refused(2, "list", "--meta", "postgresql://me:tiger@db/x")
     assert "seen by other users" in said and "tiger" not in said
 
 
-def test_states_are_documented() -> None:
+def test_pipeline_states_are_documented() -> None:
     tasks = [
         replace(TASK, owner="a", owner_left_ms=5),
         TASK,
@@ -179,7 +179,7 @@ def test_states_are_documented() -> None:
 # --- cancel and reset ------------------------------------------------------------------------------------
 
 
-def test_cancel_reaches_one_table_or_all_and_is_undone(meta: MetaStore, ask: Asked) -> None:
+def test_cancel_command_stops_a_table_or_a_pipeline_and_is_undone(meta: MetaStore, ask: Asked) -> None:
     done = ask("cancel", "lake", "orders")
     assert done == "main.orders of lake stops after its current commit\n"
     assert [task.cancelled for task in meta.tasks()] == [False, True]
@@ -192,13 +192,13 @@ def test_cancel_reaches_one_table_or_all_and_is_undone(meta: MetaStore, ask: Ask
 
 @pytest.mark.usefixtures("meta")
 @pytest.mark.parametrize("verb", ["cancel", "reset"])
-def test_what_is_not_there_is_said_so(ask: Asked, verb: str) -> None:
+def test_unknown_pipeline_or_table_is_refused_by_its_name(ask: Asked, verb: str) -> None:
     assert "knows no pipeline 'lak'" in ask.refused(1, verb, "lak")
     said = ask.refused(1, verb, "lake", "shop.orders")
     assert "knows no table 'shop.orders' of pipeline 'lake'" in said
 
 
-def test_reset_wants_a_yes_and_respects_who_works(meta: MetaStore, ask: Asked) -> None:
+def test_reset_command_requires_yes_and_is_refused_while_a_run_owns_the_table(meta: MetaStore, ask: Asked) -> None:
     customers, orders = meta.tasks()
     assert "Say --yes" in ask.refused(2, "reset", "lake", "customers")
     assert not meta.is_reset(customers)
@@ -214,7 +214,7 @@ def test_reset_wants_a_yes_and_respects_who_works(meta: MetaStore, ask: Asked) -
 # --- init ------------------------------------------------------------------------------------------------
 
 
-def test_init_writes_a_pipeline_once(ask: Asked, folder: Path) -> None:
+def test_init_refuses_to_overwrite_a_pipeline_file_without_force(ask: Asked, folder: Path) -> None:
     done = ask("init")
     assert done.endswith("headwater pipeline run pipeline.toml\n")
     assert read_spec(folder / "pipeline.toml").name == "lake"
@@ -224,7 +224,7 @@ def test_init_writes_a_pipeline_once(ask: Asked, folder: Path) -> None:
     assert ask("init", "--force")
 
 
-def test_init_names_the_server_that_other_commands_ask(
+def test_init_writes_the_server_address_of_the_settings(
     ask: Asked, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADWATER_HTTP", "0.0.0.0:8181")
@@ -236,7 +236,7 @@ def test_init_names_the_server_that_other_commands_ask(
     assert "# the Headwater server to read from" in (folder / "pipeline.toml").read_text()
 
 
-def test_init_takes_the_tables_to_carry(ask: Asked, folder: Path) -> None:
+def test_init_writes_the_tables_of_its_arguments(ask: Asked, folder: Path) -> None:
     def carried(*names: str) -> list[tuple[str, str, str]]:
         assert "Name your tables" not in ask("init", "--force", *(word for name in names for word in ("--table", name)))
         spec = read_spec(folder / "pipeline.toml")
@@ -300,7 +300,7 @@ def played(folder: Path, how: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_a_run_after_its_commit_with_exit_code_0(folder: Path, number: int) -> None:
+def test_signal_stops_a_run_after_its_commit_with_exit_code_0(folder: Path, number: int) -> None:
     process = played(folder, "patient")
     process.send_signal(number)
     _, errors = process.communicate(timeout=TIMEOUT)
@@ -310,7 +310,7 @@ def test_a_signal_stops_a_run_after_its_commit_with_exit_code_0(folder: Path, nu
     )
 
 
-def test_a_second_signal_ends_it_at_once(folder: Path) -> None:
+def test_second_signal_ends_a_run_immediately(folder: Path) -> None:
     process = played(folder, "stubborn")
     assert process.stderr is not None
     process.send_signal(signal.SIGTERM)
@@ -320,7 +320,7 @@ def test_a_second_signal_ends_it_at_once(folder: Path) -> None:
     assert process.returncode == -signal.SIGTERM
 
 
-def test_a_comparison_ends_at_the_first_signal_for_it_writes_nothing(folder: Path) -> None:
+def test_verify_ends_at_the_first_signal(folder: Path) -> None:
     process = played(folder, "verify")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=TIMEOUT)
@@ -388,7 +388,7 @@ def report(bad: int = 0, repaired: int = 0, error: Exception | None = None, know
     )  # fmt: skip
 
 
-def test_run_tells_in_lines_what_happens(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_its_progress_in_lines(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
     play.reports = [report()]
     assert main(["pipeline", "run", "lake.toml", "--once", "--master", "local[2]", "--verify"]) == 0
     assert play.asked == {"once": True, "master": "local[2]", "repair": False}
@@ -405,9 +405,7 @@ def test_run_tells_in_lines_what_happens(play: Played, capsys: pytest.CaptureFix
     ]
 
 
-def test_run_tells_programs_an_object_per_line_and_no_news_twice(
-    play: Played, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_run_prints_an_object_per_event_without_repeats(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "run", "lake.toml", "-o", "json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["what"] for line in lines] == [
@@ -422,7 +420,7 @@ def test_run_tells_programs_an_object_per_line_and_no_news_twice(
     assert lines[7]["error"] == {"code": "unavailable", "message": "gone for a moment", "hint": ""}
 
 
-def test_a_table_that_failed_or_differs_is_exit_code_1(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_or_differing_table_ends_with_exit_code_1(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
     play.failed = [TASK]
     assert main(["pipeline", "run", "lake.toml", "--verify"]) == 1
     play.failed, play.reports = [], [report(), report(bad=1)]
@@ -435,7 +433,7 @@ def test_a_table_that_failed_or_differs_is_exit_code_1(play: Played, capsys: pyt
 
 
 @pytest.mark.parametrize("verb", [("run", "--once"), ("verify",)])
-def test_nobody_at_the_server_is_said_within_seconds_and_leaves_nothing(
+def test_unreachable_server_is_reported_within_seconds_and_leaves_no_files(
     ask: Asked, folder: Path, verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     began = time.monotonic()
@@ -449,7 +447,7 @@ def test_nobody_at_the_server_is_said_within_seconds_and_leaves_nothing(
     assert [each.name for each in folder.iterdir()] == ["lake.toml"]
 
 
-def test_tables_and_columns_that_are_not_there_are_told_before_spark_starts(
+def test_unknown_tables_and_columns_are_refused_before_spark_starts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
@@ -469,7 +467,9 @@ def test_tables_and_columns_that_are_not_there_are_told_before_spark_starts(
     assert noted == [("custmers", "not_found", False), ("customers", "invalid_request", False)]
 
 
-def test_who_runs_for_ever_is_told_at_once_that_nobody_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_continuous_run_reports_an_unreachable_server_before_spark_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from headwater.pipeline import runner as running
 
     told: list[str] = []
@@ -485,7 +485,7 @@ def test_who_runs_for_ever_is_told_at_once_that_nobody_answers(folder: Path, mon
     assert told == [hint, hint]
 
 
-def test_a_java_that_ends_with_us_is_not_told(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
+def test_java_process_ended_by_a_stop_is_not_reported(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
     play.error = ConnectionRefusedError(111, "Connection refused")
     assert main(["pipeline", "run", "lake.toml"]) == 1
     assert "error: Spark's Java process is gone\nhint: It was killed" in capsys.readouterr().err
@@ -494,7 +494,7 @@ def test_a_java_that_ends_with_us_is_not_told(play: Played, capsys: pytest.Captu
     assert capsys.readouterr().err == ""
 
 
-def test_an_error_of_spark_is_one_line(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spark_error_is_printed_in_a_single_line(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
     foreign = type("AnalysisException", (Exception,), {"__module__": "pyspark.errors"})
     play.error = foreign("[TABLE_NOT_FOUND] no such table\n at org.apache.spark.x\n at org.apache.spark.y")
     assert main(["pipeline", "run", "lake.toml"]) == 1
@@ -502,7 +502,7 @@ def test_an_error_of_spark_is_one_line(play: Played, capsys: pytest.CaptureFixtu
     assert first == "error: no such table"
 
 
-def test_a_package_that_is_missing_is_said_with_its_remedy(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_package_is_reported_with_its_remedy(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
     play.error = ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
     assert main(["pipeline", "run", "lake.toml"]) == 1
     assert capsys.readouterr().err == (
@@ -510,7 +510,7 @@ def test_a_package_that_is_missing_is_said_with_its_remedy(play: Played, capsys:
     )
 
 
-def test_the_verbs_work_where_the_extra_is_not_installed_but_say_so(folder: Path) -> None:
+def test_pipeline_verbs_without_the_spark_extra_print_an_install_hint(folder: Path) -> None:
     without = "import sys; sys.modules['sqlalchemy'] = None; "
     code = without + "from headwater.cli.main import main; sys.exit(main(sys.argv[1:]))"
     (folder / "headwater-pipeline.db").touch()
@@ -522,13 +522,13 @@ def test_the_verbs_work_where_the_extra_is_not_installed_but_say_so(folder: Path
         assert done.returncode == 1 and "hint: pip install headwater[spark]" in done.stderr, done.stderr
 
 
-def test_a_wrong_file_is_wrong_usage(ask: Asked, folder: Path) -> None:
+def test_unreadable_or_wrong_pipeline_file_ends_with_2(ask: Asked, folder: Path) -> None:
     assert "cannot read none.toml" in ask.refused(2, "run", "none.toml")
     (folder / "bad.toml").write_text(FILE.replace("server", "sever"))
     assert "Did you mean server?" in ask.refused(2, "verify", "bad.toml")
 
 
-def test_the_command_line_starts_without_loading_spark_or_sqlalchemy() -> None:
+def test_command_line_starts_without_loading_spark_or_sqlalchemy() -> None:
     heavy = "{'pyspark', 'sqlalchemy', 'rich'}"
     code = "import sys; from headwater.cli.main import build_parser; build_parser(); "
     code += f"print(sorted({heavy} & set(sys.modules)))"
@@ -539,7 +539,7 @@ def test_the_command_line_starts_without_loading_spark_or_sqlalchemy() -> None:
 # --- shows -----------------------------------------------------------------------------------------------
 
 
-def test_lines_come_every_few_seconds_and_only_with_news(capsys: pytest.CaptureFixture[str]) -> None:
+def test_live_lines_are_printed_every_few_seconds_and_only_with_new_offsets(capsys: pytest.CaptureFixture[str]) -> None:
     clock = SimpleNamespace(now=100.0)
     lines = Lines(lambda: clock.now)
     for second, offset in ((0, 1), (1, 2), (5, 3), (9, 4), (20, 4), (30, 5)):
@@ -553,17 +553,17 @@ def test_lines_come_every_few_seconds_and_only_with_news(capsys: pytest.CaptureF
     ]
 
 
-def test_a_failure_is_told_on_standard_error_with_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_failure_is_printed_on_standard_error_with_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
     Lines().failed(TASK, PipelineError("it broke", hint="Mend it."))
     assert capsys.readouterr() == ("", "error: main.orders: it broke (pipeline_failed)\nhint: Mend it.\n")
 
 
-def test_what_a_row_or_server_says_does_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_a_table_failure_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     Lines().failed(replace(TASK, table="x\x1b[2J"), PipelineError("\x1b[31m"))
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_a_tally_counts_rows_pace_and_time() -> None:
+def test_tally_counts_rows_pace_and_remaining_time() -> None:
     tally = Tally(TASK)
     tally.began(1000)
     tally.stage = "snapshot"
@@ -583,7 +583,7 @@ def test_a_tally_counts_rows_pace_and_time() -> None:
     assert tally.words.startswith("at offset 25, nothing is behind")
 
 
-def test_a_tally_forgets_ranges_that_were_split_or_merged() -> None:
+def test_tally_drops_ranges_replaced_by_a_split_or_merge() -> None:
     tally = Tally(TASK)
     for row in (LEFT, RIGHT):
         tally.moved(row)
@@ -594,7 +594,7 @@ def test_a_tally_forgets_ranges_that_were_split_or_merged() -> None:
     assert (tally.ranges, tally.total, tally.rows) == ((1, 1), 1000, 1000)
 
 
-def test_a_pace_is_told_only_while_something_is_done_and_something_is_left() -> None:
+def test_tally_without_a_finished_range_shows_no_pace() -> None:
     tally = Tally(TASK)
     tally.began(1000)
     tally.stage = "snapshot"
@@ -606,7 +606,7 @@ def test_a_pace_is_told_only_while_something_is_done_and_something_is_left() -> 
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.4, "0 s"), (42, "42 s"), (59.7, "1 min 0 s"), (185, "3 min 5 s"), (7800, "2 h 10 min")]
 )
-def test_durations_are_told_as_people_say_them(seconds: float, words: str) -> None:
+def test_durations_are_printed_in_words(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
@@ -633,7 +633,7 @@ def test_bars_show_tables_active_ranges_and_the_live_lag() -> None:
     assert "it broke [red]now[/red] (pipeline_failed)" in out.getvalue()
 
 
-def test_what_verification_found_is_said_in_a_line() -> None:
+def test_verification_result_is_printed_with_its_differences() -> None:
     assert compared(report(bad=2)).startswith("2 ranges differed: 1,000 rows")
     assert compared(report(bad=1)).splitlines()[1:] == [
         "  rows: 1 missing, 2,000 different in the sink; keys like 6 | 41 | 42",
@@ -643,7 +643,7 @@ def test_what_verification_found_is_said_in_a_line() -> None:
     assert compared(report(error=PipelineError("no"))) == "could not be compared: no (pipeline_failed)"
 
 
-def test_json_lines_carry_what_verification_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_include_the_verification_result(capsys: pytest.CaptureFixture[str]) -> None:
     JsonLines(lambda: 7).verified(TASK, report(bad=1))
     found = json.loads(capsys.readouterr().out)
     assert (found["missing"], found["extra"], found["different"]) == (1, 0, 2000)
@@ -651,7 +651,7 @@ def test_json_lines_carry_what_verification_found(capsys: pytest.CaptureFixture[
     assert (found["ts_ms"], found["equal"], found["bad"], found["repaired"], found["error"]) == (7, False, 1, 0, None)
 
 
-def test_on_a_terminal_bars_are_drawn(folder: Path) -> None:
+def test_progress_bars_are_drawn_on_a_terminal(folder: Path) -> None:
     """A pseudo-terminal stands in for the person's."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()

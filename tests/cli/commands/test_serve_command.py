@@ -22,14 +22,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
-def test_it_says_where_it_is_once_it_is_ready(server: Served) -> None:
+def test_server_announces_its_addresses_when_ready(server: Served) -> None:
     *words, grpc, databases, main = server.announced.split()
     assert words == ["headwater", "ready", "at", server.url, "grpc"]
     assert (databases, main) == ("databases", "main")
     assert grpc.startswith("127.0.0.1:") and grpc not in server.url
 
 
-def test_server_is_one_process_that_connects_to_nobody(server: Served) -> None:
+def test_server_is_a_single_process_without_outgoing_connections(server: Served) -> None:
     server.sql("CREATE TABLE captured (id INTEGER PRIMARY KEY)")
     server.sql("INSERT INTO captured VALUES (1)")
     pid = server.process.pid
@@ -51,7 +51,7 @@ def test_sql_binds_arguments_as_json_or_as_text(server: Served) -> None:
     assert answer["rows"] == [["integer", "text", "text", "null", "integer", "real", "blob", "text"]]
 
 
-def test_sql_prints_a_table_json_and_what_was_changed(server: Served) -> None:
+def test_sql_prints_rows_as_table_or_json_and_the_count_of_changed_rows(server: Served) -> None:
     done = run("sql", "--server", server.url, "INSERT INTO notes(text) VALUES (?), (NULL)", "a\x1b[2Jb")
     assert done.stdout == "2 rows changed\n"
     done = run("sql", "--server", server.url, "-", stdin="SELECT text FROM notes\nORDER BY id")
@@ -60,7 +60,7 @@ def test_sql_prints_a_table_json_and_what_was_changed(server: Served) -> None:
     assert answer == {"columns": ["text"], "rows": [["a\x1b[2Jb"], [None]], "affected": 0, "last_insert_id": 0}
 
 
-def test_sql_says_done_of_a_schema_change_and_counts_rows_otherwise(server: Served) -> None:
+def test_sql_prints_done_for_a_schema_change_and_a_row_count_otherwise(server: Served) -> None:
     def said(statement: str) -> str:
         return run("sql", "--server", server.url, statement).stdout
 
@@ -69,7 +69,7 @@ def test_sql_says_done_of_a_schema_change_and_counts_rows_otherwise(server: Serv
     assert said("DELETE FROM notes WHERE id = -1") == "0 rows changed\n"
 
 
-def test_sql_that_the_server_refuses_ends_with_1(server: Served) -> None:
+def test_refused_sql_ends_with_1(server: Served) -> None:
     assert "no such table" in refused(1, "sql", "--server", server.url, "SELECT * FROM nowhere")
     assert "not_found" in refused(1, "sql", "--server", server.url, "--db", "nowhere", "SELECT 1")
     assert "one statement" in refused(1, "sql", "--server", server.url, "SELECT 1; SELECT 2")
@@ -83,7 +83,7 @@ def test_status_shows_every_database_in_numbers(server: Served) -> None:
     assert line[:3] == ["main", "ready", main["generation"]]
 
 
-def test_the_log_can_be_read_while_the_server_runs(server: Served, tmp_path: Path) -> None:
+def test_log_show_reads_the_log_of_a_running_server(server: Served, tmp_path: Path) -> None:
     server.sql("INSERT INTO notes VALUES (100, 'one', '{}')")
     server.sql("UPDATE notes SET text = 'two' WHERE id = 100")
     server.sql("DELETE FROM notes WHERE id = 100")
@@ -105,7 +105,7 @@ def test_the_log_can_be_read_while_the_server_runs(server: Served, tmp_path: Pat
     assert "schema_change" in first and "CREATE TABLE notes" in first
 
 
-def test_a_change_carries_what_the_contract_names_in_its_order(server: Served) -> None:
+def test_change_in_log_show_has_the_documented_fields_in_order(server: Served) -> None:
     before = time.time_ns() // 1_000_000
     server.sql("INSERT INTO notes VALUES (200, 'a', NULL), (201, 'b', NULL)")
     wait_for_the_log(server)
@@ -135,13 +135,13 @@ def wait_for_the_log(server: Served) -> None:
         log.close()
 
 
-def test_a_second_server_on_the_same_files_is_refused(server: Served) -> None:
+def test_second_server_on_the_same_files_is_refused(server: Served) -> None:
     data = server.errors.parent / "data"
     text = refused(1, "serve", "--data", str(data), "--http", "127.0.0.1:0")
     assert f"process {server.process.pid}" in text
 
 
-def test_a_port_in_use_ends_with_2(server: Served, tmp_path: Path) -> None:
+def test_port_in_use_ends_with_2(server: Served, tmp_path: Path) -> None:
     port = server.url.rpartition(":")[2]
     assert "Another server" in refused(2, "serve", "--data", str(tmp_path), "--http", f"127.0.0.1:{port}")
 
@@ -153,12 +153,12 @@ def test_no_server_ends_with_3(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h/path", "http://me:secret@h:1"])
-def test_what_is_not_the_url_of_a_server_ends_with_2(url: str) -> None:
+def test_invalid_server_url_ends_with_2_without_showing_secrets(url: str) -> None:
     assert "secret" not in refused(2, "status", "--server", url)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_ends_with_0(tmp_path: Path, number: int) -> None:
+def test_signal_drains_the_server_and_ends_with_0(tmp_path: Path, number: int) -> None:
     with served(tmp_path) as server:
         server.sql("CREATE TABLE t (a INTEGER PRIMARY KEY)")
         server.sql("INSERT INTO t VALUES (1)")
@@ -182,7 +182,7 @@ def test_files_are_served_by_name(tmp_path: Path) -> None:
     assert query(tmp_path / "stock.db", "SELECT a FROM u") == [[1]]
 
 
-def test_where_grpc_listens_is_checked_and_said(server: Served, tmp_path: Path) -> None:
+def test_grpc_address_is_validated_and_absent_when_off(server: Served, tmp_path: Path) -> None:
     assert "an address" in refused(2, "serve", "--grpc", "nowhere", cwd=tmp_path)
     taken = server.announced.split()[5]
     assert "--grpc off" in refused(2, "serve", "--http", "127.0.0.1:0", "--grpc", taken, cwd=tmp_path)
@@ -200,7 +200,7 @@ def token_file(folder: Path, text: str, mode: int = 0o600) -> str:
     return str(path)
 
 
-def test_the_token_is_in_no_argument_and_no_output(tmp_path: Path) -> None:
+def test_token_is_read_from_file_or_environment_and_never_printed(tmp_path: Path) -> None:
     secret = "correct-horse-battery"
     file = token_file(tmp_path, secret + "\n")
     with served(tmp_path, "--auth", "--token-file", file) as server:
@@ -217,7 +217,7 @@ def test_the_token_is_in_no_argument_and_no_output(tmp_path: Path) -> None:
         assert secret.encode() not in path.read_bytes()
 
 
-def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+def test_token_file_readable_by_everyone_is_refused(tmp_path: Path) -> None:
     file = token_file(tmp_path, "hush", 0o644)
     assert "chmod 600" in refused(2, "serve", "--token-file", file, cwd=tmp_path)
     os.chmod(file, stat.S_IRUSR)

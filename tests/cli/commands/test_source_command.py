@@ -32,7 +32,7 @@ def doctor(folder: Path, *args: str) -> tuple[int, list[dict[str, Any]]]:
 # --- attach, list, detach --------------------------------------------------------------------------------
 
 
-def test_attach_captures_from_now_on_and_a_later_server_goes_on(app: Path) -> None:
+def test_attach_captures_immediately_and_a_later_server_continues(app: Path) -> None:
     folder = app.parent
     attached = run_json("source", "attach", "app.db", "--wal", "--data", "data", cwd=folder)
     assert attached["tables"] == ["users"] and "odd" in attached["uncaptured"]
@@ -43,7 +43,7 @@ def test_attach_captures_from_now_on_and_a_later_server_goes_on(app: Path) -> No
     assert [json.loads(line)["after"]["name"] for line in shown] == ["Ada", "Bob"]
 
 
-def test_attach_to_named_tables_only(app: Path) -> None:
+def test_attach_with_table_captures_only_that_table(app: Path) -> None:
     script(app, "CREATE TABLE other (id INTEGER PRIMARY KEY)")
     found = run_json("source", "attach", "app.db", "--wal", "--table", "users", cwd=app.parent)
     assert found["tables"] == ["users"]
@@ -51,7 +51,7 @@ def test_attach_to_named_tables_only(app: Path) -> None:
     assert {row["table"]: row["captured"] for row in rows} == {"odd": False, "other": False, "users": True}
 
 
-def test_list_says_what_is_captured_and_why_not(app: Path) -> None:
+def test_source_list_shows_captured_tables_and_the_reason_for_the_rest(app: Path) -> None:
     before = run("source", "list", "app.db", cwd=app.parent).stdout
     assert "not captured yet" in before
     run_json("source", "attach", "app.db", "--wal", cwd=app.parent)
@@ -60,13 +60,13 @@ def test_list_says_what_is_captured_and_why_not(app: Path) -> None:
     assert not rows["odd"]["captured"] and "rowid" in rows["odd"]["note"]
 
 
-def test_a_file_that_is_not_wal_is_left_alone_without_wal(app: Path) -> None:
+def test_attach_without_wal_is_refused_and_keeps_the_file_unchanged(app: Path) -> None:
     before = app.read_bytes()
     assert "--wal" in refused(1, "source", "attach", "app.db", cwd=app.parent)
     assert app.read_bytes() == before
 
 
-def test_detach_removes_every_trace(app: Path) -> None:
+def test_detach_removes_every_headwater_object_from_the_file(app: Path) -> None:
     folder = app.parent
     run_json("source", "attach", "app.db", "--wal", cwd=folder)
     script(app, "INSERT INTO users VALUES (1, 'Ada')")
@@ -81,7 +81,7 @@ def test_detach_removes_every_trace(app: Path) -> None:
     assert again == f"{app} was not attached\n"
 
 
-def test_detach_names_the_log_of_this_file_and_no_other(app: Path) -> None:
+def test_detach_reports_only_the_log_of_its_file(app: Path) -> None:
     folder = app.parent
     script(folder / "other.db", "CREATE TABLE t (a INTEGER PRIMARY KEY)")
     run_json("source", "attach", "other.db", "--wal", cwd=folder)
@@ -99,7 +99,7 @@ def test_virtual_tables_are_listed_with_the_reason(app: Path) -> None:
     assert any("words cannot be captured: it is a virtual table" in finding for finding in warned)
 
 
-def test_what_is_empty_says_so(tmp_path: Path) -> None:
+def test_empty_databases_and_logs_are_reported_as_empty(tmp_path: Path) -> None:
     script(tmp_path / "app.db", "PRAGMA journal_mode=WAL; CREATE TABLE t (a INTEGER PRIMARY KEY)")
     script(tmp_path / "empty.db", "PRAGMA user_version = 1")
     assert run("source", "list", "empty.db", cwd=tmp_path).stdout == "no tables\n"
@@ -116,7 +116,7 @@ def test_attach_and_detach_are_refused_while_a_server_holds_the_file(app: Path) 
 
 
 @pytest.mark.parametrize("verb", ["attach", "detach", "list"])
-def test_a_file_that_is_not_there_is_not_created(tmp_path: Path, verb: str) -> None:
+def test_source_command_on_a_missing_file_is_refused_and_creates_no_file(tmp_path: Path, verb: str) -> None:
     assert "there is no file" in refused(1, "source", verb, "nowhere.db", cwd=tmp_path)
     assert not (tmp_path / "nowhere.db").exists()
     assert "mysql://" in refused(2, "source", verb, "mysql://me@host/db", cwd=tmp_path)
@@ -125,14 +125,14 @@ def test_a_file_that_is_not_there_is_not_created(tmp_path: Path, verb: str) -> N
 # --- doctor ----------------------------------------------------------------------------------------------
 
 
-def test_doctor_is_content_with_a_fresh_folder(tmp_path: Path) -> None:
+def test_doctor_passes_in_a_fresh_folder_and_leaves_no_files(tmp_path: Path) -> None:
     code, found = doctor(tmp_path)
     assert code == 0
     assert {check["subject"] for check in found} == {"python", "sqlite", "data", "disk", "main"}
     assert not list(tmp_path.iterdir()), "looking must leave nothing behind"
 
 
-def test_doctor_names_what_a_file_lacks_and_the_remedy(app: Path) -> None:
+def test_doctor_reports_the_defects_of_a_file_with_remedies(app: Path) -> None:
     script(app, "CREATE TABLE nokey (a); CREATE TRIGGER mine AFTER INSERT ON users BEGIN SELECT 1; END")
     code, found = doctor(app.parent, "app.db")
     seen = states(found)
@@ -146,7 +146,7 @@ def test_doctor_names_what_a_file_lacks_and_the_remedy(app: Path) -> None:
     assert "FAIL  main: journal mode is delete" in text and "→ Start with --wal" in text
 
 
-def test_doctor_refuses_what_is_not_sqlite_or_not_utf8(tmp_path: Path) -> None:
+def test_doctor_fails_files_that_are_not_sqlite_or_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("just a text, long enough to be looked at")
     script(tmp_path / "wide.db", "PRAGMA encoding = 'UTF-16le'; CREATE TABLE t (a INTEGER PRIMARY KEY)")
     code, found = doctor(tmp_path, "text.db", "wide.db", "--wal")
@@ -155,7 +155,7 @@ def test_doctor_refuses_what_is_not_sqlite_or_not_utf8(tmp_path: Path) -> None:
     assert "UTF-16le" in states(found, "wide")["fail"][0]
 
 
-def test_doctor_sees_who_serves_the_file(app: Path) -> None:
+def test_doctor_reports_the_process_that_serves_the_file(app: Path) -> None:
     with served(app.parent, "app.db", "--wal") as server:
         code, found = doctor(app.parent, "app.db", "--data", "data")
         assert code == 0
@@ -163,7 +163,7 @@ def test_doctor_sees_who_serves_the_file(app: Path) -> None:
     assert not any("served by" in finding for finding in states(doctor(app.parent, "app.db")[1])["ok"])
 
 
-def test_doctor_sees_a_schema_that_moved_behind_our_back(app: Path) -> None:
+def test_doctor_warns_of_a_schema_changed_without_capture(app: Path) -> None:
     run_json("source", "attach", "app.db", "--wal", "--data", "data", cwd=app.parent)
     assert states(doctor(app.parent, "app.db", "--data", "data")[1])["warn"] == [
         "table odd cannot be captured: it has no primary key and its columns hide every name of the rowid"
@@ -173,7 +173,7 @@ def test_doctor_sees_a_schema_that_moved_behind_our_back(app: Path) -> None:
     assert any("the schema moved" in finding for finding in warned)
 
 
-def test_doctor_sees_a_log_that_does_not_belong_to_the_file(app: Path) -> None:
+def test_doctor_warns_of_a_log_that_does_not_match_the_file(app: Path) -> None:
     folder = app.parent
     run_json("source", "attach", "app.db", "--wal", "--data", "data", cwd=folder)
     shutil.copy(app, folder / "old.db")

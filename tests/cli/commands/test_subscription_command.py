@@ -43,7 +43,7 @@ def subscription_json(server: Served, *args: str) -> Any:
     return run_json("subscription", *args, "--server", server.url)
 
 
-def test_a_subscription_lives_from_create_to_close(tmp_path: Path) -> None:
+def test_subscription_is_created_paused_resumed_moved_and_closed(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         remote = Remote(server.url)
         for statement in STATEMENTS:
@@ -76,7 +76,7 @@ def test_a_subscription_lives_from_create_to_close(tmp_path: Path) -> None:
         )
 
 
-def test_a_subscription_is_found_by_its_name(shop: Served) -> None:
+def test_subscription_is_found_by_its_name(shop: Served) -> None:
     id = subscription(shop, "create", "orders", "--name", "sub_of the shop").split()[0]
     assert subscription_json(shop, "show", "sub_of the shop")["sub_id"] == id
     for verb, said in (
@@ -101,7 +101,7 @@ class Paged:
         return {"subscriptions": rest[:2]} | ({"next": rest[1]["sub_id"]} if len(rest) > 2 else {})
 
 
-def test_a_name_is_looked_for_on_every_page_and_must_be_of_one() -> None:
+def test_subscription_name_is_searched_on_every_page_and_an_ambiguous_name_is_refused() -> None:
     remote: Any = Paged()
     assert len(list(_every(remote))) == 3
     assert _id(remote, "a") == "sub_0000000000000000" and _id(remote, "sub_0000000000000009")[-1] == "9"
@@ -110,7 +110,7 @@ def test_a_name_is_looked_for_on_every_page_and_must_be_of_one() -> None:
     assert "sub_0000000000000001 (of db1), sub_0000000000000002 (of db2)" in ambiguous.value.hint
 
 
-def test_programs_get_what_the_server_says(shop: Served) -> None:
+def test_subscription_json_prints_the_answers_of_the_server(shop: Served) -> None:
     made = subscription_json(
         shop, "create", "main.orders", "--pk", "1", "--op", "update,delete", "--format", "plain_json"
     )
@@ -124,7 +124,7 @@ def test_programs_get_what_the_server_says(shop: Served) -> None:
     assert subscription_json(shop, "close", made["sub_id"])["closed"] is True
 
 
-def test_a_backtest_says_what_would_have_been_seen(shop: Served) -> None:
+def test_backtest_prints_the_matching_changes(shop: Served) -> None:
     first, second, *samples = subscription(shop, "backtest", "orders", "--where", "total > 100").splitlines()
     assert first.startswith("4 of 5 changes match (1 schema_change, 2 insert, 1 delete), ") and second == "the newest:"
     assert [line.split()[0] for line in samples] == ["1", "3", "4", "5"]
@@ -148,7 +148,7 @@ def test_a_backtest_says_what_would_have_been_seen(shop: Served) -> None:
         (("backtest", "orders", "--since", "snapshot"), "a backtest reads changes"),
     ],
 )
-def test_what_the_server_refuses_is_said_with_its_remedy(shop: Served, args: tuple[str, ...], said: str) -> None:
+def test_refusal_of_the_server_is_printed_with_its_remedy(shop: Served, args: tuple[str, ...], said: str) -> None:
     assert said in refused(1, "subscription", *args, "--server", shop.url)
 
 
@@ -163,7 +163,7 @@ def test_no_server_ends_with_3() -> None:
     refused(3, "subscription", "list", "--server", "http://127.0.0.1:1")
 
 
-def test_times_to_come_are_told_in_words() -> None:
+def test_future_times_are_printed_in_words() -> None:
     now = 1_000_000
     passed = {0: "now", 999: "now", 1000: "in 1 s", 59_999: "in 59 s", 60_000: "in 1 min", 3 * 3_600_000: "in 3 h"}
     assert {ms: until(now + ms, now) for ms in passed} == passed
@@ -171,7 +171,7 @@ def test_times_to_come_are_told_in_words() -> None:
     assert until(now - 5, now) == "now" and until(None) == ""
 
 
-def test_states_are_told_in_words() -> None:
+def test_subscription_states_are_printed_in_words() -> None:
     assert _state({"state": "healthy", "paused": False}) == "healthy"
     assert _state({"state": "resnapshot_required", "paused": True}) == "resnapshot required, paused"
     reading = {"state": "paused", "paused": True, "snapshot": {"done": False}}

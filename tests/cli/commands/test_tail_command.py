@@ -105,7 +105,7 @@ def errors_until(process: subprocess.Popen[str], words: str) -> list[str]:
 # --- what is printed -------------------------------------------------------------------------------------
 
 
-def test_every_change_is_a_line_for_people(shop: Served) -> None:
+def test_tail_prints_a_text_line_per_change(shop: Served) -> None:
     lines = tail(shop.url, "orders", "--since", "earliest", limit=OF_ORDERS)
     words = [each.split(maxsplit=4) for each in lines]
     assert [each[0] for each in words] == ["1", "2", "3", "4", "5", "6"]
@@ -117,7 +117,7 @@ def test_every_change_is_a_line_for_people(shop: Served) -> None:
     assert words[5][4] == "id=2 status=new total=5.0"
 
 
-def test_json_is_one_object_per_line(shop: Served) -> None:
+def test_tail_json_prints_an_object_per_line(shop: Served) -> None:
     found = tail_json(shop.url, "main.orders", "--since", "earliest", limit=OF_ORDERS)
     assert [each["offset"] for each in found] == [1, 2, 3, 4, 5, 6]
     assert found[0]["ddl"] == CHANGES[0]
@@ -125,7 +125,7 @@ def test_json_is_one_object_per_line(shop: Served) -> None:
     assert found[3]["after"] == {"id": 1, "status": "new", "total": 210.0}
 
 
-def test_a_where_shows_rows_coming_in_and_going_out(shop: Served) -> None:
+def test_tail_where_prints_rows_entering_as_insert_and_leaving_as_delete(shop: Served) -> None:
     found = tail_json(shop.url, "orders", "--where", "total > 100", "--since", "offset:1", limit=3)
     assert [(each["offset"], each["op"], each["pk"]) for each in found] == [
         (3, "insert", [2]),
@@ -147,7 +147,7 @@ def test_a_where_shows_rows_coming_in_and_going_out(shop: Served) -> None:
         (("default.stock", "--op", "insert"), [8, 9]),
     ],
 )
-def test_filters_choose_changes(shop: Served, args: tuple[str, ...], offsets: list[int]) -> None:
+def test_tail_filters_select_changes(shop: Served, args: tuple[str, ...], offsets: list[int]) -> None:
     found = tail_json(shop.url, *args, "--since", "earliest", limit=len(offsets))
     assert [each["offset"] for each in found] == offsets
 
@@ -156,12 +156,12 @@ def test_filters_choose_changes(shop: Served, args: tuple[str, ...], offsets: li
     ("flags", "images"),
     [((), {"before", "after"}), (("--before",), {"before"}), (("--after",), {"after"})],
 )
-def test_images_are_both_unless_one_is_named(shop: Served, flags: tuple[str, ...], images: set[str]) -> None:
+def test_tail_prints_both_images_unless_a_flag_selects(shop: Served, flags: tuple[str, ...], images: set[str]) -> None:
     (found,) = tail_json(shop.url, "orders", "--op", "update", "--since", "earliest", *flags, limit=1)
     assert images == {"before", "after"} & set(found)
 
 
-def test_any_format_of_the_wire_is_printed_as_it_comes(shop: Served) -> None:
+def test_tail_prints_every_wire_format_unchanged(shop: Served) -> None:
     args = ("orders", "--op", "update", "--since", "earliest")
     (debezium,) = tail(shop.url, *args, "--format", "debezium_json", limit=1)
     assert json.loads(debezium)["op"] == "u"
@@ -170,19 +170,19 @@ def test_any_format_of_the_wire_is_printed_as_it_comes(shop: Served) -> None:
 
 
 @pytest.mark.parametrize("since", ["1h", "2001-01-01", "2001-01-01T00:00:00Z", "earliest", "offset:0"])
-def test_it_begins_where_it_is_told(shop: Served, since: str) -> None:
+def test_tail_begins_at_the_since_argument(shop: Served, since: str) -> None:
     found = tail_json(shop.url, "main", "--since", since, limit=ALL)
     assert [each["offset"] for each in found] == list(range(1, ALL + 1))
 
 
-def test_rows_come_first_when_it_begins_with_a_snapshot(shop: Served) -> None:
+def test_tail_since_snapshot_prints_the_rows_first(shop: Served) -> None:
     (row,) = tail_json(shop.url, "orders", "--since", "snapshot", limit=1)
     assert row["snapshot"] and row["after"] == {"id": 1, "status": "new", "total": 210.0}
     (line,) = tail(shop.url, "orders", "--since", "snapshot", limit=1)
     assert line.split()[2:4] == ["row", "orders"]
 
 
-def test_colours_are_for_terminals_only(shop: Served) -> None:
+def test_tail_prints_colours_only_on_a_terminal(shop: Served) -> None:
     args = ("orders", "--since", "earliest")
     assert not any("\x1b" in each for each in tail(shop.url, *args, limit=2))
     assert "\x1b[32m" in on_a_terminal(shop.url, *args, "--limit", "2")
@@ -211,7 +211,7 @@ def read_terminal(terminal: int) -> bytes:
 # --- which table -----------------------------------------------------------------------------------------
 
 
-def test_a_name_that_is_a_table_and_a_database_is_not_guessed(shop: Served) -> None:
+def test_name_of_both_a_table_and_a_database_is_refused_as_ambiguous(shop: Served) -> None:
     said = refused(1, "tail", "east", "--server", shop.url)
     assert "a table of 'main', and also a database" in said and "main.east" in said and "'east.*'" in said
     (found,) = tail_json(shop.url, "east.*", "--since", "earliest", limit=1)
@@ -227,7 +227,7 @@ def test_a_name_that_is_a_table_and_a_database_is_not_guessed(shop: Served) -> N
         ("west.orders", "there is no database 'west'"),
     ],
 )
-def test_what_is_not_there_is_said_with_what_is_near(shop: Served, name: str, said: str) -> None:
+def test_unknown_name_in_tail_is_refused_with_the_nearest_name(shop: Served, name: str, said: str) -> None:
     assert said in refused(1, "tail", name, "--server", shop.url)
 
 
@@ -243,7 +243,7 @@ def test_what_is_not_there_is_said_with_what_is_near(shop: Served, name: str, sa
         (("main", "--where", "total > 1"), "`where` needs exactly one table"),
     ],
 )
-def test_what_the_server_refuses_is_said_with_its_remedy(shop: Served, args: tuple[str, ...], said: str) -> None:
+def test_refusal_of_the_server_is_printed_with_its_remedy(shop: Served, args: tuple[str, ...], said: str) -> None:
     assert said in refused(1, "tail", *args, "--server", shop.url)
 
 
@@ -258,7 +258,7 @@ def test_no_server_ends_with_3() -> None:
     assert "no server answers" in refused(3, "tail", "orders", "--server", "http://127.0.0.1:1")
 
 
-def test_the_credential_goes_with_the_stream(tmp_path: Path) -> None:
+def test_tail_sends_its_credential_with_the_stream(tmp_path: Path) -> None:
     with served(tmp_path, "--auth", env={"HEADWATER_TOKEN": "open sesame"}) as server:
         assert "HEADWATER_TOKEN" in refused(1, "tail", "orders", "--server", server.url)
         server.sql("CREATE TABLE orders(id INTEGER PRIMARY KEY)", env={"HEADWATER_TOKEN": "open sesame"})
@@ -270,7 +270,7 @@ def test_the_credential_goes_with_the_stream(tmp_path: Path) -> None:
 # --- how it lives and ends -------------------------------------------------------------------------------
 
 
-def test_changes_appear_as_they_are_committed_until_ctrl_c(tmp_path: Path) -> None:
+def test_tail_prints_changes_as_they_are_committed_until_ctrl_c(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         execute(server.url, *CHANGES[:2])
         with tailing(server.url, "orders") as process:
@@ -284,7 +284,7 @@ def test_changes_appear_as_they_are_committed_until_ctrl_c(tmp_path: Path) -> No
             assert (process.returncode, out) == (130, "") and "Traceback" not in errors
 
 
-def test_it_ends_quietly_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
+def test_tail_ends_with_0_when_its_output_is_closed(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         execute(server.url, *CHANGES[:2])
         with tailing(server.url, "orders", "--since", "earliest") as process:
@@ -295,7 +295,7 @@ def test_it_ends_quietly_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
             assert process.stderr is not None and "error" not in process.stderr.read()
 
 
-def test_checkpoints_are_told_to_those_who_ask(tmp_path: Path) -> None:
+def test_tail_prints_checkpoints_on_standard_error(tmp_path: Path) -> None:
     with served(tmp_path, env={"HEADWATER_FEEDS_CHECKPOINT_SECONDS": "0.2"}) as server:
         execute(server.url, *CHANGES[:2])
         with tailing(server.url, "orders") as process:
@@ -303,7 +303,7 @@ def test_checkpoints_are_told_to_those_who_ask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_it_goes_on_after_the_server_was_away_without_gap_or_repeat(tmp_path: Path, number: signal.Signals) -> None:
+def test_tail_continues_after_a_server_restart_without_gap_or_repeat(tmp_path: Path, number: signal.Signals) -> None:
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(served(tmp_path))
         execute(first.url, *CHANGES[:1])
@@ -320,7 +320,7 @@ def test_it_goes_on_after_the_server_was_away_without_gap_or_repeat(tmp_path: Pa
         errors_until(process, "connected again after offset 2")
 
 
-def test_nothing_is_missed_when_the_line_breaks_before_the_first_change(tmp_path: Path) -> None:
+def test_connection_lost_before_the_first_change_loses_no_change_in_tail(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(served(tmp_path))
         execute(first.url, *CHANGES[:1])
@@ -348,7 +348,7 @@ def again(folder: Path, before: Served) -> Iterator[None]:
             process.wait(TIMEOUT)
 
 
-def test_what_is_no_longer_retained_is_said_with_the_way_on(tmp_path: Path) -> None:
+def test_tail_since_an_expired_offset_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with served(tmp_path, env={"HEADWATER_LOG_RETENTION_EVENTS": "2"}) as server:
         execute(server.url, *CHANGES[:5])
         for since in ("offset:1", "2001-01-01"):
@@ -358,7 +358,7 @@ def test_what_is_no_longer_retained_is_said_with_the_way_on(tmp_path: Path) -> N
         assert len(tail(server.url, "orders", "--since", "earliest", limit=2)) == 2
 
 
-def test_a_filter_that_fits_no_more_ends_it_with_the_reason(tmp_path: Path) -> None:
+def test_tail_ends_with_the_reason_when_its_filter_column_is_dropped(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         execute(server.url, *CHANGES[:2])
         with tailing(server.url, "orders", "--where", "total > 100") as process:
@@ -367,7 +367,7 @@ def test_a_filter_that_fits_no_more_ends_it_with_the_reason(tmp_path: Path) -> N
             assert process.returncode == 1 and "error: " in errors and "total" in errors
 
 
-def test_every_flag_is_documented() -> None:
+def test_tail_flags_are_all_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
     section = page.split("## `headwater tail`")[1].split("\n## ")[0]
     flags = set(re.findall(r"--[a-z-]+", run("tail", "--help").stdout)) - {"--help"}
@@ -396,7 +396,7 @@ BROKEN = Broken("refused", Failure("no server", exit_code=3))
 FRAME = Frame("7", "insert", b"{}")
 
 
-def test_a_broken_line_is_tried_again_ever_more_slowly_and_told_once() -> None:
+def test_lost_connection_is_retried_with_growing_waits_and_reported_once() -> None:
     feed = Unsteady([FRAME], *[BROKEN] * 8, [FRAME], Failure("gone"))
     waits: list[float] = []
     got = []
@@ -412,12 +412,12 @@ def test_a_broken_line_is_tried_again_ever_more_slowly_and_told_once() -> None:
     ]
 
 
-def test_a_first_connection_that_fails_is_not_tried_again() -> None:
+def test_failed_first_connection_is_not_retried() -> None:
     with pytest.raises(Failure, match="no server"):
         next(Unsteady(BROKEN, [FRAME]).follow(sleep=lambda seconds: None))
 
 
-def test_times_are_read() -> None:
+def test_since_times_and_offsets_are_parsed() -> None:
     assert moment("10m", 3_600_000) == 3_000_000
     assert moment("1.5h", 7_200_000) == 1_800_000
     assert moment("500ms", 1000) == 500
@@ -431,11 +431,11 @@ def test_times_are_read() -> None:
             start(text)
 
 
-def test_keys_are_json_or_texts() -> None:
+def test_key_arguments_are_parsed_as_json_or_text() -> None:
     assert [key(text) for text in ("7", '"7"', "abc", "[1, null]")] == [[7], ["7"], ["abc"], [1, None]]
 
 
-def test_a_row_without_a_primary_key_is_named_by_its_identity() -> None:
+def test_row_without_a_primary_key_is_printed_with_its_identity() -> None:
     found = {"offset": 1, "commit_ts_ms": 0, "table": "t\x1b", "op": "update", "identity": {"rowid": 4}}
     assert line(found | {"before": {"a": 1}, "after": {"a": None}}).endswith("rowid=4  a: 1 → NULL")
     assert line(found | {"before": {"a": 1}, "after": {"a": 1}}).endswith("rowid=4  unchanged")

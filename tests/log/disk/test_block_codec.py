@@ -59,7 +59,7 @@ def typed(row: tuple[object, ...] | None) -> list[str]:
 
 
 @pytest.mark.parametrize("value", [*NATIVE, *TAGGED, *BROKEN], ids=repr)
-def test_every_value_comes_back_with_its_type(value: object) -> None:
+def test_block_codec_keeps_every_value_and_its_type(value: object) -> None:
     sent = Change(Op.UPDATE, ANY, (value,), (value,))
     (found,) = round_trip([Transaction("t", (sent,), 1)])
     (change,) = found.changes
@@ -67,13 +67,13 @@ def test_every_value_comes_back_with_its_type(value: object) -> None:
     assert type(change.before) is tuple and change.op is Op.UPDATE and change.table is ANY
 
 
-def test_nan_comes_back() -> None:
+def test_block_codec_keeps_nan() -> None:
     (found,) = round_trip([Transaction("t", (Change(Op.INSERT, ANY, None, (math.nan,)),), 1)])
     (value,) = found.changes[0].after or ()
     assert isinstance(value, float) and math.isnan(value)
 
 
-def test_one_odd_value_does_not_disturb_the_plain_rows_beside_it() -> None:
+def test_block_with_plain_and_tagged_values_is_decoded_unchanged() -> None:
     changes = tuple(Change(Op.INSERT, ANY, None, (value,)) for value in [*NATIVE, *TAGGED, *BROKEN, *NATIVE])
     (found,) = round_trip([Transaction("t", changes, 1)])
     assert [typed(change.after) for change in found.changes] == [typed(change.after) for change in changes]
@@ -102,7 +102,7 @@ groups = st.lists(
 @pytest.mark.slow
 @settings(deadline=None)
 @given(groups, st.integers(1, 2**50))
-def test_any_transactions_round_trip(groups: list[tuple[list[Change], int, int]], first: int) -> None:
+def test_random_transactions_survive_encode_and_decode(groups: list[tuple[list[Change], int, int]], first: int) -> None:
     parts, ts = [], 2**60
     for number, (made, step, us) in enumerate(groups):
         ts += step
@@ -122,14 +122,14 @@ def test_only_large_blocks_are_compressed() -> None:
     assert large.codec == ZSTD and len(large.data) < COMPRESS_ABOVE < large.raw
 
 
-def test_block_written_before_there_were_microseconds_is_read() -> None:
+def test_block_of_the_format_without_microseconds_is_read() -> None:
     parts = [transaction(1, 2, ms=70), transaction(3, ms=71)]
     fields = msgspec.structs.astuple(_decoder.decode(next(encode(parts)).data))
     older = msgspec.msgpack.encode(fields[:-1])
     assert decode(1, PLAIN, zlib.crc32(older), older, (ORDERS,)) == parts
 
 
-def test_a_block_says_what_is_inside() -> None:
+def test_block_header_describes_its_transactions() -> None:
     parts = [transaction(10, 2, ts=5, ms=70), transaction(12, 3, ts=6, ms=60)]
     (block,) = encode(parts)
     assert (block.first, block.count, block.upto, block.ts_first, block.ts_last) == (10, 5, 14, 5, 6)
@@ -137,14 +137,14 @@ def test_a_block_says_what_is_inside() -> None:
     assert (block.whole, block.ends, block.tables) == (10, True, (ORDERS,))
 
 
-def test_a_block_inside_a_large_transaction_says_where_the_next_one_begins() -> None:
+def test_block_inside_a_large_transaction_records_where_the_next_transaction_begins() -> None:
     blocks = list(encode([transaction(1, 1100), transaction(1101, 2)]))
     assert [(block.first, block.whole, block.ends) for block in blocks] == [
         (1, 1, False), (513, None, False), (1025, 1101, True),
     ]  # fmt: skip
 
 
-def test_very_large_rows_make_more_and_smaller_blocks() -> None:
+def test_very_large_rows_are_split_into_smaller_blocks() -> None:
     text = "x" * (MAX_RAW // 3)
     whole = Transaction("t", tuple(Change(Op.INSERT, ANY, None, (text,)) for _ in range(10)), 1)
     blocks = list(encode([whole]))
@@ -152,13 +152,13 @@ def test_very_large_rows_make_more_and_smaller_blocks() -> None:
     assert flat(part for block in blocks for part in back(block)) == flat([whole])
 
 
-def test_one_row_larger_than_a_block_is_still_stored() -> None:
+def test_row_larger_than_a_block_is_stored() -> None:
     huge = Transaction("t", (Change(Op.INSERT, ANY, None, ("x" * (MAX_RAW + 1),)),), 1)
     assert round_trip([huge]) == [huge]
 
 
 @pytest.mark.parametrize("count", [2, 400])
-def test_a_flipped_bit_is_noticed(count: int) -> None:
+def test_block_with_a_flipped_bit_is_refused(count: int) -> None:
     (block,) = encode([transaction(1, count)])
     damaged = bytearray(block.data)
     damaged[len(damaged) // 2] ^= 1
@@ -167,20 +167,20 @@ def test_a_flipped_bit_is_noticed(count: int) -> None:
 
 
 @pytest.mark.parametrize("codec", [PLAIN, ZSTD])
-def test_bytes_of_another_kind_are_noticed(codec: int) -> None:
+def test_block_with_undecodable_bytes_is_refused_with_its_offset(codec: int) -> None:
     (block,) = encode(transactions([1], first=9))
     with pytest.raises(LogDamaged, match="offset 9"):
         decode(9, codec, 0, b"", block.tables)
 
 
-def test_parts_of_one_transaction_become_one_again_inside_a_block() -> None:
+def test_parts_of_a_transaction_are_joined_inside_a_block() -> None:
     whole = transaction(1, 100)
     (block,) = encode(in_parts(whole, 30))
     assert back(block) == [whole]
     assert joined(in_parts(whole, 7)) == [whole]
 
 
-def test_blocks_hold_whole_transactions_unless_one_is_larger() -> None:
+def test_blocks_hold_whole_transactions_unless_a_transaction_exceeds_a_block() -> None:
     groups = list(cut_into_blocks(transactions([300, 300, 512, 1, 600, 5])))
     sizes = [[len(part.changes) for part in group] for group in groups]
     assert sizes == [[300], [300], [512], [1], [512], [88, 5]]
@@ -188,7 +188,7 @@ def test_blocks_hold_whole_transactions_unless_one_is_larger() -> None:
 
 @given(st.lists(st.integers(1, 1200), max_size=12), st.integers(1, 700))
 @examples(50)
-def test_cutting_loses_nothing_and_joins_parts(sizes: list[int], part_size: int) -> None:
+def test_cutting_into_blocks_loses_no_change_and_joins_parts(sizes: list[int], part_size: int) -> None:
     sent = list(transactions(sizes))
     groups = list(cut_into_blocks(part for whole in sent for part in in_parts(whole, part_size)))
     assert flat(part for group in groups for part in group) == flat(sent)
@@ -197,7 +197,7 @@ def test_cutting_loses_nothing_and_joins_parts(sizes: list[int], part_size: int)
         assert all(part.start == 0 for part in group[1:]) and all(part.last for part in group[:-1])
 
 
-def test_large_rows_are_encoded_a_few_at_a_time() -> None:
+def test_parts_of_large_rows_are_cut_into_small_groups() -> None:
     table = Table("wide", (Column("id"), Column("text")), ("id",))
     changes = tuple(Change(Op.INSERT, table, after=(n, "x" * 1_000_000)) for n in range(100))
     parts = [

@@ -32,7 +32,7 @@ CHANGES = st.builds(
 @pytest.mark.slow
 @examples(600)
 @given(st.lists(CHANGES, min_size=1, max_size=12).map(tuple))
-def test_the_twins_find_the_same(changes: tuple[Change, ...]) -> None:
+def test_compiled_and_python_columns_return_the_same(changes: tuple[Change, ...]) -> None:
     found, expected = columns(changes), in_python(changes)
     assert repr(found) == repr(expected)  # NaN is not equal to itself
     assert all(mine is theirs for mine, theirs in zip(found[2], expected[2], strict=True))
@@ -40,7 +40,7 @@ def test_the_twins_find_the_same(changes: tuple[Change, ...]) -> None:
 
 @pytest.mark.parametrize("value", [Decimal(1), UNAVAILABLE, type("Text", (str,), {})("x")])
 @pytest.mark.parametrize("place", range(2))
-def test_what_is_not_plain_is_seen_wherever_it_stands(value: Any, place: int) -> None:
+def test_value_that_is_not_plain_is_detected_in_any_row_and_column(value: Any, place: int) -> None:
     for at in range(3):
         images: list[Any] = [(1, None), (2.5, b"x"), (True, "y")]
         images[at] = (value, 1) if place == 0 else (1, value)
@@ -51,5 +51,5 @@ def test_what_is_not_plain_is_seen_wherever_it_stands(value: Any, place: int) ->
             assert columns(changes)[-1] is in_python(changes)[-1] is False
 
 
-def test_it_is_used() -> None:
+def test_compiled_columns_function_is_used() -> None:
     assert columns is not in_python

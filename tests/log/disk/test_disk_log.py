@@ -41,7 +41,7 @@ def log(path: Path) -> Iterator[DiskLog]:
     made.close()
 
 
-def test_a_shape_of_an_earlier_version_is_told_by_the_changes_that_have_it(log: DiskLog, path: Path) -> None:
+def test_earlier_schema_version_is_read_from_the_log(log: DiskLog, path: Path) -> None:
     fill(log, [1])
     wider = replace(ORDERS, columns=(*ORDERS.columns, Column("more", "str")), version=ORDERS.version + 1)
     log.append([Transaction("t2", (Change(Op.SCHEMA_CHANGE, wider, ddl=""),), first=2, ts=2)])
@@ -83,7 +83,7 @@ def in_child(script: str, path: Path) -> str:
 # Opening
 
 
-def test_a_new_log_says_so_and_an_old_one_does_not(path: Path) -> None:
+def test_created_flag_is_set_only_for_a_new_log(path: Path) -> None:
     log = DiskLog.open(path)
     assert log.created
     log.close()
@@ -92,7 +92,7 @@ def test_a_new_log_says_so_and_an_old_one_does_not(path: Path) -> None:
     log.close()
 
 
-def test_a_log_that_lost_its_file_continues_above_the_floor(path: Path) -> None:
+def test_new_log_file_begins_at_the_floor(path: Path) -> None:
     log = DiskLog.open(path, floor=1001)
     assert (log.created, log.horizon, log.latest) == (True, 1001, 1000)
     fill(log, [2])
@@ -102,7 +102,7 @@ def test_a_log_that_lost_its_file_continues_above_the_floor(path: Path) -> None:
     log.close()
 
 
-def test_a_file_is_durable_and_in_wal_mode(log: DiskLog, path: Path) -> None:
+def test_log_file_is_in_wal_mode(log: DiskLog, path: Path) -> None:
     assert sql(path, "PRAGMA journal_mode") == [("wal",)]
 
 
@@ -114,7 +114,7 @@ def test_every_append_is_synced(path: Path, disk: FaultyVFS) -> None:
     log.close()
 
 
-def test_a_foreign_sqlite_file_is_refused_and_left_as_it_is(path: Path) -> None:
+def test_foreign_sqlite_file_is_refused_and_kept_unchanged(path: Path) -> None:
     sql(path, "CREATE TABLE users (id)")
     before = path.read_bytes()
     for read_only in (False, True):
@@ -124,7 +124,7 @@ def test_a_foreign_sqlite_file_is_refused_and_left_as_it_is(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_text_file_is_refused(path: Path) -> None:
+def test_text_file_as_a_log_is_refused(path: Path) -> None:
     path.write_text("these are my notes, and no database at all\n" * 100)
     with pytest.raises(LogDamaged, match="log.db") as caught:
         DiskLog.open(path)
@@ -132,7 +132,7 @@ def test_a_text_file_is_refused(path: Path) -> None:
     assert path.read_text().startswith("these are my notes")
 
 
-def test_a_file_of_a_newer_headwater_is_refused(path: Path) -> None:
+def test_log_file_of_a_newer_format_is_refused(path: Path) -> None:
     DiskLog.open(path).close()
     sql(path, f"PRAGMA user_version = {len(store.FORMAT.migrations) + 1}")
     with pytest.raises(LogDamaged, match="format 2") as caught:
@@ -143,7 +143,7 @@ def test_a_file_of_a_newer_headwater_is_refused(path: Path) -> None:
 @pytest.mark.parametrize(
     "harm", ["DROP TABLE meta", "DROP TABLE block", "DELETE FROM meta", "UPDATE block SET ends = 0"]
 )
-def test_a_file_with_missing_pieces_is_refused(path: Path, harm: str) -> None:
+def test_log_file_with_missing_pieces_is_refused(path: Path, harm: str) -> None:
     log = DiskLog.open(path)
     fill(log, [3])
     log.close()
@@ -152,7 +152,7 @@ def test_a_file_with_missing_pieces_is_refused(path: Path, harm: str) -> None:
         DiskLog.open(path)
 
 
-def test_a_damaged_newest_block_is_found_at_opening_and_an_older_one_at_reading(path: Path) -> None:
+def test_damaged_newest_block_is_refused_at_open_and_an_older_block_at_read(path: Path) -> None:
     log = DiskLog.open(path)
     fill(log, [3, 3])
     log.close()
@@ -167,20 +167,20 @@ def test_a_damaged_newest_block_is_found_at_opening_and_an_older_one_at_reading(
         DiskLog.open(path)
 
 
-def test_a_missing_block_is_damage_and_not_the_end(log: DiskLog, path: Path) -> None:
+def test_missing_block_raises_log_damaged(log: DiskLog, path: Path) -> None:
     fill(log, [3, 3, 3])
     sql(path, "DELETE FROM block WHERE first = 4")
     with pytest.raises(LogDamaged, match="offset 4 is missing"):
         list(log.scan(after=0))
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_file_in_a_missing_folder_is_refused_with_the_folder_named(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="nowhere") as caught:
         DiskLog.open(tmp_path / "nowhere" / "log.db")
     assert "folder" in caught.value.hint
 
 
-def test_a_closed_log_says_so(path: Path) -> None:
+def test_closed_log_raises_unavailable(path: Path) -> None:
     log = DiskLog.open(path)
     fill(log, [1])
     log.close()
@@ -193,14 +193,14 @@ def test_a_closed_log_says_so(path: Path) -> None:
 # Schemas
 
 
-def test_a_tables_shape_is_stored_once_and_read_as_one_object(log: DiskLog, path: Path) -> None:
+def test_table_schema_is_stored_once_and_read_as_a_single_object(log: DiskLog, path: Path) -> None:
     fill(log, [600, 1, 1])
     tables = {id(change.table) for part in log.scan(after=0) for change in part.changes}
     assert len(tables) == 1
     assert sql(path, "SELECT name, version FROM schema") == [("orders", 1)]
 
 
-def test_each_version_of_a_table_comes_back_as_it_was(path: Path) -> None:
+def test_each_schema_version_of_a_table_is_read_back_unchanged(path: Path) -> None:
     wider = Table("orders", (*ORDERS.columns, Column("paid", "bool")), ("id",), version=2)
     log = DiskLog.open(path)
     changes = (Change(Op.INSERT, ORDERS, None, (1, "a")), Change(Op.INSERT, wider, None, (2, "b", True)))
@@ -213,7 +213,7 @@ def test_each_version_of_a_table_comes_back_as_it_was(path: Path) -> None:
     log.close()
 
 
-def test_a_rolled_back_append_does_not_leave_a_number_without_a_schema(log: DiskLog) -> None:
+def test_append_after_a_rolled_back_append_stores_its_schema(log: DiskLog) -> None:
     with pytest.raises(InvalidRequest):
         log.append([transaction(1), transaction(5)])
     fill(log, [2])
@@ -223,7 +223,7 @@ def test_a_rolled_back_append_does_not_leave_a_number_without_a_schema(log: Disk
 # Other readers
 
 
-def test_a_reader_in_the_same_file_follows_the_writer(log: DiskLog, path: Path) -> None:
+def test_read_only_log_follows_the_writer(log: DiskLog, path: Path) -> None:
     reader = DiskLog.open(path, read_only=True)
     assert (reader.latest, reader.read(after=0)) == (0, [])
     fill(log, [3, 600])
@@ -239,7 +239,7 @@ def test_a_reader_in_the_same_file_follows_the_writer(log: DiskLog, path: Path) 
     reader.close()
 
 
-def test_a_reader_does_not_write(log: DiskLog, path: Path) -> None:
+def test_read_only_log_refuses_every_write(log: DiskLog, path: Path) -> None:
     reader = DiskLog.open(path, read_only=True)
     for write in (
         lambda: reader.append([transaction(1)]),
@@ -253,7 +253,7 @@ def test_a_reader_does_not_write(log: DiskLog, path: Path) -> None:
     reader.close()
 
 
-def test_there_is_nothing_to_read_without_a_file(path: Path) -> None:
+def test_read_only_log_without_a_file_raises_not_found(path: Path) -> None:
     with pytest.raises(NotFound, match="log.db"):
         DiskLog.open(path, read_only=True)
     assert not path.exists()
@@ -268,13 +268,13 @@ log.close()
 """
 
 
-def test_another_process_reads_while_this_one_has_the_file_open(log: DiskLog, path: Path) -> None:
+def test_second_process_reads_the_log_of_an_open_writer(log: DiskLog, path: Path) -> None:
     fill(log, [5, 700])
     assert in_child(READ_ALL, path).split() == ["705", "705"]
     fill(log, [1])
 
 
-def test_a_second_writer_is_noticed(log: DiskLog, path: Path) -> None:
+def test_append_after_a_second_writer_is_refused(log: DiskLog, path: Path) -> None:
     fill(log, [1])
     other = DiskLog.open(path)
     fill(other, [2])
@@ -284,14 +284,14 @@ def test_a_second_writer_is_noticed(log: DiskLog, path: Path) -> None:
     other.close()
 
 
-def test_a_foreign_checkpoint_is_no_second_writer(log: DiskLog, path: Path) -> None:
+def test_wal_checkpoint_of_another_connection_is_not_taken_for_a_second_writer(log: DiskLog, path: Path) -> None:
     fill(log, [1])
     sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
     fill(log, [1])
     assert log.latest == 2
 
 
-def test_the_iterable_of_an_append_cannot_write_to_the_log(log: DiskLog) -> None:
+def test_write_from_inside_an_append_is_refused(log: DiskLog) -> None:
     def nested() -> Iterator[Transaction]:
         log.raise_ceiling(100)
         yield transaction(1)
@@ -305,7 +305,7 @@ def test_the_iterable_of_an_append_cannot_write_to_the_log(log: DiskLog) -> None
 
 
 @pytest.mark.parametrize(("switch", "error"), [("full", StorageFull), ("fail_sync", Unavailable)])
-def test_a_failed_append_leaves_nothing_and_the_next_one_works(
+def test_failed_append_leaves_no_changes_and_the_next_append_succeeds(
     path: Path, disk: FaultyVFS, switch: str, error: type[Exception]
 ) -> None:
     log = DiskLog.open(path, vfs=disk.name)
@@ -333,7 +333,7 @@ def test_a_failed_append_leaves_nothing_and_the_next_one_works(
     log.close()
 
 
-def test_a_full_disk_in_the_middle_of_a_large_append_leaves_nothing(path: Path, disk: FaultyVFS) -> None:
+def test_full_disk_during_a_large_append_leaves_no_changes(path: Path, disk: FaultyVFS) -> None:
     def filling() -> Iterator[Transaction]:
         for part in transactions([400] * 50):
             disk.full = part.first > 8000
@@ -349,7 +349,7 @@ def test_a_full_disk_in_the_middle_of_a_large_append_leaves_nothing(path: Path, 
     log.close()
 
 
-def test_a_failed_read_is_reported_and_the_next_one_works(path: Path, disk: FaultyVFS) -> None:
+def test_failed_read_is_reported_and_the_next_read_succeeds(path: Path, disk: FaultyVFS) -> None:
     log = DiskLog.open(path, vfs=disk.name)
     fill(log, [500] * 10)
     log.close()
@@ -377,7 +377,7 @@ def test_single_row_commits_are_merged_into_full_blocks(log: DiskLog, path: Path
     assert log.merge() == 0
 
 
-def test_merging_goes_on_where_it_stopped_also_after_reopening(path: Path) -> None:
+def test_merging_continues_at_its_last_position_after_reopening(path: Path) -> None:
     log = DiskLog.open(path)
     fill(log, [512, 3, 510, *[1] * 100])
     assert (log.merge(), log.merge()) == (2, 0)
@@ -392,7 +392,7 @@ def test_merging_goes_on_where_it_stopped_also_after_reopening(path: Path) -> No
     log.close()
 
 
-def test_parts_of_one_transaction_in_several_blocks_are_joined_when_these_are_merged(log: DiskLog, path: Path) -> None:
+def test_merged_blocks_join_the_parts_of_their_transaction(log: DiskLog, path: Path) -> None:
     huge, small = "x" * (MAX_RAW * 49 // 100), "x" * 100_000
     rows = [huge, huge, small, small, small, small, huge, huge]  # cut in halves until each half fits
     big = Transaction("big", tuple(Change(Op.INSERT, ORDERS, None, (n, v)) for n, v in enumerate(rows)), 1)
@@ -405,7 +405,7 @@ def test_parts_of_one_transaction_in_several_blocks_are_joined_when_these_are_me
     ]  # fmt: skip
 
 
-def test_merging_remembers_its_place(path: Path) -> None:
+def test_merging_stores_its_position(path: Path) -> None:
     log = DiskLog.open(path)
     fill(log, [1] * 513)
     assert log.merge() == 511
@@ -413,14 +413,14 @@ def test_merging_remembers_its_place(path: Path) -> None:
     assert sql(path, "SELECT value FROM meta WHERE name = 'merged'") == [(512,)]
 
 
-def test_merging_leaves_alone_what_is_about_to_be_trimmed(log: DiskLog, path: Path) -> None:
+def test_merging_skips_blocks_below_the_horizon(log: DiskLog, path: Path) -> None:
     fill(log, [1] * 900)
     log.retain(Retention(changes=100), now_ms=0)
     assert log.merge() == 0
     assert len(block_sizes(path)) == 900 - 256
 
 
-def test_a_scan_is_not_disturbed_by_merging_and_trimming(log: DiskLog) -> None:
+def test_scan_during_merging_and_trimming_returns_every_change(log: DiskLog) -> None:
     fill(log, [1] * 1500)
     scan = log.scan(after=0)
     seen = [next(scan) for _ in range(5)]
@@ -432,7 +432,7 @@ def test_a_scan_is_not_disturbed_by_merging_and_trimming(log: DiskLog) -> None:
     assert ids(seen) == list(range(1, 1501))
 
 
-def test_a_scan_overtaken_by_retention_says_so(log: DiskLog) -> None:
+def test_scan_overtaken_by_retention_raises_offset_expired(log: DiskLog) -> None:
     fill(log, [500] * 6)
     scan = log.scan(after=0)
     next(scan)
@@ -441,7 +441,7 @@ def test_a_scan_overtaken_by_retention_says_so(log: DiskLog) -> None:
         list(scan)
 
 
-def test_trimming_takes_bounded_steps(log: DiskLog, path: Path) -> None:
+def test_trimming_removes_at_most_256_blocks_per_step(log: DiskLog, path: Path) -> None:
     fill(log, [1] * 600)
     assert log.retain(Retention(changes=5), now_ms=0) == 256
     assert (log.horizon, len(block_sizes(path))) == (596, 344)
@@ -449,7 +449,7 @@ def test_trimming_takes_bounded_steps(log: DiskLog, path: Path) -> None:
     assert len(block_sizes(path)) == 5
 
 
-def test_position_time_and_offsets_survive_a_retention_of_nothing(path: Path) -> None:
+def test_position_time_and_offsets_survive_retention_of_zero_changes(path: Path) -> None:
     log = DiskLog.open(path)
     fill(log, [3, 3])
     log.retain(Retention(changes=0), now_ms=0)
@@ -459,7 +459,7 @@ def test_position_time_and_offsets_survive_a_retention_of_nothing(path: Path) ->
     log.close()
 
 
-def test_the_ceiling_survives_the_blocks_of_an_old_generation(path: Path) -> None:
+def test_clock_ceiling_survives_the_removal_of_an_old_generation(path: Path) -> None:
     log = DiskLog.open(path)
     log.append([transaction(1, ts=10**9)])
     log.restart(first=5, reason="lost")
@@ -471,7 +471,7 @@ def test_the_ceiling_survives_the_blocks_of_an_old_generation(path: Path) -> Non
     log.close()
 
 
-def test_readers_in_other_threads_never_see_a_gap(log: DiskLog) -> None:
+def test_concurrent_readers_never_see_a_gap(log: DiskLog) -> None:
     stop = threading.Event()
     faults: list[object] = []
 
@@ -529,7 +529,7 @@ print(count, whole, peak() - before)
 
 
 @pytest.mark.slow
-def test_a_transaction_of_a_million_changes_needs_little_memory(path: Path) -> None:
+def test_transaction_of_a_million_changes_is_stored_in_bounded_memory(path: Path) -> None:
     count, whole, kilobytes = map(int, in_child(ONE_MILLION, path).split())
     assert (count, whole) == (1_000_000, 1_000_001)
     assert kilobytes < 30_000
@@ -551,7 +551,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_what_was_appended_survives_kill_9_and_nothing_half_is_there(path: Path) -> None:
+def test_appended_changes_survive_kill_9_and_no_partial_append_is_visible(path: Path) -> None:
     for kill_after in (7, 25, 60, 33):
         child = subprocess.Popen(
             [sys.executable, "-c", APPEND_FOREVER, path], stdout=subprocess.PIPE, text=True, cwd=ROOT

@@ -14,7 +14,7 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(SpaceReserve, "_free", size)
 
 
-def test_reserve_taken_twice_is_on_the_disk_once(tmp_path: Path) -> None:
+def test_reserve_taken_twice_is_allocated_once(tmp_path: Path) -> None:
     reserve = SpaceReserve(tmp_path)
     assert reserve.take() and reserve.take() and not reserve.is_storage_full
     found = (tmp_path / "reserve").stat()
@@ -25,14 +25,16 @@ def test_reserve_taken_twice_is_on_the_disk_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_disk_without_plenty_of_space_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_without_plenty_of_space_gets_no_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reserve = SpaceReserve(tmp_path)
     free(monkeypatch, PLENTY - 1)
     assert not reserve.take() and not reserve.is_storage_full
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_released_is_taken_again_from_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_reserve_is_taken_again_from_the_remaining_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reserve = SpaceReserve(tmp_path)
     assert reserve.take()
     reserve.release()
@@ -44,7 +46,9 @@ def test_what_was_released_is_taken_again_from_what_is_left(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EOPNOTSUPP, errno.EDQUOT])
-def test_reserve_that_cannot_be_had_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_reserve_that_cannot_be_allocated_raises_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def refuse(*_: object) -> NoReturn:
         raise OSError(number, os.strerror(number))
 
@@ -52,7 +56,7 @@ def test_reserve_that_cannot_be_had_is_no_error(tmp_path: Path, monkeypatch: pyt
     assert not SpaceReserve(tmp_path).take()
 
 
-def test_folder_that_was_removed_is_not_a_full_disk(tmp_path: Path) -> None:
+def test_removed_folder_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
     reserve = SpaceReserve(tmp_path / "gone")
     assert not reserve.is_storage_full and not reserve.take()
 

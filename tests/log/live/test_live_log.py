@@ -60,7 +60,7 @@ def stage(log: LiveLog, *sizes: int) -> None:
     log.stage(transactions(sizes, first=log.latest + 1))
 
 
-def test_staged_transactions_are_read_at_once_and_durable_later() -> None:
+def test_staged_transactions_are_readable_immediately_and_durable_after_flush() -> None:
     log = LiveLog(MemoryLog())
     stage(log, 2, 1)
     assert (log.latest, log.durable, log.staged_changes, log.position) == (3, 0, 3, "p3")
@@ -70,7 +70,7 @@ def test_staged_transactions_are_read_at_once_and_durable_later() -> None:
     assert flat(log.wrapped.read(after=0)) == flat(log.read(after=0))
 
 
-def test_a_flush_is_one_append(tmp_path: Path) -> None:
+def test_flush_of_many_transactions_syncs_once(tmp_path: Path) -> None:
     disk = FaultyVFS()
     log = LiveLog(DiskLog.open(tmp_path / "log.db", vfs=disk.name))
     stage(log, *[1] * 50)
@@ -83,7 +83,7 @@ def test_a_flush_is_one_append(tmp_path: Path) -> None:
     disk.unregister()
 
 
-def test_a_stretch_over_disk_memory_and_staged_has_no_gap(tmp_path: Path) -> None:
+def test_read_across_disk_memory_and_staged_changes_has_no_gap(tmp_path: Path) -> None:
     log = LiveLog(DiskLog.open(tmp_path / "log.db"), keep_changes=8)
     stage(log, *[1] * 20, 5)
     log.flush()
@@ -95,7 +95,7 @@ def test_a_stretch_over_disk_memory_and_staged_has_no_gap(tmp_path: Path) -> Non
     log.close()
 
 
-def test_live_readers_do_not_touch_the_wrapped_log() -> None:
+def test_reads_of_recent_changes_do_not_read_the_wrapped_log() -> None:
     wrapped = UnreadLog()
     log = LiveLog(wrapped, keep_changes=100)
     for _ in range(20):
@@ -107,7 +107,7 @@ def test_live_readers_do_not_touch_the_wrapped_log() -> None:
     assert ids(log.read(after=0, limit=3)) == [1, 2, 3] and wrapped.reads == 1
 
 
-def test_reading_goes_on_while_a_flush_runs_in_another_thread() -> None:
+def test_reads_continue_while_a_flush_runs_in_another_thread() -> None:
     wrapped = GatedLog()
     log = LiveLog(wrapped, keep_changes=2)
     stage(log, 3, 3)
@@ -126,7 +126,7 @@ def test_reading_goes_on_while_a_flush_runs_in_another_thread() -> None:
     assert log.flush() == 8
 
 
-def test_a_failed_flush_leaves_everything_staged_and_readable(tmp_path: Path) -> None:
+def test_failed_flush_keeps_every_change_staged_and_readable(tmp_path: Path) -> None:
     disk = FaultyVFS()
     log = LiveLog(DiskLog.open(tmp_path / "log.db", vfs=disk.name))
     stage(log, 3)
@@ -142,7 +142,7 @@ def test_a_failed_flush_leaves_everything_staged_and_readable(tmp_path: Path) ->
     disk.unregister()
 
 
-def test_append_takes_what_is_staged_along_in_one_step() -> None:
+def test_append_makes_staged_changes_durable_too() -> None:
     log = LiveLog(MemoryLog(), keep_changes=1000)
     stage(log, 2)
     assert log.append(in_parts(transaction(3, 10), 4)) == 12
@@ -150,7 +150,7 @@ def test_append_takes_what_is_staged_along_in_one_step() -> None:
     assert ids(log.scan(after=0)) == ids(log.wrapped.scan(after=0)) == list(range(1, 13))
 
 
-def test_a_huge_append_does_not_stay_in_memory(tmp_path: Path) -> None:
+def test_huge_append_is_evicted_from_memory(tmp_path: Path) -> None:
     log = LiveLog(DiskLog.open(tmp_path / "log.db"), keep_changes=1000)
     stage(log, 700)
     whole = transaction(701, 20_000)
@@ -165,7 +165,7 @@ def test_a_huge_append_does_not_stay_in_memory(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_failed_append_changes_nothing() -> None:
+def test_failed_append_to_a_live_log_changes_nothing() -> None:
     log = LiveLog(MemoryLog())
     stage(log, 2)
     with pytest.raises(InvalidRequest):
@@ -174,7 +174,7 @@ def test_a_failed_append_changes_nothing() -> None:
     assert log.append([transaction(3)]) == 3
 
 
-def test_unstaged_changes_are_gone_and_their_offsets_are_not_given_again() -> None:
+def test_unstaged_changes_are_dropped_and_their_offsets_are_not_reused() -> None:
     log = LiveLog(MemoryLog())
     stage(log, 2)
     log.flush()
@@ -192,7 +192,7 @@ def test_unstaged_changes_are_gone_and_their_offsets_are_not_given_again() -> No
     assert ids(log.read(after=8)) == [9] and log.flush() == 9
 
 
-def test_what_does_not_continue_is_not_staged() -> None:
+def test_transaction_that_does_not_continue_the_log_is_not_staged() -> None:
     log = LiveLog(MemoryLog())
     log.append([transaction(1, ts=50)])
     for wrong in (transaction(3), transaction(2, ts=49), transaction(2, 4).cut(0, 3)):
@@ -204,7 +204,7 @@ def test_what_does_not_continue_is_not_staged() -> None:
     assert (log.latest, log.staged_changes) == (1, 0)
 
 
-def test_the_oldest_staged_one_says_since_when() -> None:
+def test_staged_since_is_the_time_of_the_oldest_staged_transaction() -> None:
     clock = Clock()
     log = LiveLog(MemoryLog(), clock=clock)
     assert log.staged_since is None
@@ -216,7 +216,7 @@ def test_the_oldest_staged_one_says_since_when() -> None:
     assert log.staged_since is None
 
 
-def test_retention_counts_what_is_staged() -> None:
+def test_retention_counts_staged_changes() -> None:
     log = LiveLog(MemoryLog())
     stage(log, 6, 6)
     log.retain(Retention(changes=5), now_ms=0)
@@ -226,7 +226,7 @@ def test_retention_counts_what_is_staged() -> None:
     assert (caught.value.horizon, caught.value.latest) == (8, 12)
 
 
-def test_recent_ones_come_from_memory_only() -> None:
+def test_recent_changes_are_read_from_memory_only() -> None:
     wrapped = UnreadLog()
     log = LiveLog(wrapped, keep_changes=8)
     assert log.recent(0, 100) == []
@@ -238,13 +238,13 @@ def test_recent_ones_come_from_memory_only() -> None:
     assert wrapped.reads == 0
 
 
-def test_recent_ones_past_the_horizon_are_not_given() -> None:
+def test_recent_changes_below_the_horizon_are_not_returned() -> None:
     log = LiveLog(MemoryLog(), retention_changes=3)
     stage(log, *[1] * 9)
     assert log.recent(5, 9) is None and ids(log.recent(6, 9) or []) == [7, 8, 9]
 
 
-def test_time_is_closed_at_the_end_of_what_is_staged() -> None:
+def test_closed_time_is_recorded_with_the_last_staged_offset() -> None:
     log = LiveLog(MemoryLog())
     assert (log.closed, log.has_listeners) == ((0, 0), False)
     stage(log, 3)
@@ -256,7 +256,7 @@ def test_time_is_closed_at_the_end_of_what_is_staged() -> None:
     assert log.closed == (50, 8), "anew, and never lower"
 
 
-def test_a_log_opened_again_begins_closed_at_its_ceiling() -> None:
+def test_reopened_log_is_closed_at_its_clock_ceiling() -> None:
     wrapped = MemoryLog()
     log = LiveLog(wrapped)
     stage(log, 3)
@@ -282,7 +282,9 @@ def waiting(log: LiveLog, offset: int) -> tuple[threading.Thread, list[bool]]:
     ],
     ids=["stage", "append", "restart", "close"],
 )
-def test_who_waits_is_woken(act: Callable[[LiveLog], object], passed: bool) -> None:
+def test_waiting_reader_is_woken_by_stage_append_restart_and_close(
+    act: Callable[[LiveLog], object], passed: bool
+) -> None:
     log = LiveLog(MemoryLog())
     thread, told = waiting(log, 1)
     act(log)
@@ -290,14 +292,14 @@ def test_who_waits_is_woken(act: Callable[[LiveLog], object], passed: bool) -> N
     assert told == [passed]
 
 
-def test_waiting_ends_by_itself() -> None:
+def test_wait_beyond_an_offset_ends_at_its_timeout() -> None:
     log = LiveLog(MemoryLog())
     assert not log.wait_beyond(0, timeout=0.001)
     stage(log, 1)
     assert log.wait_beyond(0, timeout=0) and not log.wait_beyond(1, timeout=0)
 
 
-def test_listeners_are_called_when_the_change_can_be_read_and_until_removed() -> None:
+def test_listener_is_called_once_changes_are_readable_and_until_it_is_removed() -> None:
     log = LiveLog(MemoryLog())
     seen: list[int] = []
 
@@ -315,7 +317,7 @@ def test_listeners_are_called_when_the_change_can_be_read_and_until_removed() ->
     assert seen == [2, 3]
 
 
-def test_listeners_hear_of_a_new_generation() -> None:
+def test_listener_is_called_for_a_new_generation() -> None:
     log = LiveLog(MemoryLog())
     heard: list[int] = []
     log.add_listener(lambda: heard.append(log.latest))
@@ -323,7 +325,7 @@ def test_listeners_hear_of_a_new_generation() -> None:
     assert heard == [8]
 
 
-def test_the_tail_forgets_large_rows_sooner() -> None:
+def test_tail_evicts_large_rows_sooner() -> None:
     tail = Tail()
     rows = [Change(Op.INSERT, ORDERS, None, (n, "x" * 1000)) for n in range(1, 11)]
     tail.extend(Transaction(f"t{n}", (row,), n) for n, row in enumerate(rows, 1))
@@ -342,7 +344,7 @@ steps = st.lists(
 
 @examples(60)
 @given(steps, st.integers(1, 40))
-def test_any_order_of_steps_reads_like_a_plain_list(steps: list[tuple[str, int]], keep: int) -> None:
+def test_random_steps_of_a_live_log_read_like_a_plain_list(steps: list[tuple[str, int]], keep: int) -> None:
     log = LiveLog(MemoryLog(), keep_changes=keep)
     oracle: list[Transaction] = []
     for step, size in steps:
@@ -364,7 +366,7 @@ def test_any_order_of_steps_reads_like_a_plain_list(steps: list[tuple[str, int]]
         assert log.first_whole(size) == next((part.first for part in oracle if part.first >= size), log.latest + 1)
 
 
-def test_followers_in_threads_see_every_change_once_while_everything_moves(tmp_path: Path) -> None:
+def test_concurrent_followers_receive_every_change_once_during_flushes(tmp_path: Path) -> None:
     log = LiveLog(DiskLog.open(tmp_path / "log.db"), keep_changes=20)
     last = 3000
     followed: list[list[int]] = []

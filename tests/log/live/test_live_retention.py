@@ -49,7 +49,7 @@ def trim(log: LiveLog, **limits: int | None) -> None:
         pass
 
 
-def test_what_a_lease_holds_stays_readable_and_goes_when_it_is_released(log: LiveLog) -> None:
+def test_changes_held_by_a_lease_stay_readable_until_it_is_released(log: LiveLog) -> None:
     fill(log, [1] * 5)
     log.hold("snapshot", 2, until_ms=FOR_EVER, max_bytes=PLENTY)
     fill(log, [1] * 50)
@@ -64,12 +64,12 @@ def test_what_a_lease_holds_stays_readable_and_goes_when_it_is_released(log: Liv
     assert (log.wrapped.horizon, ids(log.scan(after=45))) == (46, list(range(46, 56)))
 
 
-def test_without_leases_the_count_is_exact_at_once(log: LiveLog) -> None:
+def test_retention_count_without_leases_is_applied_immediately(log: LiveLog) -> None:
     log.stage(transactions([1] * 30))
     assert log.horizon == 21
 
 
-def test_the_lowest_lease_decides(log: LiveLog) -> None:
+def test_lowest_lease_sets_the_horizon(log: LiveLog) -> None:
     fill(log, [1] * 8)
     log.hold("a", 5, until_ms=FOR_EVER, max_bytes=PLENTY)
     log.hold("b", 3, until_ms=FOR_EVER, max_bytes=PLENTY)
@@ -83,7 +83,7 @@ def test_the_lowest_lease_decides(log: LiveLog) -> None:
     assert log.horizon == 6
 
 
-def test_a_lease_is_not_given_for_what_is_gone_and_brings_nothing_back(log: LiveLog) -> None:
+def test_lease_on_expired_changes_is_refused(log: LiveLog) -> None:
     fill(log, [1] * 30)
     with pytest.raises(OffsetExpired) as caught:
         log.hold("late", 19, until_ms=FOR_EVER, max_bytes=PLENTY)
@@ -92,7 +92,7 @@ def test_a_lease_is_not_given_for_what_is_gone_and_brings_nothing_back(log: Live
     assert log.horizon == 21
 
 
-def test_a_lease_ahead_of_retention_holds_nothing(log: LiveLog) -> None:
+def test_lease_ahead_of_retention_does_not_delay_the_horizon(log: LiveLog) -> None:
     fill(log, [1] * 30)
     log.hold("head", 30, until_ms=FOR_EVER, max_bytes=0)
     trim(log)
@@ -102,7 +102,7 @@ def test_a_lease_ahead_of_retention_holds_nothing(log: LiveLog) -> None:
     assert (log.horizon, log.held("head")) == (26, True)
 
 
-def test_a_lease_ends_with_its_time_and_a_clock_that_steps_back_does_not_revive_it(log: LiveLog, wall: Wall) -> None:
+def test_expired_lease_is_not_revived_by_a_clock_stepping_back(log: LiveLog, wall: Wall) -> None:
     fill(log, [1] * 5)
     log.hold("snapshot", 2, until_ms=5000, max_bytes=PLENTY)
     fill(log, [1] * 50)
@@ -116,7 +116,7 @@ def test_a_lease_ends_with_its_time_and_a_clock_that_steps_back_does_not_revive_
     assert log.wrapped.horizon == 46
 
 
-def test_a_lease_is_renewed_by_its_name(log: LiveLog, wall: Wall) -> None:
+def test_lease_is_renewed_by_its_name(log: LiveLog, wall: Wall) -> None:
     fill(log, [1] * 5)
     log.hold("snapshot", 2, until_ms=5000, max_bytes=PLENTY)
     log.hold("snapshot", 4, until_ms=9000, max_bytes=PLENTY)
@@ -126,7 +126,7 @@ def test_a_lease_is_renewed_by_its_name(log: LiveLog, wall: Wall) -> None:
 
 
 @pytest.mark.parametrize("limits", [{}, {"changes": None, "bytes": 500}, {"changes": None, "age_ms": 5}])
-def test_a_lease_ends_when_too_much_is_kept_for_its_sake(log: LiveLog, limits: dict[str, int | None]) -> None:
+def test_lease_is_ended_when_it_holds_more_than_its_bytes(log: LiveLog, limits: dict[str, int | None]) -> None:
     fill(log, [1] * 5)
     log.hold("small", 2, until_ms=FOR_EVER, max_bytes=2000)
     log.hold("large", 2, until_ms=FOR_EVER, max_bytes=PLENTY)
@@ -141,7 +141,7 @@ def test_a_lease_ends_when_too_much_is_kept_for_its_sake(log: LiveLog, limits: d
     assert log.wrapped.horizon == 3 and log.overdue(2) > 3 * log.overdue(300) > 0
 
 
-def test_more_blocks_than_one_step_looks_at_still_count_against_a_lease(tmp_path: Path) -> None:
+def test_blocks_beyond_a_retention_step_are_counted_against_a_lease(tmp_path: Path) -> None:
     disk = DiskLog.open(tmp_path / "log.db")
     log = LiveLog(disk)
     log.hold("snapshot", 0, until_ms=FOR_EVER, max_bytes=PLENTY)
@@ -152,7 +152,7 @@ def test_more_blocks_than_one_step_looks_at_still_count_against_a_lease(tmp_path
     log.close()
 
 
-def test_a_new_generation_ends_all_leases(log: LiveLog) -> None:
+def test_new_generation_ends_all_leases(log: LiveLog) -> None:
     fill(log, [1] * 5)
     log.hold("snapshot", 2, until_ms=FOR_EVER, max_bytes=PLENTY)
     log.restart(first=20, reason="restored")
@@ -169,7 +169,7 @@ steps = st.lists(
 
 @pytest.mark.slow
 @given(steps)
-def test_the_horizon_never_goes_back_and_never_passes_a_lease_that_holds(steps: list[tuple[str, str, int]]) -> None:
+def test_horizon_never_decreases_and_never_passes_a_held_lease(steps: list[tuple[str, str, int]]) -> None:
     wall = Wall()
     log = LiveLog(MemoryLog(), keep_changes=4, retention_changes=10, now_ms=wall)
     last, offsets = log.horizon, {"a": 0, "b": 0}

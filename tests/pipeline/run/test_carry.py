@@ -67,7 +67,7 @@ def divide(server: Live) -> None:
         server.ok("pull.split", table="t", range=each["id"], epoch=each["epoch"])
 
 
-def test_ranges_that_split_and_merge_in_mid_snapshot_and_mid_log_skip_no_key(lake: Lake, server: Live) -> None:
+def test_ranges_split_and_merged_during_snapshot_and_log_skip_no_key(lake: Lake, server: Live) -> None:
     server.sql(T)
     fill(server, 100)
     watcher = Watching(loaded=lambda: divide(server))
@@ -94,9 +94,7 @@ def test_ranges_that_split_and_merge_in_mid_snapshot_and_mid_log_skip_no_key(lak
 
 
 @pytest.mark.parametrize("split", [True, False], ids=["ranges of an owner", "no ranges yet"])
-def test_pipeline_with_the_key_of_a_viewer_reads_ranges_of_another_size(
-    spark: SparkSession, tmp_path: Path, split: bool
-) -> None:
+def test_pipeline_with_a_viewer_key_reads_the_existing_ranges(spark: SparkSession, tmp_path: Path, split: bool) -> None:
     server = Live(tmp_path / "data", serve={"auth": True, "token": "of-the-owner"})
     try:
         server.sql(T)
@@ -117,9 +115,7 @@ def test_pipeline_with_the_key_of_a_viewer_reads_ranges_of_another_size(
         server.stop()
 
 
-def test_a_run_that_is_cut_off_anywhere_is_taken_up_where_the_sink_stands(
-    lake: Lake, server: Live, tmp_path: Path
-) -> None:
+def test_run_cut_off_anywhere_is_resumed_from_the_state_of_the_sink(lake: Lake, server: Live, tmp_path: Path) -> None:
     server.sql(T)
     fill(server, 100)
     loads: list[int] = []
@@ -143,7 +139,9 @@ def test_a_run_that_is_cut_off_anywhere_is_taken_up_where_the_sink_stands(
     assert {row.stage for row in lake.progress()} == {"log"}
 
 
-def test_what_the_log_cannot_tell_any_more_is_read_again_or_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_sink_behind_the_log_horizon_is_resnapshotted_or_with_on_lost_fail_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     server = Live(tmp_path / "data", log={"retention_events": 5})
     lake = Lake(spark, server, tmp_path)
     try:
@@ -187,7 +185,7 @@ class Late(Client):
         return super().register(*args, **more)
 
 
-def test_a_shape_that_changes_in_mid_snapshot_loses_no_value(
+def test_schema_change_during_a_snapshot_loses_no_value(
     lake: Lake, server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.sql(T)
@@ -201,7 +199,7 @@ def test_a_shape_that_changes_in_mid_snapshot_loses_no_value(
     assert lake.is_equal() and lake.rows()[-1]["w"] == "now"
 
 
-def test_a_table_rebuilt_by_others_is_read_again_and_a_dropped_one_has_failed(
+def test_table_rebuilt_by_a_foreign_process_is_read_again_and_a_dropped_table_fails(
     lake: Lake, server: Live, foreign_process: Foreign
 ) -> None:
     server.sql(T)
@@ -229,7 +227,7 @@ def test_a_table_rebuilt_by_others_is_read_again_and_a_dropped_one_has_failed(
     assert lake.task().error.startswith("not_found")
 
 
-def test_a_snapshot_that_is_lost_again_and_again_is_given_up(
+def test_snapshot_lost_on_every_attempt_ends_the_run_with_its_error(
     lake: Lake, server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.sql(T)
@@ -241,7 +239,7 @@ def test_a_snapshot_that_is_lost_again_and_again_is_given_up(
     assert watcher.reasons == ["first", "schema_changed", "schema_changed"]
 
 
-def test_every_kind_of_key_and_value_arrives_and_verifies(lake: Lake, server: Live) -> None:
+def test_every_kind_of_key_and_value_is_carried_and_verified(lake: Lake, server: Live) -> None:
     tables = {
         "nokey": "(v TEXT)",
         "both": "(a TEXT, b INTEGER, v REAL, PRIMARY KEY (a, b))",
@@ -280,7 +278,7 @@ def test_every_kind_of_key_and_value_arrives_and_verifies(lake: Lake, server: Li
     assert compared["folded"] == 1 and min(compared[name] for name in ("nokey", "both", "blobs")) > 1
 
 
-def test_only_some_columns_of_only_some_rows(lake: Lake, server: Live) -> None:
+def test_pipeline_with_columns_and_where_carries_only_those_columns_and_rows(lake: Lake, server: Live) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v INTEGER, w TEXT, x TEXT)")
     server.sql("INSERT INTO t VALUES (1, 5, 'a', 'x'), (2, 10, 'b', 'x'), (3, 20, 'c', 'x'), (4, 30, 'd', 'x')")
     some = {"t": 'columns = ["w"]\nwhere = "v >= 10"'}
@@ -300,7 +298,7 @@ def test_only_some_columns_of_only_some_rows(lake: Lake, server: Live) -> None:
 
 
 @pytest.mark.parametrize("sink", ['kind = "kafka"\nservers = "x:1"\ntopic = "t"', 'kind = "foreach"\nfunction = "a:b"'])
-def test_a_promise_that_a_sink_cannot_keep_is_refused_before_spark_starts(
+def test_exactly_once_on_an_unfit_sink_is_refused_before_spark_starts(
     sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "open_session", None)
@@ -319,7 +317,7 @@ def take(frame: DataFrame, work: Any, table: Any) -> None:
     taken.append((work, sorted(tuple(row) for row in frame.select(*names).collect())))
 
 
-def test_a_function_gets_all_rows_then_every_change(lake: Lake, server: Live) -> None:
+def test_foreach_function_receives_all_rows_then_every_change(lake: Lake, server: Live) -> None:
     taken.clear()
     server.sql(T)
     fill(server, 50)

@@ -72,7 +72,9 @@ def meta(tmp_path: Path) -> Iterator[MetaStore]:
         yield store
 
 
-def test_a_stop_and_a_cancel_end_a_run_in_a_moment(lake: Lake, go: Callable[..., Going], meta: MetaStore) -> None:
+def test_run_ends_on_stop_and_on_cancel_and_a_cancelled_pipeline_carries_nothing(
+    lake: Lake, go: Callable[..., Going], meta: MetaStore
+) -> None:
     one = go()
     assert one.live.wait(LONG)
     lake.server.sql("UPDATE t SET v = 'new' WHERE id = 1")
@@ -91,7 +93,7 @@ def test_a_stop_and_a_cancel_end_a_run_in_a_moment(lake: Lake, go: Callable[...,
     assert lake.carry().rows == 1 and lake.is_equal()
 
 
-def test_of_two_runs_one_waits_and_takes_over(lake: Lake, go: Callable[..., Going]) -> None:
+def test_second_run_waits_and_takes_over_when_the_first_run_ends(lake: Lake, go: Callable[..., Going]) -> None:
     one = go()
     assert one.live.wait(LONG)
     two = go()
@@ -106,7 +108,7 @@ def test_of_two_runs_one_waits_and_takes_over(lake: Lake, go: Callable[..., Goin
     assert two.ended().is_good and lake.is_equal()
 
 
-def test_a_lost_lease_ends_the_run_and_leaves_the_task_to_others(
+def test_run_that_lost_its_lease_ends_without_writing_an_error_to_the_task(
     lake: Lake, go: Callable[..., Going], meta: MetaStore
 ) -> None:
     one = go("lease_seconds = 3")
@@ -120,7 +122,7 @@ def test_a_lost_lease_ends_the_run_and_leaves_the_task_to_others(
     assert watcher.reasons == ["reset"] and lake.is_equal()
 
 
-def test_a_run_up_to_now_ends_while_writers_go_on(lake: Lake) -> None:
+def test_run_once_ends_while_writers_keep_writing(lake: Lake) -> None:
     stop, wrote = threading.Event(), threading.Event()
 
     def write() -> None:

@@ -56,7 +56,7 @@ def tell(lake: Lake, source: PgLive, spec: PipelineSpec, check: Callable[[], Non
         check()
 
 
-def test_a_delta_table_follows_postgresql(lake: Lake, source: PgLive) -> None:
+def test_delta_table_follows_postgresql(lake: Lake, source: PgLive) -> None:
     spec = carried(lake, SinkSpec("delta", {"path": str(lake.folder / "lake" / "t")}))
 
     def check() -> None:
@@ -80,9 +80,7 @@ EVERY_CI_RUN = pytest.mark.soak(seconds=20, every_time=True)
         pytest.param("mariadb_database", marks=EVERY_CI_RUN),
     ],
 )
-def test_a_sql_table_follows_postgresql(
-    lake: Lake, source: PgLive, engine: str, request: pytest.FixtureRequest
-) -> None:
+def test_sql_table_follows_postgresql(lake: Lake, source: PgLive, engine: str, request: pytest.FixtureRequest) -> None:
     url = f"sqlite:///{lake.folder}/sink.db" if engine == "sqlite" else str(request.getfixturevalue(engine))
     spec = carried(lake, SinkSpec("sql", {"url": url, "table": "copy of t"}))
 
@@ -93,7 +91,7 @@ def test_a_sql_table_follows_postgresql(
     tell(lake, source, spec, check)
 
 
-def test_a_history_in_parquet_replays_to_the_rows_of_postgresql(lake: Lake, source: PgLive) -> None:
+def test_parquet_history_replays_to_the_rows_of_postgresql(lake: Lake, source: PgLive) -> None:
     path = lake.folder / "lake"
     spec = carried(lake, SinkSpec("parquet", {"path": str(path)}))
 
@@ -117,7 +115,7 @@ def take(frame: Any, work: Any, table: Any) -> None:
     taken.extend(rows)
 
 
-def test_a_function_of_the_users_gets_every_image(lake: Lake, source: PgLive) -> None:
+def test_foreach_function_receives_every_image_from_postgresql(lake: Lake, source: PgLive) -> None:
     taken.clear()
     spec = carried(lake, SinkSpec("foreach", {"function": f"{__name__}:take"}), "at-least-once")
     for statements in PHASES[:2]:
@@ -129,7 +127,7 @@ def test_a_function_of_the_users_gets_every_image(lake: Lake, source: PgLive) ->
 
 
 @EVERY_CI_RUN
-def test_a_topic_of_kafka_holds_every_change_under_its_key(lake: Lake, source: PgLive) -> None:
+def test_kafka_topic_holds_every_change_of_postgresql_under_its_key(lake: Lake, source: PgLive) -> None:
     if not have_jars(KAFKA, ROOT / FOLDER):
         pytest.skip("no Kafka jars for Spark here; `make jars` fetches them")
     if reason := no_broker():

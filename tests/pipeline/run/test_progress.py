@@ -64,7 +64,7 @@ def only(meta: MetaStore) -> Task:
 # --- tables ----------------------------------------------------------------------------------------------
 
 
-def test_the_tables_have_the_columns_and_keys_every_pipeline_server_knows() -> None:
+def test_meta_store_tables_have_the_documented_columns_and_keys() -> None:
     assert [column.name for column in SUBSCRIBE.primary_key] == [
         "cluster_id",
         "db_name",
@@ -82,21 +82,21 @@ def test_the_tables_have_the_columns_and_keys_every_pipeline_server_knows() -> N
     }
 
 
-def test_a_store_is_made_once_and_found_again(url: str) -> None:
+def test_meta_store_opened_twice_keeps_its_subscriptions(url: str) -> None:
     with MetaStore.open(url) as first:
         first.subscribe(SPEC, ORDERS)
     with MetaStore.open(url) as second:
         assert only(second).table == "orders"
 
 
-def test_a_store_of_a_newer_headwater_is_refused(meta: MetaStore, url: str) -> None:
+def test_meta_store_of_a_newer_version_is_refused(meta: MetaStore, url: str) -> None:
     with meta.database.transaction() as connection:
         connection.execute(sa.update(META).values(version=VERSION + 1))
     with pytest.raises(PipelineError, match=f"tables of version {VERSION + 1}, this Headwater knows {VERSION}"):
         MetaStore.open(url)
 
 
-def test_many_servers_can_make_the_store_at_the_same_time(url: str) -> None:
+def test_meta_store_opened_by_six_threads_at_once_is_created_once(url: str) -> None:
     start, found = threading.Barrier(6), []
 
     def make() -> None:
@@ -117,13 +117,13 @@ def at_once(works: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["oracle://x/y", "mongodb://x", "://", "sqlite+nothing:///x"])
-def test_a_store_that_cannot_be_is_refused_without_its_url(text: str) -> None:
+def test_meta_store_with_an_unsupported_url_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         MetaStore.open(text)
     assert "mariadb://" in caught.value.hint
 
 
-def test_a_database_that_does_not_answer_is_one_of_our_errors_and_hides_its_password(tmp_path: Path) -> None:
+def test_unreachable_meta_database_raises_unavailable_without_the_password(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="refuses") as caught:
         MetaStore.open(f"postgresql://me:hidden@/x?host={tmp_path}")
     assert "hidden" not in str(caught.value)
@@ -132,7 +132,7 @@ def test_a_database_that_does_not_answer_is_one_of_our_errors_and_hides_its_pass
 # --- tasks -----------------------------------------------------------------------------------------------
 
 
-def test_subscribing_again_keeps_what_is_there(meta: MetaStore) -> None:
+def test_second_subscribe_keeps_the_cancel_and_updates_the_server(meta: MetaStore) -> None:
     first = meta.subscribe(SPEC, ORDERS)
     meta.cancel("lake")
     moved = replace(first, cancelled=True, server="http://other:1", updated_ms=0)
@@ -142,25 +142,25 @@ def test_subscribing_again_keeps_what_is_there(meta: MetaStore) -> None:
     assert not first.is_owned and first.verified_through is None
 
 
-def test_names_that_differ_only_in_case_are_different_tables(meta: MetaStore) -> None:
+def test_meta_store_keeps_names_that_differ_only_in_case_separate(meta: MetaStore) -> None:
     for name in ("orders", "ORDERS", "Ordérs", "🌊"):
         meta.subscribe(SPEC, TableSpec(name, SINK))
     assert {task.table for task in meta.tasks("lake")} == {"orders", "ORDERS", "Ordérs", "🌊"}
     assert meta.tasks("LAKE") == []
 
 
-def test_names_too_long_for_a_key_are_refused_by_every_store_alike(lite: MetaStore) -> None:
+def test_table_name_too_long_for_a_key_is_refused(lite: MetaStore) -> None:
     with pytest.raises(ConfigError, match="name of the table has 191 characters"):
         lite.subscribe(SPEC, TableSpec("x" * 191, SINK))
 
 
-def test_the_longest_names_fit(meta: MetaStore) -> None:
+def test_longest_allowed_names_are_stored(meta: MetaStore) -> None:
     task = meta.subscribe(PipelineSpec((), "🌊" * 64), TableSpec("🌊" * 190, SINK, "🌊" * 64))
     meta.save(task, ROWS, take(meta, task, "me", LONG))
     assert meta.progress(task) == ROWS
 
 
-def test_cancel_reaches_one_table_or_all_of_a_pipeline_and_can_be_undone(meta: MetaStore) -> None:
+def test_cancel_stops_one_table_or_a_whole_pipeline_and_can_be_undone(meta: MetaStore) -> None:
     orders, customers = (meta.subscribe(SPEC, TableSpec(name, SINK)) for name in ("orders", "customers"))
     other = meta.subscribe(PipelineSpec((), "other"), ORDERS)
     assert meta.cancel("lake", table="orders") == 1
@@ -175,7 +175,7 @@ def test_cancel_reaches_one_table_or_all_of_a_pipeline_and_can_be_undone(meta: M
 # --- progress --------------------------------------------------------------------------------------------
 
 
-def test_progress_is_read_as_it_was_saved_and_replaced_whole(meta: MetaStore) -> None:
+def test_saved_progress_replaces_the_previous_rows_of_its_task_only(meta: MetaStore) -> None:
     task = meta.subscribe(SPEC, ORDERS)
     other = meta.subscribe(SPEC, TableSpec("other", SINK))
     fence = take(meta, task, "me", LONG)
@@ -189,7 +189,7 @@ def test_progress_is_read_as_it_was_saved_and_replaced_whole(meta: MetaStore) ->
     assert meta.progress(task) == [] and meta.progress(other) == ROWS[:1]
 
 
-def test_the_stage_is_a_number_and_the_key_hexadecimal_as_others_expect(meta: MetaStore) -> None:
+def test_progress_stage_is_stored_as_a_number_and_the_key_as_hexadecimal(meta: MetaStore) -> None:
     task = meta.subscribe(SPEC, ORDERS)
     meta.save(task, ROWS, take(meta, task, "me", LONG))
     with meta.database.transaction() as connection:
@@ -197,7 +197,7 @@ def test_the_stage_is_a_number_and_the_key_hexadecimal_as_others_expect(meta: Me
     assert (found.progress_stage, found.progress_last_snapshot_key, found.end_key) == (1, "116dff", None)
 
 
-def test_a_server_that_lost_its_task_saves_nothing(meta: MetaStore) -> None:
+def test_save_with_an_old_fence_is_refused(meta: MetaStore) -> None:
     task = meta.subscribe(SPEC, ORDERS)
     old = take(meta, task, "old", PAST)
     meta.save(task, ROWS, old)  # nobody took it yet
@@ -212,7 +212,7 @@ def test_a_server_that_lost_its_task_saves_nothing(meta: MetaStore) -> None:
     meta.save(task, ROWS[:1], new)
 
 
-def test_a_failure_is_remembered_with_its_reason_until_the_task_is_taken_again(meta: MetaStore) -> None:
+def test_failure_reason_is_kept_until_the_task_is_taken_again(meta: MetaStore) -> None:
     task = meta.subscribe(SPEC, ORDERS)
     meta.save(task, ROWS, take(meta, task, "me", LONG))
     meta.fail(task, "the disk is full")
@@ -222,12 +222,12 @@ def test_a_failure_is_remembered_with_its_reason_until_the_task_is_taken_again(m
     assert only(meta).error == ""
 
 
-def test_what_was_verified_is_remembered(meta: MetaStore) -> None:
+def test_verified_offset_is_stored(meta: MetaStore) -> None:
     meta.verified(meta.subscribe(SPEC, ORDERS), 2**40)
     assert only(meta).verified_through == 2**40
 
 
-def test_servers_that_save_different_tables_do_not_disturb_each_other(meta: MetaStore) -> None:
+def test_concurrent_saves_of_different_tables_all_succeed(meta: MetaStore) -> None:
     tasks = [meta.subscribe(SPEC, TableSpec(f"t{n}", SINK)) for n in range(4)]
     start, failed = threading.Barrier(len(tasks)), []
 
@@ -247,7 +247,7 @@ def test_servers_that_save_different_tables_do_not_disturb_each_other(meta: Meta
 # --- the ledger ------------------------------------------------------------------------------------------
 
 
-def test_a_ledger_gives_back_the_state_it_was_given_however_large(meta: MetaStore) -> None:
+def test_ledger_with_3000_spans_loads_the_saved_state(meta: MetaStore) -> None:
     spans = tuple(Span(bytes([n // 256, n % 256]), bytes([n // 256, n % 256, 1])) for n in range(3000))
     state = State(Plan("p1", "g1", 100, spans, TABLE), 100, {span: 100 + n for n, span in enumerate(spans)})
     task = meta.subscribe(SPEC, ORDERS)
@@ -256,7 +256,7 @@ def test_a_ledger_gives_back_the_state_it_was_given_however_large(meta: MetaStor
     assert meta.ledger(task).load() == state
 
 
-def test_a_ledger_does_not_speak_for_another_sink(lite: MetaStore) -> None:
+def test_subscribe_to_another_sink_is_refused_until_reset(lite: MetaStore) -> None:
     lite.ledger(lite.subscribe(SPEC, ORDERS)).save(State(Plan("p", "g", 1, (), TABLE), 1))
     elsewhere = TableSpec("orders", SinkSpec("delta", {"path": "elsewhere"}))
     with pytest.raises(PipelineError, match="into delta path=lake/orders, not into delta path=elsewhere"):
@@ -268,7 +268,7 @@ def test_a_ledger_does_not_speak_for_another_sink(lite: MetaStore) -> None:
 # --- reset -----------------------------------------------------------------------------------------------
 
 
-def test_reset_forgets_everything_and_asks_for_a_new_snapshot(meta: MetaStore) -> None:
+def test_reset_clears_the_task_and_requests_a_new_snapshot(meta: MetaStore) -> None:
     task = meta.subscribe(SPEC, ORDERS)
     fence = take(meta, task, "me", LONG)
     meta.save(task, ROWS, fence)
@@ -285,7 +285,7 @@ def test_reset_forgets_everything_and_asks_for_a_new_snapshot(meta: MetaStore) -
     assert not meta.is_reset(task)
 
 
-def test_reset_leaves_other_tables_alone(lite: MetaStore) -> None:
+def test_reset_of_a_table_keeps_the_progress_of_the_rest(lite: MetaStore) -> None:
     orders, customers = (lite.subscribe(SPEC, TableSpec(name, SINK)) for name in ("orders", "customers"))
     for task in (orders, customers):
         fence = take(lite, task, "me", LONG)
@@ -296,7 +296,7 @@ def test_reset_leaves_other_tables_alone(lite: MetaStore) -> None:
     assert lite.reset("nobody") == 0
 
 
-def test_reset_is_refused_while_somebody_works_unless_forced_which_fences(meta: MetaStore) -> None:
+def test_reset_of_an_owned_task_is_refused_and_forced_reset_fences_its_owner(meta: MetaStore) -> None:
     free, task = (meta.subscribe(SPEC, TableSpec(name, SINK)) for name in ("free", "orders"))
     fence = take(meta, task, "busy one", LONG)
     meta.save(task, ROWS, fence)
@@ -314,7 +314,7 @@ def test_reset_is_refused_while_somebody_works_unless_forced_which_fences(meta: 
 # --- leases ----------------------------------------------------------------------------------------------
 
 
-def test_a_lease_is_taken_when_free_ours_or_expired_with_a_higher_fence_each_time(meta: MetaStore) -> None:
+def test_lease_that_is_free_own_or_expired_is_taken_with_a_higher_fence(meta: MetaStore) -> None:
     task = meta.subscribe(SPEC, ORDERS)
     fences = [take(meta, task, "a", LONG), take(meta, task, "a", LONG)]
     with pytest.raises(NotOwner, match=r"orders of lake is held by a for another 3[56]\d\d\.\d s"):
@@ -344,7 +344,7 @@ def test_only_the_newest_fence_can_renew_and_release(meta: MetaStore) -> None:
         renew(meta, task, "a", new, LONG)
 
 
-def test_there_is_no_lease_on_a_task_that_is_not_there(lite: MetaStore) -> None:
+def test_lease_on_an_unknown_task_raises_not_found(lite: MetaStore) -> None:
     with pytest.raises(NotFound):
         take(lite, Task("lake", "main", "nothing"), "a", LONG)
 
@@ -371,7 +371,7 @@ def _contend_in_a_process(url: str, name: str, rounds: int, pipe: Any) -> None:
     pipe.close()
 
 
-def test_two_threads_never_hold_one_lease(meta: MetaStore, url: str) -> None:
+def test_concurrent_threads_never_hold_the_same_lease(meta: MetaStore, url: str) -> None:
     meta.subscribe(SPEC, ORDERS)
     found: list[tuple[int, bool]] = []
     at_once([lambda name=name: _contend(url, name, 15, found) for name in "abcd"])  # type: ignore[misc]
@@ -379,7 +379,7 @@ def test_two_threads_never_hold_one_lease(meta: MetaStore, url: str) -> None:
     assert len({fence for fence, _ in found}) == len(found)
 
 
-def test_two_processes_never_hold_one_lease(meta: MetaStore, url: str) -> None:
+def test_concurrent_processes_never_hold_the_same_lease(meta: MetaStore, url: str) -> None:
     meta.subscribe(SPEC, ORDERS)
     spawn = multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe(duplex=False) for _ in range(2)]
@@ -398,7 +398,7 @@ def test_two_processes_never_hold_one_lease(meta: MetaStore, url: str) -> None:
     assert len({fence for fence, _ in found}) == len(found)
 
 
-def test_of_many_that_ask_at_once_one_gets_the_lease(meta: MetaStore) -> None:
+def test_eight_owners_asking_at_once_get_a_single_lease(meta: MetaStore) -> None:
     task = meta.subscribe(SPEC, ORDERS)
     start, got, refused = threading.Barrier(8), [], []
 
@@ -413,7 +413,7 @@ def test_of_many_that_ask_at_once_one_gets_the_lease(meta: MetaStore) -> None:
     assert got == [1] and len(refused) == 7
 
 
-def test_owners_have_names_of_their_own() -> None:
+def test_owner_names_are_unique() -> None:
     assert owner_name() != owner_name() and owner_name().count(":") == 2
 
 
@@ -427,7 +427,7 @@ class Clock:
         return self.now
 
 
-def test_a_heart_takes_keeps_and_gives_back_the_lease(lite: MetaStore) -> None:
+def test_heartbeat_takes_renews_and_releases_the_lease(lite: MetaStore) -> None:
     task, clock = lite.subscribe(SPEC, ORDERS), Clock()
     heart = Heart(lite, task, "a", LONG, clock=clock)
     assert heart.fence == 1 and only(lite).owner == "a"
@@ -441,7 +441,7 @@ def test_a_heart_takes_keeps_and_gives_back_the_lease(lite: MetaStore) -> None:
     assert only(lite).owner == ""
 
 
-def test_a_heart_knows_at_once_that_its_lease_was_taken(lite: MetaStore) -> None:
+def test_heartbeat_reports_a_lease_taken_by_another_owner_as_lost(lite: MetaStore) -> None:
     task = lite.subscribe(SPEC, ORDERS)
     heart = Heart(lite, task, "a", LONG)
     lite.reset("lake", force=True)
@@ -450,7 +450,7 @@ def test_a_heart_knows_at_once_that_its_lease_was_taken(lite: MetaStore) -> None
     heart.stop()
 
 
-def test_a_heart_renews_by_itself_and_tells_when_it_could_not(lite: MetaStore) -> None:
+def test_heartbeat_thread_reports_a_reset_lease_as_lost(lite: MetaStore) -> None:
     task = lite.subscribe(SPEC, ORDERS)
     heart = Heart(lite, task, "a", 0.3)
     lite.reset("lake", force=True)
@@ -458,7 +458,7 @@ def test_a_heart_renews_by_itself_and_tells_when_it_could_not(lite: MetaStore) -
     heart.stop()
 
 
-def test_a_lease_is_lost_when_the_store_does_not_answer_for_its_whole_time(tmp_path: Path) -> None:
+def test_lease_is_lost_after_its_full_duration_without_an_answer_of_the_store(tmp_path: Path) -> None:
     meta, clock = MetaStore.open(str(tmp_path / "meta.db")), Clock()
     heart = Heart(meta, meta.subscribe(SPEC, ORDERS), "a", LONG, clock=clock)
     meta.database = Broken()  # type: ignore[assignment]
@@ -477,7 +477,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("name", ["postgres", "mariadb"])
-def test_a_lease_is_measured_by_the_clock_of_the_database(request: pytest.FixtureRequest, name: str) -> None:
+def test_database_clock_of_a_lease_ignores_the_session_time_zone(request: pytest.FixtureRequest, name: str) -> None:
     database = MetaDatabase(request.getfixturevalue(f"{name}_database"))
     with database.transaction() as connection:
         zone = "SET TIME ZONE 'Asia/Tokyo'" if name == "postgres" else "SET time_zone = '+09:00'"

@@ -10,7 +10,7 @@ from headwater.errors import SchemaChanged
 from headwater.pipeline.run.spec import PipelineSpec
 
 
-def test_a_changed_shape_is_followed_ignored_or_refused(lake: Lake, server: Live) -> None:
+def test_schema_change_is_followed_ignored_or_refused_by_policy(lake: Lake, server: Live) -> None:
     shapes = {"evolve": "", "pin": 'schema = "pin"', "stay": 'schema = "fail"'}
     for name in shapes:
         server.sql(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, v TEXT, x TEXT)")
@@ -50,9 +50,7 @@ def carried(lake: Lake, kind: str, columns: str, rows: str) -> PipelineSpec:
 
 
 @pytest.mark.parametrize("kind", ["delta", "sql"])
-def test_a_column_that_takes_the_name_of_another_between_two_runs_is_read_anew(
-    kind: str, lake: Lake, server: Live
-) -> None:
+def test_column_renamed_to_a_dropped_name_between_runs_is_read_again(kind: str, lake: Lake, server: Live) -> None:
     """The first shape and the last have the same names: only those between tell that it is not the same column."""
     spec = carried(lake, kind, "price INTEGER", "(1, 100), (2, 200), (3, NULL)")
     server.sql("UPDATE t SET price = 150 WHERE id = 1")
@@ -73,7 +71,9 @@ def test_a_column_that_takes_the_name_of_another_between_two_runs_is_read_anew(
 
 
 @pytest.mark.parametrize("often", [False, True])
-def test_a_pinned_column_that_went_is_not_filled_by_another_of_its_name(often: bool, lake: Lake, server: Live) -> None:
+def test_dropped_pinned_column_is_not_filled_from_a_new_column_of_its_name(
+    often: bool, lake: Lake, server: Live
+) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, price INTEGER, v TEXT)")
     server.sql("INSERT INTO t VALUES (1, 100, 'a'), (2, 200, 'b')")
     spec = lake.spec(t='schema = "pin"')
@@ -97,9 +97,7 @@ def test_a_pinned_column_that_went_is_not_filled_by_another_of_its_name(often: b
 
 
 @pytest.mark.parametrize("kind", ["delta", "sql"])
-def test_a_column_that_was_dropped_and_comes_again_has_nothing_of_the_old_one(
-    kind: str, lake: Lake, server: Live
-) -> None:
+def test_dropped_and_readded_column_holds_no_old_values(kind: str, lake: Lake, server: Live) -> None:
     spec = carried(lake, kind, "v TEXT, x TEXT", "(1, 'a', 'old'), (2, 'b', NULL)")
     watcher = Watching()
     server.sql("ALTER TABLE t DROP COLUMN x")

@@ -49,7 +49,7 @@ def pipeline(*lines: str, table: str = 'table = "orders"', sink: str = SINK) -> 
 # --- what it means ---------------------------------------------------------------------------------------
 
 
-def test_a_short_file_is_enough() -> None:
+def test_minimal_pipeline_file_gets_the_defaults() -> None:
     spec = parsed(pipeline())
     assert spec == PipelineSpec(
         (TableSpec("orders", SinkSpec("delta", {"path": "/srv/pipelines/lake/orders"})),),
@@ -59,7 +59,7 @@ def test_a_short_file_is_enough() -> None:
     assert (spec.server, spec.master, spec.guarantee) == ("http://127.0.0.1:7171", "local[*]", "exactly-once")
 
 
-def test_every_key_is_taken() -> None:
+def test_pipeline_file_with_every_key_is_parsed() -> None:
     spec = parsed(
         """
         [pipeline]
@@ -116,7 +116,7 @@ def test_every_key_is_taken() -> None:
     )
 
 
-def test_several_tables_share_an_entry_and_each_has_its_place() -> None:
+def test_entry_with_several_tables_gives_each_table_its_own_path() -> None:
     spec = parsed(pipeline(table='tables = ["orders", "customers"]\ndb = "shop"'))
     assert [(each.db, each.table, each.sink.settings["path"]) for each in spec.tables] == [
         ("shop", "orders", "/srv/pipelines/lake/orders"),
@@ -133,19 +133,19 @@ def test_several_tables_share_an_entry_and_each_has_its_place() -> None:
         ("~/lake", str(Path("~/lake").expanduser())),
     ],
 )
-def test_paths_start_where_the_file_is(given: str, meant: str) -> None:
+def test_relative_paths_are_resolved_from_the_folder_of_the_pipeline_file(given: str, meant: str) -> None:
     spec = parsed(pipeline(f'meta = "{given}"', sink=f'[table.sink]\nkind = "delta"\npath = "{given}"'))
     assert (spec.meta, spec.tables[0].sink.settings["path"]) == (meant, meant)
 
 
-def test_the_file_of_a_sqlite_url_starts_there_too() -> None:
+def test_relative_sqlite_url_is_resolved_from_the_folder_of_the_pipeline_file() -> None:
     sink = '[table.sink]\nkind = "sql"\nurl = "sqlite:///copy.db"\ntable = "t"'
     spec = parsed(pipeline('meta = "sqlite:////data/meta.db"', sink=sink))
     assert spec.tables[0].sink.settings["url"] == "sqlite:////srv/pipelines/copy.db"
     assert spec.meta == "sqlite:////data/meta.db"
 
 
-def test_values_come_from_the_environment_and_secrets_stay_out_of_sight() -> None:
+def test_environment_variables_are_substituted_and_secrets_are_not_shown() -> None:
     sink = '[table.sink]\nkind = "sql"\nurl = "postgresql://me:${PW}@db/x"\nurl_file = "${PW}"\ntable = "${HERE}"'
     spec = parsed(pipeline(sink=sink), PW="tiger", HERE="yes")
     (found,) = spec.tables
@@ -170,12 +170,12 @@ def test_values_come_from_the_environment_and_secrets_stay_out_of_sight() -> Non
         ("sqlite:////srv/copy.db?key=tiger", "sqlite:////srv/copy.db"),
     ],
 )
-def test_of_a_url_only_the_place_is_shown(url: str, shown: str) -> None:
+def test_shown_url_omits_credentials_and_query(url: str, shown: str) -> None:
     assert SinkSpec("sql", {"url": url}).shown == f"sql url={shown}"
     assert SinkSpec("delta", {"path": url}).shown == f"delta path={shown}"
 
 
-def test_of_a_sink_only_its_place_is_shown() -> None:
+def test_shown_sink_omits_options_and_secrets() -> None:
     lake = {"path": "s3://b/x", "mode": "upsert", "storage_options": {"AWS_SECRET_ACCESS_KEY": "tiger"}}
     assert SinkSpec("delta", lake).shown == "delta path=s3://b/x mode=upsert"
     topic = {"topic": "t", "servers": "h:9092", "options": {"kafka.sasl.jaas.config": "x password=tiger"}}
@@ -183,7 +183,7 @@ def test_of_a_sink_only_its_place_is_shown() -> None:
     assert SinkSpec("kafka", {"topic": {"password": "tiger"}, "passphrase": "tiger", "url_env": "X"}).shown == "kafka"
 
 
-def test_the_meta_store_holds_no_secret(tmp_path: Path) -> None:
+def test_meta_store_holds_no_secret(tmp_path: Path) -> None:
     sink = '[table.sink]\nkind = "delta"\npath = "s3://b/x"\n[table.sink.storage_options]\nKEY = "tiger"'
     spec = parsed(pipeline(f'meta = "{tmp_path}/meta.db"\n[pipeline.conf]\n"spark.key" = "tiger"', sink=sink))
     with MetaStore.open(spec.meta) as meta:
@@ -192,7 +192,7 @@ def test_the_meta_store_holds_no_secret(tmp_path: Path) -> None:
     assert all(b"tiger" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
-def test_a_file_is_read_with_its_folder(tmp_path: Path) -> None:
+def test_pipeline_file_is_read_relative_to_its_folder(tmp_path: Path) -> None:
     (tmp_path / "lake.toml").write_text(pipeline())
     assert read_spec(tmp_path / "lake.toml").meta == str(tmp_path / "headwater-pipeline.db")
 
@@ -248,23 +248,23 @@ def test_a_file_is_read_with_its_folder(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(text: str, said: str) -> None:
+def test_wrong_pipeline_file_is_refused_with_the_place_of_the_error(text: str, said: str) -> None:
     assert said in refusal(text)
 
 
-def test_a_refused_value_never_shows_what_the_environment_held() -> None:
+def test_refusal_of_a_value_hides_secrets() -> None:
     assert "tiger" not in refusal(pipeline('server = "ftp://x:${PW}@y"'), PW="tiger")
     assert "tiger" not in refusal(pipeline('server = "ftp://x:tiger@y"'))
     assert "ger" not in refusal(pipeline('server = "http://x:ti@ti/ger@y"')).replace("integer", "")
     assert "tiger" not in refusal(pipeline('[pipeline.conf]\nnested = { password = "tiger" }'))
 
 
-def test_one_topic_may_hold_several_tables() -> None:
+def test_kafka_topic_shared_by_several_tables_is_accepted() -> None:
     sink = '[table.sink]\nkind = "kafka"\ntopic = "all"\nservers = "a:1"'
     assert len(parsed(pipeline(table='tables = ["a", "b"]', sink=sink)).tables) == 2
 
 
-def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+def test_unreadable_pipeline_file_is_refused_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file") as caught:
         read_spec(tmp_path / "none.toml")
     assert "headwater pipeline init" in caught.value.hint
@@ -273,7 +273,7 @@ def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
         read_spec(tmp_path / "latin.toml")
 
 
-def test_braces_that_the_environment_holds_are_no_placeholders() -> None:
+def test_braces_in_an_environment_value_are_not_expanded() -> None:
     spec = parsed(pipeline(sink=SINK.replace("lake/", "${HERE}/")), HERE="a{b}")
     assert spec.tables[0].sink.settings["path"] == "/srv/pipelines/a{b}/orders"
 
@@ -286,14 +286,14 @@ def uncommented(text: str) -> str:
     return re.sub(r"^# (?=[\[\w\"].*[=\]])", "", text, flags=re.MULTILINE)
 
 
-def test_the_template_is_a_pipeline() -> None:
+def test_template_parses_as_a_pipeline() -> None:
     spec = parsed(TEMPLATE)
     assert [(each.table, each.sink.settings) for each in spec.tables] == [
         ("orders", {"path": "/srv/pipelines/lake/orders"})
     ]
 
 
-def test_the_template_shows_every_key_with_its_default() -> None:
+def test_template_shows_every_key_with_its_default() -> None:
     body: dict[str, Any] = tomllib.loads(uncommented(TEMPLATE))
     assert set(body["pipeline"]) == {key.name for key in PIPELINE_KEYS}
     assert set(body["table"][0]) | {"tables"} == {key.name for key in TABLE_KEYS}
@@ -312,14 +312,14 @@ def shown(key: Key) -> str:
 
 
 @pytest.mark.parametrize(("heading", "keys"), [("[pipeline]", PIPELINE_KEYS), ("[[table]]", TABLE_KEYS)])
-def test_every_key_is_documented_as_it_is(heading: str, keys: tuple[Key, ...]) -> None:
+def test_pipeline_keys_are_documented_with_type_default_and_meaning(heading: str, keys: tuple[Key, ...]) -> None:
     section = page("docs/pipeline.md").split(f"### `{heading}`")[1].split("\n### ")[0]
     documented = table(section, "key", "type", "default", "meaning")
     assert documented == [[code(key.name), key.kind.words, shown(key), key.doc] for key in keys]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "delta-spark"])
-def test_every_setting_of_a_sink_is_documented_and_taken(kind: str) -> None:
+def test_sink_settings_are_all_documented(kind: str) -> None:
     section = page("docs/pipeline.md").split(f"### `{kind}`")[1].split("\n### ")[0]
     documented = table(section, "setting", "type", "default", "meaning")
     assert [row[0] for row in documented] == [code(name) for name in KINDS[kind].settings]

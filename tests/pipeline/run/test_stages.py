@@ -38,16 +38,16 @@ def next_of(state: State | None, log: Described, policy: str = "evolve", wave: i
     return decide(state, log, shape=3, policy=policy, wave=wave)
 
 
-def test_an_empty_sink_begins() -> None:
+def test_empty_sink_begins_a_first_snapshot() -> None:
     assert next_of(None, seen()) == Begin("first")
 
 
-def test_missing_spans_are_loaded_in_order_a_wave_at_a_time() -> None:
+def test_missing_spans_are_loaded_in_order_wave_by_wave() -> None:
     assert next_of(State(PLAN, 100), seen()) == Load(SPANS[:2])
     assert next_of(State(PLAN, 100, {SPANS[0]: 110, SPANS[2]: 110}), seen()) == Load((SPANS[1], SPANS[3]))
 
 
-def test_uneven_spans_read_only_what_each_lacks() -> None:
+def test_uneven_spans_read_only_their_missing_changes() -> None:
     loaded = dict(zip(SPANS, (110, 110, 140, 160), strict=True))
     action = next_of(State(PLAN, 100, loaded), seen())
     assert isinstance(action, Apply) and action.slices is not None
@@ -58,13 +58,13 @@ def test_uneven_spans_read_only_what_each_lacks() -> None:
     assert [(each.after, each.upto) for each in action.slices] == [(150, 200)] * 3 + [(160, 200)]
 
 
-def test_a_snapshot_that_reached_further_than_a_step_is_not_read_again() -> None:
+def test_spans_loaded_beyond_a_step_read_no_changes_for_it() -> None:
     loaded = dict.fromkeys(SPANS, 180)
     action = next_of(State(PLAN, 100, loaded), seen())
     assert isinstance(action, Apply) and (action.step.upto, action.slices) == (180, ())
 
 
-def test_even_spans_are_read_whole_then_it_waits() -> None:
+def test_even_spans_are_applied_up_to_the_latest_offset_then_the_sink_waits() -> None:
     action = next_of(State(PLAN, 170), seen())
     assert isinstance(action, Apply) and action.slices is None
     assert (action.step.after, action.step.upto) == (170, 200)
@@ -72,11 +72,11 @@ def test_even_spans_are_read_whole_then_it_waits() -> None:
 
 
 @pytest.mark.parametrize("loaded", [{}, dict.fromkeys(SPANS, 150)])
-def test_another_generation_begins_anew(loaded: dict[Span, int]) -> None:
+def test_new_log_generation_begins_a_new_snapshot(loaded: dict[Span, int]) -> None:
     assert next_of(State(PLAN, 100, loaded), seen(generation="g2")) == Begin("log_generation_changed")
 
 
-def test_a_log_that_forgot_what_the_sink_needs_begins_anew() -> None:
+def test_log_horizon_beyond_the_needed_offset_begins_a_new_snapshot() -> None:
     assert next_of(State(PLAN, 150), seen(horizon=151)) != Begin("wal_horizon_exceeded")
     assert next_of(State(PLAN, 150), seen(horizon=152)) == Begin("wal_horizon_exceeded")
     # Nothing is loaded: nothing is needed. What is loaded needs the changes after its own version.
@@ -85,7 +85,7 @@ def test_a_log_that_forgot_what_the_sink_needs_begins_anew() -> None:
     assert next_of(State(PLAN, 100, {SPANS[0]: 148}), seen(horizon=150)) == Begin("wal_horizon_exceeded")
 
 
-def test_another_shape_stops_evolves_or_is_pinned() -> None:
+def test_changed_schema_evolves_is_pinned_or_refused_by_policy() -> None:
     state, log = State(PLAN, 150), seen(version=4, schema_changed_at=180)
     action = next_of(state, log)
     assert isinstance(action, Apply) and action.step.upto == 179
@@ -102,23 +102,23 @@ def test_another_shape_stops_evolves_or_is_pinned() -> None:
     assert next_of(state, seen(version=4, schema_changed_at=180, resnapshot=True)) == Begin("schema_changed")
 
 
-def test_another_shape_in_the_midst_of_a_snapshot_begins_anew() -> None:
+def test_schema_change_during_a_snapshot_begins_a_new_snapshot() -> None:
     assert next_of(State(PLAN, 100, {SPANS[0]: 120}), seen(version=4)) == Begin("schema_changed")
 
 
-def test_spans_read_after_the_shape_changed_lack_what_new_columns_held() -> None:
+def test_spans_loaded_after_a_schema_change_begin_a_new_snapshot() -> None:
     log = seen(version=4, schema_changed_at=130)
     assert next_of(State(PLAN, 100, dict.fromkeys(SPANS, 130)), log) == Begin("schema_changed")
     assert isinstance(next_of(State(PLAN, 100, dict.fromkeys(SPANS, 120)), log), Apply)
     assert isinstance(next_of(State(PLAN, 100, dict.fromkeys(SPANS, 130)), log, policy="pin"), Apply)
 
 
-def test_another_shape_in_the_midst_of_a_snapshot_is_refused_if_it_is_to_be() -> None:
+def test_schema_change_during_a_snapshot_is_refused_under_policy_fail() -> None:
     with pytest.raises(SchemaChanged):
         next_of(State(PLAN, 100), seen(version=4), policy="fail")
 
 
-def test_a_run_that_follows_the_decisions_ends_even_and_loses_nothing() -> None:
+def test_random_run_of_stage_decisions_ends_even_and_loses_nothing() -> None:
     for seed in range(50):
         chance = random.Random(seed)
         state: State | None = None
@@ -152,7 +152,7 @@ def test_a_run_that_follows_the_decisions_ends_even_and_loses_nothing() -> None:
             assert at == state.offset, (seed, read)
 
 
-def test_a_sink_decides_about_a_step_by_where_it_stands() -> None:
+def test_step_is_applied_cut_skipped_or_refused_by_the_offset_of_the_sink() -> None:
     state, step = State(PLAN, 150), Step("p1", "g1", 150, 170)
     assert check(state, step) == step
     assert check(state, replace(step, after=120)) == step, "what it has is cut off"
@@ -174,13 +174,13 @@ def test_a_sink_decides_about_a_step_by_where_it_stands() -> None:
         check(replace(state, offset=160), mend)
 
 
-def test_the_lowest_offset_still_needed_is_that_of_the_first_span_read() -> None:
+def test_lowest_needed_offset_is_the_lowest_of_the_loaded_spans() -> None:
     assert lowest(State(PLAN, 100)) is None
     assert lowest(State(PLAN, 100, {SPANS[0]: 120, SPANS[1]: 110})) == 110
     assert lowest(State(PLAN, 150, {SPANS[0]: 160})) == 150
 
 
-def test_children_have_the_stage_the_version_and_the_key_of_their_parent() -> None:
+def test_child_ranges_inherit_stage_version_and_key() -> None:
     state = State(PLAN, 100, {SPANS[0]: 110, SPANS[1]: 120})
     whole = standing(state, Span.all())
     assert (whole.stage, whole.version, whole.last_key) == ("snapshot", 110, SPANS[1].end)
@@ -192,7 +192,7 @@ def test_children_have_the_stage_the_version_and_the_key_of_their_parent() -> No
     assert {standing(live, span).last_offset for span in spans_at(5, 6, 7)} == {300}
 
 
-def test_whatever_the_ranges_are_exactly_the_keys_that_were_missing_are_still_missing() -> None:
+def test_random_ranges_report_exactly_the_missing_keys() -> None:
     for seed in range(200):
         chance = random.Random(seed)
         spans = spans_at(*sorted(chance.sample(range(100), chance.randrange(1, 6))))

@@ -23,12 +23,12 @@ def names(table: Table) -> tuple[str, ...]:
     return table.names
 
 
-def test_columns_are_those_named_and_the_key() -> None:
+def test_chosen_columns_include_the_key() -> None:
     assert chosen(SPEC, TABLE) is TABLE
     assert names(chosen(TableSpec("orders", SPEC.sink, columns=("b",)), TABLE)) == ("id", "b")
 
 
-def test_pinned_columns_are_those_of_the_sink_and_must_be_there() -> None:
+def test_pinned_columns_are_those_of_the_sink_and_a_dropped_column_is_refused() -> None:
     pinned = TableSpec("orders", SPEC.sink, schema="pin")
     wider = replace(TABLE, columns=(*COLUMNS, Column("c", "str")), version=4)
     assert names(chosen(pinned, wider, TABLE)) == ("id", "a", "b")
@@ -45,13 +45,13 @@ def test_pinned_columns_are_those_of_the_sink_and_must_be_there() -> None:
         replace(PLAN, table=replace(TABLE, name="customers")),
     ],
 )
-def test_a_sink_of_another_table_or_pipeline_is_left_alone(plan: Plan) -> None:
+def test_sink_of_another_table_or_pipeline_is_refused(plan: Plan) -> None:
     check_origin(PLAN, PIPELINE, SPEC)
     with pytest.raises(SinkUnfit, match="not main.orders of pipeline 'lake'"):
         check_origin(plan, PIPELINE, SPEC)
 
 
-def test_another_filter_or_other_columns_are_told_before_anything_is_mixed() -> None:
+def test_changed_filter_or_columns_of_a_pipeline_are_refused() -> None:
     check_choice(PLAN, SPEC)
     with pytest.raises(PipelineError, match="where"):
         check_choice(replace(PLAN, where="a > 1"), SPEC)

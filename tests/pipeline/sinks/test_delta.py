@@ -79,7 +79,7 @@ def elsewhere(act: Callable[[], object]) -> None:
 # Parts, without Spark: what a task does
 
 
-def test_of_two_attempts_at_once_one_commits_and_both_say_done(place: str) -> None:
+def test_two_concurrent_attempts_of_a_part_commit_it_once_and_both_report_done(place: str) -> None:
     story = told()
     plan = story.plan("p1")
     DeltaSink(Settings(place)).begin(plan)
@@ -97,7 +97,7 @@ def test_of_two_attempts_at_once_one_commits_and_both_say_done(place: str) -> No
     assert DeltaTable(place).transaction_version(part_app("p1", part.span)) == story.offset
 
 
-def test_parts_that_end_at_the_same_moment_do_not_fail_each_other(place: str) -> None:
+def test_parts_committed_at_the_same_moment_all_succeed(place: str) -> None:
     story = told()
     bounds = [b"", *(encode_key((key,)) for key in range(10, 120, 10)), None]
     spans = [Span(low or b"", high) for low, high in zip(bounds, bounds[1:], strict=False)]
@@ -120,7 +120,7 @@ def test_parts_that_end_at_the_same_moment_do_not_fail_each_other(place: str) ->
     assert state_of(DeltaSink(Settings(place))).missing == []
 
 
-def test_a_task_is_fenced_when_a_plan_begins_while_it_writes(place: str) -> None:
+def test_task_is_fenced_when_a_new_plan_begins_during_its_write(place: str) -> None:
     story = told()
     old, new = story.plan("p1"), story.plan("p2")
     sink = DeltaSink(Settings(place))
@@ -136,7 +136,7 @@ def test_a_task_is_fenced_when_a_plan_begins_while_it_writes(place: str) -> None
     assert writer_of(place, old, part).write(part, batches(story, part)) == (FENCED, "")
 
 
-def test_a_snapshot_row_without_a_key_is_refused_by_the_name_of_the_column(place: str) -> None:
+def test_snapshot_row_with_a_null_key_is_refused_with_the_column_name(place: str) -> None:
     plan, part = told().plan("p1"), Part(SPANS[0], 1)
     DeltaSink(Settings(place)).begin(plan)
     bad = told_to_the_end([row(1), row(2) | {"id": None}])
@@ -144,7 +144,7 @@ def test_a_snapshot_row_without_a_key_is_refused_by_the_name_of_the_column(place
     assert held(place) == []
 
 
-def test_rows_that_fail_to_come_leave_nothing_behind(place: str) -> None:
+def test_failed_row_source_leaves_no_rows_in_the_delta_table(place: str) -> None:
     story = told()
     plan, part = story.plan("p1"), Part(SPANS[0], 5)
     DeltaSink(Settings(place)).begin(plan)
@@ -160,7 +160,7 @@ def test_rows_that_fail_to_come_leave_nothing_behind(place: str) -> None:
 
 
 @pytest.mark.parametrize("batches_that_came", [0, 1, 2])
-def test_rows_that_end_too_soon_leave_nothing_behind(place: str, batches_that_came: int) -> None:
+def test_truncated_row_source_leaves_no_rows_in_the_delta_table(place: str, batches_that_came: int) -> None:
     """Spark closes a task's stream when what feeds it died, as it does at the end."""
     story = told()
     plan, part = story.plan("p1"), Part(SPANS[0], 5)
@@ -172,7 +172,7 @@ def test_rows_that_end_too_soon_leave_nothing_behind(place: str, batches_that_ca
 
 
 @pytest.mark.slow
-def test_an_append_that_races_with_a_new_plan_is_never_left_in_the_table(place: str) -> None:
+def test_append_racing_with_a_new_plan_leaves_no_rows_in_the_table(place: str) -> None:
     story = told()
     sink, part = DeltaSink(Settings(place)), Part(SPANS[0], story.offset)
     sink.begin(story.plan("p0"))
@@ -193,7 +193,7 @@ def test_an_append_that_races_with_a_new_plan_is_never_left_in_the_table(place: 
         assert state_of(sink) == State(new, story.offset)
 
 
-def test_a_plan_that_is_over_is_closed_for_merges_by_spark(place: str) -> None:
+def test_replaced_plan_is_closed_for_merges_by_spark(place: str) -> None:
     story, sink = told(), DeltaSink(Settings(place))
     sink.begin(story.plan("p1"))
     assert DeltaTable(place).transaction_version(step_app("p1")) is None
@@ -203,7 +203,7 @@ def test_a_plan_that_is_over_is_closed_for_merges_by_spark(place: str) -> None:
     assert DeltaTable(place).transaction_version(step_app("p2")) is None
 
 
-def test_a_plan_that_began_between_look_and_commit_is_closed_too(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_begun_between_check_and_commit_is_closed(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     story, sink, other = told(), DeltaSink(Settings(place)), DeltaSink(Settings(place))
     sink.begin(story.plan("p1"))
     replaced = sink._replaced
@@ -237,7 +237,7 @@ print("end", flush=True)
 
 
 @pytest.mark.slow
-def test_a_loader_killed_at_any_moment_is_followed_by_one_that_goes_on(place: str) -> None:
+def test_loader_killed_at_any_moment_is_resumed_by_the_next_loader(place: str) -> None:
     dice = random.Random(7)
     for _ in range(6):
         child = subprocess.Popen([sys.executable, "-c", CHILD, place], stdout=subprocess.PIPE, text=True)
@@ -262,14 +262,14 @@ def test_a_loader_killed_at_any_moment_is_followed_by_one_that_goes_on(place: st
 # Refusals
 
 
-def test_a_table_with_rows_that_no_pipeline_wrote_is_not_emptied(place: str) -> None:
+def test_table_with_rows_of_no_pipeline_is_refused_and_keeps_them(place: str) -> None:
     write_deltalake(place, pa.table({"precious": [1]}))
     with pytest.raises(SinkUnfit, match="no pipeline wrote"):
         DeltaSink(Settings(place)).begin(told().plan("p1"))
     assert held(place) == [{"precious": 1}]
 
 
-def test_a_changed_type_or_key_needs_a_new_snapshot(place: str) -> None:
+def test_evolve_to_a_changed_type_or_key_is_refused_with_a_reset_hint(place: str) -> None:
     sink = DeltaSink(Settings(place))
     sink.begin(told().plan("p1"))
     other = tuple(Column(each.name, "f64" if each.name == "name" else each.kind) for each in TABLE.columns)
@@ -281,7 +281,7 @@ def test_a_changed_type_or_key_needs_a_new_snapshot(place: str) -> None:
     assert state_of(sink).plan.table == TABLE
 
 
-def test_what_users_set_on_the_table_is_kept(place: str) -> None:
+def test_table_properties_set_by_users_are_kept(place: str) -> None:
     sink = DeltaSink(Settings(place, change_data_feed=True, checkpoint_every=7))
     sink.begin(told().plan("p1"))
     DeltaTable(place).alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
@@ -295,24 +295,24 @@ def test_what_users_set_on_the_table_is_kept(place: str) -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"path": "x", "pth": 1}, {"path": "x", "mode": "append"}, {"path": "x", "file_bytes": "many"}]
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
+def test_invalid_delta_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         read_settings(settings)
 
 
-def test_kinds_are_known_by_name() -> None:
+def test_unknown_sink_kind_is_refused_with_the_nearest_name() -> None:
     assert is_exactly_once("delta") and is_exactly_once("delta-spark") and not is_exactly_once("kafka")
     with pytest.raises(ConfigError) as raised:
         open_sink("dleta", {}, name="t", spark=None)  # type: ignore[arg-type]
     assert "'delta'" in raised.value.hint
 
 
-def test_secrets_are_not_shown(place: str) -> None:
+def test_delta_sink_hides_its_storage_secrets(place: str) -> None:
     sink = DeltaSink(Settings(place, storage_options={"AWS_SECRET_ACCESS_KEY": "hush"}))
     assert "hush" not in repr(sink._place) + sink.name + repr(sink)
 
 
-def test_the_merge_is_the_same_for_both_engines() -> None:
+def test_merge_sql_quotes_names_and_nulls_dropped_columns() -> None:
     text = merge_sql("/lake/`x`", "view", merge_of(TABLE, UPSERT, [*rows_schema(TABLE).names, "gone"]))
     assert text.startswith(
         "MERGE INTO delta.`/lake/``x``` t USING view s ON t.`id` = s.`id` WHEN MATCHED AND s.`_deleted`"
@@ -323,7 +323,7 @@ def test_the_merge_is_the_same_for_both_engines() -> None:
 # Steps
 
 
-def test_a_step_too_large_for_the_driver_is_applied_in_pieces(
+def test_step_too_large_for_the_driver_is_applied_in_pieces(
     spark: SparkSession, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story, sink = told(), DeltaSink(Settings(place))
@@ -351,7 +351,7 @@ def test_a_step_too_large_for_the_driver_is_applied_in_pieces(
         apply(spark, sink, story, plan, story.offset - 1, story.offset)
 
 
-def test_files_that_cannot_hold_the_keys_of_a_step_are_left_alone(spark: SparkSession, place: str) -> None:
+def test_files_without_the_keys_of_a_step_are_not_rewritten(spark: SparkSession, place: str) -> None:
     story, sink = told(), DeltaSink(Settings(place))
     plan = begun(spark, sink, story)
     before = set(DeltaTable(place).file_uris())
@@ -360,7 +360,7 @@ def test_files_that_cannot_hold_the_keys_of_a_step_are_left_alone(spark: SparkSe
     assert len(before & set(DeltaTable(place).file_uris())) == 1
 
 
-def test_state_outlives_optimize_vacuum_clean_up_and_the_commits_of_others(spark: SparkSession, place: str) -> None:
+def test_sink_state_survives_optimize_vacuum_cleanup_and_foreign_commits(spark: SparkSession, place: str) -> None:
     story, sink = told(), DeltaSink(Settings(place, checkpoint_every=3))
     plan = begun(spark, sink, story)
     story.update(0, row(0, "one"))
@@ -380,7 +380,7 @@ def test_state_outlives_optimize_vacuum_clean_up_and_the_commits_of_others(spark
     assert canon(held(place)) == canon(list(story.rows.values()))
 
 
-def test_small_files_are_merged_and_changes_can_be_read_where_asked(spark: SparkSession, place: str) -> None:
+def test_small_files_are_compacted_and_the_change_data_feed_is_readable(spark: SparkSession, place: str) -> None:
     story, sink = told(), DeltaSink(Settings(place, maintain_every=2, change_data_feed=True))
     plan = begun(spark, sink, story)
     for number in range(4):
@@ -396,7 +396,7 @@ def test_small_files_are_merged_and_changes_can_be_read_where_asked(spark: Spark
     assert sorted(cdf.column("_change_type").to_pylist()) == ["delete", "update_postimage", "update_preimage"]
 
 
-def test_maintenance_is_on_and_moves_neither_rows_nor_state(spark: SparkSession, place: str) -> None:
+def test_maintenance_is_on_by_default_and_keeps_rows_and_state(spark: SparkSession, place: str) -> None:
     assert Settings(place).maintain_every == 100
     story, sink = told(), DeltaSink(Settings(place, maintain_every=4))
     plan = begun(spark, sink, story)
@@ -421,7 +421,7 @@ def test_maintenance_is_on_and_moves_neither_rows_nor_state(spark: SparkSession,
     assert canon(held(place)) == canon(list(story.rows.values()))
 
 
-def test_maintenance_that_others_passed_by_is_done_and_one_that_fails_stops_nothing(
+def test_overdue_maintenance_runs_and_failed_maintenance_raises_no_error(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = DeltaSink(Settings(place, maintain_every=10))
@@ -440,7 +440,7 @@ def test_maintenance_that_others_passed_by_is_done_and_one_that_fails_stops_noth
     assert tried == [1]
 
 
-def test_names_that_sql_finds_odd_are_columns_like_others(spark: SparkSession, place: str) -> None:
+def test_column_names_that_need_quoting_are_merged_by_delta(spark: SparkSession, place: str) -> None:
     odd = ("a.b", "back`tick", 'quo"te', "_deleted", "_offset", "select", "Ünï côdé", "sp ace,;{}()=")
     for mode in (UPSERT, HISTORY):
         table = Table("odd", (Column("the.key", "i64"), *(Column(name, "i64") for name in odd)), ("the.key",))
@@ -459,7 +459,7 @@ def test_names_that_sql_finds_odd_are_columns_like_others(spark: SparkSession, p
         assert [[each[name] for name in ("the.key", *odd)] for each in current] == [[1] + [5] * len(odd)]
 
 
-def test_columns_that_were_not_chosen_are_null(spark: SparkSession, place: str) -> None:
+def test_columns_not_chosen_are_null(spark: SparkSession, place: str) -> None:
     story, sink = told(2), DeltaSink(Settings(place))
     plan = story.plan("p1", (Span.all(),))
     sink.begin(plan)
@@ -495,7 +495,7 @@ def modelled(story: Story, plan: Plan, version: int, upto: int) -> list[tuple[An
 
 
 @pytest.mark.parametrize("kind", ["delta", pytest.param("delta-spark", marks=EVERY_CI_RUN)])
-def test_a_history_holds_every_version_as_the_model_has_them(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+def test_delta_history_holds_every_version_of_the_model(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     next(each for each in FACTORIES if each.name == f"{kind}-{HISTORY}").require()
     target, dice, story = DeltaTarget(spark, tmp_path, HISTORY, kind), random.Random(3), Story()
     change(story, dice, 10)
@@ -518,7 +518,7 @@ def test_a_history_holds_every_version_as_the_model_has_them(spark: SparkSession
         assert each["_commit_version"] == each["_offset"]
 
 
-def test_a_longer_step_merged_after_a_shorter_one_repeats_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_longer_step_merged_after_a_shorter_step_repeats_no_version(spark: SparkSession, tmp_path: Path) -> None:
     """As Spark does when another driver commits between our look and its start."""
     target, dice, story = DeltaTarget(spark, tmp_path, HISTORY), random.Random(5), Story()
     change(story, dice, 8)
@@ -544,7 +544,9 @@ def test_a_longer_step_merged_after_a_shorter_one_repeats_nothing(spark: SparkSe
 
 @EVERY_CI_RUN
 @pytest.mark.parametrize("mode", [UPSERT, HISTORY])
-def test_delta_rs_and_delta_spark_take_turns_on_one_table(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+def test_delta_rs_and_delta_spark_alternate_on_the_same_table_without_loss(
+    spark: SparkSession, tmp_path: Path, mode: str
+) -> None:
     next(each for each in FACTORIES if each.name == f"delta-spark-{mode}").require()
     rust, jvm = (DeltaTarget(spark, tmp_path, mode, kind) for kind in ("delta", "delta-spark"))
     dice, story = random.Random(11), told()
@@ -566,7 +568,7 @@ def test_delta_rs_and_delta_spark_take_turns_on_one_table(spark: SparkSession, t
         apply(spark, second, story, plan, story.offset, story.offset + 1)
 
 
-def test_a_merge_by_spark_of_a_plan_that_ended_meanwhile_does_nothing(
+def test_spark_merge_of_a_plan_that_ended_meanwhile_writes_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan ends after the sink looked, and before Spark opens the table."""
@@ -589,7 +591,7 @@ def test_a_merge_by_spark_of_a_plan_that_ended_meanwhile_does_nothing(
     assert state_of(other).plan.id == "p2"
 
 
-def test_spark_refuses_names_it_cannot_write_and_sessions_without_delta(spark: SparkSession, tmp_path: Path) -> None:
+def test_delta_spark_refuses_column_names_it_cannot_write(spark: SparkSession, tmp_path: Path) -> None:
     next(each for each in FACTORIES if each.name == f"delta-spark-{UPSERT}").require()
     sink = DeltaTarget(spark, tmp_path, UPSERT, "delta-spark").sink()
     table = Table("t", (Column("id", "i64"), Column("two words", "str")), ("id",))

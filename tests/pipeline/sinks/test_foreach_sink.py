@@ -21,7 +21,7 @@ def take(frame: DataFrame, work: Any, table: Any) -> None:
     taken.append((sorted(row.id for row in frame.collect()), work, table.name))
 
 
-def test_a_function_named_in_the_settings_gets_rows_then_changes(spark: SparkSession) -> None:
+def test_foreach_function_from_the_settings_receives_rows_then_changes(spark: SparkSession) -> None:
     taken.clear()
     story = Story()
     for key in (1, 100):
@@ -43,7 +43,7 @@ def test_a_function_named_in_the_settings_gets_rows_then_changes(spark: SparkSes
             act()
 
 
-def test_what_was_sent_when_the_function_failed_comes_again(spark: SparkSession) -> None:
+def test_parts_sent_to_a_failed_foreach_function_are_sent_again(spark: SparkSession) -> None:
     story = Story()
     story.insert(row(1))
     seen: list[int] = []
@@ -65,7 +65,7 @@ def test_what_was_sent_when_the_function_failed_comes_again(spark: SparkSession)
     assert seen == [1, 1]
 
 
-def test_a_function_may_stand_beside_the_pipeline_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreach_function_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beside_the_file.py").write_text("def take(frame, work, table): return 7\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [])
@@ -73,6 +73,6 @@ def test_a_function_may_stand_beside_the_pipeline_file(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("place", ["", "os", "os:", "no_such_module_here:f", "os:no_such_function", "os:sep"])
-def test_a_function_that_is_not_there_is_told_before_anything_starts(place: str) -> None:
+def test_unknown_foreach_function_is_refused(place: str) -> None:
     with pytest.raises(ConfigError):
         find_function(place)

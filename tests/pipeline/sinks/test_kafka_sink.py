@@ -66,7 +66,7 @@ def changed(story: Story) -> Iterator[Story]:
     yield story
 
 
-def test_rows_and_changes_are_under_their_key_and_in_order(
+def test_kafka_messages_are_keyed_and_keep_the_order_of_each_key(
     spark: SparkSession, broker: str, topic: str, story: Story, changed: Story
 ) -> None:
     needs: Any = SimpleNamespace(name="lake/shop/t", ledger=Book())
@@ -98,7 +98,7 @@ def test_rows_and_changes_are_under_their_key_and_in_order(
     assert update["ts_ms"] == (1_800_000_000 + 4) * 1000 and "_misfit" not in update["after"]
 
 
-def test_debezium_envelopes_have_its_fields_and_deletes_a_tombstone(
+def test_debezium_messages_have_its_fields_and_deletes_are_followed_by_a_tombstone(
     spark: SparkSession, broker: str, topic: str, story: Story, changed: Story
 ) -> None:
     settings = {"servers": broker, "topic": topic, "format": "debezium", "tombstones": True}
@@ -129,7 +129,7 @@ def test_debezium_envelopes_have_its_fields_and_deletes_a_tombstone(
     assert (update["before"]["name"], update["after"]["name"], update["ts_ms"]) == ("n1", "one", 1_800_000_004_000)
 
 
-def test_what_was_sent_before_a_crash_is_sent_again_and_nothing_is_left_out(
+def test_rows_sent_before_a_crash_are_sent_again_and_none_is_lost(
     spark: SparkSession, broker: str, topic: str, story: Story
 ) -> None:
     book = Book()
@@ -163,7 +163,7 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, str]) -> N
         open_kafka(settings, SimpleNamespace(name="t", ledger=Book()))  # type: ignore[arg-type]
 
 
-def test_secrets_in_the_options_are_not_shown() -> None:
+def test_kafka_sink_hides_secrets_of_its_options() -> None:
     sink = open_kafka(
         {"servers": "x:1", "topic": "t", "options": {"kafka.sasl.jaas.config": "s3cret"}},
         SimpleNamespace(name="t", ledger=Book()),  # type: ignore[arg-type]

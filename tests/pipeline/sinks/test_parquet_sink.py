@@ -29,7 +29,7 @@ def parts_of(story: Story) -> list[Part]:
     return [Part(span, story.offset) for span in SPANS]
 
 
-def test_any_reader_of_parquet_sees_one_snapshot_and_its_changes(
+def test_parquet_reader_sees_only_the_newest_snapshot_and_its_changes(
     spark: SparkSession, tmp_path: Path, story: Story
 ) -> None:
     sink, path = ParquetSink(tmp_path / "lake"), str(tmp_path / "lake")
@@ -50,7 +50,7 @@ def test_any_reader_of_parquet_sees_one_snapshot_and_its_changes(
     assert left == {"_headwater.json", "_headwater.lock"}
 
 
-def test_names_with_dots_and_backticks_are_in_the_files_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+def test_column_names_with_dots_and_backticks_are_kept_in_parquet_files(spark: SparkSession, tmp_path: Path) -> None:
     table = Table("t", (Column("the.key", "i64"), Column("back`tick", "i64"), Column("a b", "i64")), ("the.key",))
     sink, plan = ParquetSink(tmp_path), Plan("p1", "g1", 1, (Span.all(),), table)
     sink.begin(plan)
@@ -63,7 +63,7 @@ def test_names_with_dots_and_backticks_are_in_the_files_as_they_are(spark: Spark
     assert [file.select(names).to_pylist() for file in files] == [[dict.fromkeys(names, n)] for n in (1, 2)]
 
 
-def test_a_zombie_has_nowhere_to_rename_to_even_where_locks_do_not_reach(
+def test_parquet_commit_of_a_replaced_plan_is_fenced_without_a_lock(
     spark: SparkSession, tmp_path: Path, story: Story
 ) -> None:
     """The zombie looked at the plan before the other run began, and commits after."""
@@ -83,7 +83,7 @@ def test_a_zombie_has_nowhere_to_rename_to_even_where_locks_do_not_reach(
     assert state and state.plan.id == "new" and state.offset == 3
 
 
-def test_a_commit_that_is_there_is_never_replaced(spark: SparkSession, tmp_path: Path, story: Story) -> None:
+def test_existing_parquet_commit_is_never_replaced(spark: SparkSession, tmp_path: Path, story: Story) -> None:
     from headwater.pipeline.sinks.parquet.parquet import Commit
 
     sink = ParquetSink(tmp_path)
@@ -100,7 +100,7 @@ def test_a_commit_that_is_there_is_never_replaced(spark: SparkSession, tmp_path:
     assert state and state.offset == 4
 
 
-def test_what_a_killed_run_staged_is_seen_by_nobody_and_removed_by_the_next(
+def test_staged_files_of_a_killed_run_are_invisible_and_removed_by_the_next_begin(
     spark: SparkSession, tmp_path: Path, story: Story
 ) -> None:
     sink = ParquetSink(tmp_path)
@@ -115,7 +115,7 @@ def test_what_a_killed_run_staged_is_seen_by_nobody_and_removed_by_the_next(
     assert sorted(os.listdir(tmp_path)) == ["_headwater.json", "_headwater.lock", "snapshot=p2"]
 
 
-def test_an_old_snapshot_that_a_killed_begin_left_is_gone_after_the_next_load(
+def test_old_snapshot_left_by_a_killed_begin_is_removed_by_the_next_load(
     spark: SparkSession, tmp_path: Path, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new plan is in the file by then, so nobody begins it again."""
@@ -136,13 +136,13 @@ def test_an_old_snapshot_that_a_killed_begin_left_is_gone_after_the_next_load(
 @pytest.mark.parametrize(
     "settings", [{"path": "lake", "mode": "upsert"}, {"path": "s3://bucket/lake"}, {"path": "hdfs://host/lake"}]
 )
-def test_what_renames_cannot_do_is_refused_and_delta_is_named(settings: dict[str, str]) -> None:
+def test_parquet_sink_refuses_unsupported_settings_with_a_hint_to_delta(settings: dict[str, str]) -> None:
     with pytest.raises(SinkUnfit) as refused:
         open_parquet(settings)
     assert "delta" in refused.value.hint
 
 
-def test_a_path_may_be_a_url_of_a_file_and_must_be_there(tmp_path: Path) -> None:
+def test_parquet_path_accepts_a_file_url_and_is_required(tmp_path: Path) -> None:
     assert open_parquet({"path": f"file://{tmp_path}"}).name == f"parquet {tmp_path}"
     for settings in ({}, {"path": "x", "colour": "red"}):
         with pytest.raises(ConfigError):

@@ -100,11 +100,11 @@ def assert_holds(target: Target, factory: Factory, rows: dict[int, Any]) -> None
 # From nothing to live
 
 
-def test_a_sink_that_was_never_begun_has_no_state(sink: Sink) -> None:
+def test_sink_never_begun_has_no_state(sink: Sink) -> None:
     assert sink.state() is None
 
 
-def test_a_table_without_rows_is_loaded_and_followed(
+def test_empty_table_is_loaded_and_then_followed(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory
 ) -> None:
     story = Story()
@@ -117,7 +117,7 @@ def test_a_table_without_rows_is_loaded_and_followed(
 
 
 @pytest.mark.every_sink
-def test_parts_come_in_waves_and_what_is_missing_is_told(
+def test_parts_loaded_in_waves_report_the_missing_spans(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     plan = story.plan("p1")
@@ -132,7 +132,7 @@ def test_parts_come_in_waves_and_what_is_missing_is_told(
 
 
 @pytest.mark.every_sink
-def test_steps_move_rows_and_offset_together_and_a_new_sink_object_knows_them(
+def test_steps_move_rows_and_offset_together_for_every_sink_object(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     plan = begun(spark, sink, story)
@@ -146,7 +146,7 @@ def test_steps_move_rows_and_offset_together_and_a_new_sink_object_knows_them(
     assert_holds(target, factory, story.rows)
 
 
-def test_a_step_without_any_change_moves_the_offset(
+def test_step_without_changes_moves_the_offset(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     plan = begun(spark, sink, story)
@@ -155,7 +155,7 @@ def test_a_step_without_any_change_moves_the_offset(
     assert_holds(target, factory, story.rows)
 
 
-def test_a_delete_of_a_key_that_is_not_there_moves_the_offset(
+def test_delete_of_an_absent_key_moves_the_offset(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     if factory.mode == HISTORY:
@@ -173,7 +173,7 @@ def test_a_delete_of_a_key_that_is_not_there_moves_the_offset(
     assert_holds(target, factory, story.rows)
 
 
-def test_beginning_again_empties_the_place(
+def test_new_plan_empties_the_sink(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     begun(spark, sink, story)
@@ -191,7 +191,7 @@ def test_beginning_again_empties_the_place(
 
 
 @pytest.mark.usefixtures("exact")
-def test_a_part_that_is_in_is_left_alone(
+def test_part_already_loaded_is_skipped(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     plan = begun(spark, sink, story)
@@ -204,7 +204,7 @@ def test_a_part_that_is_in_is_left_alone(
 
 @pytest.mark.every_sink
 @pytest.mark.usefixtures("exact")
-def test_a_step_applied_twice_or_overlapping_changes_nothing_twice(
+def test_step_applied_twice_or_overlapping_applies_each_change_once(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     plan = begun(spark, sink, story)
@@ -221,7 +221,7 @@ def test_a_step_applied_twice_or_overlapping_changes_nothing_twice(
 
 
 @pytest.mark.usefixtures("exact")
-def test_a_step_that_begins_too_late_is_refused(
+def test_step_after_a_gap_is_refused(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     plan = begun(spark, sink, story)
@@ -239,7 +239,7 @@ def test_a_step_that_begins_too_late_is_refused(
 
 @pytest.mark.every_sink
 @pytest.mark.usefixtures("exact")
-def test_a_run_is_fenced_by_a_newer_plan(
+def test_run_is_fenced_by_a_newer_plan(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     old = begun(spark, sink, story)
@@ -255,7 +255,7 @@ def test_a_run_is_fenced_by_a_newer_plan(
 
 
 @pytest.mark.usefixtures("exact")
-def test_a_load_is_fenced_in_mid_write(
+def test_load_is_fenced_by_a_plan_begun_during_its_write(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story, tmp_path: Path
 ) -> None:
     old, gate = story.plan("p1"), Gate(tmp_path)
@@ -273,7 +273,7 @@ def test_a_load_is_fenced_in_mid_write(
 
 @pytest.mark.every_sink
 @pytest.mark.usefixtures("exact")
-def test_a_step_is_fenced_in_mid_write(
+def test_step_is_fenced_by_a_plan_begun_during_its_write(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story, tmp_path: Path
 ) -> None:
     old, gate = begun(spark, sink, story), Gate(tmp_path)
@@ -294,7 +294,7 @@ def test_a_step_is_fenced_in_mid_write(
 
 
 @pytest.mark.usefixtures("exact")
-def test_of_two_drivers_with_overlapping_steps_both_together_do_each_change_once(
+def test_overlapping_steps_of_two_drivers_apply_each_change_once(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story, tmp_path: Path
 ) -> None:
     plan, gate = begun(spark, sink, story), Gate(tmp_path)
@@ -312,7 +312,7 @@ def test_of_two_drivers_with_overlapping_steps_both_together_do_each_change_once
 
 
 @pytest.mark.usefixtures("exact")
-def test_a_part_written_by_two_attempts_at_the_same_time_is_in_once(
+def test_part_written_by_two_concurrent_attempts_is_loaded_once(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story, tmp_path: Path
 ) -> None:
     plan, gate = story.plan("p1"), Gate(tmp_path)
@@ -327,7 +327,7 @@ def test_a_part_written_by_two_attempts_at_the_same_time_is_in_once(
 
 
 @pytest.mark.every_sink
-def test_a_part_whose_source_dies_in_the_middle_is_loaded_whole_the_next_time(
+def test_part_whose_source_dies_midway_is_loaded_completely_on_retry(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story, tmp_path: Path
 ) -> None:
     """To the task that takes it in, it looks like the end."""
@@ -350,7 +350,7 @@ def started(act: Callable[[], None]) -> Slow:
 
 
 @pytest.mark.every_sink
-def test_the_last_change_of_a_key_counts_and_keys_may_move_and_swap(
+def test_step_keeps_the_last_change_of_each_key_when_keys_move_and_swap(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     plan = begun(spark, sink, story)
@@ -368,7 +368,7 @@ def test_the_last_change_of_a_key_counts_and_keys_may_move_and_swap(
     assert_holds(target, factory, story.rows)
 
 
-def test_spans_that_stand_at_different_offsets_become_even(
+def test_spans_at_different_offsets_become_even(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     plan = story.plan("p1")
@@ -409,7 +409,7 @@ VALUES = [
 
 
 @pytest.mark.every_sink
-def test_values_of_all_kinds_come_through_snapshot_and_changes(
+def test_values_of_every_kind_are_kept_by_snapshot_and_changes(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory
 ) -> None:
     story = Story()
@@ -431,7 +431,7 @@ def _plain(found: dict[str, Any]) -> dict[str, Any]:
     return {name: bytes(value) if isinstance(value, bytearray) else value for name, value in found.items()}
 
 
-def test_a_new_column_is_null_in_old_rows_and_a_dropped_one_in_new_rows(
+def test_new_column_is_null_in_old_rows_and_dropped_column_is_null_in_new_rows(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     plan = begun(spark, sink, story)
@@ -454,7 +454,7 @@ def test_a_new_column_is_null_in_old_rows_and_a_dropped_one_in_new_rows(
 # What is refused
 
 
-def test_a_snapshot_with_a_row_without_a_key_goes_on_once_the_row_is_mended(
+def test_snapshot_refused_for_a_null_key_continues_once_the_row_is_fixed(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     if factory.name.startswith(("parquet", "foreach")):
@@ -492,7 +492,7 @@ ODD = (
 )
 
 
-def test_odd_names_of_columns_are_names_like_others(
+def test_column_names_that_need_quoting_are_loaded_and_applied_by_every_sink(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory
 ) -> None:
     if factory.name.startswith(("delta-spark", "foreach")):
@@ -523,7 +523,7 @@ def test_odd_names_of_columns_are_names_like_others(
 # Repairs
 
 
-def test_a_repair_mends_rows_and_leaves_the_offset(
+def test_repair_step_fixes_rows_and_keeps_the_offset(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     if factory.mode == HISTORY:
@@ -544,7 +544,7 @@ def test_a_repair_mends_rows_and_leaves_the_offset(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_random_changes_cut_into_random_steps_end_as_the_model(
+def test_random_changes_in_random_steps_end_equal_to_the_model(
     spark: SparkSession, target: Target, factory: Factory, seed: int
 ) -> None:
     dice = random.Random(seed)
@@ -596,6 +596,6 @@ def change(story: Story, dice: random.Random, count: int) -> None:
             story.update(key, new)
 
 
-def test_errors_of_sinks_are_ours(spark: SparkSession, sink: Sink, story: Story) -> None:
+def test_step_on_a_sink_never_begun_raises_a_headwater_error(spark: SparkSession, sink: Sink, story: Story) -> None:
     with pytest.raises(HeadwaterError):
         apply(spark, sink, story, story.plan("p1"), 0, 5)

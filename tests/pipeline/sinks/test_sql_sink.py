@@ -87,7 +87,7 @@ def stages(url: str) -> list[str]:
 # Rows
 
 
-def test_a_snapshot_and_its_changes_give_the_current_table(story: Story) -> None:
+def test_sql_snapshot_and_changes_produce_the_current_table(story: Story) -> None:
     assert story.sink.state() is None
     story.begin()
     story.load()
@@ -100,7 +100,7 @@ def test_a_snapshot_and_its_changes_give_the_current_table(story: Story) -> None
     assert story.held() == Story.AFTER
 
 
-def test_what_is_in_already_is_left_alone(story: Story) -> None:
+def test_loads_and_steps_already_applied_are_ignored_by_the_sql_sink(story: Story) -> None:
     story.begin()
     story.load()
     story.sink.load(rows_frame({1: "other"}, {}), plan(), [Part(SPANS[0], 105), Part(SPANS[1], 105)])
@@ -110,14 +110,14 @@ def test_what_is_in_already_is_left_alone(story: Story) -> None:
     assert story.held() == Story.AFTER
 
 
-def test_a_part_without_rows_is_loaded_too(story: Story) -> None:
+def test_part_without_rows_is_marked_as_loaded(story: Story) -> None:
     story.begin()
     story.sink.load(rows_frame({}, {10: "ten"}), plan(), [Part(SPANS[0], 101), Part(SPANS[1], 101)])
     state = story.sink.state()
     assert state and state.missing == [] and story.held() == {10: "ten"}
 
 
-def test_a_versions_of_a_part_stays_until_the_offset_has_reached_it(story: Story) -> None:
+def test_version_of_a_part_is_kept_until_the_offset_reaches_it(story: Story) -> None:
     story.begin()
     story.load()
     story.sink.apply(changes_frame([]), Step("p1", "g", 100, 101), TABLE)
@@ -125,7 +125,7 @@ def test_a_versions_of_a_part_stays_until_the_offset_has_reached_it(story: Story
     assert state and (state.offset, state.loaded) == (101, {SPANS[1]: 102})
 
 
-def test_a_repair_mends_rows_and_leaves_the_offset(story: Story) -> None:
+def test_repair_step_fixes_rows_and_keeps_the_offset(story: Story) -> None:
     story.begin()
     story.load()
     story.apply()
@@ -144,7 +144,7 @@ def left_out(key: int, offset: int, misfit: str = '{"name":{"t":"unavailable"}}'
     return [{**each, "name": None, "_misfit": misfit} for each in update((key, ""), (key, ""), offset)]
 
 
-def test_a_value_that_was_left_out_stays(story: Story) -> None:
+def test_value_omitted_by_an_update_is_kept(story: Story) -> None:
     story.begin()
     story.load()
     other = '{"name":{"t":"unavailable"},"other":{"t":"i64","v":1}}'
@@ -160,7 +160,7 @@ def test_a_value_that_was_left_out_stays(story: Story) -> None:
     assert state and state.offset == 106 and 77 not in story.held()
 
 
-def test_a_value_under_another_unique_index_goes_from_row_to_row(story: Story, engine_name: str) -> None:
+def test_duplicate_value_under_a_unique_index_of_the_target_is_refused(story: Story, engine_name: str) -> None:
     """Row 1 gives it up, and a row that comes before it takes it: none is taken for the other."""
     story.begin()
     story.load()
@@ -209,7 +209,7 @@ def log_of(operations: list[tuple[str, int, int, str]]) -> tuple[list[list[dict[
 
 @examples(12, phases=NO_SHRINKING, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(OPERATIONS, st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=5))
-def test_steps_that_overlap_or_repeat_leave_what_the_log_says(
+def test_overlapping_and_repeated_steps_end_with_the_rows_of_the_log(
     story: Story, operations: list[tuple[str, int, int, str]], steps: list[tuple[int, int]]
 ) -> None:
     log, held = log_of(operations)
@@ -228,7 +228,7 @@ def test_steps_that_overlap_or_repeat_leave_what_the_log_says(
         assert story.held() == held[at]
 
 
-def test_a_history_holds_every_change_once(url: str) -> None:
+def test_sql_history_holds_every_change_once(url: str) -> None:
     sink = LocalSink(url, "target", HISTORY)
     sink.begin(EMPTY)
     first = [change("insert", 1, "a", 101), *update((1, "a"), (1, "b"), 102)]
@@ -263,7 +263,7 @@ class Speculative(LocalFrame):
         return Speculative(super().select(*names).partitions)
 
 
-def test_rows_of_other_attempts_are_never_merged(story: Story) -> None:
+def test_staged_rows_of_speculative_attempts_are_never_merged(story: Story) -> None:
     story.begin()
     frame = Speculative(rows_frame(Story.FIRST, Story.SECOND).partitions)
     story.sink.load(frame, plan(), [Part(SPANS[0], 101), Part(SPANS[1], 102)])
@@ -292,7 +292,7 @@ class Emptied(LocalFrame):
         return made
 
 
-def test_staged_rows_that_vanish_do_not_move_the_offset(story: Story) -> None:
+def test_staged_rows_lost_before_the_merge_leave_the_part_unloaded(story: Story) -> None:
     story.begin()
     frame = Emptied(rows_frame(Story.FIRST, Story.SECOND).partitions, story.url)
     with pytest.raises(Unavailable):
@@ -306,7 +306,7 @@ def test_staged_rows_that_vanish_do_not_move_the_offset(story: Story) -> None:
 # Other runs
 
 
-def test_a_run_whose_plan_is_over_writes_no_more(story: Story) -> None:
+def test_run_of_a_replaced_plan_is_fenced_by_the_sql_sink(story: Story) -> None:
     story.begin()
     story.load()
     other = LocalSink(story.url, "target")
@@ -319,7 +319,7 @@ def test_a_run_whose_plan_is_over_writes_no_more(story: Story) -> None:
     other.close()
 
 
-def test_a_run_that_waits_for_the_lock_is_fenced_by_the_run_that_held_it(story: Story) -> None:
+def test_run_waiting_for_the_lock_is_fenced_by_the_run_that_held_it(story: Story) -> None:
     """The new run empties the target in its transaction; the zombie's merge waits, then sees the new plan."""
     story.begin()
     story.load()
@@ -347,7 +347,7 @@ def test_a_run_that_waits_for_the_lock_is_fenced_by_the_run_that_held_it(story: 
 
 @pytest.mark.parametrize("engine_name", ["postgresql", "mysql"])  # SQLite has one writer at a time
 @pytest.mark.parametrize("method", ["merge", "add"])
-def test_a_second_driver_of_the_plan_does_not_empty_what_the_first_one_merges(
+def test_second_driver_of_a_plan_keeps_the_rows_staged_by_the_first_driver(
     story: Story, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one has counted what is staged; a zombie of the same plan, or a repair, begins to stage."""
@@ -390,7 +390,7 @@ def _begun(of: Any) -> Any:
     return State(of, of.offset)
 
 
-def test_a_run_does_not_wait_for_ever_for_a_zombie_that_hangs_in_its_commit(story: Story) -> None:
+def test_run_blocked_by_a_hanging_commit_is_refused_with_a_retryable_error(story: Story) -> None:
     story.begin()
     story.load()
     zombie = LocalSink(story.url, "target")
@@ -438,7 +438,7 @@ strides = pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mar
 
 @pytest.mark.slow
 @strides
-def test_a_driver_killed_anywhere_in_a_load_leaves_whole_parts(
+def test_driver_killed_anywhere_in_a_load_leaves_only_complete_parts(
     story: Story, victim: Victim, stride: int, fresh_number: int
 ) -> None:
     seen = set()
@@ -462,7 +462,7 @@ def _loaded(loaded: dict[Any, int]) -> Rows:
 
 @pytest.mark.slow
 @strides
-def test_a_driver_killed_anywhere_in_a_merge_leaves_rows_and_offset_in_step(
+def test_driver_killed_anywhere_in_a_merge_keeps_rows_and_offset_consistent(
     story: Story, victim: Victim, stride: int, fresh_number: int
 ) -> None:
     seen = set()
@@ -483,7 +483,7 @@ def test_a_driver_killed_anywhere_in_a_merge_leaves_rows_and_offset_in_step(
 
 @pytest.mark.slow
 @strides
-def test_a_driver_killed_anywhere_in_begin_can_be_followed_by_another(
+def test_driver_killed_anywhere_in_begin_is_replaced_by_the_next_driver(
     story: Story, victim: Victim, stride: int, fresh_number: int
 ) -> None:
     for number in range(fresh_number % stride, 100, stride):
@@ -546,7 +546,7 @@ def read_back(sink: SqlSink, url: str, table: Table) -> list[dict[str, Any]]:
 
 @examples(25, phases=NO_SHRINKING, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(TEXT, ROW, max_size=8))
-def test_every_value_comes_back_as_it_was(url: str, rows: dict[str, dict[str, Any]]) -> None:
+def test_sql_sink_returns_every_value_unchanged(url: str, rows: dict[str, dict[str, Any]]) -> None:
     sink = LocalSink(url, "wide")
     begun = plan(table=WIDE)
     sink.begin(begun)
@@ -569,20 +569,20 @@ def load_wide(url: str, *rows: dict[str, Any], table: Table = WIDE) -> SqlSink:
     return sink
 
 
-def test_keys_that_differ_in_case_or_blanks_are_different_rows(url: str) -> None:
+def test_keys_differing_in_case_or_blanks_are_stored_as_separate_rows(url: str) -> None:
     keys = ["a", "A", "a ", "ä", "a\u0308", "", " "]
     sink = load_wide(url, *({"key": key} for key in keys))
     assert sorted(row["key"] for row in read_back(sink, url, WIDE)) == sorted(keys)
 
 
-def test_large_text_and_blobs_fit(url: str) -> None:
+def test_large_text_and_blobs_are_stored_in_full(url: str) -> None:
     row = {"key": "k", "text": "ü" * 2_000_000, "blob": bytes(range(256)) * 8_000}
     sink = load_wide(url, row)
     (found,) = read_back(sink, url, WIDE)
     assert found["text"] == row["text"] and found["blob"] == row["blob"]
 
 
-def test_numbers_that_are_not_finite_come_back_whatever_the_database_thinks_of_them(url: str) -> None:
+def test_non_finite_numbers_are_read_back_from_every_database(url: str) -> None:
     told = '{"whole":{"t":"str","v":"x"}}'
     rows = [
         {"key": "a", "real": float("inf"), "_misfit": told},
@@ -607,14 +607,14 @@ UNFIT = {
 }
 
 
-def test_values_that_a_database_cannot_hold_are_named(url: str, engine_name: str) -> None:
+def test_value_the_database_cannot_hold_is_refused_with_its_column(url: str, engine_name: str) -> None:
     for row, column in [*UNFIT[engine_name], ({"key": None}, "'key'")]:
         with pytest.raises(SinkUnfit, match=column):
             load_wide(url, row)
         assert query(url, "SELECT count(*) FROM wide") == [(0,)]
 
 
-def test_names_that_would_be_cut_are_refused(url: str, engine_name: str) -> None:
+def test_column_name_too_long_for_the_database_is_refused(url: str, engine_name: str) -> None:
     table = Table("t", (Column("id", "i64"), Column("c" * 65, "str")), ("id",))
     sink = LocalSink(url, "wide")
     if engine_name == "sqlite":
@@ -625,7 +625,7 @@ def test_names_that_would_be_cut_are_refused(url: str, engine_name: str) -> None
     sink.close()
 
 
-def test_a_composite_key_may_hold_text_and_bytes(url: str) -> None:
+def test_composite_key_of_text_and_bytes_keeps_rows_separate(url: str) -> None:
     table = Table("t", (Column("a", "str"), Column("b", "bytes"), Column("c", "i64")), ("a", "b", "c"))
     rows = [{"a": "x", "b": b"\0", "c": 1}, {"a": "x", "b": b"\0", "c": 2}, {"a": "x", "b": b"", "c": 1}]
     sink = load_wide(url, *rows, table=table)
@@ -635,7 +635,7 @@ def test_a_composite_key_may_hold_text_and_bytes(url: str) -> None:
 # The user's own table
 
 
-def test_new_columns_are_added_and_rows_keep_what_they_have(story: Story) -> None:
+def test_new_column_is_added_and_rows_keep_their_values(story: Story) -> None:
     story.begin()
     story.load()
     wider = Table("t", (*TABLE.columns, Column("more", "i64")), ("id",), version=2)
@@ -648,7 +648,7 @@ def test_new_columns_are_added_and_rows_keep_what_they_have(story: Story) -> Non
     assert query(story.url, "SELECT count(*), count(more) FROM target") == [(4, 0)]
 
 
-def test_a_column_that_comes_again_needs_a_new_snapshot_if_the_old_one_left_values(story: Story) -> None:
+def test_readded_column_with_old_values_requires_a_new_snapshot(story: Story) -> None:
     story.begin()
     story.load()
     narrow = Table("t", TABLE.columns[:1], ("id",), version=2)
@@ -665,7 +665,7 @@ def test_a_column_that_comes_again_needs_a_new_snapshot_if_the_old_one_left_valu
     assert state and state.plan.table == again
 
 
-def test_a_table_of_the_user_is_taken_if_its_key_is_right(story: Story) -> None:
+def test_empty_user_table_with_the_right_key_is_accepted(story: Story) -> None:
     query(story.url, "CREATE TABLE target (id BIGINT PRIMARY KEY, note VARCHAR(10) DEFAULT 'x')")
     story.begin()
     story.load()
@@ -673,13 +673,13 @@ def test_a_table_of_the_user_is_taken_if_its_key_is_right(story: Story) -> None:
     assert query(story.url, "SELECT DISTINCT note FROM target") == [("x",)]
 
 
-def test_a_table_with_another_key_is_refused(story: Story) -> None:
+def test_user_table_with_another_key_is_refused(story: Story) -> None:
     query(story.url, "CREATE TABLE target (id BIGINT, name VARCHAR(10) PRIMARY KEY)")
     with pytest.raises(SinkUnfit, match="primary key"):
         story.begin()
 
 
-def test_a_table_with_rows_that_no_pipeline_wrote_is_not_emptied(story: Story) -> None:
+def test_table_with_rows_of_no_pipeline_is_refused_and_keeps_them(story: Story) -> None:
     query(story.url, "CREATE TABLE target (id BIGINT NOT NULL PRIMARY KEY, mine VARCHAR(10))")
     query(story.url, "INSERT INTO target VALUES (7, 'precious')")
     with pytest.raises(SinkUnfit, match="'target' holds rows that no pipeline wrote") as refused:
@@ -699,7 +699,7 @@ def test_a_table_with_rows_that_no_pipeline_wrote_is_not_emptied(story: Story) -
 # Settings
 
 
-def test_a_password_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sql_sink_never_shows_its_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url = "postgresql://someone:s3cret@127.0.0.1:1/shop"
     file = tmp_path / "url"
     file.write_text(url + "\n")

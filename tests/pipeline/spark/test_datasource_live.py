@@ -49,7 +49,7 @@ def fold(changes: list[dict[str, Any]], rows: dict[Any, Any] | None = None) -> d
     return rows
 
 
-def test_a_batch_is_the_table_at_one_offset_while_writers_go_on(spark: SparkSession, server: Live) -> None:
+def test_batch_reads_the_table_at_a_single_offset_during_writes(spark: SparkSession, server: Live) -> None:
     """Two rows always sum to 100, in every transaction; no read ever sees another sum."""
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v INTEGER)")
     for first in range(0, 1000, 250):
@@ -79,7 +79,7 @@ def test_a_batch_is_the_table_at_one_offset_while_writers_go_on(spark: SparkSess
     assert values(read(spark, server), "id", "v") == [tuple(row) for row in server.sql("SELECT id, v FROM t")]
 
 
-def test_a_frame_stays_at_its_offset_and_an_older_one_may_be_asked(
+def test_frame_keeps_its_offset_and_an_older_version_is_readable(
     spark: SparkSession, server: Live, client: Client
 ) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v)")
@@ -92,7 +92,7 @@ def test_a_frame_stays_at_its_offset_and_an_older_one_may_be_asked(
     assert values(read(spark, server), "id", "v") == [(1, '"b"'), (2, '"c"')]
 
 
-def test_every_kind_of_value_arrives(spark: SparkSession, server: Live) -> None:
+def test_every_kind_of_value_is_read_by_spark(spark: SparkSession, server: Live) -> None:
     server.sql(
         "CREATE TABLE t (id INTEGER PRIMARY KEY, i INTEGER, r REAL, s TEXT, b BLOB, d DECIMAL(9, 3), j JSON,"
         " dt DATETIME, o BOOLEAN, u BIGINT UNSIGNED)"
@@ -116,7 +116,7 @@ def fold_free(frame: DataFrame) -> dict[int, dict[str, Any]]:
     return {row["id"]: row.asDict() for row in frame.drop(*about).collect()}
 
 
-def test_an_empty_table_and_one_row(spark: SparkSession, server: Live) -> None:
+def test_empty_table_and_table_of_one_row_are_read(spark: SparkSession, server: Live) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)")
     assert read(spark, server).collect() == []
     assert read(spark, server, startingOffset="earliest").collect() == []
@@ -124,7 +124,7 @@ def test_an_empty_table_and_one_row(spark: SparkSession, server: Live) -> None:
     assert values(read(spark, server), "id", "v") == [(1, "a")]
 
 
-def test_columns_and_conditions(spark: SparkSession, server: Live) -> None:
+def test_columns_and_where_options_select_rows_and_changes(spark: SparkSession, server: Live) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v INTEGER, w TEXT)")
     server.sql("INSERT INTO t VALUES (1, 10, 'a'), (2, 20, 'b')")
     server.sql("UPDATE t SET v = 5 WHERE id = 2")
@@ -140,14 +140,14 @@ def test_columns_and_conditions(spark: SparkSession, server: Live) -> None:
     assert isinstance(cause_of(caught.value), NotFound)
 
 
-def test_a_table_without_a_key_goes_by_its_rowid(spark: SparkSession, server: Live) -> None:
+def test_table_without_a_key_is_read_with_its_rowid(spark: SparkSession, server: Live) -> None:
     server.sql("CREATE TABLE t (v TEXT)")
     server.sql("INSERT INTO t VALUES ('a'), ('a')")
     assert values(read(spark, server), "_rowid", "v") == [(1, "a"), (2, "a")]
     assert read(spark, server, columns="v").columns == ["v", "_rowid", "_misfit"]
 
 
-def test_a_stream_folds_to_the_table(spark: SparkSession, server: Live, tmp_path: Path) -> None:
+def test_stream_of_changes_folds_to_the_table(spark: SparkSession, server: Live, tmp_path: Path) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)")
     stream = Stream(spark, tmp_path / "checkpoint", server.url, maxRowsPerTrigger=40, rowsPerPartition=7)
     server.sql("INSERT INTO t VALUES " + ",".join(f"({n}, 'x')" for n in range(50)))
@@ -162,7 +162,7 @@ def test_a_stream_folds_to_the_table(spark: SparkSession, server: Live, tmp_path
     assert fold(stream.rows) == dict(server.sql("SELECT id, v FROM t"))
 
 
-def test_a_snapshot_and_the_stream_after_it_meet_without_gap_or_repeat(
+def test_stream_after_a_snapshot_continues_without_gap_or_repeat(
     spark: SparkSession, server: Live, client: Client, tmp_path: Path
 ) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)")
@@ -175,7 +175,7 @@ def test_a_snapshot_and_the_stream_after_it_meet_without_gap_or_repeat(
     assert fold(stream.rows, rows) == {1: "c", 2: "b"}
 
 
-def test_a_time_is_a_place_to_begin(spark: SparkSession, server: Live) -> None:
+def test_starting_timestamp_selects_the_later_changes(spark: SparkSession, server: Live) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY)")
     server.sql("INSERT INTO t VALUES (1)")
     (first,) = read(spark, server, after=0).toArrow().to_pylist()
@@ -185,7 +185,9 @@ def test_a_time_is_a_place_to_begin(spark: SparkSession, server: Live) -> None:
 
 
 @pytest.mark.parametrize("tables", ["t,u", "*"])
-def test_changes_of_several_tables_come_as_json(spark: SparkSession, server: Live, tmp_path: Path, tables: str) -> None:
+def test_changes_of_several_tables_are_delivered_as_json(
+    spark: SparkSession, server: Live, tmp_path: Path, tables: str
+) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)")
     server.sql("CREATE TABLE u (k TEXT PRIMARY KEY)")
     server.together("INSERT INTO t VALUES (1, 'a')", "INSERT INTO u VALUES ('x')")
@@ -199,7 +201,7 @@ def test_changes_of_several_tables_come_as_json(spark: SparkSession, server: Liv
     assert '"a"' in changed["before"] and '"b"' in changed["after"]
 
 
-def test_a_schema_change_stops_a_running_stream_and_a_restart_goes_on(
+def test_schema_change_stops_a_running_stream_and_a_restart_continues(
     spark: SparkSession, server: Live, tmp_path: Path
 ) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)")
@@ -233,7 +235,7 @@ def test_pinned_columns_survive_a_restart_after_a_schema_change(
     assert [row["id"] for row in rows] == [3] and "w" not in rows[0]
 
 
-def test_frames_of_the_pipeline(spark: SparkSession, server: Live, client: Client) -> None:
+def test_pipeline_frames_read_exactly_the_requested_parts(spark: SparkSession, server: Live, client: Client) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)")
     server.sql("INSERT INTO t VALUES " + ",".join(f"({n}, 'x')" for n in range(100)))
     described, place = client.describe("main", "t"), Server(server.url)
@@ -258,7 +260,7 @@ def test_frames_of_the_pipeline(spark: SparkSession, server: Live, client: Clien
     assert rows_frame(spark, place, "main", "t", generation=described.generation, parts=[]).count() == 0
 
 
-def test_the_token_is_read_from_its_file_and_is_in_no_plan(spark: SparkSession, tmp_path: Path) -> None:
+def test_token_is_read_from_its_file_and_absent_from_the_query_plan(spark: SparkSession, tmp_path: Path) -> None:
     live = Live(tmp_path / "data", serve={"auth": True, "token": "s3cret-token"})
     try:
         live.sql("CREATE TABLE t (id INTEGER PRIMARY KEY)")

@@ -14,14 +14,14 @@ def parsed(**options: str):
     return parse({key.lower(): value for key, value in {**BASE, **options}.items()})
 
 
-def test_a_table_is_read_as_rows_unless_told_where_the_changes_begin() -> None:
+def test_table_is_read_as_changes_only_with_a_starting_option() -> None:
     assert not parsed().is_log
     for option in ("startingOffset", "startingTimestamp", "after"):
         assert parsed(**{option: "5"}).is_log
     assert parsed(slices="[]").is_log
 
 
-def test_values_are_read() -> None:
+def test_option_values_are_parsed() -> None:
     found = parsed(columns="a, b", rowsPerPartition="7", schemaPolicy="PIN", version="g.1.12", db="default")
     assert (found.columns, found.rows_per_partition, found.policy) == (("a", "b"), 7, "pin")
     assert (found.generation, found.version, found.db) == ("g.1", 12, "main")
@@ -39,7 +39,7 @@ def test_values_are_read() -> None:
 @pytest.mark.parametrize(
     "text", ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "1769860800000", "1769860800000.7"]
 )
-def test_a_time_may_be_written_in_several_ways(text: str) -> None:
+def test_starting_timestamp_is_parsed_in_every_accepted_notation(text: str) -> None:
     assert parsed(startingTimestamp=text).starting_ms == 1769860800000
 
 
@@ -72,18 +72,18 @@ def test_a_time_may_be_written_in_several_ways(text: str) -> None:
         ("url", "ftp://host"),
     ],
 )
-def test_what_cannot_be_used_is_named(option: str, text: str) -> None:
+def test_invalid_option_value_is_refused_with_the_option_name(option: str, text: str) -> None:
     with pytest.raises(ConfigError, match="not the URL" if option == "url" else f"option {option}: "):
         parsed(**{option: text})
 
 
-def test_an_unknown_option_is_refused_with_what_was_probably_meant() -> None:
+def test_unknown_option_is_refused_with_the_nearest_option() -> None:
     with pytest.raises(ConfigError, match="unknown option 'startingoffsets'") as caught:
         parsed(startingOffsets="1")
     assert "startingoffset?" in caught.value.hint
 
 
-def test_a_token_is_refused_and_not_repeated() -> None:
+def test_token_as_an_option_is_refused_without_showing_it() -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(token="s3cret")
     assert "s3cret" not in str(caught.value) + caught.value.hint
@@ -105,12 +105,12 @@ def test_a_token_is_refused_and_not_repeated() -> None:
         {"table": "t", "version": "9", "maxRowsPerTrigger": "5"},
     ],
 )
-def test_options_that_do_not_go_together_are_refused(options: dict[str, str]) -> None:
+def test_conflicting_options_are_refused(options: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         parsed(**options)
 
 
-def test_url_and_table_are_needed() -> None:
+def test_options_without_url_or_table_are_refused() -> None:
     with pytest.raises(ConfigError, match="url"):
         parse({"table": "t"})
     with pytest.raises(ConfigError, match="table"):

@@ -26,7 +26,7 @@ def test_spark_expects_exactly_the_arrow_schema_that_is_sent(made: pa.Schema) ->
     assert schema.arrow_of(struct).equals(made)
 
 
-def test_every_batch_of_the_server_fits() -> None:
+def test_batch_of_every_column_kind_fits_the_spark_schema() -> None:
     rows = [
         tuple({"u64": U64(2**64 - 1), "embedding": Embedding((1.5, 2.0))}.get(column.name) for column in EVERY.columns)
     ]
@@ -40,19 +40,19 @@ def test_every_batch_of_the_server_fits() -> None:
     assert fitted.column("_commit_timestamp")[0].value == 1_700_000_000_123_000
 
 
-def test_a_batch_that_fits_is_not_touched() -> None:
+def test_batch_that_fits_is_returned_unchanged() -> None:
     table = Table("t", (Column("id", "i64"),), ("id",))
     batch = arrow.rows_batch(table, [(1,)])
     assert schema.fit(batch, schema.rows_schema(table)) is batch
 
 
-def test_columns_are_put_in_order_and_others_dropped() -> None:
+def test_batch_columns_are_reordered_and_unknown_columns_dropped() -> None:
     wanted = pa.schema([("b", pa.string()), ("a", pa.int64())])
     batch = pa.record_batch({"a": pa.array([1]), "x": pa.array([2]), "b": pa.array(["t"], pa.large_string())})
     assert schema.fit(batch, wanted).to_pylist() == [{"b": "t", "a": 1}]
 
 
-def test_a_column_that_is_missing_or_of_another_kind_is_an_error() -> None:
+def test_missing_or_mistyped_column_raises_schema_changed() -> None:
     wanted = pa.schema([("a", pa.int64())])
     with pytest.raises(SchemaChanged, match="no column 'a'"):
         schema.fit(pa.record_batch({"b": pa.array([1])}), wanted)
@@ -60,7 +60,7 @@ def test_a_column_that_is_missing_or_of_another_kind_is_an_error() -> None:
         schema.fit(pa.record_batch({"a": pa.array(["x"])}), wanted)
 
 
-def test_chosen_columns_come_in_the_order_of_the_table_with_the_identity() -> None:
+def test_chosen_columns_keep_the_table_order_and_include_the_identity() -> None:
     names = schema.rows_schema(EVERY, ["uuid", "bool"]).names
     assert names == ["bool", "i64", "str", "uuid", "_misfit"]
     assert schema.changes_schema(HIDDEN, ["a"]).names[:3] == ["_rowid", "a", "_misfit"]
@@ -68,12 +68,12 @@ def test_chosen_columns_come_in_the_order_of_the_table_with_the_identity() -> No
         schema.rows_schema(EVERY, ["uid"])
 
 
-def test_the_identity_goes_by_the_names_of_arrow() -> None:
+def test_identity_uses_the_arrow_column_names() -> None:
     assert schema.identity_of(EVERY) == ("i64", "str")
     assert schema.identity_of(HIDDEN) == ("_rowid",)
 
 
-def test_what_travels_to_executors_is_small() -> None:
+def test_pickled_reader_and_pieces_stay_small() -> None:
     from headwater.pipeline.spark.datasource import HeadwaterDataSource, Piece
     from headwater.pipeline.spark.options import LogPiece, RowsPiece, Span
 

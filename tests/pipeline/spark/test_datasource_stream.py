@@ -28,12 +28,12 @@ def offsets(batch: tuple[int, list[dict]]) -> list[int]:
     return [row["_offset"] for row in batch[1]]
 
 
-def test_all_that_is_there_comes_in_batches_of_at_most_so_many_rows(stream: Stream) -> None:
+def test_existing_changes_are_delivered_in_batches_within_the_row_limit(stream: Stream) -> None:
     batches = stream.run(maxRowsPerTrigger=8, rowsPerPartition=3)
     assert [sorted(offsets(batch)) for batch in batches] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
 
 
-def test_a_restart_goes_on_after_what_was_delivered(stream: Stream, twin: Twin) -> None:
+def test_restarted_stream_continues_after_the_delivered_changes(stream: Stream, twin: Twin) -> None:
     stream.run()
     assert stream.run() == []
     twin.update((1, "row 1", None), (1, "new", None))
@@ -44,7 +44,7 @@ def test_a_restart_goes_on_after_what_was_delivered(stream: Stream, twin: Twin) 
     ]
 
 
-def test_a_batch_that_was_not_done_comes_again_as_it_was(stream: Stream, twin: Twin) -> None:
+def test_uncommitted_batch_is_repeated_unchanged(stream: Stream, twin: Twin) -> None:
     (first,) = stream.run()
     stream.forget_commit()
     twin.insert((11, "later", None))
@@ -52,7 +52,7 @@ def test_a_batch_that_was_not_done_comes_again_as_it_was(stream: Stream, twin: T
     assert again == first and offsets(later) == [11]
 
 
-def test_a_log_that_ends_before_the_checkpoint_stops_the_query(stream: Stream) -> None:
+def test_log_shorter_than_the_checkpoint_stops_the_query(stream: Stream) -> None:
     stream.run()
     stream.move(offset=12)
     error = stream.failure()
@@ -60,14 +60,14 @@ def test_a_log_that_ends_before_the_checkpoint_stops_the_query(stream: Stream) -
     assert error.message == "the log ends at offset 10, before the query's offset 12"
 
 
-def test_a_log_that_lost_changes_stops_the_query(stream: Stream, twin: Twin) -> None:
+def test_log_with_expired_changes_stops_the_query(stream: Stream, twin: Twin) -> None:
     stream.run()
     twin.insert((11, "a", None), (12, "b", None))
     twin.horizon = 12
     assert isinstance(stream.failure(), OffsetExpired)
 
 
-def test_a_log_that_lost_changes_of_a_batch_to_repeat_stops_the_query(stream: Stream, twin: Twin) -> None:
+def test_log_with_expired_changes_of_an_uncommitted_batch_stops_the_query(stream: Stream, twin: Twin) -> None:
     stream.run()
     twin.insert((11, "a", None))
     stream.run()
@@ -76,26 +76,26 @@ def test_a_log_that_lost_changes_of_a_batch_to_repeat_stops_the_query(stream: St
     assert isinstance(stream.failure(), OffsetExpired)
 
 
-def test_a_log_that_began_anew_stops_the_query(stream: Stream, twin: Twin) -> None:
+def test_new_log_generation_stops_the_query(stream: Stream, twin: Twin) -> None:
     stream.run()
     twin.generation = "g2"
     error = stream.failure()
     assert "began anew" in error.message and error.extra["resnapshot_reason"] == "log_generation_changed"
 
 
-def test_a_stream_must_say_where_it_begins(stream: Stream) -> None:
+def test_stream_without_starting_offset_is_refused(stream: Stream) -> None:
     del stream.options["startingOffset"]
     error = stream.failure()
     assert isinstance(error, ConfigError) and "startingOffset" in error.hint
 
 
 @pytest.mark.parametrize(("start", "first"), [("earliest", 1), ("4", 5)])
-def test_it_begins_after_the_offset_that_was_said(stream: Stream, start: str, first: int) -> None:
+def test_stream_begins_after_its_starting_offset(stream: Stream, start: str, first: int) -> None:
     (batch,) = stream.run(startingOffset=start)
     assert offsets(batch)[0] == first
 
 
-def test_from_latest_only_what_comes_later_is_delivered(stream: Stream, twin: Twin) -> None:
+def test_stream_from_latest_delivers_only_later_changes(stream: Stream, twin: Twin) -> None:
     query = stream.start(False, startingOffset="latest")
     query.processAllAvailable()
     twin.insert((11, "later", None))
@@ -105,7 +105,7 @@ def test_from_latest_only_what_comes_later_is_delivered(stream: Stream, twin: Tw
 
 
 @pytest.mark.parametrize("start", ["11", "1"])
-def test_it_cannot_begin_where_there_is_no_log(stream: Stream, twin: Twin, start: str) -> None:
+def test_stream_from_an_offset_outside_the_log_is_refused(stream: Stream, twin: Twin, start: str) -> None:
     twin.horizon = 4
     assert isinstance(stream.failure(startingOffset=start), PipelineError | OffsetExpired)
 
@@ -130,7 +130,7 @@ def reshaped(stream: Stream, twin: Twin, policy: str) -> Exception | None:
         return cause_of(error)
 
 
-def test_evolve_delivers_what_came_before_stops_and_goes_on_in_the_new_shape(stream: Stream, twin: Twin) -> None:
+def test_policy_evolve_stops_at_a_schema_change_and_a_restart_delivers_the_rest(stream: Stream, twin: Twin) -> None:
     error = reshaped(stream, twin, "evolve")
     assert isinstance(error, SchemaChanged) and "from offset 12 on" in error.message
     assert [row["_offset"] for row in stream.rows] == [*range(1, 12)]
@@ -138,7 +138,7 @@ def test_evolve_delivers_what_came_before_stops_and_goes_on_in_the_new_shape(str
     assert [(row["name"], row["extra"]) for row in rows] == [("after", 1.5)]
 
 
-def test_pin_keeps_the_columns_it_began_with_over_restarts(stream: Stream, twin: Twin) -> None:
+def test_policy_pin_keeps_its_first_columns_across_restarts(stream: Stream, twin: Twin) -> None:
     assert reshaped(stream, twin, "pin") is None
     assert stream.rows[-1]["name"] == "after" and "extra" not in stream.rows[-1]
     twin.insert((13, "more", None, 2.5))
@@ -148,13 +148,13 @@ def test_pin_keeps_the_columns_it_began_with_over_restarts(stream: Stream, twin:
     assert [row["name"] for row in rows] == ["more"] and "extra" not in rows[0]
 
 
-def test_fail_stops_at_once(stream: Stream, twin: Twin) -> None:
+def test_policy_fail_stops_at_a_schema_change(stream: Stream, twin: Twin) -> None:
     error = reshaped(stream, twin, "fail")
     assert isinstance(error, SchemaChanged)
     assert isinstance(stream.failure(schemaPolicy="fail"), SchemaChanged)
 
 
-def test_a_rebuilt_table_is_not_passed_under_any_policy(stream: Stream, twin: Twin) -> None:
+def test_rebuilt_table_stops_a_query_with_policy_pin(stream: Stream, twin: Twin) -> None:
     query = stream.start(False, schemaPolicy="pin")
     query.processAllAvailable()
     twin.reshape(*TABLE.columns, resnapshot=True)
@@ -162,7 +162,7 @@ def test_a_rebuilt_table_is_not_passed_under_any_policy(stream: Stream, twin: Tw
         query.processAllAvailable()
 
 
-def test_progress_tells_how_far_the_log_goes(stream: Stream) -> None:
+def test_query_progress_reports_the_latest_offset(stream: Stream) -> None:
     query = stream.start(True, maxRowsPerTrigger=8)
     query.awaitTermination()
     assert '"offset": 10' in query.lastProgress["sources"][0]["latestOffset"].replace('":1', '": 1')
@@ -172,7 +172,7 @@ def test_progress_tells_how_far_the_log_goes(stream: Stream) -> None:
 
 
 @pytest.mark.slow
-def test_an_idle_stream_asks_over_one_connection_and_lets_the_server_wait(twin: Twin) -> None:
+def test_idle_stream_polls_over_a_single_connection(twin: Twin) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     from headwater.pipeline.spark.datasource import HeadwaterDataSource

@@ -26,18 +26,18 @@ def as_spark_tells(error: Exception) -> Exception:
         HeadwaterError("plain"),
     ],
 )
-def test_an_error_of_ours_comes_back_whole(error: HeadwaterError) -> None:
+def test_headwater_error_survives_spark_with_message_hint_and_extra(error: HeadwaterError) -> None:
     found = cause_of(as_spark_tells(note(note(error))))
     assert type(found) is type(error)
     assert (found.message, found.hint, found.extra) == (error.message, error.hint, error.extra)
 
 
-def test_ours_is_left_as_it_is() -> None:
+def test_headwater_error_is_its_own_cause() -> None:
     error = SchemaChanged("x")
     assert cause_of(error) is error
 
 
-def test_what_runs_in_a_worker_notes_its_errors() -> None:
+def test_noted_functions_and_generators_keep_their_errors() -> None:
     @noted
     def call() -> None:
         raise Unavailable("a")
@@ -55,7 +55,7 @@ def test_what_runs_in_a_worker_notes_its_errors() -> None:
     assert cause_of(as_spark_tells(caught.value)).message == "b"
 
 
-def test_a_foreign_error_is_told_by_its_last_line() -> None:
+def test_foreign_error_is_reported_by_its_last_line() -> None:
     found = cause_of(as_spark_tells(ValueError("no such thing")))
     assert isinstance(found, PipelineError) and found.message == "ValueError: no such thing"
 
@@ -81,14 +81,14 @@ class FromJava(Exception):
         self.java_exception = java_exception
 
 
-def test_a_failure_in_java_is_told_by_its_cause() -> None:
+def test_java_failure_is_reported_by_its_innermost_cause() -> None:
     inner = Java("java.io.IOException: disk full\n\tat java.io.File")
     assert cause_of(FromJava(Java("org.apache.spark.SparkException: Job aborted", inner))).message == (
         "IOException: disk full"
     )
 
 
-def test_a_task_that_failed_in_java_is_told_by_what_it_said() -> None:
+def test_failed_java_task_is_reported_by_its_own_message() -> None:
     said = "org.apache.spark.SparkException: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0 in "
     said += (
         "stage 0.0 (TID 0) (host executor driver): org.apache.kafka.common.errors.TimeoutException: no broker\n\nDriver"
@@ -96,15 +96,15 @@ def test_a_task_that_failed_in_java_is_told_by_what_it_said() -> None:
     assert cause_of(FromJava(Java(said))).message == "TimeoutException: no broker"
 
 
-def test_a_lost_executor_may_be_tried_again() -> None:
+def test_lost_executor_is_a_retryable_error() -> None:
     assert cause_of(RuntimeError("Job aborted: ExecutorLostFailure (executor 1 exited)")).retryable
 
 
-def test_a_java_that_is_gone_is_said_so() -> None:
+def test_refused_connection_is_explained_as_a_dead_java_process() -> None:
     assert "Java process is gone" in explain(ConnectionRefusedError(111, "Connection refused"))
 
 
-def test_one_line_says_cause_code_and_remedy() -> None:
+def test_explained_error_is_a_single_line_of_cause_code_and_hint() -> None:
     said = explain(as_spark_tells(note(SchemaChanged("it\nchanged.", hint="Start again."))))
     assert said == "it changed (schema_changed). Start again."
     assert explain(RuntimeError("[SOME_CLASS] what it was\nmore")) == "what it was (pipeline_failed)."

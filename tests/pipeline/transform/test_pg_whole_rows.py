@@ -36,7 +36,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., PgLive]]:
         each.close()
 
 
-def test_a_table_whose_updates_may_lack_values_is_refused_with_the_sql_that_mends_it(
+def test_table_whose_updates_may_omit_values_is_refused_with_the_sql_that_fixes_it(
     spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
 ) -> None:
     source = serve(DOCS, f"INSERT INTO docs VALUES (1, {LARGE}, 1), (2, 'small', 2)")
@@ -61,7 +61,7 @@ HOSTILE = 'CREATE TABLE docs(id int PRIMARY KEY, body text, n int, "x""body" tex
 
 @pytest.mark.soak(seconds=30, every_time=True)
 @pytest.mark.parametrize("kind", ["delta", "sql"])
-def test_a_large_value_that_an_update_left_alone_stays_in_the_sink(
+def test_large_value_omitted_by_an_update_is_kept_in_the_sink(
     kind: str, spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
 ) -> None:
     source = serve(
@@ -118,7 +118,7 @@ def test_a_large_value_that_an_update_left_alone_stays_in_the_sink(
         assert held() == wanted() and lake.verify(spec).is_good, move
 
 
-def test_a_value_that_was_left_out_while_nobody_looked_is_read_anew(
+def test_value_omitted_between_two_runs_is_read_again(
     spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
 ) -> None:
     full = "ALTER TABLE docs REPLICA IDENTITY FULL"
@@ -134,7 +134,7 @@ def test_a_value_that_was_left_out_while_nobody_looked_is_read_anew(
     assert all(row["body"] and row["_misfit"] is None for row in lake.rows("docs"))
 
 
-def test_a_table_that_tells_only_keys_of_old_rows_is_carried_while_it_is_written_to(
+def test_table_with_key_only_old_rows_is_carried_during_writes(
     spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
 ) -> None:
     source = serve(PLAIN, "INSERT INTO plain SELECT i, i, i FROM generate_series(1, 100) i")
@@ -158,7 +158,7 @@ def test_a_table_that_tells_only_keys_of_old_rows_is_carried_while_it_is_written
     assert lake.is_equal("plain") and lake.verify(spec).is_good
 
 
-def test_a_read_that_lost_a_race_is_read_again(
+def test_snapshot_read_racing_with_a_write_is_repeated(
     spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = serve(PLAIN, "INSERT INTO plain SELECT i, i, i FROM generate_series(1, 100) i")
@@ -178,7 +178,7 @@ def test_a_read_that_lost_a_race_is_read_again(
     assert lake.is_equal("plain")
 
 
-def test_a_table_altered_twice_before_its_next_row_has_all_columns(
+def test_table_altered_twice_before_its_next_row_keeps_all_columns(
     spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
 ) -> None:
     source = serve(PLAIN, "ALTER TABLE plain REPLICA IDENTITY FULL", "INSERT INTO plain VALUES (1, 1, 1)")
@@ -195,7 +195,7 @@ def test_a_table_altered_twice_before_its_next_row_has_all_columns(
     assert {row["two"] for row in lake.rows("plain")} == {"b", "d"}
 
 
-def test_a_table_without_a_key_is_refused_with_a_remedy(
+def test_table_without_a_key_is_refused_with_a_remedy(
     spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
 ) -> None:
     source = serve(

@@ -41,7 +41,7 @@ def append(lake: Lake, *rows: dict[str, Any]) -> None:
 
 
 @pytest.mark.soak(seconds=35, every_time=True)
-def test_damage_is_found_in_its_range_and_mended_there_alone(lake: Lake) -> None:
+def test_damage_is_found_and_repaired_only_in_its_range(lake: Lake) -> None:
     good = lake.verify()
     assert good.is_good and len(good.ranges) > 3 and good.rows == 100
     assert lake.task().verified_through == good.offset
@@ -81,7 +81,7 @@ def test_damage_is_found_in_its_range_and_mended_there_alone(lake: Lake) -> None
     assert lake.is_equal()
 
 
-def test_a_sink_that_moves_on_is_compared_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_that_advances_during_verify_is_compared_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = verifying.digests
     first = lake.carry().offset
 
@@ -110,7 +110,7 @@ def past_capture(lake: Lake, statement: str) -> None:
     subprocess.run([sys.executable, "-c", code, file, statement], check=True)
 
 
-def test_rows_that_were_changed_past_the_log_are_found(lake: Lake) -> None:
+def test_rows_changed_without_capture_are_found_by_verify(lake: Lake) -> None:
     past_capture(lake, "UPDATE t SET v = 'unseen' WHERE id = 7")
     report = lake.verify(repair=True)  # the log says nothing of it: the sink is brought to what the source has
     assert len(report.bad) == report.repaired == 1 and lake.is_equal()
@@ -121,7 +121,7 @@ def test_rows_that_were_changed_past_the_log_are_found(lake: Lake) -> None:
     assert not report.is_good
 
 
-def test_nothing_is_said_of_a_snapshot_that_is_not_there(spark: SparkSession, server: Live, tmp_path: Path) -> None:
+def test_verify_without_a_finished_snapshot_is_refused(spark: SparkSession, server: Live, tmp_path: Path) -> None:
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)")
     report = Lake(spark, server, tmp_path).verify()
     assert not report.is_good and report.error is not None and "not finished" in report.error.message
@@ -131,11 +131,11 @@ SPANS = [Span(b"", encode_key((5,))), Span(encode_key((5,)), None)]
 
 
 @pytest.mark.parametrize("kind", ["f64", "u64", "dec", "uuid", "datetime", "bool", "any"])
-def test_keys_that_spark_would_order_otherwise_are_compared_as_one_span(kind: str) -> None:
+def test_keys_ordered_differently_by_spark_are_compared_as_a_single_span(kind: str) -> None:
     assert comparable(Table("t", (Column("k", kind),), ("k",)), SPANS) == [Span.all()]
 
 
-def test_keys_that_spark_orders_alike_keep_their_spans() -> None:
+def test_integer_keys_keep_their_spans_and_text_keys_are_compared_as_a_single_span() -> None:
     assert comparable(Table("t", (Column("k", "i64"),), ("k",)), SPANS) == SPANS
     assert comparable(Table("t", (Column("k", "str"),), ("k",)), SPANS) == [Span.all()]  # a number among texts
     folded = Table("t", (Column("k", "str", collation="NOCASE"),), ("k",))

@@ -149,7 +149,7 @@ def test_column_omitted_in_a_put_is_null(rows: Rows) -> None:
     assert "'email'" in problem["title"] and "PATCH" in problem["hint"]
 
 
-def test_head_has_the_headers_of_get(rows: Rows) -> None:
+def test_head_returns_the_headers_of_get(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     got, head = rows.get("users/1"), rows.ask("HEAD", "users/1")
     assert (head.status_code, head.content) == (200, b"")

@@ -95,7 +95,7 @@ def test_insert_get_update_delete_in_the_shapes_of_the_contract(client: Client, 
     assert client.error("data.get", table=USERS, pk=[1])["code"] == "not_found"
 
 
-def test_a_failing_row_three_leaves_nothing_behind(client: Client, files: Files) -> None:
+def test_insert_with_a_failing_third_row_inserts_no_row(client: Client, files: Files) -> None:
     client.ok("data.insert", into=USERS, rows=[{"id": i64(7), "email": text("x")}])
     before, head = dump(files.path("app")), files.get("app").head()
     rows = [{"id": i64(n), "email": text("y")} for n in (5, 6, 7)]

@@ -37,7 +37,7 @@ def client(files: Whole) -> Iterator[Client]:
         yield made
 
 
-def test_a_table_is_described(client: Client, files: Whole) -> None:
+def test_described_table_has_its_key_and_column_types(client: Client, files: Whole) -> None:
     seen = client.ok("pull.describe", db="main", table="t")
     log = files.database("main").log
     assert set(seen) - {"closed_ts"} == {"db", "generation", "horizon", "latest", "version", "key", "table"}

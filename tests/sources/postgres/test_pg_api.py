@@ -85,7 +85,7 @@ def table(live: Live) -> str:
 # --- rows ------------------------------------------------------------------------------------------------
 
 
-def test_a_table_is_described(live: Live, table: str) -> None:
+def test_described_table_has_its_key_and_column_types(live: Live, table: str) -> None:
     assert table in live.ok("schema.list_tables")["tables"]
     found = live.ok("schema.describe_table", table=table)
     assert found["primary_key"] == ["id"]
@@ -95,7 +95,7 @@ def test_a_table_is_described(live: Live, table: str) -> None:
     assert error["code"] in ("conflict", "invalid_request")
 
 
-def test_insert_get_update_delete(live: Live, table: str) -> None:
+def test_inserted_row_is_read_updated_and_deleted_with_its_tag(live: Live, table: str) -> None:
     users = {"table": table}
     done = live.ok("data.insert", into=users, rows=[{"email": text("a")}], returning=["id"])
     head = live.app.get("main").head()
@@ -118,7 +118,7 @@ def test_insert_get_update_delete(live: Live, table: str) -> None:
     assert live.error("data.get", table=users, pk=[1])["code"] == "not_found"
 
 
-def test_a_failing_row_three_leaves_nothing_behind(live: Live, table: str) -> None:
+def test_insert_with_a_failing_third_row_inserts_no_row(live: Live, table: str) -> None:
     users = {"table": table}
     live.ok("data.insert", into=users, rows=[{"id": i64(7), "email": text("x")}])
     head = live.app.get("main").head()
@@ -140,7 +140,7 @@ def test_a_failing_row_three_leaves_nothing_behind(live: Live, table: str) -> No
         ("data.delete", {"where": {"subquery": {}}}, "not_supported", "where"),
     ],
 )
-def test_a_bad_request_has_the_right_code(
+def test_bad_data_request_returns_its_error_code(
     live: Live, table: str, method: str, params: dict[str, Any], code: str, named: str
 ) -> None:
     error = live.error(method, **{"into" if method == "data.insert" else "table": {"table": table}}, **params)
@@ -150,7 +150,7 @@ def test_a_bad_request_has_the_right_code(
 # --- statements ------------------------------------------------------------------------------------------
 
 
-def test_statements_read_and_write(live: Live, table: str) -> None:
+def test_statements_with_arguments_read_and_write_rows(live: Live, table: str) -> None:
     done = live.ok("sql.exec", sql=f"INSERT INTO {table} (email) VALUES ($1), ($2)", args=["a", "b"])["result"]
     assert done["affected"] == 2 and done["causality"]["deps"][0]["table"] == f"main.{table}"
     assert live.sql(f"SELECT id, email FROM {table} WHERE id > $1 ORDER BY id", 0) == [[1, "a"], [2, "b"]]
@@ -171,12 +171,12 @@ def test_statements_read_and_write(live: Live, table: str) -> None:
         ("DROP PUBLICATION x", "invalid_request"),
     ],
 )
-def test_a_statement_that_is_refused_says_so(live: Live, sql: str, code: str) -> None:
+def test_refused_statement_returns_its_error_code(live: Live, sql: str, code: str) -> None:
     assert live.error("sql.exec", sql=sql)["code"] == code
 
 
 @pytest.mark.parametrize("rest", ["WHERE id = ?", "WHERE id IN (?, ?)", "WHERE id = ? AND email = ?", "WHERE ? < id"])
-def test_who_writes_a_question_mark_hears_how_parameters_are_written(live: Live, table: str, rest: str) -> None:
+def test_question_mark_parameter_is_refused_with_a_hint_on_dollar_parameters(live: Live, table: str, rest: str) -> None:
     sql = f"SELECT * FROM {table} {rest}"
     for method, more in (("sql.exec", {"args": [1]}), ("query.prepare", {})):
         error = live.error(method, sql=sql, **more)
@@ -184,7 +184,7 @@ def test_who_writes_a_question_mark_hears_how_parameters_are_written(live: Live,
     assert "$1, $2" not in live.error("sql.exec", sql="SELEC '?'")["details"]["hint"]
 
 
-def test_a_table_that_is_not_there_is_told_with_the_one_that_was_meant(live: Live, table: str) -> None:
+def test_missing_table_is_reported_with_the_nearest_name(live: Live, table: str) -> None:
     for method in ("sql.exec", "query.select", "query.prepare"):
         hint = live.error(method, sql=f"SELECT * FROM {table}x")["details"]["hint"]
         assert hint.startswith("Did you mean 'users"), method
@@ -204,7 +204,7 @@ def test_transactions(live: Live, table: str) -> None:
     assert live.sql(f"SELECT email FROM {table}") == [["in"]]
 
 
-def test_a_transaction_that_holds_its_locks_too_long_expires(live: Live, table: str) -> None:
+def test_transaction_that_holds_locks_too_long_expires(live: Live, table: str) -> None:
     tx = live.ok("tx.begin")["tx"]
     live.sql(f"INSERT INTO {table} (email) VALUES ('late')", tx=tx)
     live.until(lambda: not live.app.get("main").status()["open_transactions"])
@@ -212,7 +212,7 @@ def test_a_transaction_that_holds_its_locks_too_long_expires(live: Live, table: 
     assert live.sql(f"SELECT * FROM {table}") == []
 
 
-def test_many_writers_each_get_their_own_answer(live: Live, table: str) -> None:
+def test_concurrent_writers_each_receive_their_own_answer(live: Live, table: str) -> None:
     failures: list[BaseException] = []
 
     def work(worker: int) -> None:
@@ -236,7 +236,7 @@ def test_many_writers_each_get_their_own_answer(live: Live, table: str) -> None:
 # --- REST ------------------------------------------------------------------------------------------------
 
 
-def test_a_row_at_its_address(live: Live, table: str) -> None:
+def test_row_at_its_url_is_created_read_patched_and_deleted(live: Live, table: str) -> None:
     path = f"/api/v1/t/main/{table}/1"
     made = live.http.put(path, json={"email": "a@x", "score": 0.5})
     assert (made.status_code, made.headers["location"]) == (201, path)
@@ -257,7 +257,7 @@ def test_a_row_at_its_address(live: Live, table: str) -> None:
 # --- feeds -----------------------------------------------------------------------------------------------
 
 
-def test_a_filter_lets_through_what_postgresql_says(live: Live, table: str) -> None:
+def test_filter_delivers_the_rows_that_postgresql_matches(live: Live, table: str) -> None:
     cheap = live.subscribe(table, include=AFTER, where="score > 1.5 AND email <> 'no'")
     asked = live.subscribe(table, include=AFTER, where="email ~ '^a.c$' AND score IS DISTINCT FROM 2")
     live.sql(f"INSERT INTO {table} (email, score) VALUES ('abc', 2), ('no', 3), ('axc', 4), ('b', 1), ('ayc', NULL)")
@@ -267,7 +267,7 @@ def test_a_filter_lets_through_what_postgresql_says(live: Live, table: str) -> N
         assert live.error("cdc.subscribe_table", table=table, where=where)["code"] == code
 
 
-def test_a_feed_of_some_keys(live: Live, table: str) -> None:
+def test_feed_of_a_key_delivers_changes_of_that_key_only(live: Live, table: str) -> None:
     sub = live.subscribe(table, pk=[i64(2)])
     live.sql(f"INSERT INTO {table} (email) VALUES ('a'), ('b'), ('c')")
     live.sql(f"UPDATE {table} SET score = id")
@@ -275,7 +275,7 @@ def test_a_feed_of_some_keys(live: Live, table: str) -> None:
 
 
 @pytest.mark.parametrize("where", [None, "score >= 0"])
-def test_rows_and_then_changes_fold_to_the_table(live: Live, table: str, where: str | None) -> None:
+def test_snapshot_rows_and_later_changes_fold_to_the_table(live: Live, table: str, where: str | None) -> None:
     live.sql(f"INSERT INTO {table} (email, score) SELECT 'row', n FROM generate_series(1, 400) n")
     sub = live.subscribe(table, start="snapshot", **({} if where is None else {"where": where}))
     known, cursor = Folded(), {}
@@ -308,7 +308,7 @@ def _write(live: Live, table: str, times: int) -> None:
                 live.sql(f"DELETE FROM {table} WHERE id = {key}")
 
 
-def test_a_feed_streams_and_survives_a_restart(live: Live, table: str) -> None:
+def test_feed_continues_after_a_restart(live: Live, table: str) -> None:
     sub = live.subscribe(table, include=AFTER)
     stream = live.sse(sub)
     live.sql(f"INSERT INTO {table} (email) VALUES ('a')")
@@ -325,7 +325,7 @@ def fill(live: Live, table: str, count: int) -> None:
     live.sql(f"INSERT INTO {table} (email, score) SELECT 'row ' || n, n FROM generate_series(1, {count}) n")
 
 
-def test_rows_as_of_a_version_and_the_changes_after_it_are_the_table(live: Live, table: str) -> None:
+def test_snapshot_of_a_version_and_later_changes_fold_to_the_table(live: Live, table: str) -> None:
     fill(live, table, 400)
     version = version_of(live, table)
     writer = threading.Thread(target=_write, args=(live, table, 60))
@@ -355,7 +355,7 @@ def test_ranges_together_are_the_table_and_where_picks_rows(live: Live, table: s
     assert [row["id"] for row in some] == list(range(13, 20))
 
 
-def test_the_worker_is_not_told_the_address_by_its_command_line(live: Live, table: str) -> None:
+def test_command_line_of_the_worker_does_not_show_the_database_url(live: Live, table: str) -> None:
     version = version_of(live, table)
     assert rows(live, snapshot_url(table, version)) == []
     pid = live._server._pulls.worker_pid
@@ -363,7 +363,7 @@ def test_the_worker_is_not_told_the_address_by_its_command_line(live: Live, tabl
     assert b"headwater.worker" in line and b"postgresql:" not in line
 
 
-def test_an_old_row_that_is_not_known_stops_a_snapshot_of_then(live: Live, table: str) -> None:
+def test_snapshot_of_an_old_version_is_refused_without_before_images(live: Live, table: str) -> None:
     live.sql(f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT")
     fill(live, table, 5)
     version = version_of(live, table)
@@ -371,7 +371,7 @@ def test_an_old_row_that_is_not_known_stops_a_snapshot_of_then(live: Live, table
     assert live.http.get(snapshot_url(table, version)).status_code in (409, 410, 501)
 
 
-def test_keys_and_values(live: Live) -> None:
+def test_key_value_entries_are_stored_scanned_deleted_and_expired(live: Live) -> None:
     bridge, now = Bridge(threads=1), [1_000]
     kv = Kv(live.api, bridge, lambda: now[0])
     keys = [b"", b"\0", b"a", b"a\0", b"a\xff", b"b", b"\xff", b"\xff\xff"]

@@ -50,7 +50,7 @@ class AskedFor(PgRig):
         ("", "&options=-c%20TimeZone%3DEurope/Berlin"),
     ],
 )
-def test_the_stream_and_the_tables_say_the_same_whatever_the_environment_says(
+def test_stream_and_reads_return_equal_values_under_any_client_settings(
     pg: Server, name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name:
@@ -143,7 +143,7 @@ def test_of_several_hosts_the_primary_is_used(pair: tuple[Server, Standby], monk
     assert "target_session_attrs" not in Address("x", "postgresql://u@/d?host=a,b")._text({})
 
 
-def test_nothing_is_read_from_a_standby(pair: tuple[Server, Standby], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_from_a_standby_is_refused(pair: tuple[Server, Standby], monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot taken there lists no transaction that is open on the primary: it stands for no offset."""
     followed(*pair)
     address = Address("x", f"postgresql://postgres@/postgres?host={pair[1].folder}")

@@ -103,7 +103,7 @@ def as_caller(name: str, call: Callable[..., Any], *args: Any) -> Any:
     return context.run(call, *args)
 
 
-def test_caller_with_abandoned_statement_is_refused_and_others_are_not() -> None:
+def test_caller_with_an_abandoned_statement_is_refused_alone() -> None:
     abandoned = Abandoned()
     abandoned.add(7, "eve")
     assert abandoned.may_refuse("eve") and abandoned.may_refuse("eve", is_trusted=True)
@@ -136,7 +136,7 @@ def test_callers_without_authentication_are_no_single_caller() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_caller_of_abandoned_query_is_refused_and_other_callers_are_not(tmp_path: Path) -> None:
+def test_only_the_caller_of_an_abandoned_query_is_refused(tmp_path: Path) -> None:
     logins = {"reader": f"deaf_reader_{os.getpid()}", "writer": f"deaf_writer_{os.getpid()}"}
     site = Site(shared_server(), f"deaf_{os.getpid()}", tmp_path, statement_seconds=0.5, **logins)
     try:
@@ -163,7 +163,7 @@ def test_caller_of_abandoned_query_is_refused_and_other_callers_are_not(tmp_path
 
 
 @pytest.mark.usefixtures("hasty")
-def test_read_of_other_callers_is_accepted_while_abandoned_statement_runs(pg: Server) -> None:
+def test_read_of_another_caller_is_accepted_during_an_abandoned_statement(pg: Server) -> None:
     pool = Pool(pg.connect, 1)
     with pytest.raises(InvalidRequest):
         as_caller("eve", pool.read, lambda link: link.run(DEAF, max_rows=1), 0.5)
@@ -176,7 +176,7 @@ def test_read_of_other_callers_is_accepted_while_abandoned_statement_runs(pg: Se
 
 
 @pytest.mark.usefixtures("hasty")
-def test_write_of_other_callers_is_accepted_while_abandoned_statement_runs(pg_rig: Callable[..., Rig]) -> None:
+def test_write_of_another_caller_is_accepted_during_an_abandoned_statement(pg_rig: Callable[..., Rig]) -> None:
     rig = pg_rig("CREATE TABLE t (id int PRIMARY KEY)", statement_seconds=0.5)
 
     def write(caller: str, sql: str) -> Any:
@@ -292,7 +292,7 @@ def test_long_statement_is_refused_unless_from_owner(site: Site) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", '"', "'", "/*", "$a$b", "$", "(", '"a" ', "lo_", "/**/", " "])
-def test_text_of_one_repeated_sign_is_scanned_to_its_end(text: str) -> None:
+def test_text_of_a_repeated_sign_is_scanned_in_linear_time(text: str) -> None:
     sql = "SELECT " + text * (MAX_TEXT // len(text) - 10)
     for look in (check_allowed, marked, lambda sql: placed(sql, {"a": 1})):
         with contextlib.suppress(HeadwaterError):

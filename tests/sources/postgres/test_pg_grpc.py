@@ -65,7 +65,7 @@ def caller(server: Served) -> Iterator[Caller]:
         yield made
 
 
-def test_changes_carry_the_number_of_their_transaction(db: Any, caller: Caller) -> None:
+def test_changes_carry_their_transaction_id(db: Any, caller: Caller) -> None:
     reader = caller.subscribe(namespace=NAME, tables=["t"])
     with db.transaction():
         (xid,) = db.execute("SELECT pg_current_xact_id()::text").fetchone()
@@ -75,7 +75,7 @@ def test_changes_carry_the_number_of_their_transaction(db: Any, caller: Caller) 
     assert [json.loads(event.after_value) for event in found] == [{"k": 1, "v": "a"}, {"k": 2, "v": "b"}]
 
 
-def test_an_aborted_transaction_leaves_no_trace(db: Any, caller: Caller) -> None:
+def test_aborted_transaction_is_not_delivered(db: Any, caller: Caller) -> None:
     reader = caller.subscribe(namespace=NAME, tables=["t"])
     with db.transaction(force_rollback=True):
         db.execute("INSERT INTO t VALUES (11, 'no')")
@@ -84,7 +84,7 @@ def test_an_aborted_transaction_leaves_no_trace(db: Any, caller: Caller) -> None
     assert json.loads(found.after_value)["k"] == 12
 
 
-def test_a_truncate_is_a_delete_of_everything(db: Any, caller: Caller) -> None:
+def test_truncate_is_delivered_as_a_delete_without_a_key(db: Any, caller: Caller) -> None:
     deletes = caller.subscribe(namespace=NAME, tables=["t"], operations=[DELETE])
     readers = [caller.watch(namespace=NAME, table="t"), caller.watch(namespace=NAME, key=b"\x30x\0\x01")]
     db.execute("TRUNCATE t")
@@ -94,7 +94,7 @@ def test_a_truncate_is_a_delete_of_everything(db: Any, caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_key_of_an_event_can_be_watched(db: Any, caller: Caller, kind: str) -> None:
+def test_watch_on_the_key_of_an_event_delivers_its_changes(db: Any, caller: Caller, kind: str) -> None:
     table = f"kind{list(KINDS).index(kind)}"
     reader = caller.subscribe(namespace=NAME, tables=[table])
     one, other = KINDS[kind]
@@ -120,7 +120,7 @@ def test_values_that_were_not_sent_are_named(db: Any, caller: Caller) -> None:
         assert json.loads(found.before_value) == {"k": 1}
 
 
-def test_what_is_open_is_listed_by_its_name(caller: Caller) -> None:
+def test_open_subscription_is_listed_with_its_namespace(caller: Caller) -> None:
     reading = caller.subscribe(namespace=NAME, tables=["t"])
     path = f"{SUBSCRIPTIONS}/ListSubscriptions"
     assert NAME in {each.namespace for each in caller.call(path, namespace=NAME).subscriptions}

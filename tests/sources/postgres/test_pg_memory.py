@@ -148,7 +148,7 @@ def test_astral_text_counts_four_bytes_for_each_character(own: PgRig) -> None:
     assert sizes[1] > 3 * sizes[0] and sizes[0] >= analysis.TEXT_FACTOR * 10_000
 
 
-def test_names_of_many_columns_count(own: PgRig) -> None:
+def test_names_of_many_columns_are_counted_in_the_memory_of_an_analysis(own: PgRig) -> None:
     known = own.source._analyses._known
     known.clear()
     own.source.analyse("SELECT * FROM (SELECT * FROM t, (SELECT 1 AS one) u) v")

@@ -56,7 +56,7 @@ def tailed(server: Served, base: Base, count: int) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_feed_of_postgresql_from_the_command_line(base: Base, tmp_path: Path) -> None:
+def test_feed_from_the_command_line_keeps_its_offsets_after_a_kill(base: Base, tmp_path: Path) -> None:
     with served(tmp_path, base.url) as server:
         base.db.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
         found = tailed(server, base, 2)
@@ -107,7 +107,7 @@ def follows(database: Database) -> bool:
         return False
 
 
-def test_a_lost_slot_begins_a_new_generation(base: Base, tmp_path: Path) -> None:
+def test_lost_slot_begins_a_new_generation(base: Base, tmp_path: Path) -> None:
     name, _, url = base.url.partition("=")
     config = Config(data=str(tmp_path), databases=(DatabaseConfig(name, url),), log=LogConfig(flush_ms=5))
     app = App(config)

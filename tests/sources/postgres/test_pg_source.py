@@ -35,7 +35,7 @@ TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
 FULL = "ALTER TABLE t REPLICA IDENTITY FULL"
 
 
-def test_what_is_committed_is_followed(rig: Callable[..., PgRig]) -> None:
+def test_committed_changes_are_followed_in_order(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "INSERT INTO t VALUES (0, 'before')")
     own.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", "UPDATE t SET v = 'A' WHERE k = 1", "DELETE FROM t WHERE k = 2")
     assert [len(part.changes) for part in own.pull()] == [2, 1, 1]
@@ -49,7 +49,7 @@ def test_what_is_committed_is_followed(rig: Callable[..., PgRig]) -> None:
 # --- nothing lost, nothing twice -----------------------------------------------------------------------------
 
 
-def test_following_is_repeatable_until_it_is_acknowledged(rig: Callable[..., PgRig]) -> None:
+def test_changes_are_delivered_again_until_they_are_acknowledged(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     own.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", "DELETE FROM t")
     own.head()
@@ -60,7 +60,7 @@ def test_following_is_repeatable_until_it_is_acknowledged(rig: Callable[..., PgR
     assert [part.first for part in own.source.follow(after=2)] == [3]
 
 
-def test_a_killed_connection_is_made_again_and_nothing_is_lost_or_twice(rig: Callable[..., PgRig]) -> None:
+def test_killed_connection_is_reopened_and_each_change_is_captured_once(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     for number in range(30):
         own.run(f"INSERT INTO t VALUES ({number}, 'x')")
@@ -75,7 +75,7 @@ def test_a_killed_connection_is_made_again_and_nothing_is_lost_or_twice(rig: Cal
     assert own.source.status()["connections"] > 1
 
 
-def test_what_we_had_not_logged_comes_again_under_the_same_offsets(rig: Callable[..., PgRig]) -> None:
+def test_unlogged_changes_are_delivered_again_under_the_same_offsets(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, FULL)
     own.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')")
     own.pull()
@@ -93,7 +93,7 @@ def test_what_we_had_not_logged_comes_again_under_the_same_offsets(rig: Callable
     assert own.log[-1].changes[0].table.version == 2
 
 
-def test_a_server_that_restarts_in_the_middle_is_gone_on_with(own_server: Server) -> None:
+def test_capture_continues_after_the_server_restarts(own_server: Server) -> None:
     own = PgRig(own_server, "restarted", TABLE)
     try:
         for number in range(4):
@@ -128,7 +128,7 @@ def own_server(pg: Server) -> Iterator[Server]:
 # --- continuity ----------------------------------------------------------------------------------------------
 
 
-def test_a_slot_that_was_made_anew_is_noticed(rig: Callable[..., PgRig]) -> None:
+def test_slot_dropped_and_created_again_ends_the_history(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     own.run("INSERT INTO t VALUES (1, 'a')")
     own.pull()
@@ -147,7 +147,7 @@ def test_a_slot_that_was_made_anew_is_noticed(rig: Callable[..., PgRig]) -> None
     assert own.source.prove(generation="next", latest=99, read=lambda after: iter(())) == ""
 
 
-def test_a_slot_that_is_dropped_while_we_read_it_is_told(rig: Callable[..., PgRig]) -> None:
+def test_slot_dropped_while_headwater_reads_ends_the_history(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     while own.slot_row() is not None:
         own.kill_stream()
@@ -188,7 +188,7 @@ def _end(own: PgRig) -> None:
     own.db.close()
 
 
-def test_a_server_ends_in_good_order_while_a_prepared_transaction_waits_that_was_sent_ahead(own_server: Server) -> None:
+def test_server_shuts_down_while_a_streamed_prepared_transaction_is_open(own_server: Server) -> None:
     """It waits for our word on all of its log, and the transaction stays open beyond that."""
     own = PgRig(own_server, "prepared", TABLE)
     try:
@@ -208,7 +208,7 @@ def test_a_server_ends_in_good_order_while_a_prepared_transaction_waits_that_was
         own.close()
 
 
-def test_a_failover_that_lost_nothing_is_gone_on_with_and_one_that_did_is_told(own_server: Server) -> None:
+def test_failover_without_loss_keeps_the_history_and_a_lossy_failover_ends_it(own_server: Server) -> None:
     own = PgRig(own_server, "promoted", TABLE)
     try:
         own.run("INSERT INTO t VALUES (1, 'a')")
@@ -256,7 +256,7 @@ def _set_back(own: PgRig) -> None:
     own.db = own.server.connect(own.name)
 
 
-def test_a_backup_that_ends_before_our_log_is_not_gone_on_with(own_server: Server) -> None:
+def test_backup_older_than_the_log_ends_the_history(own_server: Server) -> None:
     own = PgRig(own_server, "behind", TABLE)
     try:
         _set_back(own)
@@ -268,7 +268,7 @@ def test_a_backup_that_ends_before_our_log_is_not_gone_on_with(own_server: Serve
         own.close()
 
 
-def test_a_copy_that_grew_past_our_log_is_not_gone_on_with(own_server: Server) -> None:
+def test_copy_with_different_later_transactions_ends_the_history(own_server: Server) -> None:
     """Its identity is ours, and its log reaches further: only its transactions are others."""
     own = PgRig(own_server, "copied", TABLE)
     try:
@@ -308,12 +308,14 @@ SLOT = Slot("pgoutput", "d", 0, 600, 400, "reserved", False, 0, None)
         (Identity("1", 1, 900), msgspec.structs.replace(SLOT, confirmed=601), "made anew"),
     ],
 )
-def test_a_history_is_judged(identity: Identity, slot: Slot | None, reason: str) -> None:
+def test_history_judgement_returns_the_reason_for_a_mismatch(
+    identity: Identity, slot: Slot | None, reason: str
+) -> None:
     found = judge(FACTS, identity, slot, "d")
     assert (found == "") if not reason else reason in found
 
 
-def test_a_server_that_cannot_be_captured_is_told_how_to_mend_it(rig: Callable[..., PgRig]) -> None:
+def test_role_that_may_not_replicate_is_refused_with_the_statement_that_fixes_it(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE TABLE bare(x int)", "CREATE TABLE whole(x int)", "ALTER TABLE whole REPLICA IDENTITY FULL")
     found = own.source.findings()
     assert not [each for each in found if each.fatal]
@@ -330,7 +332,7 @@ def test_a_server_that_cannot_be_captured_is_told_how_to_mend_it(rig: Callable[.
         own.run(f"DROP ROLE {role}")
 
 
-def test_a_password_is_never_repeated() -> None:
+def test_connection_error_does_not_show_the_password() -> None:
     for url in ("postgresql://u:s3cret@nowhere.invalid/d", "postgresql://u:s3cret@[bad/d", "postgresql://u@h:s3cret/d"):
         with pytest.raises(HeadwaterError) as caught:
             Address("main", url).connect()
@@ -340,7 +342,7 @@ def test_a_password_is_never_repeated() -> None:
 # --- bounds --------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_table_does_not_pin_the_servers_log(rig: Callable[..., PgRig]) -> None:
+def test_idle_table_does_not_pin_the_server_log(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE TABLE other(x text)", "ALTER TABLE other REPLICA IDENTITY FULL", tables=("t",))
     own.run("INSERT INTO t VALUES (1, 'a')")
     own.pull()
@@ -364,7 +366,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.sources.postgres.capture.replication_buffer.MOST_CHANGES", 2_000)
 
 
-def test_a_large_transaction_is_handed_on_in_parts_and_little_of_it_is_held(
+def test_large_transaction_is_delivered_in_parts_within_the_buffer_limit(
     small: None, rig: Callable[..., PgRig]
 ) -> None:
     own = rig(TABLE)
@@ -384,7 +386,7 @@ def test_a_large_transaction_is_handed_on_in_parts_and_little_of_it_is_held(
     assert own.pull() == []
 
 
-def test_a_large_transaction_that_could_not_be_logged_comes_again(small: None, rig: Callable[..., PgRig]) -> None:
+def test_large_transaction_that_was_not_logged_is_delivered_again(small: None, rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     own.run("INSERT INTO t SELECT n, 'x' FROM generate_series(1, 10000) n", "ALTER TABLE t ADD w int")
     own.run("INSERT INTO t SELECT n, 'y', n FROM generate_series(10001, 20000) n")
@@ -412,7 +414,7 @@ def test_a_large_transaction_that_could_not_be_logged_comes_again(small: None, r
 # --- where it stands -----------------------------------------------------------------------------------------
 
 
-def test_the_head_counts_what_was_committed_before(rig: Callable[..., PgRig]) -> None:
+def test_head_includes_every_earlier_commit(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     counted, wrong = itertools.count(1), []
 
@@ -439,7 +441,7 @@ def test_the_head_counts_what_was_committed_before(rig: Callable[..., PgRig]) ->
     assert own.head() == 240
 
 
-def test_a_stream_that_is_behind_does_not_claim_to_know_the_head(
+def test_head_is_unavailable_while_the_stream_is_behind(
     monkeypatch: pytest.MonkeyPatch, rig: Callable[..., PgRig]
 ) -> None:
     own = rig(TABLE)
@@ -455,7 +457,7 @@ def test_a_stream_that_is_behind_does_not_claim_to_know_the_head(
     assert own.head() == 3  # as soon as the stream can tell
 
 
-def test_the_schema_number_moves_with_every_change_of_the_schema(rig: Callable[..., PgRig]) -> None:
+def test_schema_number_changes_with_every_schema_change(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE VIEW w AS SELECT k FROM t", "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     seen = [own.source.look().schema]
     own.run("INSERT INTO t VALUES (1, 'a')", "ANALYZE t", "VACUUM t", "CREATE TEMP TABLE x(a int PRIMARY KEY)")
@@ -476,7 +478,7 @@ def test_the_schema_number_moves_with_every_change_of_the_schema(rig: Callable[.
     assert len({*seen}) == len(seen)
 
 
-def test_the_order_of_keys_is_known_without_a_question_once_a_look_saw_the_schema_move(
+def test_order_of_keys_is_known_without_a_read_after_a_schema_change(
     rig: Callable[..., PgRig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = rig("CREATE TABLE t(k text PRIMARY KEY, v text)")
@@ -497,7 +499,7 @@ def test_the_order_of_keys_is_known_without_a_question_once_a_look_saw_the_schem
         own.source.order(tables["u"], ["k"])
 
 
-def test_a_read_stands_where_its_snapshot_does(rig: Callable[..., PgRig]) -> None:
+def test_rows_of_a_read_equal_the_log_up_to_its_offset(rig: Callable[..., PgRig]) -> None:
     """Under concurrent commits, long and short, the rows read are the log up to the offset of the read."""
     own = rig(TABLE, "INSERT INTO t SELECT n, '0' FROM generate_series(1, 20) n", FULL)
     base = own.rows()

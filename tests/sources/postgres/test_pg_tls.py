@@ -133,7 +133,7 @@ class Front(socketserver.ThreadingTCPServer):
 
 
 @pytest.mark.parametrize("twin", [row_decoder.PYTHON, row_decoder.COMPILED], ids=["plain", "received"])
-def test_nothing_of_a_record_stays_behind(
+def test_rows_buffered_by_tls_are_read_without_waiting(
     pg: Server, twin: row_decoder.Twin | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """No poll tells of what TLS has read already: it must be taken before anybody waits. Newer libpq does
@@ -159,7 +159,7 @@ def test_nothing_of_a_record_stays_behind(
             assert own.fold() == own.rows()
 
 
-def test_a_password_that_is_another_now_stops_capture_until_it_is_told(
+def test_changed_password_stops_capture_until_the_new_password_is_given(
     own: TlsRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -189,7 +189,7 @@ def test_a_password_that_is_another_now_stops_capture_until_it_is_told(
     assert "secret" not in caplog.text
 
 
-def test_a_server_that_another_authority_vouches_for_is_refused(own: TlsRig, tmp_path: Path) -> None:
+def test_server_certificate_of_another_authority_is_refused(own: TlsRig, tmp_path: Path) -> None:
     stranger = Authority(tmp_path, "stranger")
     url = own.url.replace(str(own.server.authority.file), str(stranger.file))
     source = PostgresSource(own.name, url, notes=own.notes, config=own.config)
@@ -201,7 +201,7 @@ def test_a_server_that_another_authority_vouches_for_is_refused(own: TlsRig, tmp
         source.close()
 
 
-def test_a_server_that_says_nothing_holds_nobody_else_up() -> None:
+def test_silent_server_blocks_no_other_thread_and_times_out() -> None:
     """While it is waited for, other threads run; then the wait is told, without the password."""
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
         url = f"postgresql://app:{SECRET}@127.0.0.1:{silent.getsockname()[1]}/x?connect_timeout=2&gssencmode=disable"

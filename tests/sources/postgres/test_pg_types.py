@@ -180,7 +180,7 @@ def _whole(text: str | None) -> str:
     return text if text[-3] == ":" and text[-6] in "+-" else f"{text}:00"
 
 
-def test_every_type_is_what_the_database_says(stream: Callable[..., Stream]) -> None:
+def test_every_type_is_decoded_as_the_database_shows_it(stream: Callable[..., Stream]) -> None:
     one, names = one_of(stream)
     (table, rows) = _decoded(one)
     kinds = {name: column.kind for name, column in zip(names, table.columns[1:], strict=True)}
@@ -220,7 +220,7 @@ def _shown(one: Stream, columns: str) -> list[tuple[str | None, ...]]:
     return [tuple(None if cell is None else cell.decode() for cell in row) for row in cells]
 
 
-def test_what_does_not_fit_its_kind_is_text(stream: Callable[..., Stream]) -> None:
+def test_value_that_does_not_fit_its_kind_is_delivered_as_text(stream: Callable[..., Stream]) -> None:
     one, names = one_of(stream)
     _, rows = _decoded(one)
     odd = {
@@ -262,7 +262,7 @@ def test_all_that_the_catalogue_has_is_decoded_as_null(stream: Callable[..., Str
     assert rows == [(1, *[None] * len(names))]
 
 
-def test_the_stream_alone_tells_what_a_domain_is(stream: Callable[..., Stream]) -> None:
+def test_values_of_domains_are_decoded_without_catalogue_facts(stream: Callable[..., Stream]) -> None:
     class Nothing:
         def table(self, oid: int) -> TableFact | None:
             return None
@@ -280,7 +280,7 @@ def test_the_stream_alone_tells_what_a_domain_is(stream: Callable[..., Stream]) 
     assert items[0].changes[1].after == (1, 20, "sad", "{sad}", "(1,a)")
 
 
-def test_escaped_bytes_and_times_of_other_zones_are_read_too() -> None:
+def test_escaped_bytes_and_times_of_any_zone_are_decoded() -> None:
     assert converter(17, {})("a\\\\b\\000\\377") == b"a\\b\x00\xff"
     read = converter(TIMESTAMPTZ, {})
     assert read("2024-05-06 07:08:09.5+05:30") == DateTime("2024-05-06T07:08:09.5+05:30")
@@ -289,7 +289,7 @@ def test_escaped_bytes_and_times_of_other_zones_are_read_too() -> None:
 
 
 @given(st.uuids())
-def test_a_uuid_made_the_short_way_is_a_uuid(value: UUID) -> None:
+def test_uuid_from_the_fast_converter_equals_the_uuid(value: UUID) -> None:
     found = converter(2950, {})(str(value))
     assert isinstance(found, UUID)
     assert (found, hash(found), repr(found), found.is_safe) == (value, hash(value), repr(value), value.is_safe)

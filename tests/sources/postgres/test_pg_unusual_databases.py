@@ -89,7 +89,7 @@ SETTINGS = (
 )
 
 
-def test_settings_of_a_role_change_no_value_no_shape_and_no_filter(
+def test_settings_of_a_role_do_not_change_values_shapes_or_filters(
     rig: Callable[..., PgRig], role: Callable[..., str]
 ) -> None:
     plain, odd = rig(MOOD, TABLE), rig(MOOD, TABLE, user=role(*SETTINGS))
@@ -109,9 +109,7 @@ def test_settings_of_a_role_change_no_value_no_shape_and_no_filter(
     assert found[0] == found[1]
 
 
-def test_a_role_whose_sessions_end_early_is_followed_without_a_break(
-    rig: Callable[..., PgRig], role: Callable[..., str]
-) -> None:
+def test_role_with_short_session_timeouts_keeps_its_stream(rig: Callable[..., PgRig], role: Callable[..., str]) -> None:
     short = "idle_session_timeout = '200ms'", "idle_in_transaction_session_timeout = '200ms'"
     own = rig("CREATE TABLE t(k int PRIMARY KEY)", user=role(*short, "wal_sender_timeout = '2s'"))
     for key in range(6):
@@ -125,7 +123,7 @@ def test_a_role_whose_sessions_end_early_is_followed_without_a_break(
 # --- encodings ------------------------------------------------------------------------------------------------
 
 
-def test_a_database_in_another_encoding_is_followed_through_changes_of_the_schema(rig: Callable[..., PgRig]) -> None:
+def test_schema_changes_of_a_latin1_database_are_captured(rig: Callable[..., PgRig]) -> None:
     own = rig('CREATE TABLE "tä"(k int PRIMARY KEY, "ü" text)', encoding="LATIN1")
     own.run("INSERT INTO \"tä\" VALUES (1, 'é')")
     assert [change.after for change in changes(own)] == [(1, "é")]
@@ -135,7 +133,7 @@ def test_a_database_in_another_encoding_is_followed_through_changes_of_the_schem
     assert [change.ddl for change in changes(own)] == ["DROP TABLE tä"]
 
 
-def test_a_database_that_does_not_know_its_encoding_is_refused(pg: Server) -> None:
+def test_sql_ascii_database_is_refused(pg: Server) -> None:
     name = f"ascii_{os.getpid()}_{next(_numbers)}"
     with pg.connect() as admin:
         admin.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0".encode())
@@ -146,7 +144,7 @@ def test_a_database_that_does_not_know_its_encoding_is_refused(pg: Server) -> No
 
 @pytest.mark.parametrize("content", [b"\xff", b'{"gone": [[0, "\xe4"]]}', b"\x00"])
 @pytest.mark.parametrize("prefix", ["headwater", "headwater.shapes"])
-def test_bytes_that_anybody_wrote_under_our_name_do_no_harm(
+def test_forged_bytes_with_a_headwater_prefix_are_ignored(
     rig: Callable[..., PgRig], prefix: str, content: bytes
 ) -> None:
     own = rig("CREATE TABLE t(k int PRIMARY KEY)")
@@ -158,9 +156,7 @@ def test_bytes_that_anybody_wrote_under_our_name_do_no_harm(
 # --- rows that nobody was sent --------------------------------------------------------------------------------
 
 
-def test_policies_that_hide_rows_make_no_snapshot_with_holes(
-    rig: Callable[..., PgRig], role: Callable[..., str]
-) -> None:
+def test_snapshot_under_row_level_security_is_refused(rig: Callable[..., PgRig], role: Callable[..., str]) -> None:
     own = rig("CREATE TABLE t(k int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 5)")
     user = role(of="REPLICATION")
     own.run(
@@ -179,7 +175,7 @@ def test_policies_that_hide_rows_make_no_snapshot_with_holes(
     assert len(own.source.chunk("t", after=None, span=None, limit=9).rows) == 5
 
 
-def test_a_table_that_was_filled_before_it_was_logged_asks_for_a_snapshot(rig: Callable[..., PgRig]) -> None:
+def test_table_filled_while_unlogged_asks_for_a_snapshot(rig: Callable[..., PgRig]) -> None:
     own = rig()
     own.run("CREATE UNLOGGED TABLE u(k int PRIMARY KEY)", "INSERT INTO u SELECT generate_series(1, 5)")
     own.run("ALTER TABLE u SET LOGGED", "INSERT INTO u VALUES (6)")
@@ -188,7 +184,7 @@ def test_a_table_that_was_filled_before_it_was_logged_asks_for_a_snapshot(rig: C
     assert told == {"u": True, "fresh": False}
 
 
-def test_a_table_that_is_not_sent_any_more_ends_and_comes_back_for_a_snapshot(rig: Callable[..., PgRig]) -> None:
+def test_table_set_unlogged_ends_and_asks_for_a_snapshot_when_logged_again(rig: Callable[..., PgRig]) -> None:
     own = rig("CREATE TABLE t(k int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     own.run("ALTER TABLE t SET UNLOGGED", "INSERT INTO t VALUES (2)")
     assert [change.ddl for change in changes(own)] == ["DROP TABLE t -- not published"]
@@ -202,7 +198,7 @@ ROUND_TRIP = ("ALTER TABLE t SET UNLOGGED", "INSERT INTO t VALUES (2)", "ALTER T
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_a_table_that_was_unlogged_between_two_looks_asks_for_a_snapshot(rig: Callable[..., PgRig], away: bool) -> None:
+def test_table_unlogged_between_two_checks_asks_for_a_snapshot(rig: Callable[..., PgRig], away: bool) -> None:
     own = rig("CREATE TABLE t(k int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     own.run("INSERT INTO t VALUES (10)")
     changes(own)
@@ -217,7 +213,7 @@ def test_a_table_that_was_unlogged_between_two_looks_asks_for_a_snapshot(rig: Ca
     assert not [each for each in changes(own) if each.resnapshot]
 
 
-def test_a_new_table_that_was_unlogged_before_the_first_look_asks_for_a_snapshot(rig: Callable[..., PgRig]) -> None:
+def test_new_table_unlogged_before_the_first_check_asks_for_a_snapshot(rig: Callable[..., PgRig]) -> None:
     own = rig()
     own.run("CREATE TABLE t(k int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     assert [each.resnapshot for part in own.pull() for each in part.changes] == [False, False]
@@ -226,9 +222,7 @@ def test_a_new_table_that_was_unlogged_before_the_first_look_asks_for_a_snapshot
 
 
 @pytest.mark.parametrize("also", ["ALTER TABLE t ALTER v SET NOT NULL", "ALTER TABLE t ADD w int", ""])
-def test_a_table_that_was_unlogged_and_comes_back_without_a_row_asks_for_a_snapshot(
-    rig: Callable[..., PgRig], also: str
-) -> None:
+def test_table_logged_again_without_a_row_asks_for_a_snapshot(rig: Callable[..., PgRig], also: str) -> None:
     own = rig("CREATE TABLE t(k int PRIMARY KEY, v int DEFAULT 0)", "INSERT INTO t VALUES (1)")
     own.run(*ROUND_TRIP, *([also] if also else []))
     assert [each.resnapshot for each in changes(own)].count(True) == 1
@@ -239,9 +233,7 @@ def test_a_table_that_was_unlogged_and_comes_back_without_a_row_asks_for_a_snaps
 
 
 @pytest.mark.parametrize("what", ["VACUUM FULL t", "CLUSTER t USING t_pkey", "ALTER TABLE t ALTER v TYPE bigint"])
-def test_rows_that_are_written_anew_ask_for_a_snapshot_as_they_may_have_been_unlogged(
-    rig: Callable[..., PgRig], what: str
-) -> None:
+def test_rewritten_table_asks_for_a_snapshot_once(rig: Callable[..., PgRig], what: str) -> None:
     own = rig("CREATE TABLE t(k int PRIMARY KEY, v int)", "INSERT INTO t VALUES (1)")
     own.run(what)
     found = changes(own)
@@ -250,7 +242,7 @@ def test_rows_that_are_written_anew_ask_for_a_snapshot_as_they_may_have_been_unl
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_a_table_that_is_emptied_asks_for_no_snapshot(rig: Callable[..., PgRig], away: bool) -> None:
+def test_truncated_table_asks_for_no_snapshot(rig: Callable[..., PgRig], away: bool) -> None:
     own = rig("CREATE TABLE t(k int PRIMARY KEY)", "CREATE TABLE u(k int REFERENCES t)", "INSERT INTO t VALUES (1)")
     if away:
         own.source.close()
@@ -263,7 +255,7 @@ def test_a_table_that_is_emptied_asks_for_no_snapshot(rig: Callable[..., PgRig],
     assert [(each.table.name, each.resnapshot) for each in changes(own) if each.resnapshot] == [("t", True)]
 
 
-def test_an_announcement_is_understood_alike_after_a_crash(rig: Callable[..., PgRig]) -> None:
+def test_truncate_announced_before_a_crash_asks_for_no_snapshot(rig: Callable[..., PgRig]) -> None:
     """That the table was emptied is before the place from which the stream goes on."""
     own = rig("CREATE TABLE t(k int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     own.run("TRUNCATE t")
@@ -281,7 +273,7 @@ PARTITIONS = (
 DETACH, ATTACH = "ALTER TABLE p DETACH PARTITION p1", "ALTER TABLE p ATTACH PARTITION p1 FOR VALUES FROM (0) TO (10)"
 
 
-def test_a_partition_that_left_a_published_table_ends_and_comes_back_for_a_snapshot(rig: Callable[..., PgRig]) -> None:
+def test_detached_partition_ends_and_asks_for_a_snapshot_when_attached_again(rig: Callable[..., PgRig]) -> None:
     own = rig(*PARTITIONS, tables=("p",))
     own.run("INSERT INTO p VALUES (1), (11)")
     assert [change.table.name for change in changes(own)] == ["p1", "p2"]
@@ -292,7 +284,7 @@ def test_a_partition_that_left_a_published_table_ends_and_comes_back_for_a_snaps
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_a_partition_that_was_away_between_two_looks_asks_for_a_snapshot(rig: Callable[..., PgRig], away: bool) -> None:
+def test_partition_detached_between_two_checks_asks_for_a_snapshot(rig: Callable[..., PgRig], away: bool) -> None:
     own = rig(*PARTITIONS, tables=("p",))
     own.run("INSERT INTO p VALUES (1), (11)")
     changes(own)
@@ -306,14 +298,14 @@ def test_a_partition_that_was_away_between_two_looks_asks_for_a_snapshot(rig: Ca
     assert not [each for each in changes(own) if each.resnapshot]
 
 
-def test_partitions_come_and_go_where_all_tables_are_published(rig: Callable[..., PgRig]) -> None:
+def test_detached_partition_is_captured_where_all_tables_are_published(rig: Callable[..., PgRig]) -> None:
     own = rig(*PARTITIONS)
     own.run("INSERT INTO p VALUES (1), (11)", DETACH, "INSERT INTO p1 VALUES (2)", ATTACH, "INSERT INTO p VALUES (3)")
     assert not [change for change in changes(own) if change.resnapshot]
     assert sorted(own.fold("p1")) == [1, 2, 3]
 
 
-def test_a_publication_that_tells_rows_of_partitions_as_the_roots_is_refused(rig: Callable[..., PgRig]) -> None:
+def test_publication_via_partition_root_is_refused(rig: Callable[..., PgRig]) -> None:
     own = rig(*PARTITIONS)
     own.source.close()
     own.run(f"ALTER PUBLICATION {own.slot} SET (publish_via_partition_root = true)")
@@ -324,7 +316,7 @@ def test_a_publication_that_tells_rows_of_partitions_as_the_roots_is_refused(rig
     own.open()
 
 
-def test_a_table_whose_commit_is_streamed_before_others_see_it_is_known_whole(rig: Callable[..., PgRig]) -> None:
+def test_table_streamed_before_its_commit_is_visible_is_described_fully(rig: Callable[..., PgRig]) -> None:
     """As where a standby must confirm it first; or, for a moment, always."""
     own = rig()
     make = "CREATE TABLE t(k int PRIMARY KEY, v text NOT NULL); ALTER TABLE t REPLICA IDENTITY FULL"
@@ -352,7 +344,7 @@ def test_a_table_whose_commit_is_streamed_before_others_see_it_is_known_whole(ri
     assert first.table.key == ("k",) and not first.table.columns[1].nullable
 
 
-def test_a_table_that_the_role_may_not_read_keeps_nothing_of_the_others_back(
+def test_table_that_the_role_may_not_read_does_not_block_other_tables(
     rig: Callable[..., PgRig], role: Callable[..., str]
 ) -> None:
     own = rig("CREATE TABLE t(k int PRIMARY KEY, v text)", "CREATE TABLE secret(k int PRIMARY KEY, v text)")

@@ -40,7 +40,7 @@ ALTERED = {
 
 
 @pytest.mark.parametrize("how", ALTERED)
-def test_a_publication_that_is_altered_while_we_read_ends_the_history(how: str, rig: Callable[..., PgRig]) -> None:
+def test_publication_altered_while_headwater_reads_ends_the_history(how: str, rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "INSERT INTO t VALUES (1, 'a')")
     own.run(*(statement.format(name=own.slot) for statement in ALTERED[how]), "INSERT INTO t VALUES (2, 'b')")
     assert "publication" in own.lost()
@@ -48,7 +48,7 @@ def test_a_publication_that_is_altered_while_we_read_ends_the_history(how: str, 
 
 
 @pytest.mark.parametrize("how", ALTERED)
-def test_a_publication_that_is_altered_while_we_are_away_ends_the_history(how: str, rig: Callable[..., PgRig]) -> None:
+def test_publication_altered_while_headwater_is_stopped_ends_the_history(how: str, rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "INSERT INTO t VALUES (1, 'a')")
     own.source.close()
     own.run(*(statement.format(name=own.slot) for statement in ALTERED[how]), "INSERT INTO t VALUES (2, 'b')")
@@ -56,7 +56,7 @@ def test_a_publication_that_is_altered_while_we_are_away_ends_the_history(how: s
     goes_on_anew(own)
 
 
-def test_a_table_may_be_dropped_but_not_taken_out_of_the_publication(rig: Callable[..., PgRig]) -> None:
+def test_dropped_table_keeps_the_history_but_an_unpublished_table_ends_it(rig: Callable[..., PgRig]) -> None:
     tables = [TABLE, "CREATE TABLE u(k int PRIMARY KEY)", "CREATE TABLE w(k int PRIMARY KEY)"]
     own = rig(*tables, tables=("t", "u", "w"))
     own.run("DROP TABLE w", "INSERT INTO u VALUES (1)")
@@ -81,7 +81,7 @@ def reshaped(own: PgRig) -> list[Change]:
     return [change for part in parts for change in part.changes if change.op is Op.SCHEMA_CHANGE]
 
 
-def test_a_table_that_is_dropped_is_told_though_no_row_ever_comes(rig: Callable[..., PgRig]) -> None:
+def test_dropped_table_is_reported_without_a_later_row(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE TABLE u(k int PRIMARY KEY)", "CREATE TABLE w(k int PRIMARY KEY)")
     own.run("INSERT INTO u VALUES (1)", "DROP TABLE u", "ALTER TABLE w RENAME TO x")
     told = [("u", "DROP TABLE u"), ("w", "-- table w is gone")]  # its next row tells what w is called now
@@ -98,7 +98,7 @@ def test_a_table_that_is_dropped_is_told_though_no_row_ever_comes(rig: Callable[
     assert [change.ddl for change in reshaped(own)] == ["DROP TABLE u"]
 
 
-def test_what_rows_do_not_show_of_a_table_is_told(rig: Callable[..., PgRig]) -> None:
+def test_altered_nullability_and_key_are_reported_without_a_row(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE TABLE bare(x int NOT NULL)", "ALTER TABLE bare REPLICA IDENTITY FULL")
     own.run("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t ALTER v SET NOT NULL")
     (change,) = reshaped(own)
@@ -119,7 +119,7 @@ def test_what_rows_do_not_show_of_a_table_is_told(rig: Callable[..., PgRig]) -> 
     assert [change.op for change in own.pull()[-1].changes] == [Op.SCHEMA_CHANGE, Op.INSERT]
 
 
-def test_rows_come_again_under_the_same_offsets_whatever_was_altered_since(rig: Callable[..., PgRig]) -> None:
+def test_rows_resent_after_a_schema_change_keep_their_offsets(rig: Callable[..., PgRig]) -> None:
     """What was handed on, and seen by readers, but not durable when we were killed."""
     own = rig(TABLE)
     own.run("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t ADD w int", "INSERT INTO t VALUES (2, 'b', 2)")
@@ -135,7 +135,7 @@ def test_rows_come_again_under_the_same_offsets_whatever_was_altered_since(rig: 
     assert own.source.describe()["t"] is again[-1].changes[-1].table
 
 
-def test_a_table_that_somebody_alters_is_told_of_later(rig: Callable[..., PgRig]) -> None:
+def test_table_locked_by_an_open_alter_is_reported_after_its_commit(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     own.run("ALTER TABLE t ALTER v SET NOT NULL")
     with own.server.connect(own.name) as other, other.transaction():
@@ -170,7 +170,7 @@ MEANT = {
 }
 
 
-def test_what_queries_mean_by_a_table_is_told(rig: Callable[..., PgRig]) -> None:
+def test_changes_of_types_partitions_and_views_are_reported_for_their_tables(rig: Callable[..., PgRig]) -> None:
     own = rig(
         "CREATE TYPE mood AS ENUM ('sad', 'ok')",
         "CREATE DOMAIN moods AS mood[]",
@@ -200,7 +200,7 @@ def test_what_queries_mean_by_a_table_is_told(rig: Callable[..., PgRig]) -> None
     assert reshaped(own) == []
 
 
-def test_a_view_that_is_made_anew_while_we_are_away_is_told(rig: Callable[..., PgRig]) -> None:
+def test_view_dropped_or_created_while_headwater_is_stopped_is_reported(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, 'CREATE VIEW "a.b" AS SELECT k FROM t')
     own.source.close()
     own.run('DROP VIEW "a.b"')
@@ -211,7 +211,7 @@ def test_a_view_that_is_made_anew_while_we_are_away_is_told(rig: Callable[..., P
     assert [change.ddl for change in reshaped(own)] == ['-- view "a.b" was defined anew']
 
 
-def test_a_view_over_a_table_of_which_nothing_came_yet_is_told(rig: Callable[..., PgRig]) -> None:
+def test_view_replaced_over_a_table_without_rows_is_reported(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE VIEW v AS SELECT k FROM t")
     own.run("CREATE TABLE fresh(k int PRIMARY KEY)", "CREATE OR REPLACE VIEW v AS SELECT k FROM fresh")
     found = reshaped(own)
@@ -235,7 +235,7 @@ def test_a_view_over_a_table_of_which_nothing_came_yet_is_told(rig: Callable[...
         *('{"moved": {"u": "DROP TABLE u"}}', '{"moved": ["t"]}'),
     ],
 )
-def test_a_message_that_anybody_wrote_under_our_name_does_no_harm(text: str, rig: Callable[..., PgRig]) -> None:
+def test_malformed_message_with_the_headwater_prefix_is_ignored(text: str, rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     own.db.execute("SELECT pg_logical_emit_message(true, 'headwater.shapes', %s)", [text])
     own.db.execute("SELECT pg_logical_emit_message(false, 'headwater.shapes', %s)", [text])
@@ -250,7 +250,7 @@ def forged(own: PgRig, user: str, **told: Any) -> None:
         other.execute("SELECT pg_logical_emit_message(true, 'headwater.shapes', %s::bytea)", [content])
 
 
-def test_what_is_told_of_tables_is_ours_or_nothing(rig: Callable[..., PgRig]) -> None:
+def test_forged_messages_about_tables_are_ignored(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "INSERT INTO t VALUES (1, 'x')")
     user = f"nobody_{own.name}"
     own.run(f"CREATE ROLE {user} LOGIN")
@@ -273,7 +273,7 @@ def test_what_is_told_of_tables_is_ours_or_nothing(rig: Callable[..., PgRig]) ->
         own.run(f"DROP ROLE {user}")
 
 
-def test_what_was_told_of_tables_before_we_were_killed_comes_again_as_it_was(rig: Callable[..., PgRig]) -> None:
+def test_schema_changes_reported_before_a_kill_are_delivered_again_unchanged(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE TABLE u(k int PRIMARY KEY)", "CREATE VIEW v AS SELECT k FROM t")
     own.run("ALTER TABLE t ALTER v SET NOT NULL", "CREATE OR REPLACE VIEW v AS SELECT k FROM u")
     own.run("INSERT INTO u VALUES (1)")
@@ -285,7 +285,7 @@ def test_what_was_told_of_tables_before_we_were_killed_comes_again_as_it_was(rig
     assert [(part.first, part.changes) for part in again] == [(part.first, part.changes) for part in once]
 
 
-def test_a_log_of_before_there_was_a_secret_gets_one(rig: Callable[..., PgRig]) -> None:
+def test_log_without_a_secret_receives_a_secret_once(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE TABLE u(k int PRIMARY KEY)")
     own.source.close()
     kept = server_history.load(own.notes.note(server_history.NOTE))
@@ -308,7 +308,7 @@ def test_a_log_of_before_there_was_a_secret_gets_one(rig: Callable[..., PgRig]) 
 # --- the server's log ----------------------------------------------------------------------------------------
 
 
-def test_a_slot_whose_log_the_server_removed_is_told(pg: Server) -> None:
+def test_slot_with_removed_server_log_ends_the_history(pg: Server) -> None:
     server = Server(pg.programs, max_slot_wal_keep_size="1MB", max_wal_size="32MB")
     try:
         own = PgRig(server, "removed", TABLE)
@@ -327,7 +327,7 @@ def test_a_slot_whose_log_the_server_removed_is_told(pg: Server) -> None:
         server.stop()
 
 
-def test_nothing_of_the_servers_log_is_kept_for_a_database_in_which_nothing_happens(rig: Callable[..., PgRig]) -> None:
+def test_slot_of_an_idle_database_releases_the_server_log(rig: Callable[..., PgRig]) -> None:
     """Others write in other databases: the slot lets go of that too, by what it confirms and where it would restart."""
     own = rig(TABLE)
     lag = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) FROM pg_replication_slots WHERE slot_name = %s"

@@ -85,7 +85,7 @@ def step(rng: random.Random, session: Session, low: int, depth: list[str], alone
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_changes_fold_to_the_rows(stream: Callable[..., Stream], seed: int) -> None:
+def test_random_transactions_fold_to_the_rows_of_the_table(stream: Callable[..., Stream], seed: int) -> None:
     rng = random.Random(seed)
     one = stream(
         "CREATE TABLE t (id int PRIMARY KEY, n int, s text, big text)",

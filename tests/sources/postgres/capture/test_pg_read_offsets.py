@@ -64,7 +64,7 @@ def _ask(own: PgRig) -> Read:
     return found
 
 
-def test_an_answer_that_saw_what_the_stream_has_not_told_stands_behind_that(
+def test_answer_ahead_of_the_stream_waits_for_its_offset(
     own: PgRig, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(barriers, "SECONDS", PATIENCE)
@@ -80,7 +80,7 @@ def test_an_answer_that_saw_what_the_stream_has_not_told_stands_behind_that(
     assert (after.rows, after.offset, after.settled) == ((("after",),), 2, True)
 
 
-def test_an_answer_whose_place_is_not_known_in_time_says_so(own: PgRig, gate: Gate) -> None:
+def test_answer_without_an_offset_in_time_is_reported_unsettled(own: PgRig, gate: Gate) -> None:
     own.run("UPDATE t SET a = 'after'")
     assert gate.came.wait(PATIENCE)
     for _ in range(2):  # the second one need not wait to know it
@@ -92,7 +92,7 @@ def test_an_answer_whose_place_is_not_known_in_time_says_so(own: PgRig, gate: Ga
     assert (found.rows, found.offset, found.settled) == ((("after",),), 2, True)
 
 
-def test_a_worker_that_reads_across_a_new_beginning_is_told_and_leaves_nothing(own: PgRig, tmp_path: Path) -> None:
+def test_worker_reading_across_a_new_generation_is_refused_and_leaves_no_thread(own: PgRig, tmp_path: Path) -> None:
     log = SimpleNamespace(generation="before")
     desk = Desk(lambda name: cast("Database", SimpleNamespace(source=own.source, log=log)))
     desk.open(str(tmp_path / "desk"))

@@ -29,7 +29,7 @@ def followed(held: Held, after: int) -> Iterator[Transaction]:
     return held.follow(after, held.latest, held.large)
 
 
-def test_nothing_is_handed_on_before_it_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transaction_is_not_delivered_before_it_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CHANGES", 5)
     held = Held(START)
     held.put(part(1, 2, lsn="0/500"), 10, None)
@@ -43,7 +43,7 @@ def test_nothing_is_handed_on_before_it_is_visible(monkeypatch: pytest.MonkeyPat
     assert list(held.follow(15, 15, "")) == [] and next(held.follow(15, 15, "3")).id == "3"
 
 
-def test_offsets_go_on_after_the_log_and_nothing_is_handed_on_before_it_is_whole() -> None:
+def test_offsets_continue_after_the_log_and_incomplete_transactions_are_held() -> None:
     held = Held(START)
     held.put(part(1, 2, lsn="0/500"), 10, None)
     held.put(part(2, 3, last=False), 10, None)
@@ -56,7 +56,7 @@ def test_offsets_go_on_after_the_log_and_nothing_is_handed_on_before_it_is_whole
     assert (held.changes, held.durable, held.latest) == (0, 16, 16)
 
 
-def test_a_new_session_forgets_what_was_not_whole() -> None:
+def test_new_session_drops_the_incomplete_transaction() -> None:
     held = Held(START)
     held.put(part(1, 2, lsn="0/500"), 10, None)
     held.put(part(2, 3, last=False), 10, None)
@@ -65,7 +65,9 @@ def test_a_new_session_forgets_what_was_not_whole() -> None:
     assert [each.upto for each in followed(held, 10)] == [12, 16]
 
 
-def test_a_large_one_is_let_go_as_it_is_taken_and_comes_again_if_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_transaction_is_released_as_it_is_read_and_is_resent_if_not_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "MOST_CHANGES", 4)
     held = Held(START)
     held.put(part(1, 1, lsn="0/500"), 1, None)
@@ -85,7 +87,7 @@ def test_a_large_one_is_let_go_as_it_is_taken_and_comes_again_if_it_must(monkeyp
     assert held.acknowledge(18).position == 0x900
 
 
-def test_a_large_one_comes_again_though_it_was_whole_when_the_stream_was_cut_off(
+def test_large_transaction_read_in_part_is_resent_after_the_stream_was_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_CHANGES", 4)
@@ -100,7 +102,7 @@ def test_a_large_one_comes_again_though_it_was_whole_when_the_stream_was_cut_off
     assert [(each.first, each.upto) for each in followed(held, 10)] == [(11, 16)]
 
 
-def test_whoever_takes_a_large_one_is_told_when_it_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_of_a_large_transaction_receives_an_error_when_it_is_rewound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CHANGES", 2)
     held = Held(START)
     held.put(part(2, 3, last=False), 1, None)
@@ -111,7 +113,7 @@ def test_whoever_takes_a_large_one_is_told_when_it_is_cut_off(monkeypatch: pytes
         next(parts)
 
 
-def test_a_note_is_brought_up_by_what_the_log_has_after_it() -> None:
+def test_note_is_brought_up_to_date_by_later_log_entries() -> None:
     wider = Table("t", (*T.columns, Column("v")), ("k",), 2)
     shapes = Shapes({"t": T, "u": T}, {"t": 1, "u": 2}, {"t": 1, "u": 1})
     log = [
@@ -128,7 +130,7 @@ def told(xid: int, *changes: tuple[Table, str]) -> Transaction:
     return Transaction(str(xid), made, first=10 + xid, position=f"0/{xid}")
 
 
-def test_whose_the_names_are_is_brought_up() -> None:
+def test_owners_of_table_names_are_brought_up_to_date_by_the_log() -> None:
     shapes, x = Shapes({"t": T}, {"t": 1}, {"t": 1}, secret="s"), Table("x", T.columns, T.key)
     owners = {"t": 7, "x": 8, "y": 9}
 
@@ -156,7 +158,7 @@ def test_parameters_by_name_are_placed(sql: str, expected: str) -> None:
     assert placed(sql, {"a": 1, "b": 2})[0] == expected
 
 
-def test_an_argument_that_is_missing_is_refused() -> None:
+def test_missing_query_argument_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         placed("SELECT :c", {"a": 1})
     with pytest.raises(InvalidRequest):

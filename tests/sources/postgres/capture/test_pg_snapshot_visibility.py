@@ -13,7 +13,7 @@ from headwater.errors import Unavailable
 from headwater.sources.postgres.snapshot_visibility import Snapshot, Visibility
 
 
-def test_a_snapshot_is_read_from_its_text() -> None:
+def test_snapshot_is_parsed_from_its_text() -> None:
     assert Snapshot.of("10:20:10,14") == Snapshot(10, 20, frozenset({10, 14}))
     assert Snapshot.of("10:10:") == Snapshot(10, 10)
 
@@ -33,7 +33,7 @@ def test_numbers_are_compared_around_their_end() -> None:
     st.integers(0, 2**33),
 )
 @examples(300)
-def test_the_offset_is_before_the_first_that_is_not_seen(
+def test_offset_of_a_snapshot_is_before_the_first_unseen_transaction(
     order: list[int], running: set[int], end: int, base: int
 ) -> None:
     high = base + end
@@ -47,7 +47,7 @@ def test_the_offset_is_before_the_first_that_is_not_seen(
     assert visibility.is_prefix(snapshot) == (not any(visible[first:]))
 
 
-def test_what_everybody_sees_is_forgotten_and_what_a_reader_may_not_see_is_not() -> None:
+def test_transactions_are_evicted_only_when_every_reader_sees_them() -> None:
     visibility = Visibility(0)
     for n in range(1, 201):
         visibility.log(n, n)
@@ -64,7 +64,7 @@ def test_what_everybody_sees_is_forgotten_and_what_a_reader_may_not_see_is_not()
     assert visibility.offset_seen(Snapshot(201, 201)) == 200
 
 
-def test_what_comes_again_is_not_there_twice() -> None:
+def test_resent_transaction_is_counted_once() -> None:
     visibility = Visibility(0)
     for n in range(1, 6):
         visibility.log(n, n * 10)
@@ -74,7 +74,7 @@ def test_what_comes_again_is_not_there_twice() -> None:
     assert visibility.offset_seen(Snapshot(99, 99)) == 40
 
 
-def test_forgetting_under_many_readers_never_claims_too_much() -> None:
+def test_eviction_under_many_readers_never_reports_an_offset_too_high() -> None:
     visibility = Visibility(0)
     committed = 0
     lock = threading.Lock()
@@ -104,7 +104,7 @@ def test_forgetting_under_many_readers_never_claims_too_much() -> None:
     assert visibility.offset_seen(Snapshot(5_000, 5_000)) == 4_999
 
 
-def test_what_comes_again_is_not_visible_before_somebody_sees_it_again() -> None:
+def test_resent_transaction_is_not_visible_before_a_new_snapshot_sees_it() -> None:
     visibility = Visibility(0)
     with visibility.reading():
         for n in range(1, 6):
@@ -119,7 +119,7 @@ def test_what_comes_again_is_not_visible_before_somebody_sees_it_again() -> None
     assert visibility.visible == 30 and len(visibility) == 0
 
 
-def test_a_read_across_a_new_beginning_has_no_place() -> None:
+def test_read_across_a_restart_of_offsets_is_refused() -> None:
     visibility = Visibility(0)
     with pytest.raises(Unavailable), visibility.reading():
         visibility.start(12)
@@ -127,7 +127,7 @@ def test_a_read_across_a_new_beginning_has_no_place() -> None:
         assert visibility.offset_seen(Snapshot(2, 2)) == 12
 
 
-def test_numbers_that_are_used_again_find_nothing_of_before() -> None:
+def test_reused_transaction_ids_find_no_old_entries() -> None:
     visibility = Visibility(0)
     visibility.log(7, 1)
     visibility.notice(Snapshot(8, 8))

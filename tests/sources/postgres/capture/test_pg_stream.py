@@ -30,7 +30,7 @@ def images(items: list[Item]) -> list[tuple[str, Any, Any]]:
     return [(change.op.word, change.before, change.after) for change in rows(items)]
 
 
-def test_each_op_has_its_images_by_the_default_identity(stream: Start) -> None:
+def test_each_operation_has_the_images_of_the_default_identity(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, a text, b numeric)")
     one.run(
         "INSERT INTO t VALUES (1, 'one', 1.50), (2, NULL, NULL)",
@@ -58,7 +58,7 @@ def test_each_op_has_its_images_by_the_default_identity(stream: Start) -> None:
     ]
 
 
-def test_a_full_identity_gives_whole_rows_and_fills_large_values(stream: Start) -> None:
+def test_full_identity_delivers_whole_rows_with_large_values(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, n int, big text)", "ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
     one.run(f"INSERT INTO t VALUES (1, 1, {LARGE})", "UPDATE t SET n = 2")
     ((_, _, inserted), (_, before, after)) = images(one.items())
@@ -70,7 +70,7 @@ def test_a_full_identity_gives_whole_rows_and_fills_large_values(stream: Start) 
     assert after == gone == (1, 3, inserted[2])
 
 
-def test_an_index_as_identity_is_the_key(stream: Start) -> None:
+def test_identity_index_is_reported_as_the_key(stream: Start) -> None:
     one = stream(
         "CREATE TABLE t (id int PRIMARY KEY, code text NOT NULL, area int NOT NULL, UNIQUE (area, code))",
         "ALTER TABLE t REPLICA IDENTITY USING INDEX t_area_code_key",
@@ -86,12 +86,12 @@ def test_an_index_as_identity_is_the_key(stream: Start) -> None:
     ]
 
 
-def test_a_composite_key_has_the_order_of_its_index(stream: Start) -> None:
+def test_composite_key_keeps_the_order_of_its_index(stream: Start) -> None:
     one = stream("CREATE TABLE t (a int, b int, PRIMARY KEY (b, a))", "INSERT INTO t VALUES (1, 2)")
     assert rows(one.items())[0].key == (2, 1)
 
 
-def test_a_table_without_key_has_none(stream: Start) -> None:
+def test_table_without_key_is_delivered_with_an_empty_key(stream: Start) -> None:
     one = stream("CREATE TABLE t (a int)", "ALTER TABLE t REPLICA IDENTITY FULL", "INSERT INTO t VALUES (1)")
     one.run("UPDATE t SET a = 2", "DELETE FROM t")
     items = one.items()
@@ -102,7 +102,7 @@ def test_a_table_without_key_has_none(stream: Start) -> None:
 HOSTILE = ["a.b", 'qu"ote', '"', ".", "Odd Name", "naïve ☃", "new\nline", "drop', --", "a..b", "x" * 63, "%s", "{0}"]
 
 
-def test_hostile_names_stay_apart(stream: Start) -> None:
+def test_hostile_schema_and_table_names_remain_distinct(stream: Start) -> None:
     one = stream("CREATE SCHEMA a", "CREATE TABLE a.b (id int PRIMARY KEY)", "INSERT INTO a.b VALUES (0)")
     names = {"a.b": ("a", "b")}
     for number, name in enumerate(HOSTILE):
@@ -124,7 +124,7 @@ def test_hostile_names_stay_apart(stream: Start) -> None:
     assert [change.table.names[1] for change in found[1:]] == [name for name in HOSTILE for _ in range(2)]
 
 
-def test_shapes_change_and_say_whether_rows_may_have_changed(stream: Start) -> None:
+def test_schema_change_reports_whether_rows_may_have_changed(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, a int)", "INSERT INTO t VALUES (1, 1)")
     assembly = one.assembly()
     one.items(assembly)
@@ -150,7 +150,7 @@ def test_shapes_change_and_say_whether_rows_may_have_changed(stream: Start) -> N
         assert all(change.table.version == version and change.ddl.startswith("ALTER TABLE t ") for change in told)
 
 
-def test_a_renamed_table_ends_and_begins(stream: Start) -> None:
+def test_renamed_table_ends_and_begins_under_its_new_name(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     assembly = one.assembly()
     one.items(assembly)
@@ -162,7 +162,7 @@ def test_a_renamed_table_ends_and_begins(stream: Start) -> None:
     assert changes(one.items(assembly))[0].table.version == 2  # the first version of the name was another table
 
 
-def test_a_table_made_anew_or_swapped_is_another_one(stream: Start) -> None:
+def test_recreated_or_swapped_table_is_reported_as_a_new_table(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     relations = Relations({}, Facts(one))
     assembly = one.assembly(relations)
@@ -187,7 +187,7 @@ def test_a_table_made_anew_or_swapped_is_another_one(stream: Start) -> None:
     ]
 
 
-def test_known_shapes_are_not_told_again(stream: Start) -> None:
+def test_known_shapes_are_not_reported_again(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     shape = changes(one.items())[0].table
     one.run("INSERT INTO t VALUES (2)")
@@ -197,7 +197,7 @@ def test_known_shapes_are_not_told_again(stream: Start) -> None:
     assert all(change.table is shape for change in again)
 
 
-def test_a_partition_keeps_its_own_name_and_a_truncate_its_tables(stream: Start) -> None:
+def test_partition_keeps_its_name_and_truncate_is_reported_for_each_table(stream: Start) -> None:
     one = stream(
         "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
         "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
@@ -210,7 +210,7 @@ def test_a_partition_keeps_its_own_name_and_a_truncate_its_tables(stream: Start)
     assert sorted(found[1:]) == [("truncate", "p1"), ("truncate", "q")]
 
 
-def test_stored_generated_columns_come_from_version_18_on(stream: Start) -> None:
+def test_stored_generated_columns_are_captured_from_version_18_on(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED, n serial)")
     one.run("INSERT INTO t VALUES (4)")
     told, inserted = changes(one.items())
@@ -223,7 +223,7 @@ def test_stored_generated_columns_come_from_version_18_on(stream: Start) -> None
     assert inserted.after == ((4, 8, 1) if one.version_number >= 180000 else (4, 1))
 
 
-def test_transactions_come_in_parts_by_commit_order(stream: Start) -> None:
+def test_transactions_are_delivered_in_parts_in_commit_order(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY)", streaming="off", version=1)
     one.run("INSERT INTO t SELECT generate_series(1, 1300)", "INSERT INTO t VALUES (0)")
     parts = [item for item in one.items() if isinstance(item, Transaction)]
@@ -263,7 +263,7 @@ def _fill(first: int, last: int) -> str:
 
 
 @pytest.mark.parametrize(("version", "streaming"), STREAMED)
-def test_streamed_transactions_lose_what_was_rolled_back(stream: Start, version: int, streaming: str) -> None:
+def test_streamed_transaction_omits_rolled_back_savepoints(stream: Start, version: int, streaming: str) -> None:
     one = _streamed(stream, version, streaming)
     with one.server.connect(one.name) as other:
         other.autocommit = False
@@ -301,9 +301,7 @@ def test_streamed_transactions_lose_what_was_rolled_back(stream: Start, version:
 
 
 @pytest.mark.parametrize(("version", "streaming"), STREAMED)
-def test_a_streamed_transaction_that_was_rolled_back_leaves_nothing(
-    stream: Start, version: int, streaming: str
-) -> None:
+def test_rolled_back_streamed_transaction_is_not_delivered(stream: Start, version: int, streaming: str) -> None:
     one = _streamed(stream, version, streaming)
     with one.server.connect(one.name) as other:
         other.autocommit = False
@@ -317,7 +315,7 @@ def test_a_streamed_transaction_that_was_rolled_back_leaves_nothing(
     assert assembly.is_idle
 
 
-def test_streamed_transactions_beside_each_other(stream: Start) -> None:
+def test_interleaved_streamed_transactions_are_delivered_in_commit_order(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, v text)")
     with one.server.connect(one.name) as left, one.server.connect(one.name) as right:
         left.autocommit = right.autocommit = False
@@ -335,7 +333,7 @@ def test_streamed_transactions_beside_each_other(stream: Start) -> None:
     assert found == [*range(100_000, 105_000), *range(5000), None, *range(1, 11)]
 
 
-def test_a_shape_changed_in_a_streamed_transaction(stream: Start) -> None:
+def test_shape_changed_in_a_streamed_transaction_is_reported_before_its_rows(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (0, '')")
     with one.server.connect(one.name) as other:
         other.autocommit = False
@@ -353,7 +351,7 @@ def test_a_shape_changed_in_a_streamed_transaction(stream: Start) -> None:
     assert {change.table.version for change in found[1502:]} == {2}
 
 
-def test_prepared_transactions_come_when_they_are_committed(stream: Start) -> None:
+def test_prepared_transactions_are_delivered_at_their_commit(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, v text)")
     for name, first in (("kept", 1), ("dropped", 10_000)):
         with one.server.connect(one.name) as other:
@@ -365,7 +363,7 @@ def test_prepared_transactions_come_when_they_are_committed(stream: Start) -> No
     assert found == [-1, *range(1, 2002)]
 
 
-def test_barriers_come_at_their_commit(stream: Start) -> None:
+def test_barriers_are_delivered_at_their_commit(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY)")
     one.run(
         "INSERT INTO t VALUES (1)",
@@ -385,7 +383,7 @@ def test_barriers_come_at_their_commit(stream: Start) -> None:
     ]
 
 
-def test_confirmed_transactions_do_not_come_again_and_others_are_skipped(stream: Start) -> None:
+def test_transactions_before_the_resume_position_are_skipped(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY)")
     one.run(*(f"INSERT INTO t VALUES ({number})" for number in range(5)))
     assembly = one.assembly()
@@ -398,7 +396,7 @@ def test_confirmed_transactions_do_not_come_again_and_others_are_skipped(stream:
 
 
 @pytest.mark.parametrize("streaming", ["off", "on"])
-def test_a_transaction_of_which_the_log_has_a_part_goes_on(stream: Start, streaming: str) -> None:
+def test_partly_logged_transaction_is_resumed_after_its_last_part(stream: Start, streaming: str) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, v text)", streaming=streaming, version=2)
     one.run("INSERT INTO t VALUES (-1, '')", _fill(1, 1500), "INSERT INTO t VALUES (-2, '')")
     relations = Relations({}, Facts(one))
@@ -414,7 +412,7 @@ def test_a_transaction_of_which_the_log_has_a_part_goes_on(stream: Start, stream
         assert again == whole[kept + 1 :]
 
 
-def test_a_relation_is_said_again_before_rows_that_need_it(stream: Start) -> None:
+def test_relation_repeated_by_the_server_causes_no_schema_change(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)", "ANALYZE t", "VACUUM FULL t")
     one.run("INSERT INTO t VALUES (2)")
     messages = one.messages()

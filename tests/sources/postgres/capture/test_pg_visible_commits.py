@@ -97,7 +97,7 @@ def ask(source: PostgresSource) -> tuple[Any, int, bool]:
     return [row[0] for row in found.rows], found.offset, found.settled
 
 
-def test_what_nobody_sees_is_not_taken_in_and_what_comes_behind_it_waits(own: PgRig) -> None:
+def test_commit_that_is_not_visible_is_held_with_every_later_commit(own: PgRig) -> None:
     hidden = Unseen(own.server, own.name, "UPDATE t SET a = 'new'")
     assert own.head() == 3  # the mark that tells this waits for no standby
     assert list(own.source.follow(after=2)) == []
@@ -112,7 +112,7 @@ def test_what_nobody_sees_is_not_taken_in_and_what_comes_behind_it_waits(own: Pg
     assert ask(own.source) == (["new", "behind"], 4, True)
 
 
-def test_after_a_restart_it_has_no_place_either(own: PgRig) -> None:
+def test_commit_that_is_not_visible_is_held_after_a_restart(own: PgRig) -> None:
     hidden = Unseen(own.server, own.name, "UPDATE t SET a = 'new'")
     own.run("CREATE TABLE mass(n int)", "INSERT INTO mass SELECT generate_series(1, 12000)")
     assert list(own.source.follow(after=2)) == []
@@ -125,7 +125,7 @@ def test_after_a_restart_it_has_no_place_either(own: PgRig) -> None:
     assert ask(own.source) == (["new"], own.latest, True)
 
 
-def test_a_large_transaction_waits_too(own: PgRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_transaction_that_is_not_visible_is_held(own: PgRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replication_buffer, "MOST_CHANGES", 1_000)
     own.open()
     hidden = Unseen(own.server, own.name, "INSERT INTO t SELECT n, 'many' FROM generate_series(10, 5009) n")
@@ -136,7 +136,7 @@ def test_a_large_transaction_waits_too(own: PgRig, monkeypatch: pytest.MonkeyPat
     assert (parts[0].first, parts[-1].upto, parts[-1].last) == (3, 5_002, True)
 
 
-def test_a_server_that_is_stopped_in_good_order_does_not_wait_for_us_to_see_it(
+def test_server_shutdown_does_not_wait_for_invisible_commits(
     pg: Server,
 ) -> None:
     server = Server(pg.programs)
@@ -170,7 +170,7 @@ def test_a_server_that_is_stopped_in_good_order_does_not_wait_for_us_to_see_it(
         server.stop()
 
 
-def test_a_new_slot_waits_for_what_its_stream_would_not_tell(pg: Server) -> None:
+def test_new_slot_waits_for_commits_that_its_stream_would_omit(pg: Server) -> None:
     name = f"unseen_{os.getpid()}_{next(_numbers)}"
     url = f"postgresql://postgres@/{name}?host={pg.folder}"
     with pg.connect() as admin:
@@ -215,7 +215,7 @@ def test_a_new_slot_waits_for_what_its_stream_would_not_tell(pg: Server) -> None
             admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-def test_who_is_told_that_an_answer_is_stale_can_read_the_next(tmp_path: Path) -> None:
+def test_subscriber_of_a_stale_answer_reads_the_new_answer(tmp_path: Path) -> None:
     server, name = shared_server(), f"unseen_{os.getpid()}_{next(_numbers)}"
     url, slot = f"postgresql://postgres@/{name}?host={server.folder}", f"headwater_{name}"
     with server.connect() as admin:

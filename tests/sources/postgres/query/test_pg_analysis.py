@@ -85,7 +85,7 @@ def own(pg: Server) -> Iterator[PgRig]:
         ("SELECT id FROM t WHERE a = 'now' -- now", "t"),
     ],
 )  # fmt: skip
-def test_what_can_be_kept_and_what_it_reads(own: PgRig, sql: str, tables: str) -> None:
+def test_cacheable_query_reports_the_tables_it_reads(own: PgRig, sql: str, tables: str) -> None:
     found = own.source.analyse(sql)
     assert found.volatile == () and found.is_cacheable
     expected = [tables] if '"' in tables else tables.split()
@@ -137,7 +137,7 @@ def test_what_can_be_kept_and_what_it_reads(own: PgRig, sql: str, tables: str) -
         ("SELECT pg_relation_size('t')", "pg_relation_size() may answer"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_kept_says_why(own: PgRig, sql: str, reason: str) -> None:
+def test_uncacheable_query_reports_the_reason(own: PgRig, sql: str, reason: str) -> None:
     found = own.source.analyse(sql)
     assert any(reason in each for each in found.volatile), found.volatile
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_kept_says_why(own: PgRig, sql: str, reason: str) -> None
 @pytest.mark.parametrize(
     "sql", ["SELECT liar(1) FROM u", "SELECT total(id) FROM t", "SELECT count(*) > 0 FROM pg_class"]
 )
-def test_what_cannot_be_kept_is_answered_all_the_same(own: PgRig, sql: str) -> None:
+def test_uncacheable_query_is_answered(own: PgRig, sql: str) -> None:
     assert own.source.answer(own.source.analyse(sql), {}) is not None
 
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_kept_is_answered_all_the_same(own: PgRig, sql: str) -> N
         "",
     ],
 )
-def test_what_is_no_query_is_refused(own: PgRig, sql: str) -> None:
+def test_statement_that_is_no_query_is_refused(own: PgRig, sql: str) -> None:
     with pytest.raises(InvalidRequest):
         own.source.analyse(sql)
 
@@ -191,12 +191,12 @@ def test_what_is_no_query_is_refused(own: PgRig, sql: str) -> None:
         ("SELECT b FROM XMLTABLE('/a' PASSING query_to_xml('select 1', true, false, '') COLUMNS b text)", "understood"),
     ],
 )
-def test_what_else_than_tables_may_be_read_is_told(own: PgRig, sql: str, beyond: str) -> None:
+def test_reads_beyond_tables_are_reported(own: PgRig, sql: str, beyond: str) -> None:
     found = own.source.analyse(sql).beyond
     assert any(beyond in each for each in found) if beyond else not found, found
 
 
-def test_parameters_go_by_place_or_by_name(own: PgRig) -> None:
+def test_query_parameters_are_bound_by_place_or_by_name(own: PgRig) -> None:
     found = own.source.analyse("SELECT :b::text || ':no' || $$:no$$ || :a || :b /* :no /* ' */ :no */ -- :no")
     assert (found.parameters, found.columns) == (("b", "a"), ("?column?",))
     read = own.source.answer(found, {"a": "x", "b": "y"})
@@ -204,7 +204,7 @@ def test_parameters_go_by_place_or_by_name(own: PgRig) -> None:
     assert own.source.analyse("SELECT $2::int - $1::int AS less").parameters == ("1", "2")
 
 
-def test_an_argument_that_the_clock_tells_is_refused(own: PgRig) -> None:
+def test_argument_that_depends_on_the_clock_is_refused(own: PgRig) -> None:
     found = own.source.analyse("SELECT count(*) FROM t WHERE ts < $1")
     for value in ("now", " Yesterday", "tomorrow 10:00", Json('"now"'), Json('"Today"')):
         with pytest.raises(InvalidRequest, match="clock"):
@@ -219,7 +219,7 @@ def test_an_argument_that_the_clock_tells_is_refused(own: PgRig) -> None:
     assert own.source.answer(found, {"1": "now"}) is not None
 
 
-def test_nothing_of_a_look_stays(own: PgRig) -> None:
+def test_analysis_leaves_no_object_in_the_database(own: PgRig) -> None:
     own.source.analyse("SELECT id FROM t WHERE id = $1")
     assert own.db.execute("SELECT count(*) FROM pg_proc WHERE proname ~ 'headwater'").fetchone() == (0,)
 
@@ -258,7 +258,9 @@ WHOLE = None
         ("SELECT id FROM u, generate_series(1, 10 / tid) g WHERE id = 1", WHOLE, "", False),
     ],
 )  # fmt: skip
-def test_what_is_seen_of_a_table(own: PgRig, sql: str, columns: str | None, condition: str, is_total: bool) -> None:
+def test_dependency_has_the_columns_and_condition_of_the_query(
+    own: PgRig, sql: str, columns: str | None, condition: str, is_total: bool
+) -> None:
     found = own.source.analyse(sql)
     assert found.is_cacheable, found.volatile
     (place,) = found.dependencies
@@ -281,7 +283,7 @@ def test_what_is_seen_of_a_table(own: PgRig, sql: str, columns: str | None, cond
         ("SELECT t.a FROM t, u WHERE t.m = 'ok' AND u.tid = 4", "", ""),
     ],
 )  # fmt: skip
-def test_conditions_of_joins(own: PgRig, sql: str, u: str, t: str) -> None:
+def test_conditions_of_joins_are_assigned_to_their_tables(own: PgRig, sql: str, u: str, t: str) -> None:
     found = {each.table: of_condition(each.condition) for each in own.source.analyse(sql).dependencies}
     assert found == {"t": t, "u": u}
 
@@ -303,7 +305,7 @@ def test_conditions_of_joins(own: PgRig, sql: str, u: str, t: str) -> None:
         ("SELECT x.a FROM (SELECT a FROM t LIMIT 1) x", "LIMIT without a total order"),
     ],
 )  # fmt: skip
-def test_what_the_plan_decides_cannot_be_kept(own: PgRig, sql: str, reason: str) -> None:
+def test_query_with_a_result_chosen_by_the_plan_is_not_cacheable(own: PgRig, sql: str, reason: str) -> None:
     assert any(reason in each for each in own.source.analyse(sql).volatile)
 
 
@@ -320,11 +322,11 @@ def test_what_the_plan_decides_cannot_be_kept(own: PgRig, sql: str, reason: str)
         ("SELECT id FROM parent", None),
     ],
 )
-def test_what_tells_rows_apart(own: PgRig, sql: str, key: tuple[int, ...] | None) -> None:
+def test_analysis_finds_the_key_of_the_result(own: PgRig, sql: str, key: tuple[int, ...] | None) -> None:
     assert own.source.analyse(sql).key == key
 
 
-def test_a_column_that_rounds_or_cuts_is_compared_by_equality_alone(rig: Callable[..., PgRig]) -> None:
+def test_column_that_rounds_or_truncates_is_compared_by_equality_only(rig: Callable[..., PgRig]) -> None:
     own = rig("CREATE TABLE t(id int PRIMARY KEY, ts timestamptz(0), v varchar(4))")
     for condition, expected in {
         "ts < '2024-01-01 00:00:00.4'": "",
@@ -336,7 +338,7 @@ def test_a_column_that_rounds_or_cuts_is_compared_by_equality_alone(rig: Callabl
         assert of_condition(place.condition) == expected
 
 
-def test_an_order_is_made_total_by_the_engines_leave(own: PgRig) -> None:
+def test_partial_order_is_extended_by_the_keys_of_its_tables(own: PgRig) -> None:
     found = own.source.analyse("SELECT x.a FROM t x LEFT JOIN u ON u.id = x.id ORDER BY x.d DESC -- done")
     assert found.sql.endswith('-- done\n, "x"."id", "u"."id"') and found.is_total
     assert own.source.answer(found, {}) is not None
@@ -372,7 +374,9 @@ def asked(own: PgRig, sql: str, **args: Any) -> Read:
         ("SELECT s FROM t", "ALTER DOMAIN small DROP CONSTRAINT small_check"),
     ],
 )  # fmt: skip
-def test_a_change_of_what_it_means_ends_an_analysis(rig: Callable[..., PgRig], sql: str, ddl: str) -> None:
+def test_schema_change_that_alters_a_query_invalidates_its_analysis(
+    rig: Callable[..., PgRig], sql: str, ddl: str
+) -> None:
     own = rig(*SCHEMA)
     found, before = own.source.analyse(sql), own.source.look().schema
     assert own.source.answer(found, {}) is not None
@@ -384,7 +388,7 @@ def test_a_change_of_what_it_means_ends_an_analysis(rig: Callable[..., PgRig], s
     assert again.epoch != found.epoch and own.source.answer(again, {}) is not None
 
 
-def test_what_was_changed_and_changed_back_is_another(rig: Callable[..., PgRig]) -> None:
+def test_view_changed_and_changed_back_has_a_new_epoch(rig: Callable[..., PgRig]) -> None:
     own = rig(*SCHEMA)
     view = "CREATE OR REPLACE VIEW v AS SELECT id, {}(a) AS big FROM t WHERE n > 1"
     found = own.source.analyse("SELECT * FROM v")
@@ -392,7 +396,7 @@ def test_what_was_changed_and_changed_back_is_another(rig: Callable[..., PgRig])
     assert own.source.analyse("SELECT * FROM v").epoch != found.epoch
 
 
-def test_other_changes_of_the_schema_leave_it_alone(rig: Callable[..., PgRig]) -> None:
+def test_unrelated_schema_changes_keep_the_epoch_of_a_query(rig: Callable[..., PgRig]) -> None:
     own = rig(*SCHEMA)
     found = own.source.analyse("SELECT id FROM t")
     own.run("CREATE TABLE more(id int)", "CREATE INDEX ON u(f)", "ANALYZE t", "VACUUM t", "DROP VIEW w")
@@ -401,7 +405,7 @@ def test_other_changes_of_the_schema_leave_it_alone(rig: Callable[..., PgRig]) -
     assert own.source.answer(found, {}) is not None  # it finds out by itself that nothing of its own moved
 
 
-def test_a_search_path_of_the_role_or_the_database_ends_it(rig: Callable[..., PgRig]) -> None:
+def test_changed_search_path_invalidates_an_analysis(rig: Callable[..., PgRig]) -> None:
     own = rig(
         *SCHEMA, "INSERT INTO t(id) VALUES (1)", "CREATE SCHEMA other", "CREATE TABLE other.t(id int PRIMARY KEY)"
     )
@@ -414,7 +418,7 @@ def test_a_search_path_of_the_role_or_the_database_ends_it(rig: Callable[..., Pg
     assert asked(own, "SELECT id FROM t").rows == ()
 
 
-def test_a_name_that_comes_to_mean_another_table_while_it_runs_is_noticed(
+def test_table_name_redefined_during_a_query_invalidates_the_answer(
     rig: Callable[..., PgRig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot has the old catalogue, PostgreSQL reads the new one: what was locked tells."""
@@ -440,7 +444,7 @@ def test_a_name_that_comes_to_mean_another_table_while_it_runs_is_noticed(
 # --- roles, publications -------------------------------------------------------------------------------------
 
 
-def test_a_role_without_temporary_objects_gets_answers_without_tags(rig: Callable[..., PgRig], pg: Server) -> None:
+def test_role_without_temporary_objects_receives_answers_without_tags(rig: Callable[..., PgRig], pg: Server) -> None:
     own = rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     own.run(
         f"REVOKE TEMPORARY ON DATABASE {own.name} FROM PUBLIC",
@@ -459,7 +463,7 @@ def test_a_role_without_temporary_objects_gets_answers_without_tags(rig: Callabl
         own.run(f"DROP OWNED BY plain_{own.name}", f"DROP ROLE plain_{own.name}")
 
 
-def test_what_is_published_in_part_or_not_at_all_is_not_kept(rig: Callable[..., PgRig], pg: Server) -> None:
+def test_query_on_a_partly_or_not_published_table_is_not_cacheable(rig: Callable[..., PgRig], pg: Server) -> None:
     own = rig("CREATE TABLE t(id int PRIMARY KEY, a text)", "CREATE TABLE u(id int PRIMARY KEY)", tables=("t",))
     assert own.source.analyse("SELECT id FROM t").is_cacheable
     (reason,) = own.source.analyse("SELECT id FROM u").unseen
@@ -479,7 +483,7 @@ def test_what_is_published_in_part_or_not_at_all_is_not_kept(rig: Callable[..., 
 # --- positions -----------------------------------------------------------------------------------------------
 
 
-def test_an_answer_stands_where_its_snapshot_does_whatever_the_order_of_commits(rig: Callable[..., PgRig]) -> None:
+def test_answer_has_the_offset_of_its_snapshot_in_any_order_of_commits(rig: Callable[..., PgRig]) -> None:
     own = rig("CREATE TABLE t(id int PRIMARY KEY)")
     found = own.source.analyse("SELECT id FROM t ORDER BY id")
     first, second = (pg_session(own) for _ in "12")
@@ -497,13 +501,13 @@ def test_an_answer_stands_where_its_snapshot_does_whatever_the_order_of_commits(
     second.close()
 
 
-def test_what_fails_at_run_time_is_our_error(own: PgRig) -> None:
+def test_query_that_fails_at_run_time_raises_a_headwater_error(own: PgRig) -> None:
     found = own.source.analyse("SELECT 1 / $1::int")
     with pytest.raises(HeadwaterError):
         own.source.answer(found, {"1": 0})
 
 
-def test_an_answer_that_is_cut_short_has_no_tag(own: PgRig) -> None:
+def test_truncated_answer_is_not_settled(own: PgRig) -> None:
     read = asked(own, "SELECT n FROM generate_series(1, 200000) n")
     assert read.truncated and not read.settled
 
@@ -559,7 +563,7 @@ COUNT = {"setop": {"kind": "union", "all": True, "left": select([{"expr": {"lit"
          "SELECT date '2024-02-01', '\\x6100'::bytea"),
     ],
 )  # fmt: skip
-def test_the_json_form_is_what_it_says(own: PgRig, form: dict[str, Any], sql: str) -> None:
+def test_query_in_json_form_returns_the_rows_of_its_sql(own: PgRig, form: dict[str, Any], sql: str) -> None:
     own.run("INSERT INTO u VALUES (1, 7, 1.5), (2, 7, 2), (3, 8, NULL) ON CONFLICT DO NOTHING")
     own.run("INSERT INTO t(id) VALUES (7), (9) ON CONFLICT DO NOTHING")
     own.run('INSERT INTO "odd one"."a.b" VALUES (1), (2) ON CONFLICT DO NOTHING')

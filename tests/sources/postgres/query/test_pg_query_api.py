@@ -75,7 +75,7 @@ def get(live: Live, query: str, *args: Any, **headers: str) -> httpx.Response:
     return live.http.get(path, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
-def test_a_tag_holds_until_something_that_matters_is_written(live: Live, other: Any, table: str) -> None:
+def test_tag_is_valid_until_a_relevant_row_is_written(live: Live, other: Any, table: str) -> None:
     query = prepared(live, f"SELECT id, total FROM {table} WHERE status = $1 ORDER BY id")
     full = get(live, query, "open")
     assert full.status_code == 200 and not full.headers["etag"].startswith("W/")
@@ -103,7 +103,7 @@ def test_a_tag_holds_until_something_that_matters_is_written(live: Live, other: 
         tag = fresh.headers["etag"]
 
 
-def test_without_a_before_image_every_update_that_may_matter_does(live: Live, other: Any, table: str) -> None:
+def test_update_without_a_before_image_invalidates_every_tag_it_may_affect(live: Live, other: Any, table: str) -> None:
     other.execute(f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT")
     query = prepared(live, f"SELECT id FROM {table} WHERE status = 'open' ORDER BY id")
     by_key = prepared(live, f"SELECT note FROM {table} WHERE id = 1")
@@ -116,7 +116,7 @@ def test_without_a_before_image_every_update_that_may_matter_does(live: Live, ot
     assert get(live, query, if_none_match=tag).status_code == 200
 
 
-def test_a_view_that_is_made_anew_ends_its_tags(live: Live, other: Any, table: str) -> None:
+def test_replaced_view_invalidates_its_tags(live: Live, other: Any, table: str) -> None:
     other.execute(f"CREATE VIEW {table}_v AS SELECT id FROM {table} WHERE status = 'open'")
     query = prepared(live, f"SELECT count(*) FROM {table}_v")
     tag = get(live, query).headers["etag"]
@@ -128,13 +128,13 @@ def test_a_view_that_is_made_anew_ends_its_tags(live: Live, other: Any, table: s
     assert get(live, query, if_none_match=tag).status_code == 200
 
 
-def test_what_cannot_be_kept_has_no_tag(live: Live, table: str) -> None:
+def test_uncacheable_query_returns_no_tag(live: Live, table: str) -> None:
     found = get(live, prepared(live, f"SELECT now(), count(*) FROM {table}"))
     assert found.status_code == 200 and "etag" not in found.headers
     assert "no-store" in found.headers["cache-control"]
 
 
-def test_a_query_of_the_json_form(live: Live, table: str) -> None:
+def test_query_in_json_form_returns_304_for_its_tag(live: Live, table: str) -> None:
     where = {"op": "eq", "a": {"col": "status"}, "b": {"param": 0}}
     body = {"projection": [{"expr": {"col": "id"}}], "from": [{"table": "o"}], "where": where}
     inner = {"projection": [{"expr": {"col": "*"}}], "from": [{"table": table}]}
@@ -145,7 +145,7 @@ def test_a_query_of_the_json_form(live: Live, table: str) -> None:
     assert get(live, query, "open", if_none_match=found.headers["etag"]).status_code == 304
 
 
-def test_a_commit_that_returned_is_never_missed(live: Live, other: Any, table: str) -> None:
+def test_request_after_a_commit_never_returns_304_for_the_old_tag(live: Live, other: Any, table: str) -> None:
     """Many ask at once, each after a commit of its own: none gets a 304 for what it had before."""
     query = prepared(live, f"SELECT id, total FROM {table} WHERE id = $1")
     stale: list[int] = []
@@ -171,7 +171,7 @@ def test_a_commit_that_returned_is_never_missed(live: Live, other: Any, table: s
     assert stale == []
 
 
-def test_a_write_and_its_causality(live: Live, table: str) -> None:
+def test_read_with_a_causality_token_sees_the_write(live: Live, table: str) -> None:
     query = prepared(live, f"SELECT count(*) FROM {table}")
     done = live.ok("data.insert", into={"table": table}, rows=[{"id": {"t": "i64", "v": 50}}])
     token = base64.urlsafe_b64encode(json.dumps(done["causality"]).encode()).decode()
@@ -179,7 +179,7 @@ def test_a_write_and_its_causality(live: Live, table: str) -> None:
     assert found.status_code == 200 and found.json()["data"]["rows"] == [[{"t": "i64", "v": 4}]]
 
 
-def test_feeds_tell_when_an_answer_is_stale_also_after_a_restart(live: Live, other: Any, table: str) -> None:
+def test_feeds_report_a_stale_answer_also_after_a_restart(live: Live, other: Any, table: str) -> None:
     query = prepared(live, f"SELECT id, total FROM {table} WHERE status = $1 ORDER BY id")
     params = {"query_id": query, "args": [{"t": "str", "v": "open"}], "format": "plain_json"}
     sub = live.ok("cdc.subscribe_query", **params)
@@ -201,7 +201,9 @@ def test_feeds_tell_when_an_answer_is_stale_also_after_a_restart(live: Live, oth
 
 
 @pytest.mark.parametrize("is_first", [False, True])
-def test_a_feed_follows_a_view_to_other_tables(live: Live, other: Any, table: str, is_first: bool) -> None:
+def test_feed_of_a_replaced_view_reports_changes_of_its_new_table(
+    live: Live, other: Any, table: str, is_first: bool
+) -> None:
     other.execute(f"CREATE TABLE {table}_b(id int PRIMARY KEY)")
     other.execute(f"CREATE VIEW {table}_v AS SELECT id FROM {table}")
     query = prepared(live, f"SELECT count(*) FROM {table}_v")
@@ -232,7 +234,7 @@ def test_tag_of_replaced_view_equals_tag_of_last_invalidate(live: Live, other: A
     assert get(live, query).headers["etag"] == heard[1]["etag"]
 
 
-def test_a_view_that_is_made_anew_is_told_by_itself(live: Live, other: Any, table: str) -> None:
+def test_replaced_view_is_reported_to_its_subscribers_once(live: Live, other: Any, table: str) -> None:
     """Exactly once, with the tag of the next answer; and who wants it confirmed is told where the answer is another."""
     other.execute(f"CREATE VIEW {table}_v AS SELECT id FROM {table} WHERE status = 'open'")
     query = prepared(live, f"SELECT count(*) FROM {table}_v")
@@ -257,7 +259,7 @@ def test_a_view_that_is_made_anew_is_told_by_itself(live: Live, other: Any, tabl
     assert live.changes(quiet) == []  # its answer is the same
 
 
-def test_patches_and_other_formats(live: Live, other: Any, table: str) -> None:
+def test_tags_are_valid_in_every_format_and_patches_have_the_change(live: Live, other: Any, table: str) -> None:
     query = prepared(live, f"SELECT id, total, status FROM {table} ORDER BY id")
     for accept in ("text/csv", "application/vnd.apache.arrow.stream", "application/json"):
         found = get(live, query, accept=accept)
@@ -270,6 +272,6 @@ def test_patches_and_other_formats(live: Live, other: Any, table: str) -> None:
     assert not after["not_modified"] and after["data"]["key"] == [0] and "77.00" in json.dumps(after)
 
 
-def test_explain_says_why(live: Live, table: str) -> None:
+def test_explain_reports_why_a_query_is_not_cacheable(live: Live, table: str) -> None:
     query = prepared(live, f"SELECT id FROM {table} WHERE status = $1 LIMIT 1")
     assert "add a key to ORDER BY" in json.dumps(live.ok("query.explain", query_id=query))

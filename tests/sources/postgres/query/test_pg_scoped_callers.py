@@ -135,7 +135,7 @@ WRITES = (
 
 
 @pytest.mark.parametrize("form", [*PLACES, *SINCE_17, *WRITES])
-def test_subquery_on_hidden_table_is_refused_wherever_it_is(site: Site, form: str) -> None:
+def test_subquery_on_hidden_table_is_refused_at_every_place(site: Site, form: str) -> None:
     for method, answer in answers(site, form.replace("{}", SECRETS).replace("{{}}", "{}")).items():
         assert not answer["ok"], (method, answer)
         assert WORD not in str(answer) and answer["error"]["code"] == "forbidden", (method, answer)

@@ -57,7 +57,7 @@ PYTHON += ["id IN (1, NULL)", "s = NULL", "(id = 1) AND (id = 2 OR b)", "id = 1 
 PYTHON += ["id IS DISTINCT FROM 1", "s IS NOT DISTINCT FROM NULL", "vc IS NOT DISTINCT FROM 'a'"]
 
 
-def test_what_is_not_one_predicate_over_a_row_is_refused(pg_rig: Attach) -> None:
+def test_filter_that_is_no_row_predicate_is_refused_by_postgres(pg_rig: Attach) -> None:
     condition = made(pg_rig(T))
     for where in INVALID:
         with pytest.raises(InvalidRequest) as found:
@@ -79,7 +79,7 @@ def test_predicate_nested_deeper_than_python_allows_is_judged_by_postgres(pg_rig
     assert not condition.is_cheap and condition.holds(rows) == [False, False, True]
 
 
-def test_what_python_judges_itself(pg_rig: Attach) -> None:
+def test_simple_predicates_are_evaluated_in_python_and_pin_their_column(pg_rig: Attach) -> None:
     r = pg_rig(T)
     condition = made(r)
     table = r.do(lambda s: s.describe("t"))
@@ -101,7 +101,7 @@ def test_what_python_judges_itself(pg_rig: Attach) -> None:
     assert condition("lower(s) = 'a'").pin is None
 
 
-def test_a_value_that_is_not_available_may_be_anything(pg_rig: Attach) -> None:
+def test_predicate_on_an_unavailable_value_holds(pg_rig: Attach) -> None:
     r = pg_rig(T)
     condition = made(r)
     table = r.do(lambda s: s.describe("t"))
@@ -118,7 +118,7 @@ def test_a_value_that_is_not_available_may_be_anything(pg_rig: Attach) -> None:
         assert condition(where).holds([row]) == [may], where
 
 
-def test_a_predicate_that_fails_on_a_row_says_so(pg_rig: Attach) -> None:
+def test_predicate_that_fails_on_a_row_is_refused_with_a_message(pg_rig: Attach) -> None:
     r = pg_rig(T)
     condition = made(r)
     table = r.do(lambda s: s.describe("t"))
@@ -128,7 +128,7 @@ def test_a_predicate_that_fails_on_a_row_says_so(pg_rig: Attach) -> None:
     assert condition("10 / nullif(id, 0) > 1").holds(rows) == [True, False]
 
 
-def test_a_shape_of_before_is_judged_by_its_own_types(pg_rig: Attach) -> None:
+def test_predicate_on_an_older_shape_uses_the_types_of_that_shape(pg_rig: Attach) -> None:
     r = pg_rig("CREATE TYPE mood AS ENUM ('sad', 'ok')", "CREATE DOMAIN small AS int CHECK (VALUE < 100)")
     predicates = Predicates(r.pool, r.columns.odd)
     columns = (Column("id", "i64", "bigint"), Column("m", "str", "mood"), Column("x", "str", "gone_type"))
@@ -218,7 +218,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_python_says_what_postgres_says(pg_rig: Attach, seed: int) -> None:
+def test_python_evaluates_predicates_as_postgres_does(pg_rig: Attach, seed: int) -> None:
     r = pg_rig(T)
     world = World(seed)
     for number in range(60):

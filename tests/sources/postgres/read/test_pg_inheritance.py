@@ -29,7 +29,7 @@ FAMILY = (
 # --- inheritance -----------------------------------------------------------------------------------------
 
 
-def test_a_chunk_of_a_parent_has_its_own_rows_only(pg_rig: Attach) -> None:
+def test_chunk_of_a_parent_omits_the_rows_of_its_children(pg_rig: Attach) -> None:
     r = pg_rig(*FAMILY)
     assert r.reading.chunk("t", after=None, span=None, limit=9).rows == ((1, 1), (3, 3))
     assert r.reading.chunk("t", after=None, span=Span(), limit=9).rows == ((1, 1), (3, 3))
@@ -39,7 +39,7 @@ def test_a_chunk_of_a_parent_has_its_own_rows_only(pg_rig: Attach) -> None:
     assert r.reading.chunk("ch", after=None, span=None, limit=9).rows == ((1, 100, 100), (2, 200, 200))
 
 
-def test_a_partitioned_table_has_the_rows_of_its_partitions(pg_rig: Attach) -> None:
+def test_chunk_of_a_partitioned_table_has_the_rows_of_its_partitions(pg_rig: Attach) -> None:
     r = pg_rig(
         "CREATE TABLE p(k int PRIMARY KEY, a int) PARTITION BY RANGE (k)",
         "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
@@ -53,7 +53,7 @@ def test_a_partitioned_table_has_the_rows_of_its_partitions(pg_rig: Attach) -> N
     assert read_sample(r.pool, r.shapes, "p", 10).rows == 2
 
 
-def test_a_row_and_a_sample_of_a_parent_are_its_own(pg_rig: Attach) -> None:
+def test_row_and_sample_of_a_parent_omit_its_children(pg_rig: Attach) -> None:
     r = pg_rig(*FAMILY)
     assert r.reading.get("t", (2,))[1] is None
     assert r.reading.get("t", (1,))[1] == (1, 1)
@@ -65,7 +65,7 @@ def test_a_row_and_a_sample_of_a_parent_are_its_own(pg_rig: Attach) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 5])
-def test_a_write_by_key_touches_the_table_that_it_names(pg_rig: Attach, limit: int | None) -> None:
+def test_write_by_key_to_a_parent_leaves_its_children_unchanged(pg_rig: Attach, limit: int | None) -> None:
     r = pg_rig(*FAMILY)
     r.log.ops()
     assert r.do(lambda s: s.update("t", eq("k", 1), {"a": 7}, limit)).affected == 1
@@ -76,7 +76,7 @@ def test_a_write_by_key_touches_the_table_that_it_names(pg_rig: Attach, limit: i
     assert r.run("SELECT k, a FROM ch ORDER BY k").rows == ((1, 100), (2, 200))
 
 
-def test_rows_without_a_key_are_not_taken_for_those_at_the_same_place_of_a_child(pg_rig: Attach) -> None:
+def test_delete_without_a_key_leaves_the_equal_row_of_a_child(pg_rig: Attach) -> None:
     r = pg_rig(
         "CREATE TABLE t(a int)",
         "CREATE TABLE ch() INHERITS (t)",
@@ -134,7 +134,7 @@ def wait_until(ask: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize(("hurt", "left"), HURT, ids=["truncated", "rewritten", "made anew"])
 @pytest.mark.parametrize("read", ["chunk", "get", "sample"])
-def test_a_read_is_not_empty_because_the_table_was_hurt_after_its_snapshot(
+def test_read_keeps_its_rows_when_the_table_changes_after_its_snapshot(
     pg_rig: Attach, read: str, hurt: str, left: int
 ) -> None:
     r = pg_rig("CREATE TABLE t(k int PRIMARY KEY, a int)", "INSERT INTO t VALUES (1, 1), (2, 2)")
@@ -150,7 +150,7 @@ def test_a_read_is_not_empty_because_the_table_was_hurt_after_its_snapshot(
     assert len(r.reading.chunk("t", after=None, span=None, limit=9).rows) == left
 
 
-def test_a_chunk_waits_for_who_alters_the_table_but_not_for_ever(pg_rig: Attach) -> None:
+def test_chunk_of_a_table_under_alteration_is_refused_as_busy_after_a_wait(pg_rig: Attach) -> None:
     r = pg_rig("CREATE TABLE t(k int PRIMARY KEY, a int)", "INSERT INTO t VALUES (1, 1)")
     r.reading._seconds = 0.1
     with r.connect() as db, db.transaction():
@@ -162,7 +162,7 @@ def test_a_chunk_waits_for_who_alters_the_table_but_not_for_ever(pg_rig: Attach)
     assert r.reading.chunk("t", after=None, span=None, limit=9).rows == ((1, 1, None),)
 
 
-def test_only_a_table_is_held_and_to_read_it_is_enough(pg_rig: Attach) -> None:
+def test_lock_needs_only_select_and_is_refused_for_names_that_are_no_table(pg_rig: Attach) -> None:
     r = pg_rig(
         "CREATE TABLE t(k int PRIMARY KEY)",
         "CREATE VIEW v AS SELECT * FROM t",
@@ -188,7 +188,7 @@ def test_only_a_table_is_held_and_to_read_it_is_enough(pg_rig: Attach) -> None:
         db.execute(f"DROP ROLE {role}".encode())
 
 
-def test_a_lock_takes_no_snapshot(pg_rig: Attach) -> None:
+def test_table_lock_takes_no_snapshot(pg_rig: Attach) -> None:
     r = pg_rig("CREATE TABLE t(k int PRIMARY KEY)")
 
     def read(link: Link) -> Any:

@@ -139,7 +139,7 @@ def check_spans(r: Rig, name: str, declared: str, rows: list[Row], places: list[
         assert repr(all_rows(r, name, 3, Span(place, prefix_end(place)))) == repr([row])
 
 
-def test_composite_keys_page_by_row_comparison(pg_rig: Attach) -> None:
+def test_composite_keys_are_paged_by_row_comparison(pg_rig: Attach) -> None:
     r = pg_rig()
     collation = 'COLLATE "en-x-icu"' if has_collation(r) else ""
     r.stream.run(f"CREATE TABLE t(v int, b text {collation}, a int, PRIMARY KEY (a, b))")
@@ -156,7 +156,7 @@ def test_composite_keys_page_by_row_comparison(pg_rig: Attach) -> None:
 
 
 @pytest.mark.every_server
-def test_a_collation_that_calls_texts_equal_is_paged_by_the_database_without_places(pg_rig: Attach) -> None:
+def test_nondeterministic_collation_is_paged_by_the_database_and_has_no_spans(pg_rig: Attach) -> None:
     r = pg_rig()
     if not has_collation(r):
         pytest.skip("this PostgreSQL was built without ICU")
@@ -169,7 +169,7 @@ def test_a_collation_that_calls_texts_equal_is_paged_by_the_database_without_pla
     assert found.points == () and found.rows == 4
 
 
-def test_a_chunk_has_the_offset_of_its_read(pg_rig: Attach) -> None:
+def test_chunk_and_row_have_the_offset_of_their_read(pg_rig: Attach) -> None:
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY, v text)")
     r.run("INSERT INTO t SELECT n, 'x' FROM generate_series(1, 10) n")
     with r.connect() as other, other.transaction():
@@ -184,7 +184,7 @@ def test_a_chunk_has_the_offset_of_its_read(pg_rig: Attach) -> None:
     assert r.reading.get("t", (101,))[1] is None
 
 
-def test_chunks_read_while_others_write_are_the_log_up_to_their_offset(pg_rig: Attach) -> None:
+def test_chunks_read_during_writes_equal_the_log_up_to_their_offset(pg_rig: Attach) -> None:
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY, v int)", "ALTER TABLE t REPLICA IDENTITY FULL")
     done = threading.Event()
 
@@ -228,7 +228,7 @@ def fold(r: Rig, upto: int) -> dict[Any, Any]:
     return rows
 
 
-def test_a_read_whose_snapshot_is_no_beginning_of_the_log_is_made_again(
+def test_read_without_an_exact_offset_is_retried_and_then_refused_as_busy(
     pg_rig: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
@@ -240,7 +240,7 @@ def test_a_read_whose_snapshot_is_no_beginning_of_the_log_is_made_again(
         r.reading.chunk("t", after=None, span=None, limit=5)
 
 
-def test_a_chunk_is_bounded_in_bytes(pg_rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_size_is_limited_in_bytes(pg_rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_BYTES", 100_000)
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY, v text)")
     r.run("INSERT INTO t SELECT n, repeat('x', 10000) FROM generate_series(1, 100) n")
@@ -249,7 +249,7 @@ def test_a_chunk_is_bounded_in_bytes(pg_rig: Attach, monkeypatch: pytest.MonkeyP
     assert len(all_rows(r, "t", 1000)) == 100
 
 
-def test_tables_that_cannot_be_read_in_order_say_so(pg_rig: Attach) -> None:
+def test_table_without_a_primary_key_is_refused_for_chunks(pg_rig: Attach) -> None:
     r = pg_rig("CREATE TABLE bare(v int)", "CREATE VIEW v AS SELECT 1 AS x")
     with pytest.raises(NotSupported, match="no primary key"):
         r.reading.chunk("bare", after=None, span=None, limit=1)
@@ -258,7 +258,7 @@ def test_tables_that_cannot_be_read_in_order_say_so(pg_rig: Attach) -> None:
             r.reading.chunk(name, after=None, span=None, limit=1)
 
 
-def test_partitions_and_replica_identities(pg_rig: Attach) -> None:
+def test_partitions_are_paged_and_identity_index_is_the_key(pg_rig: Attach) -> None:
     r = pg_rig(
         "CREATE TABLE p(id int, k int NOT NULL, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
         "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
@@ -273,7 +273,7 @@ def test_partitions_and_replica_identities(pg_rig: Attach) -> None:
     assert r.do(lambda s: s.describe("i")).key == ("k",)
 
 
-def test_a_statement_reads_at_an_offset_and_writes_nothing(pg_rig: Attach) -> None:
+def test_read_statement_has_an_offset_and_writes_are_refused(pg_rig: Attach) -> None:
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
     r.run("CREATE FUNCTION sly() RETURNS int LANGUAGE sql STABLE AS 'SELECT 1'")
     found = r.queries.read("SELECT id FROM t WHERE id > $1", [1])
@@ -293,7 +293,7 @@ def test_a_statement_reads_at_an_offset_and_writes_nothing(pg_rig: Attach) -> No
 
 
 @pytest.mark.parametrize("analyse", [False, True])
-def test_a_sample_tells_about_how_much_there_is_and_where(pg_rig: Attach, analyse: bool) -> None:
+def test_sample_estimates_rows_and_bytes_and_their_distribution(pg_rig: Attach, analyse: bool) -> None:
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY, v text)")
     r.stream.run("INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, 20000) n")
     if analyse:
@@ -307,7 +307,7 @@ def test_a_sample_tells_about_how_much_there_is_and_where(pg_rig: Attach, analys
     assert 0.25 < left / found.rows < 0.75
 
 
-def test_a_small_table_is_its_own_sample(pg_rig: Attach) -> None:
+def test_sample_of_a_small_table_is_exact(pg_rig: Attach) -> None:
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'abc'), (2, NULL)")
     found = read_sample(r.pool, r.shapes, "t", 10)
     assert (found.rows, found.bytes, len(found.points)) == (2, 8 + 4 + 8 + 1, 2)
@@ -334,7 +334,7 @@ HELD: list[tuple[str, str, Any, Any]] = [
 ]
 
 
-def test_postgres_itself_says_what_a_column_would_hold(pg_rig: Attach) -> None:
+def test_postgres_computes_the_value_that_a_column_stores(pg_rig: Attach) -> None:
     r = pg_rig(*BEFORE)
     for declared, kind, given, held in HELD:
         table = Table("t", (Column("c", kind, declared),))
@@ -358,7 +358,7 @@ def test_postgres_itself_says_what_a_column_would_hold(pg_rig: Attach) -> None:
         r.columns.stored(Table("t", (Column("c", "i64", "integer", nullable=False),)), ["c"], (None,))
 
 
-def test_equal_values_have_equal_bytes() -> None:
+def test_equal_values_are_encoded_as_equal_bytes() -> None:
     def same(kind: str, declared: str, *values: Any) -> bool:
         place = order(Table("t", (Column("c", kind, declared),)), ("c",))
         return len({place((value,)) for value in values}) == 1

@@ -127,7 +127,7 @@ def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-def test_it_was_compiled() -> None:
+def test_compiled_module_is_built() -> None:
     if COMPILED is None:
         missing("the compiled columns were not built: make setup, with a C compiler")
 
@@ -199,7 +199,7 @@ def check_slices(one: Chunk, other: Chunk, generator: random.Random) -> None:
     assert repr(arrow.rows_batch(other.table, same).to_pylist()) == repr(wanted.to_pylist())
 
 
-def test_an_empty_table(pg_rig: Attach, twin: str) -> None:
+def test_empty_table_is_packed_as_its_rows_are(pg_rig: Attach, twin: str) -> None:
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY, a text, b bytea, c timestamptz, d numeric, e boolean, f json)")
     ((one, other),) = both(r, "t", 10)
     check_same(one, other)
@@ -245,7 +245,7 @@ def test_rows_that_grow_without_warning_are_not_all_held_at_once(
 
 
 @pytest.mark.parametrize("fits", [1, 3, 15])
-def test_rows_that_are_too_large_for_arrow_together_come_in_fewer(
+def test_rows_too_large_for_one_arrow_batch_are_read_in_smaller_chunks(
     pg_rig: Attach, twin: str, monkeypatch: pytest.MonkeyPatch, fits: int
 ) -> None:
     whole = cells.COMPILED or cells.in_python
@@ -267,7 +267,7 @@ def test_rows_that_are_too_large_for_arrow_together_come_in_fewer(
 
 
 @pytest.mark.skipif(not COMPILED, reason="not compiled")
-def test_columns_beyond_what_arrow_holds_are_refused(pg_rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_beyond_the_arrow_limit_are_refused(pg_rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     from headwater.sources.postgres.read import text_cells_compiled
 
     def overflows(*args: int) -> None:

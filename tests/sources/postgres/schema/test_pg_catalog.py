@@ -79,7 +79,7 @@ def test_tables_that_were_there_are_known_as_the_stream_sends_them(own: Callable
     assert rig.source.describe() == described
 
 
-def test_a_key_is_what_postgresql_takes_for_one(own: Callable[..., PgRig]) -> None:
+def test_deferrable_key_is_reported_as_missing_identity(own: Callable[..., PgRig]) -> None:
     rig = own(
         "CREATE TABLE late(a int PRIMARY KEY DEFERRABLE, b int)",
         "CREATE TABLE wide(a int, b text, PRIMARY KEY (a) INCLUDE (b))",
@@ -94,7 +94,7 @@ def test_a_key_is_what_postgresql_takes_for_one(own: Callable[..., PgRig]) -> No
     rig.run(found[late].remedy, "UPDATE late SET b = 2")
 
 
-def test_a_table_that_changes_has_the_version_that_its_next_row_tells(own: Callable[..., PgRig]) -> None:
+def test_described_version_of_an_altered_table_equals_that_of_its_next_row(own: Callable[..., PgRig]) -> None:
     rig = own("CREATE TABLE t(a int PRIMARY KEY)")
     assert rig.source.describe()["t"].version == 1
     rig.run("ALTER TABLE t ADD COLUMN b text", "CREATE TABLE fresh(a int PRIMARY KEY)")
@@ -119,7 +119,7 @@ def test_a_table_that_changes_has_the_version_that_its_next_row_tells(own: Calla
     assert part.changes[0].table.version == 2 and rig.source.describe()["fresh"] == part.changes[0].table
 
 
-def test_a_role_that_is_not_a_superuser_captures_its_own_tables(own: Callable[..., PgRig], pg: Server) -> None:
+def test_role_without_superuser_captures_its_own_tables(own: Callable[..., PgRig], pg: Server) -> None:
     rig = own("CREATE TABLE t(a int PRIMARY KEY)", "CREATE TABLE u(a int PRIMARY KEY)")
     rig.source.close()
     role = f"role_{rig.name}"
@@ -153,7 +153,7 @@ DEFAULTS = {
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("provider", DEFAULTS)
-def test_the_default_collation_is_the_databases_own_whoever_is_asked(pg: Server, provider: str) -> None:
+def test_default_collation_is_the_database_collation_in_stream_and_reads(pg: Server, provider: str) -> None:
     since, locale = DEFAULTS[provider]
     name = f"collated_{provider}_{os.getpid()}"
     with pg.connect() as admin:

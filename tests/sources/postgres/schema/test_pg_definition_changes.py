@@ -75,7 +75,9 @@ def asked(found: list[Change]) -> set[str]:
 
 @pytest.mark.parametrize("first", ["a row", "a look"])
 @pytest.mark.parametrize("case", ANOTHER)
-def test_what_changes_every_row_asks_for_a_snapshot(rig: Callable[..., PgRig], case: str, first: str) -> None:
+def test_alteration_that_rewrites_every_row_asks_for_a_snapshot(
+    rig: Callable[..., PgRig], case: str, first: str
+) -> None:
     own = rig(*TYPES)
     own.run("INSERT INTO t VALUES (2, 11, 21)")
     changes(own)
@@ -97,7 +99,9 @@ QUIET = ["names exchanged", "a name given to a new column", "a column made anew"
 
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("case", [*QUIET, "a name given to the next column", "values computed anew"])
-def test_it_does_so_though_no_row_comes_and_once(rig: Callable[..., PgRig], case: str, away: bool) -> None:
+def test_rewriting_alteration_without_a_row_asks_for_a_snapshot_once(
+    rig: Callable[..., PgRig], case: str, away: bool
+) -> None:
     own = rig(*TYPES)
     changes(own)
     if away:
@@ -113,7 +117,7 @@ def test_it_does_so_though_no_row_comes_and_once(rig: Callable[..., PgRig], case
 
 
 @pytest.mark.parametrize("case", LABELS)
-def test_a_type_with_other_words_for_what_it_held_asks_for_a_snapshot(rig: Callable[..., PgRig], case: str) -> None:
+def test_type_with_renamed_labels_asks_for_a_snapshot(rig: Callable[..., PgRig], case: str) -> None:
     own = rig(*TYPES)
     changes(own)
     own.run(case)
@@ -122,7 +126,7 @@ def test_a_type_with_other_words_for_what_it_held_asks_for_a_snapshot(rig: Calla
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_what_changes_no_row_asks_for_none(rig: Callable[..., PgRig], case: str) -> None:
+def test_alteration_that_changes_no_row_asks_for_no_snapshot(rig: Callable[..., PgRig], case: str) -> None:
     own = rig(*TYPES)
     own.run("INSERT INTO t VALUES (2, 11, 21)")
     changes(own)
@@ -133,14 +137,14 @@ def test_what_changes_no_row_asks_for_none(rig: Callable[..., PgRig], case: str)
 
 
 @pytest.mark.parametrize("case", ALIKE)
-def test_a_type_with_more_words_asks_for_none(rig: Callable[..., PgRig], case: str) -> None:
+def test_type_with_added_labels_asks_for_no_snapshot(rig: Callable[..., PgRig], case: str) -> None:
     own = rig(*TYPES)
     changes(own)
     own.run(case, "INSERT INTO t VALUES (3, 12)")
     assert asked(changes(own)) == set()
 
 
-def test_a_table_that_is_emptied_and_gets_a_column_asks_for_none(rig: Callable[..., PgRig]) -> None:
+def test_truncated_table_with_an_added_column_asks_for_no_snapshot(rig: Callable[..., PgRig]) -> None:
     own = rig(*TYPES)
     own.run("BEGIN; TRUNCATE t; ALTER TABLE t ADD c int; COMMIT")
     found = changes(own)
@@ -154,7 +158,7 @@ SWAP = "BEGIN; ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t; COM
 
 
 @pytest.mark.parametrize("how", ["goes on", "begins again", "was killed before its note"])
-def test_a_table_that_lost_its_name_to_another_comes_back_for_a_snapshot(rig: Callable[..., PgRig], how: str) -> None:
+def test_table_that_lost_its_name_in_a_swap_asks_for_a_snapshot(rig: Callable[..., PgRig], how: str) -> None:
     own = rig(TABLE, ROWS, "CREATE TABLE t_new(k int PRIMARY KEY, a int, b int)")
     own.run("UPDATE t SET a = 11", SWAP, "INSERT INTO t VALUES (8, 8, 8)")
     if how == "was killed before its note":
@@ -170,7 +174,7 @@ def test_a_table_that_lost_its_name_to_another_comes_back_for_a_snapshot(rig: Ca
     assert not [change for change in changes(own) if change.resnapshot]
 
 
-def test_whose_a_name_is_that_was_learnt_late_is_kept(rig: Callable[..., PgRig]) -> None:
+def test_table_identity_learnt_after_a_kill_is_kept_across_restarts(rig: Callable[..., PgRig]) -> None:
     """The log does not say it: of a table that is new in it when we are killed nobody knows at first."""
     own = rig()
     own.run(TABLE, ROWS)
@@ -188,7 +192,7 @@ def test_whose_a_name_is_that_was_learnt_late_is_kept(rig: Callable[..., PgRig])
     ]
 
 
-def test_whose_a_name_is_was_seen_by_who_looked(rig: Callable[..., PgRig]) -> None:
+def test_recreated_table_after_a_restart_asks_for_a_snapshot(rig: Callable[..., PgRig]) -> None:
     own = rig()
     own.run(TABLE, ROWS)
     own.pull()  # and looks
@@ -197,7 +201,7 @@ def test_whose_a_name_is_was_seen_by_who_looked(rig: Callable[..., PgRig]) -> No
     assert asked(changes(own)) == {"t"}
 
 
-def test_a_table_that_is_renamed_before_we_are_killed_keeps_its_owner(rig: Callable[..., PgRig]) -> None:
+def test_table_renamed_before_a_kill_keeps_its_identity(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, ROWS)
     own.run("ALTER TABLE t RENAME TO u", "UPDATE u SET a = 11")
     own.pull()
@@ -206,7 +210,7 @@ def test_a_table_that_is_renamed_before_we_are_killed_keeps_its_owner(rig: Calla
     assert [change.ddl for change in changes(own)][:1] == ["ALTER TABLE u RENAME TO w"]
 
 
-def test_a_table_that_is_gone_before_the_stream_tells_of_it_is_told_as_dropped(rig: Callable[..., PgRig]) -> None:
+def test_table_dropped_before_the_stream_delivers_it_is_reported_as_dropped(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     changes(own)
     held, attachment = own.source._held, own.source._attachment

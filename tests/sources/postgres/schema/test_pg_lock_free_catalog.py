@@ -62,7 +62,7 @@ def db(pg: Server) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
             admin.execute(f"DROP DATABASE {NAME} WITH (FORCE)".encode())
 
 
-def test_the_published_tables_are_those_that_the_server_lists(db: psycopg.Connection[tuple[Any, ...]]) -> None:
+def test_published_tables_equal_the_list_of_the_server(db: psycopg.Connection[tuple[Any, ...]]) -> None:
     for statement in SETUP:
         db.execute(statement.encode())
     ask = published_sql(db.info.server_version, "%s")
@@ -77,7 +77,7 @@ def test_the_published_tables_are_those_that_the_server_lists(db: psycopg.Connec
     assert db.execute(ask.encode(), ["none of that name"]).fetchall() == []
 
 
-def test_a_default_counts_where_the_server_writes_it_so(db: psycopg.Connection[tuple[Any, ...]]) -> None:
+def test_serial_default_is_recognised_as_the_server_writes_it(db: psycopg.Connection[tuple[Any, ...]]) -> None:
     db.execute("CREATE SEQUENCE own")
     db.execute(f"CREATE TABLE t({', '.join(DEFAULTS)})".encode())
     ask = f"SELECT attname, {COUNTS}, pg_get_expr(adbin, adrelid) LIKE 'nextval(%' FROM pg_attrdef JOIN pg_attribute "
@@ -87,7 +87,7 @@ def test_a_default_counts_where_the_server_writes_it_so(db: psycopg.Connection[t
     assert both == {*"abcdm"} and {pair for name, pair in told.items() if name not in both} == {(False, False)}
 
 
-def test_nothing_waits_for_somebody_who_alters_a_table(pg: Server, db: psycopg.Connection[tuple[Any, ...]]) -> None:
+def test_catalogue_reads_do_not_wait_for_table_locks(pg: Server, db: psycopg.Connection[tuple[Any, ...]]) -> None:
     for statement in SETUP:
         db.execute(statement.encode())
     db.execute("CREATE PUBLICATION p FOR ALL TABLES")

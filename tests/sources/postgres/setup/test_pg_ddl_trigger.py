@@ -56,7 +56,7 @@ def test_statement_is_shown_in_its_own_transaction(rig: Callable[..., PgRig]) ->
     assert row.changes[0].resnapshot  # as without the trigger
 
 
-def test_dropped_table_shows_the_statement(rig: Callable[..., PgRig]) -> None:
+def test_dropped_table_is_reported_with_its_statement(rig: Callable[..., PgRig]) -> None:
     own = rig("CREATE SCHEMA s", TABLE, "CREATE TABLE s.u (k int PRIMARY KEY)", INSTALL)
     own.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO s.u VALUES (1)")
     own.pull()

@@ -79,7 +79,7 @@ def base(request: pytest.FixtureRequest) -> Iterator[Base]:
     made.close()
 
 
-def test_doctor_names_what_each_table_lacks_and_changes_nothing(base: Base, tmp_path: Path) -> None:
+def test_doctor_reports_problems_of_each_table_and_changes_nothing(base: Base, tmp_path: Path) -> None:
     code, found, printed = base.doctor(tmp_path)
     assert (code, found["fail"]) == (0, {}) and "s3cret" not in printed
     (problem,) = [each for each in found["warn"] if each.startswith("bare one has neither")]
@@ -98,7 +98,7 @@ def test_doctor_names_what_each_table_lacks_and_changes_nothing(base: Base, tmp_
     assert base.traces() == [] and not (tmp_path / "data").exists()
 
 
-def test_the_remedies_are_sql_that_mends(base: Base, tmp_path: Path) -> None:
+def test_remedies_of_doctor_fix_the_reported_problems(base: Base, tmp_path: Path) -> None:
     _, found, _ = base.doctor(tmp_path)
     for remedy in [*found["warn"].values(), *found["fail"].values()]:
         if "ALTER TABLE" in remedy and "…" not in remedy:
@@ -108,7 +108,7 @@ def test_the_remedies_are_sql_that_mends(base: Base, tmp_path: Path) -> None:
     assert [finding for finding in found["warn"] if finding.startswith(("wide", "fleeting"))] == []
 
 
-def test_doctor_says_what_a_role_may_not(base: Base, tmp_path: Path) -> None:
+def test_doctor_reports_missing_rights_of_a_role(base: Base, tmp_path: Path) -> None:
     code, found, printed = base.doctor(tmp_path, ROLE)
     assert code == 1 and found["fail"].pop("the role may not replicate") == f'ALTER ROLE "{ROLE}" REPLICATION;'
     assert any(f'GRANT SELECT ON "public"."t" TO "{ROLE}";' in remedy for remedy in found["warn"].values())
@@ -127,7 +127,7 @@ def test_doctor_says_what_a_role_may_not(base: Base, tmp_path: Path) -> None:
     assert (code, found["fail"]) == (0, {}) and "s3cret" not in printed
 
 
-def test_doctor_and_list_follow_a_database_through_its_life(base: Base, tmp_path: Path) -> None:
+def test_doctor_and_list_report_each_state_of_a_database(base: Base, tmp_path: Path) -> None:
     attached = run_json("source", "attach", base.url(), "--data", "data", "--table", "t", cwd=tmp_path)
     assert attached == {"database": base.name, "slot": f"headwater_{base.name}", "tables": ["t"]}
     rows = {row["table"]: row for row in run_json("source", "list", base.url(), cwd=tmp_path)}
@@ -162,7 +162,7 @@ def test_doctor_fails_where_all_tables_are_to_be_published(base: Base, tmp_path:
     assert remedy == 'ALTER TABLE "public"."bare one" REPLICA IDENTITY FULL;'
 
 
-def test_serving_leaves_out_a_table_without_a_key_and_says_so(base: Base, tmp_path: Path) -> None:
+def test_table_without_a_key_is_skipped_by_serve_with_a_warning(base: Base, tmp_path: Path) -> None:
     with served(tmp_path, base.url()) as server:
         base.db.execute('UPDATE "bare one" SET x = 1')
         lines = [line for line in server.errors.read_text().splitlines() if "WARNING" in line]
@@ -170,7 +170,7 @@ def test_serving_leaves_out_a_table_without_a_key_and_says_so(base: Base, tmp_pa
         assert "it is not captured" in told and 'ALTER TABLE "public"."bare one" REPLICA IDENTITY FULL;' in told
 
 
-def test_who_serves_hears_what_it_does_to_others(base: Base, tmp_path: Path) -> None:
+def test_serve_warns_of_tables_whose_updates_the_publication_blocks(base: Base, tmp_path: Path) -> None:
     with served(tmp_path, base.url(), env={"HEADWATER_POSTGRES_PUBLISH_ALL": "true"}) as server:
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
             base.db.execute('UPDATE "bare one" SET x = 1')
@@ -180,7 +180,9 @@ def test_who_serves_hears_what_it_does_to_others(base: Base, tmp_path: Path) -> 
         assert len([line for line in lines if "max_slot_wal_keep_size" in line]) == 1 and len(lines) == 2
 
 
-def test_detach_by_a_role_that_does_not_own_the_publication_says_what_is_left(base: Base, tmp_path: Path) -> None:
+def test_detach_without_ownership_of_the_publication_reports_the_statement_to_drop_it(
+    base: Base, tmp_path: Path
+) -> None:
     run_json("source", "attach", base.url(), "--data", "data", "--table", "t", cwd=tmp_path)
     base.db.execute(f"ALTER ROLE {ROLE} REPLICATION")
     drop = f'DROP PUBLICATION "headwater_{base.name}";'
@@ -194,7 +196,7 @@ def test_detach_by_a_role_that_does_not_own_the_publication_says_what_is_left(ba
     assert "was not attached" in run("source", "detach", base.url(ROLE), cwd=tmp_path).stdout
 
 
-def test_a_server_that_does_not_answer_is_a_failure_with_a_remedy(tmp_path: Path) -> None:
+def test_unreachable_server_is_reported_as_a_failure_with_a_remedy(tmp_path: Path) -> None:
     done = run("doctor", "gone=postgresql://u:s3cret@127.0.0.1:1/d", "-o", "json", cwd=tmp_path)
     (check,) = [each for each in json.loads(done.stdout) if each["subject"] == "gone"]
     assert (done.returncode, check["state"]) == (1, "fail") and check["remedy"]
@@ -217,7 +219,7 @@ TABLE = TableFit("s.x", "t", "d", True, True, True, True, False, ("k",))
         ({"wal_status": "unreserved"}, "unreserved"),
     ],
 )
-def test_a_slot_is_judged(slot: dict[str, Any], problem: str | None) -> None:
+def test_slot_findings_name_the_problem_and_a_remedy(slot: dict[str, Any], problem: str | None) -> None:
     found = slot_findings("name", msgspec.structs.replace(SLOT, **slot), "d")
     assert (found == []) if problem is None else problem in found[0].problem and ";" in found[0].remedy
 
@@ -233,7 +235,7 @@ def test_a_slot_is_judged(slot: dict[str, Any], problem: str | None) -> None:
         ({"is_logged": False}, ['ALTER TABLE "s.x"."t" SET LOGGED;']),
     ],
 )
-def test_a_table_is_judged(table: dict[str, Any], remedies: list[str]) -> None:
+def test_table_findings_have_the_expected_remedies(table: dict[str, Any], remedies: list[str]) -> None:
     found = table_findings(msgspec.structs.replace(TABLE, **table))
     assert [each.remedy for each in found] == remedies and not any(each.fatal for each in found)
     assert all(each.problem.startswith('"s.x".t ') for each in found)

@@ -137,7 +137,7 @@ def test_editor_writes_by_statement_row_and_transaction(site: Site) -> None:
     site.rows("editor", "DELETE FROM orders WHERE id >= 100")
 
 
-def test_named_arguments_of_statement(site: Site) -> None:
+def test_named_arguments_of_a_statement_are_bound(site: Site) -> None:
     args = {"low": {"t": "i64", "v": 19}}
     assert site.rows("editor", "SELECT id FROM orders WHERE id >= :low ORDER BY id", args=args) == [[19], [20]]
 
@@ -215,7 +215,7 @@ CALLS = (
 
 
 @pytest.mark.parametrize("sql", NOT_ROWS)
-def test_statement_other_than_dml_by_editor_is_refused(site: Site, tmp_path: Path, sql: str) -> None:
+def test_statement_by_editor_that_is_not_dml_is_refused(site: Site, tmp_path: Path, sql: str) -> None:
     canary = tmp_path / "canary"
     code = site.refused("editor", "sql.exec", sql=sql.format(canary=canary))
     assert code in ("forbidden", "invalid_request") and not canary.exists()
@@ -462,7 +462,7 @@ def test_catalogue_is_not_written_by_way_of_a_view(site: Site) -> None:
     site.db.execute("DROP VIEW roles_view, roles_again, orders_view CASCADE")
 
 
-def test_query_stream_ends_when_its_query_comes_to_read_other_tables(site: Site) -> None:
+def test_query_stream_ends_when_its_query_reads_a_table_out_of_scope(site: Site) -> None:
     """With row security nobody knows what the policies read, so that any change may matter to the query."""
     site.db.execute("DROP TABLE IF EXISTS watched")
     site.db.execute("CREATE TABLE watched (id int PRIMARY KEY)")
@@ -529,7 +529,7 @@ def test_query_prepared_by_owner_without_logins_is_callable_by_viewer(alone: Sit
     assert alone.call("viewer", "cdc.subscribe_query", query_id=made["query_id"], args=[{"t": "i64", "v": 3}])["ok"]
 
 
-def test_rows_keys_and_feeds_without_logins_work_for_all_roles(alone: Site) -> None:
+def test_rows_and_feeds_are_served_to_all_roles_without_logins(alone: Site) -> None:
     row = {"id": {"t": "i64", "v": 200}, "total": {"t": "i64", "v": 2}}
     sub = alone.call("viewer", "cdc.subscribe_table", table="orders", pk=[{"t": "i64", "v": 200}])["result"]
     assert alone.call("editor", "data.insert", into={"table": "orders"}, rows=[row])["ok"]
@@ -609,12 +609,12 @@ def test_start_with_too_powerful_login_is_refused(tmp_path: Path) -> None:
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-def test_one_login_alone_is_refused() -> None:
+def test_reader_login_without_writer_login_is_refused() -> None:
     with pytest.raises(ConfigError, match="together"):
         Logins(Address("x", "postgresql:///x"), PostgresConfig(reader="r"))
 
 
-def test_password_file_readable_by_others_is_refused(tmp_path: Path) -> None:
+def test_password_file_readable_by_the_group_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("s3cret word\n")
     file.chmod(0o640)

@@ -22,7 +22,7 @@ def run(sql: str) -> Callable[[Session], object]:
     return lambda session: session.execute(sql)
 
 
-def test_steps_are_kept_together_and_a_failed_one_undoes_only_itself(pg_rig: Attach) -> None:
+def test_failed_step_is_undone_alone_and_the_rest_are_committed_together(pg_rig: Attach) -> None:
     r = pg_rig(T)
     tx = r.begin()
     tx.run(run("INSERT INTO t VALUES (1, 'a')")).result(PATIENCE)
@@ -38,7 +38,7 @@ def test_steps_are_kept_together_and_a_failed_one_undoes_only_itself(pg_rig: Att
         tx.run(run("SELECT 1")).result(PATIENCE)
 
 
-def test_a_rollback_leaves_nothing(pg_rig: Attach) -> None:
+def test_rolled_back_transaction_captures_no_change(pg_rig: Attach) -> None:
     r = pg_rig(T)
     tx = r.begin()
     tx.run(run("INSERT INTO t VALUES (1, 'a')")).result(PATIENCE)
@@ -48,7 +48,7 @@ def test_a_rollback_leaves_nothing(pg_rig: Attach) -> None:
         tx.commit().result(PATIENCE)
 
 
-def test_a_long_write_stopped_by_the_expiry_says_so_there_and_at_the_commit(pg_rig: Attach) -> None:
+def test_long_write_stopped_by_the_expiry_is_reported_as_expired_at_the_commit(pg_rig: Attach) -> None:
     r = pg_rig(T)
     tx = r.begin(seconds=0.2)
     tx.run(run("INSERT INTO t VALUES (1, 'a')")).result(PATIENCE)
@@ -60,7 +60,7 @@ def test_a_long_write_stopped_by_the_expiry_says_so_there_and_at_the_commit(pg_r
     assert r.log.ops() == []
 
 
-def test_a_long_read_stopped_by_the_age_of_its_snapshot_says_so(
+def test_long_read_stopped_by_the_age_of_its_snapshot_is_reported_as_expired(
     pg_rig: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "READ_SECONDS", 0.2)
@@ -71,7 +71,7 @@ def test_a_long_read_stopped_by_the_age_of_its_snapshot_says_so(
         tx.rollback().result(PATIENCE)
 
 
-def test_an_idle_writer_expires_and_gives_its_locks_back(pg_rig: Attach) -> None:
+def test_idle_transaction_expires_and_releases_its_locks(pg_rig: Attach) -> None:
     r = pg_rig(T, "INSERT INTO t VALUES (1, 'a')")
     tx = r.begin(idle=0.2)
     tx.run(run("UPDATE t SET v = 'b'")).result(PATIENCE)
@@ -79,7 +79,7 @@ def test_an_idle_writer_expires_and_gives_its_locks_back(pg_rig: Attach) -> None
     assert tx.is_over
 
 
-def test_a_transaction_with_a_step_under_way_is_not_idle(pg_rig: Attach) -> None:
+def test_transaction_with_a_running_step_is_not_idle(pg_rig: Attach) -> None:
     tx = pg_rig(T).begin(idle=0.05)
 
     def slow(session: Session) -> None:
@@ -91,9 +91,7 @@ def test_a_transaction_with_a_step_under_way_is_not_idle(pg_rig: Attach) -> None
     assert commit.result(PATIENCE).tables.keys() == {"t"}
 
 
-def test_a_lock_that_others_hold_makes_busy_and_the_step_may_be_tried_again(
-    pg_rig: Attach, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_refused_as_busy_by_a_foreign_lock_is_retried(pg_rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "LOCK_SECONDS", 0.2)
     r = pg_rig(T, "INSERT INTO t VALUES (1, 'a')")
     tx = r.begin()
@@ -105,7 +103,7 @@ def test_a_lock_that_others_hold_makes_busy_and_the_step_may_be_tried_again(
     tx.commit().result(PATIENCE)
 
 
-def test_what_it_read_must_not_have_changed_when_it_writes(pg_rig: Attach) -> None:
+def test_write_over_a_row_changed_since_its_read_is_refused_as_busy(pg_rig: Attach) -> None:
     r = pg_rig(T, "INSERT INTO t VALUES (1, 'a')")
     tx = r.begin()
     tx.run(run("SELECT * FROM t")).result(PATIENCE)
@@ -115,7 +113,7 @@ def test_what_it_read_must_not_have_changed_when_it_writes(pg_rig: Attach) -> No
     assert "begin again" in found.value.hint
 
 
-def test_a_read_only_one_sees_one_moment_and_writes_nothing(pg_rig: Attach) -> None:
+def test_read_only_transaction_keeps_its_snapshot_and_refuses_writes(pg_rig: Attach) -> None:
     r = pg_rig(T, "CREATE FUNCTION f() RETURNS void LANGUAGE sql STABLE AS 'SELECT 1'")
     tx = r.begin(read_only=True)
     assert tx.run(lambda s: s.execute("SELECT count(*) FROM t").rows).result(PATIENCE) == ((0,),)
@@ -127,7 +125,7 @@ def test_a_read_only_one_sees_one_moment_and_writes_nothing(pg_rig: Attach) -> N
     assert tx.commit().result(PATIENCE).tables == {}
 
 
-def test_closing_does_not_wait_for_those_that_wait(pg_rig: Attach) -> None:
+def test_blocked_step_is_expired_at_once_when_abandoned(pg_rig: Attach) -> None:
     r = pg_rig(T, "INSERT INTO t VALUES (1, 'a')")
     holder, waiter = r.begin(), r.begin()
     holder.run(run("UPDATE t SET v = 'x'")).result(PATIENCE)
@@ -141,7 +139,7 @@ def test_closing_does_not_wait_for_those_that_wait(pg_rig: Attach) -> None:
         holder.commit().result(PATIENCE)
 
 
-def test_one_whose_connection_was_cut_is_over(pg_rig: Attach) -> None:
+def test_transaction_with_a_terminated_connection_is_over(pg_rig: Attach) -> None:
     r = pg_rig(T)
     tx = r.begin()
     ((pid,),) = tx.run(lambda s: s.execute("SELECT pg_backend_pid()").rows).result(PATIENCE)

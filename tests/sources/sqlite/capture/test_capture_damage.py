@@ -29,7 +29,7 @@ def schema(r: Rig, column: str) -> list[str]:
     return [text.decode() for (text,) in rows]
 
 
-def test_a_rebuild_that_creates_our_triggers_again_asks_for_a_snapshot(rig: Attach) -> None:
+def test_rebuilt_table_with_recreated_capture_triggers_asks_for_a_snapshot(rig: Attach) -> None:
     # SQLite's own recipe: new table, copy, drop, rename, create the saved triggers again
     r = rig(M, "INSERT INTO m VALUES (1, 'a'), (2, 'b')")
     triggers = saved_triggers(r)
@@ -47,7 +47,7 @@ def test_a_rebuild_that_creates_our_triggers_again_asks_for_a_snapshot(rig: Atta
     r.check()
 
 
-def test_writes_while_our_triggers_were_away_ask_for_a_snapshot(rig: Attach) -> None:
+def test_write_while_capture_triggers_are_dropped_asks_for_a_snapshot(rig: Attach) -> None:
     r = rig(M, "INSERT INTO m VALUES (1, 'a')")
     names = schema(r, "name")
     triggers = saved_triggers(r)
@@ -57,7 +57,7 @@ def test_writes_while_our_triggers_were_away_ask_for_a_snapshot(rig: Attach) -> 
     assert any(change.resnapshot for change in schema_changes(r.settle()))
 
 
-def test_a_vacuum_alone_asks_for_nothing(rig: Attach) -> None:
+def test_vacuum_alone_asks_for_no_snapshot(rig: Attach) -> None:
     r = rig(M, "CREATE TABLE gone(a)", "INSERT INTO m VALUES (1, 'a')")
     r.foreign.script("DROP TABLE gone")
     r.check()
@@ -76,7 +76,7 @@ def attempt(write: Callable[[], object]) -> bool:
 
 
 @pytest.mark.parametrize("harm", ["DELETE FROM _headwater_capture", "DROP TABLE _headwater_capture"])
-def test_our_tables_emptied_or_dropped_begin_a_new_generation(tmp_path: Path, foreign: Foreign, harm: str) -> None:
+def test_emptied_or_dropped_capture_tables_begin_a_new_generation(tmp_path: Path, foreign: Foreign, harm: str) -> None:
     foreign.run(T)
     with running(tmp_path) as one:
         one.run("INSERT INTO t VALUES (1, 'a')")
@@ -91,7 +91,7 @@ def test_our_tables_emptied_or_dropped_begin_a_new_generation(tmp_path: Path, fo
         assert offset > latest + 1
 
 
-def test_a_write_into_a_file_that_was_replaced_is_not_acknowledged(tmp_path: Path, foreign: Foreign) -> None:
+def test_write_into_a_replaced_file_is_refused(tmp_path: Path, foreign: Foreign) -> None:
     foreign.run(T)
     foreign.close()
     shutil.copy(tmp_path / "app.db", tmp_path / "other.db")
@@ -105,7 +105,7 @@ def test_a_write_into_a_file_that_was_replaced_is_not_acknowledged(tmp_path: Pat
             one.run("INSERT INTO t VALUES (2, 'b')")
 
 
-def test_a_log_removed_under_the_server_is_not_written_to(tmp_path: Path) -> None:
+def test_write_to_a_removed_log_is_refused(tmp_path: Path) -> None:
     log = DiskLog.open(tmp_path / "a.log.db")
     try:
         log.set_notes(a="1")
@@ -126,7 +126,7 @@ def snatch(database: Path, lock: Path) -> FileLock:
             continue
 
 
-def test_a_lock_that_was_removed_is_taken_again_or_respected(tmp_path: Path, foreign: Foreign) -> None:
+def test_removed_lock_is_taken_again_unless_another_headwater_holds_it(tmp_path: Path, foreign: Foreign) -> None:
     foreign.run(T)
     with running(tmp_path) as one:
         one.run("INSERT INTO t VALUES (1, 'a')")

@@ -15,7 +15,7 @@ T = "CREATE TABLE t(id INTEGER PRIMARY KEY, x)"
 MANY = f"WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {PAGE + 900})"
 
 
-def test_our_own_transactions_are_told_apart_and_foreign_ones_are_a_union(rig: Attach) -> None:
+def test_own_transactions_are_captured_singly_and_foreign_ones_are_merged(rig: Attach) -> None:
     r = rig(T)
     r.write("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
     r.write("INSERT INTO t VALUES (3, 'c')")
@@ -29,7 +29,7 @@ def test_our_own_transactions_are_told_apart_and_foreign_ones_are_a_union(rig: A
     assert len({part.id for part in found}) == 5 and all(part.commit_ts_ms > 0 for part in found)
 
 
-def test_a_write_that_changes_nothing_takes_no_offset(rig: Attach) -> None:
+def test_write_without_changes_takes_no_offset(rig: Attach) -> None:
     r = rig(T)
     r.write("UPDATE t SET x = 1", "DELETE FROM t", "CREATE VIEW v AS SELECT 1")
     assert r.check() == []
@@ -54,7 +54,7 @@ def test_replaced_rows_are_joined_across_pages(rig: Attach, writer: str, unique:
     assert [part.start for part in parts] == [part.first - parts[0].first for part in parts]
 
 
-def test_cascades_between_a_replaced_row_and_its_successor_across_pages(rig: Attach) -> None:
+def test_cascades_of_replaced_rows_are_captured_across_pages(rig: Attach) -> None:
     r = rig(
         "CREATE TABLE p(id INTEGER PRIMARY KEY, x)",
         "CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES p(id) ON DELETE CASCADE)",
@@ -70,7 +70,7 @@ def test_cascades_between_a_replaced_row_and_its_successor_across_pages(rig: Att
     ]
 
 
-def test_an_ignored_insert_is_forgotten_by_the_next_look(rig: Attach) -> None:
+def test_ignored_insert_is_not_captured_later(rig: Attach) -> None:
     r = rig(T, "INSERT INTO t VALUES (1, 'old')")
     r.foreign.script("INSERT OR IGNORE INTO t VALUES (1, 'ignored')", "INSERT INTO t VALUES (2, 'b')")
     r.check()
@@ -80,7 +80,7 @@ def test_an_ignored_insert_is_forgotten_by_the_next_look(rig: Attach) -> None:
     assert ops(r.check()) == ["insert"]
 
 
-def test_a_foreign_program_sees_its_own_counts(rig: Attach) -> None:
+def test_foreign_program_keeps_its_own_row_counts_and_rowids(rig: Attach) -> None:
     r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, x UNIQUE)", "CREATE TABLE u(x)")
     code = "c = con.execute({!r}); c.fetchall(); answer = [c.rowcount, c.lastrowid]"
     assert r.foreign.python(code.format("INSERT INTO t VALUES (7, 'a'), (9, 'b')")) == [2, 9]
@@ -91,7 +91,7 @@ def test_a_foreign_program_sees_its_own_counts(rig: Attach) -> None:
     r.check()
 
 
-def test_the_stash_is_empty_after_every_kind_of_collision(rig: Attach) -> None:
+def test_stash_is_empty_after_every_kind_of_collision(rig: Attach) -> None:
     r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, x UNIQUE)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
     r.foreign.script("REPLACE INTO t VALUES (3, 'a')", "UPDATE OR REPLACE t SET x = 'b' WHERE id = 3")
     assert r.foreign.run("SELECT count(*) FROM _headwater_stash") == [(0,)]
@@ -104,7 +104,7 @@ def test_the_stash_is_empty_after_every_kind_of_collision(rig: Attach) -> None:
     assert r.foreign.run("SELECT count(*) FROM _headwater_capture") == [(1,)]
 
 
-def test_offsets_go_on_after_everything_was_moved(rig: Attach) -> None:
+def test_offsets_continue_after_all_captured_rows_were_moved(rig: Attach) -> None:
     r = rig(T)
     r.source._trimmer._seconds = 0.0
     for turn in range(5):

@@ -39,7 +39,7 @@ class Waiting:
         return self._thread.is_alive()
 
 
-def test_a_foreign_commit_ends_the_wait(rig: Attach) -> None:
+def test_foreign_commit_ends_the_wait(rig: Attach) -> None:
     r = rig("CREATE TABLE t(x)", poll_seconds=60.0)
     for turn in range(3):
         r.source.wait(0)  # forget what happened so far
@@ -61,7 +61,7 @@ def test_wake_ends_the_wait_and_is_kept_for_the_next(rig: Attach) -> None:
     r.source.wait(0)
 
 
-def test_our_own_write_ends_the_wait(rig: Attach) -> None:
+def test_own_write_ends_the_wait(rig: Attach) -> None:
     r = rig("CREATE TABLE t(x)", poll_seconds=60.0)
     r.source.wait(0)
     waiting = Waiting(r.source.wait)
@@ -69,14 +69,14 @@ def test_our_own_write_ends_the_wait(rig: Attach) -> None:
     assert waiting.ended()
 
 
-def test_the_poll_is_the_longest_a_wait_takes(rig: Attach) -> None:
+def test_wait_ends_after_the_poll_interval(rig: Attach) -> None:
     r = rig("CREATE TABLE t(x)", poll_seconds=0.01)
     r.source.wait(LONG)
     r.source.wait(LONG)
 
 
 @pytest.mark.parametrize("how", ["unlink", "replace"])
-def test_a_replaced_wal_is_watched_again(tmp_path: Path, how: str) -> None:
+def test_replaced_wal_is_watched_again(tmp_path: Path, how: str) -> None:
     wal = tmp_path / "x-wal"
     wal.write_bytes(b"1")
     waker = Waker(str(wal))
@@ -97,7 +97,7 @@ def test_a_replaced_wal_is_watched_again(tmp_path: Path, how: str) -> None:
     waker.close()
 
 
-def test_a_wal_that_appears_later_is_watched(tmp_path: Path, foreign_process: Foreign) -> None:
+def test_wal_created_later_is_watched(tmp_path: Path, foreign_process: Foreign) -> None:
     waker = Waker(str(tmp_path / "x-wal"))
     waker.wait(0)
     (tmp_path / "x-wal").write_bytes(b"")
@@ -109,7 +109,7 @@ def test_a_wal_that_appears_later_is_watched(tmp_path: Path, foreign_process: Fo
     waker.close()
 
 
-def test_a_closed_waker_can_be_woken_and_closed_again(tmp_path: Path) -> None:
+def test_closed_waker_accepts_wake_and_close(tmp_path: Path) -> None:
     waker = Waker(str(tmp_path / "x-wal"))
     waker.close()
     waker.wake()

@@ -41,7 +41,9 @@ T = "CREATE TABLE t(id INTEGER PRIMARY KEY, x NOT NULL)"
 @pytest.mark.parametrize(
     ("clause", "kept"), [("", 0), ("OR ABORT", 0), ("OR FAIL", 2), ("OR IGNORE", 3), ("OR REPLACE", 4)]
 )
-def test_a_constraint_that_fails_in_row_three(rig: Attach, run: Callable[[Rig], Run], clause: str, kept: int) -> None:
+def test_rows_kept_after_a_failed_third_row_are_captured(
+    rig: Attach, run: Callable[[Rig], Run], clause: str, kept: int
+) -> None:
     r = rig(T, "INSERT INTO t VALUES (3, 'old')")
     run(r)(f"INSERT {clause} INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, 'd')")
     assert sum(change.after is not None for change in r.check()) == kept
@@ -49,7 +51,7 @@ def test_a_constraint_that_fails_in_row_three(rig: Attach, run: Callable[[Rig], 
     assert ops(r.check()) == ["insert"]
 
 
-def test_or_rollback_takes_the_whole_transaction(rig: Attach) -> None:
+def test_or_rollback_undoes_the_whole_transaction(rig: Attach) -> None:
     r = rig(T, "INSERT INTO t VALUES (3, 'old')")
     statements = ("INSERT INTO t VALUES (1, 'a')", "INSERT OR ROLLBACK INTO t VALUES (3, 'c')")
     r.foreign.run("BEGIN")
@@ -60,7 +62,7 @@ def test_or_rollback_takes_the_whole_transaction(rig: Attach) -> None:
     assert r.check() == []
 
 
-def test_savepoints_and_rollbacks_leave_no_trace(rig: Attach) -> None:
+def test_rolled_back_savepoints_are_not_captured(rig: Attach) -> None:
     r = rig(T, "INSERT INTO t VALUES (1, 'old')")
     r.foreign.script(
         "BEGIN",
@@ -110,7 +112,7 @@ SEED = "INSERT INTO t(k, u, v) VALUES (1, 'a', 'x'), (2, 'b', 'y'), (3, 'c', 'z'
 
 
 @pytest.mark.parametrize("table", KEYS.values(), ids=KEYS)
-def test_every_clause_on_every_key(rig: Attach, run: Callable[[Rig], Run], table: str) -> None:
+def test_every_conflict_clause_on_every_key_is_captured(rig: Attach, run: Callable[[Rig], Run], table: str) -> None:
     r = rig(table, SEED)
     go = run(r)
     for clause in ("OR REPLACE", "OR IGNORE", "OR FAIL", "OR ABORT", "OR REPLACE"):
@@ -128,7 +130,7 @@ def test_every_clause_on_every_key(rig: Attach, run: Callable[[Rig], Run], table
     r.check()
 
 
-def test_replace_on_the_key_is_one_update(rig: Attach, run: Callable[[Rig], Run]) -> None:
+def test_replace_on_the_key_is_captured_as_an_update(rig: Attach, run: Callable[[Rig], Run]) -> None:
     r = rig(KEYS["integer key"], SEED)
     run(r)("REPLACE INTO t VALUES (1, 'n', 'n')")
     changes = r.check()
@@ -136,7 +138,7 @@ def test_replace_on_the_key_is_one_update(rig: Attach, run: Callable[[Rig], Run]
     assert recursive or images(changes) == [((1, "a", "x"), (1, "n", "n"))]
 
 
-def test_replace_that_displaces_several_rows_at_once(rig: Attach, run: Callable[[Rig], Run]) -> None:
+def test_replace_that_displaces_several_rows_captures_each_delete(rig: Attach, run: Callable[[Rig], Run]) -> None:
     r = rig(KEYS["two uniques"], SEED)
     run(r)("REPLACE INTO t VALUES (1, 'b', 'z')")
     changes = r.check()
@@ -156,7 +158,9 @@ def test_replace_that_displaces_several_rows_at_once(rig: Attach, run: Callable[
         "CREATE UNIQUE INDEX i ON t(abs(k % 3), coalesce(u, ')'))",
     ],
 )
-def test_replace_on_expression_and_partial_indexes(rig: Attach, run: Callable[[Rig], Run], index: str) -> None:
+def test_replace_on_expression_and_partial_indexes_is_captured(
+    rig: Attach, run: Callable[[Rig], Run], index: str
+) -> None:
     r = rig(KEYS["integer key"], index, "INSERT INTO t VALUES (1,'a','x'), (2,'b','y'), (3,'c',NULL), (9,'d','q')")
     go = run(r)
     for clause in ("OR REPLACE", "OR IGNORE", "OR FAIL"):
@@ -170,7 +174,9 @@ def test_replace_on_expression_and_partial_indexes(rig: Attach, run: Callable[[R
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("unique", ["", "UNIQUE"])
-def test_ignore_leaves_nothing_behind(rig: Attach, run: Callable[[Rig], Run], unique: str, together: bool) -> None:
+def test_ignored_inserts_do_not_affect_later_captures(
+    rig: Attach, run: Callable[[Rig], Run], unique: str, together: bool
+) -> None:
     r = rig(f"CREATE TABLE t(k INTEGER PRIMARY KEY, u {unique}, v)", "INSERT INTO t VALUES (1, 2, 3)")
     statements = [
         "INSERT OR IGNORE INTO t VALUES (1, 'n', 'n')",
@@ -189,7 +195,7 @@ def test_ignore_leaves_nothing_behind(rig: Attach, run: Callable[[Rig], Run], un
 
 
 @pytest.mark.parametrize("key", ["integer key", "two uniques", "without rowid", "nocase key", "no key but unique"])
-def test_upsert(rig: Attach, run: Callable[[Rig], Run], key: str) -> None:
+def test_upsert_on_every_key_is_captured(rig: Attach, run: Callable[[Rig], Run], key: str) -> None:
     r = rig(KEYS[key], SEED)
     target = {"no key but unique": "u", "two uniques": "v"}.get(key, "k")
     go = run(r)
@@ -203,13 +209,15 @@ def test_upsert(rig: Attach, run: Callable[[Rig], Run], key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["integer key", "text key", "without rowid", "two uniques"])
-def test_keys_swapped_in_one_transaction(rig: Attach, run: Callable[[Rig], Run], key: str) -> None:
+def test_keys_swapped_in_a_transaction_are_captured_as_updates(
+    rig: Attach, run: Callable[[Rig], Run], key: str
+) -> None:
     r = rig(KEYS[key], SEED)
     run(r)("UPDATE t SET k = -1 WHERE k = 1", "UPDATE t SET k = 1 WHERE k = 2", "UPDATE t SET k = 2 WHERE k = -1")
     assert ops(r.check()) == ["update"] * 3
 
 
-def test_rows_of_a_keyless_table_by_explicit_rowid(rig: Attach, run: Callable[[Rig], Run]) -> None:
+def test_explicit_rowids_of_a_keyless_table_are_captured(rig: Attach, run: Callable[[Rig], Run]) -> None:
     r = rig("CREATE TABLE t(a, b)", "INSERT INTO t VALUES (1, 1), (1, 1)")
     go = run(r)
     go("REPLACE INTO t(rowid, a, b) VALUES (2, 5, 5)", "INSERT INTO t(rowid, a) VALUES (-1, 0)")
@@ -222,7 +230,7 @@ def test_rows_of_a_keyless_table_by_explicit_rowid(rig: Attach, run: Callable[[R
     r.check()
 
 
-def test_keys_that_hold_null_repeat(rig: Attach, run: Callable[[Rig], Run]) -> None:
+def test_repeated_null_keys_are_captured(rig: Attach, run: Callable[[Rig], Run]) -> None:
     r = rig(KEYS["composite"], "INSERT INTO t VALUES (NULL, 1, 'a'), (NULL, 1, 'a'), (NULL, 1, 'b')")
     go = run(r)
     go("INSERT INTO t VALUES (NULL, 1, 'c'), (NULL, NULL, 'c')", "REPLACE INTO t VALUES (NULL, 1, 'a')")
@@ -232,7 +240,9 @@ def test_keys_that_hold_null_repeat(rig: Attach, run: Callable[[Rig], Run]) -> N
 
 
 @pytest.mark.parametrize("unique", ["", "UNIQUE"])
-def test_an_explicit_rowid_beside_a_key_is_never_silent(rig: Attach, run: Callable[[Rig], Run], unique: str) -> None:
+def test_explicit_rowid_beside_a_key_is_captured_or_asks_for_a_snapshot(
+    rig: Attach, run: Callable[[Rig], Run], unique: str
+) -> None:
     r = rig(
         f"CREATE TABLE t(k TEXT PRIMARY KEY, u {unique})", "INSERT INTO t(rowid, k, u) VALUES (1, 'a', 1), (2, 'b', 2)"
     )
@@ -248,7 +258,7 @@ def test_an_explicit_rowid_beside_a_key_is_never_silent(rig: Attach, run: Callab
 
 
 @pytest.mark.parametrize("end", ["", " WITHOUT ROWID"])
-def test_a_key_that_compares_unlike_its_column_is_refused_with_a_reason(rig: Attach, end: str) -> None:
+def test_key_with_a_collation_unlike_its_column_is_refused_with_a_reason(rig: Attach, end: str) -> None:
     r = rig(f"CREATE TABLE t(k TEXT COLLATE RTRIM, v, PRIMARY KEY (k COLLATE NOCASE)){end}", "CREATE TABLE ok(x)")
     assert set(r.captured()) == {"ok"}
     assert "collation" in r.source.status()["uncaptured"]["t"]
@@ -259,7 +269,7 @@ def test_a_key_that_compares_unlike_its_column_is_refused_with_a_reason(rig: Att
     ["k TEXT PRIMARY KEY", "k TEXT COLLATE NOCASE PRIMARY KEY", "k INTEGER PRIMARY KEY", "k PRIMARY KEY, u UNIQUE"],
 )
 @pytest.mark.parametrize("without", ["", " WITHOUT ROWID"])
-def test_what_an_ignored_key_update_set_aside_is_not_deleted_later(rig: Attach, key: str, without: str) -> None:
+def test_ignored_key_update_causes_no_later_delete(rig: Attach, key: str, without: str) -> None:
     if without and "INTEGER" not in key:
         key = key.replace("k ", "k NOT NULL ", 1) if key.startswith("k PRIMARY") else key
     r = rig(f"CREATE TABLE b({key}, v){without}", "INSERT INTO b(k, v) VALUES (10, 1), (20, 2)")

@@ -108,7 +108,7 @@ def check_goes_on(one: Running, foreign: Foreign, readable: int) -> None:
 
 @pytest.mark.parametrize("more", [0, 3, 40])
 @pytest.mark.parametrize("trimmed", [False, True])
-def test_a_file_restored_in_place_under_a_running_server(
+def test_file_restored_under_a_running_server_begins_a_new_generation(
     tmp_path: Path, foreign: Foreign, trimmed: bool, more: int
 ) -> None:
     settings = {"trim_rows": 1, "trim_seconds": 0.001} if trimmed else {"trim_seconds": 3600.0}
@@ -131,7 +131,7 @@ def test_a_file_restored_in_place_under_a_running_server(
         check_goes_on(one, foreign, readable)
 
 
-def test_a_file_restored_in_place_stops_capture_when_so_configured(tmp_path: Path, foreign: Foreign) -> None:
+def test_restored_file_stops_capture_when_configured(tmp_path: Path, foreign: Foreign) -> None:
     foreign.run(T)
     with running(tmp_path, stop_when_lost=True, trim_seconds=3600.0) as one:
         foreign.run("INSERT INTO t VALUES (0, 'kept')")
@@ -145,7 +145,7 @@ def test_a_file_restored_in_place_stops_capture_when_so_configured(tmp_path: Pat
         assert one.log.generation == generation
 
 
-def test_a_lost_log_and_foreign_writes_since(tmp_path: Path, foreign: Foreign) -> None:
+def test_lost_log_with_later_foreign_writes_begins_a_new_generation(tmp_path: Path, foreign: Foreign) -> None:
     foreign.run(T)
     with running(tmp_path) as one:
         foreign.run("INSERT INTO t VALUES (1, 'a')")
@@ -162,7 +162,7 @@ def test_a_lost_log_and_foreign_writes_since(tmp_path: Path, foreign: Foreign) -
         check_goes_on(one, foreign, readable + len(SEVERAL))
 
 
-def test_a_file_copied_back_unchanged_is_the_same_history(tmp_path: Path, foreign: Foreign) -> None:
+def test_file_copied_back_unchanged_keeps_its_history(tmp_path: Path, foreign: Foreign) -> None:
     foreign.run(T)
     with running(tmp_path) as one:
         foreign.run("INSERT INTO t VALUES (1, 'a')")
@@ -179,7 +179,7 @@ def test_a_file_copied_back_unchanged_is_the_same_history(tmp_path: Path, foreig
         assert one.log.generation == generation
 
 
-def test_what_is_read_while_a_generation_begins_is_of_the_old_one(
+def test_log_keeps_the_old_generation_while_the_source_restarts(
     tmp_path: Path, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the new one it would be believed, and that tells nothing of what is committed before it begins."""
@@ -198,7 +198,7 @@ def test_what_is_read_while_a_generation_begins_is_of_the_old_one(
         assert seen == [(one.log.generation, old)]
 
 
-def test_a_number_given_out_until_the_last_moment_never_comes_again(
+def test_offset_read_during_a_restart_is_not_used_again(
     tmp_path: Path, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign.run(T)
@@ -219,7 +219,7 @@ def test_a_number_given_out_until_the_last_moment_never_comes_again(
 
 
 @pytest.mark.slow
-def test_a_log_that_cannot_begin_anew_takes_nothing_in_until_it_can(
+def test_log_that_cannot_restart_captures_nothing_until_it_can(
     tmp_path: Path, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign.run(T)
@@ -251,7 +251,7 @@ def lose(one: Running, foreign: Foreign, folder: Path, rows: int = len(SEVERAL))
     return readable
 
 
-def test_a_generation_begun_in_the_file_alone_is_begun_again(tmp_path: Path, foreign: Foreign) -> None:
+def test_generation_begun_only_in_the_file_is_replaced_at_the_start(tmp_path: Path, foreign: Foreign) -> None:
     foreign.run(T)
     with running(tmp_path) as one:
         foreign.run("INSERT INTO t VALUES (1, 'a')")
@@ -267,7 +267,7 @@ def test_a_generation_begun_in_the_file_alone_is_begun_again(tmp_path: Path, for
         check_goes_on(one, foreign, readable)
 
 
-def test_a_generation_begun_in_the_log_alone_is_begun_again(tmp_path: Path, foreign: Foreign) -> None:
+def test_generation_begun_only_in_the_log_is_replaced_at_the_start(tmp_path: Path, foreign: Foreign) -> None:
     foreign.run(T)
     with running(tmp_path) as one:
         foreign.run("INSERT INTO t VALUES (1, 'a')")
@@ -281,7 +281,7 @@ def test_a_generation_begun_in_the_log_alone_is_begun_again(tmp_path: Path, fore
         check_goes_on(one, foreign, readable)
 
 
-def test_a_stop_says_what_happened_and_the_way_out(tmp_path: Path, foreign: Foreign) -> None:
+def test_start_with_a_lost_log_is_refused_with_a_reason_and_a_hint(tmp_path: Path, foreign: Foreign) -> None:
     foreign.run(T)
     with running(tmp_path) as one:
         one.run("INSERT INTO t VALUES (1, 'a')")
@@ -310,7 +310,7 @@ def differs(file: list[Change], log: list[Change], upto: int = 1000) -> str:
     return compare(enumerate(file, 1), iter([logged]), upto)
 
 
-def test_equal_histories_compare_equal_and_others_do_not() -> None:
+def test_first_differing_change_of_two_histories_is_reported() -> None:
     changes = [insert(n, n) for n in range(500)]
     assert differs(changes, changes) == ""
     for place in (0, 1, 250, 499):
@@ -320,7 +320,7 @@ def test_equal_histories_compare_equal_and_others_do_not() -> None:
     assert differs([insert(0, "x"), *changes[1:]], changes, upto=0) == ""
 
 
-def test_an_insert_that_replaced_a_row_is_an_update_in_the_log() -> None:
+def test_insert_in_the_file_matches_the_logged_update_of_its_row() -> None:
     assert differs([insert(1, "new")], [update(1, "old", "new")]) == ""
     assert differs([insert(1, "new")], [update(1, "old", "newer")]) != ""
 
@@ -332,7 +332,7 @@ def test_changes_that_were_put_in_order_are_found() -> None:
     assert differs(captured, [change for _, change in ordered]) == ""
 
 
-def test_changes_of_one_transaction_are_not_found_in_another() -> None:
+def test_changes_swapped_between_transactions_are_reported_as_different() -> None:
     first, second = [insert(1, "A"), insert(2, "B")], [insert(3, "C"), insert(4, "D")]
     logged = [Transaction("1", tuple(first), first=1), Transaction("3", tuple(second), first=3)]
     swapped = [first[0], second[0], first[1], second[1]]
@@ -340,12 +340,12 @@ def test_changes_of_one_transaction_are_not_found_in_another() -> None:
     assert "change 2" in compare(enumerate(swapped, 1), iter(logged), 10)
 
 
-def test_each_logged_change_stands_for_one_of_the_file() -> None:
+def test_logged_change_matches_only_a_single_change_of_the_file() -> None:
     twice = [insert(1, "A"), insert(1, "A"), insert(2, "B")]
     assert differs(twice, [insert(1, "A"), insert(2, "B"), insert(3, "C")]) != ""
 
 
-def test_a_log_that_begins_before_the_file_lends_what_was_put_in_order() -> None:
+def test_trimmed_file_matches_a_log_that_begins_earlier() -> None:
     logged = [Transaction("1", (update(1, "a", "b"), update(1, "b", "c")), first=1)]
     assert compare([(2, update(1, "a", "b"))], iter(logged), 10) == ""  # the file's change 1 is trimmed already
 

@@ -21,7 +21,7 @@ def witness(**notes: str) -> Witness:
     return Witness(log)
 
 
-def test_a_reboot_under_foreign_writers_is_doubted() -> None:
+def test_reboot_under_foreign_writers_is_reported_as_doubt() -> None:
     assert "machine went down" in witness(**OTHER_BOOT, foreign="yes").doubt()
 
 
@@ -38,7 +38,7 @@ def test_without_a_reboot_a_foreign_writer_or_a_crash_there_is_no_doubt(notes: d
     assert witness(**notes).doubt() == ""
 
 
-def test_a_run_notes_its_boot_its_foreign_writers_and_its_end() -> None:
+def test_witness_records_boot_foreign_writers_and_orderly_stop() -> None:
     log = MemoryLog()
     one = Witness(log)
     one.begin()
@@ -49,7 +49,7 @@ def test_a_run_notes_its_boot_its_foreign_writers_and_its_end() -> None:
 
 
 @pytest.mark.parametrize(("stopped", "expected"), [("", "new"), ("yes", "same")])
-def test_a_power_failure_begins_a_new_generation(tmp_path: Path, foreign: Foreign, stopped: str, expected: str) -> None:
+def test_power_failure_begins_a_new_generation(tmp_path: Path, foreign: Foreign, stopped: str, expected: str) -> None:
     # Given a file that another process writes to, and a server that went down with the machine
     with running(tmp_path) as one:
         one.run(T)

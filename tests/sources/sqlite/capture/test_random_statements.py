@@ -59,17 +59,17 @@ def step(made: Rig, r: random.Random, table: RandomTable, history: list[str]) ->
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_fold_of_random_statements_is_the_table(rig: Attach, seed: int) -> None:
+def test_fold_of_random_statements_equals_the_table(rig: Attach, seed: int) -> None:
     run_seed(rig, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 150))
-def test_the_fold_of_more_random_statements_is_the_table(rig: Attach, seed: int) -> None:
+def test_fold_of_more_random_statements_equals_the_table(rig: Attach, seed: int) -> None:
     run_seed(rig, seed)
 
 
 @pytest.mark.soak(seconds=5)
 @pytest.mark.parametrize("turn", range(int(os.environ.get("SOAK_SEEDS", "20"))))
-def test_the_fold_of_fresh_random_statements_is_the_table(rig: Attach, turn: int, fresh_number: int) -> None:
+def test_fold_of_fresh_random_statements_equals_the_table(rig: Attach, turn: int, fresh_number: int) -> None:
     run_seed(rig, fresh_number)

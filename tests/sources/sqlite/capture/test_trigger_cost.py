@@ -52,7 +52,7 @@ def steps(path: Path, sql: str) -> int:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_write_costs_the_same_in_a_large_table(rig: Attach, database: Path, name: str) -> None:
+def test_write_costs_the_same_in_a_large_table(rig: Attach, database: Path, name: str) -> None:
     r = rig(*TABLES[name])
     statements = [
         "INSERT INTO t(k, u, v) VALUES (-5, 'new', 'new')",

@@ -22,7 +22,7 @@ WRITES = (
 
 
 @pytest.mark.parametrize("recursive", [0, 1])
-def test_triggers_created_before_ours(rig: Attach, recursive: int) -> None:
+def test_writes_of_older_triggers_are_captured_in_order(rig: Attach, recursive: int) -> None:
     r = rig(T, STAMP_UPDATE, STAMP_INSERT)
     r.foreign.run(f"PRAGMA recursive_triggers = {recursive}")
     for statement in WRITES:
@@ -32,7 +32,7 @@ def test_triggers_created_before_ours(rig: Attach, recursive: int) -> None:
     assert images(r.check())[:2] == [(None, (1, "a", 0)), ((1, "a", 0), (1, "a", 100))]
 
 
-def test_a_trigger_created_through_the_server_comes_before_ours(rig: Attach) -> None:
+def test_trigger_created_through_the_server_fires_before_the_capture_triggers(rig: Attach) -> None:
     r = rig(T)
     assert r.write(STAMP_UPDATE, STAMP_INSERT) == ["", ""]
     r.foreign.script(*WRITES)
@@ -40,7 +40,7 @@ def test_a_trigger_created_through_the_server_comes_before_ours(rig: Attach) -> 
     assert images(changes)[:2] == [(None, (1, "a", 0)), ((1, "a", 0), (1, "a", 100))]
 
 
-def test_a_foreign_trigger_is_noticed_before_the_next_write(rig: Attach) -> None:
+def test_foreign_trigger_is_handled_before_the_next_write(rig: Attach) -> None:
     r = rig(T)
     r.foreign.script(STAMP_UPDATE, STAMP_INSERT)
     assert r.check() == []
@@ -48,7 +48,7 @@ def test_a_foreign_trigger_is_noticed_before_the_next_write(rig: Attach) -> None
     assert images(r.check())[:2] == [(None, (1, "a", 0)), ((1, "a", 0), (1, "a", 100))]
 
 
-def test_images_chain_though_a_foreign_trigger_fired_first(rig: Attach) -> None:
+def test_images_are_chained_and_ask_for_a_snapshot_after_a_new_foreign_trigger(rig: Attach) -> None:
     r = rig(T, "INSERT INTO t VALUES (5, 'old', 0)")
     r.foreign.script(STAMP_UPDATE, STAMP_INSERT)
     r.foreign.script("INSERT INTO t(id, x) VALUES (1, 'a'), (2, 'b')", "UPDATE t SET x = x || '!' WHERE id = 1")
@@ -65,7 +65,7 @@ def test_images_chain_though_a_foreign_trigger_fired_first(rig: Attach) -> None:
     assert [change.resnapshot for change in schema_changes(changes)] == [True]
 
 
-def test_a_foreign_trigger_that_undoes_the_update_cannot_hide(rig: Attach) -> None:
+def test_foreign_trigger_that_undoes_an_update_asks_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, "INSERT INTO t VALUES (1, 'a', 0)")
     r.foreign.script(
         "CREATE TRIGGER back AFTER UPDATE OF x ON t BEGIN UPDATE t SET x = OLD.x WHERE id = NEW.id; END",
@@ -77,7 +77,7 @@ def test_a_foreign_trigger_that_undoes_the_update_cannot_hide(rig: Attach) -> No
     assert images(r.check()) == [((1, "a", 0), (1, "c", 0)), ((1, "c", 0), (1, "a", 0))]
 
 
-def test_images_that_cannot_be_put_in_order_ask_for_a_snapshot(rig: Attach) -> None:
+def test_images_without_a_provable_order_ask_for_a_snapshot(rig: Attach) -> None:
     before = "CREATE TRIGGER b BEFORE UPDATE OF x ON t BEGIN UPDATE t SET n = n + 1 WHERE id = OLD.id; END"
     r = rig(T, before, "INSERT INTO t VALUES (1, 'a', 0)")
     r.foreign.run("UPDATE t SET x = 'b'")
@@ -88,7 +88,7 @@ def test_images_that_cannot_be_put_in_order_ask_for_a_snapshot(rig: Attach) -> N
 
 @pytest.mark.parametrize("recursive", [0, 1])
 @pytest.mark.parametrize("unique", ["", "UNIQUE"])
-def test_nested_inserts_into_the_same_table(rig: Attach, recursive: int, unique: str) -> None:
+def test_nested_inserts_into_the_same_table_are_captured(rig: Attach, recursive: int, unique: str) -> None:
     r = rig(
         f"CREATE TABLE t(id INTEGER PRIMARY KEY, x {unique})",
         "CREATE TRIGGER twin AFTER INSERT ON t WHEN NEW.id < 100 "
@@ -108,7 +108,7 @@ def test_nested_inserts_into_the_same_table(rig: Attach, recursive: int, unique:
 
 
 @pytest.mark.parametrize("recursive", [0, 1])
-def test_a_before_trigger_that_writes_to_the_same_table(rig: Attach, recursive: int) -> None:
+def test_before_trigger_that_writes_to_the_same_table_is_captured(rig: Attach, recursive: int) -> None:
     r = rig(
         "CREATE TABLE t(id INTEGER PRIMARY KEY, x UNIQUE, y)",
         "CREATE TRIGGER b BEFORE INSERT ON t WHEN NEW.id < 100 "
@@ -151,7 +151,7 @@ ROW_WRITES = (
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("op", ["INSERT", "UPDATE", "DELETE"])
 @pytest.mark.parametrize("table", TABLES)
-def test_after_trigger_that_writes_the_same_row_chains(
+def test_writes_of_an_after_trigger_to_the_same_row_are_chained(
     rig: Attach, table: str, op: str, body: str, recursive: int
 ) -> None:
     row = "OLD" if op == "DELETE" else "NEW"
@@ -168,7 +168,7 @@ PARENT = "CREATE TABLE p(id INTEGER PRIMARY KEY, code TEXT UNIQUE)"
 
 @pytest.mark.parametrize("recursive", [0, 1])
 @pytest.mark.parametrize("action", ["CASCADE", "SET NULL", "SET DEFAULT"])
-def test_foreign_key_actions(rig: Attach, action: str, recursive: int) -> None:
+def test_foreign_key_actions_are_captured(rig: Attach, action: str, recursive: int) -> None:
     r = rig(
         PARENT,
         f"CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES p(id) ON DELETE {action} ON UPDATE {action})",
@@ -192,7 +192,7 @@ def test_foreign_key_actions(rig: Attach, action: str, recursive: int) -> None:
     r.check()
 
 
-def test_a_tree_that_refers_to_itself(rig: Attach) -> None:
+def test_cascades_of_a_self_referencing_table_are_captured(rig: Attach) -> None:
     r = rig(
         "CREATE TABLE t(id INTEGER PRIMARY KEY, parent REFERENCES t(id) ON DELETE CASCADE ON UPDATE CASCADE, x UNIQUE)",
         "INSERT INTO t VALUES (1, NULL, 'a'), (2, 1, 'b'), (3, 2, 'c'), (4, 1, 'd'), (5, NULL, 'e')",
@@ -210,7 +210,7 @@ def test_a_tree_that_refers_to_itself(rig: Attach) -> None:
 
 
 @pytest.mark.parametrize("recursive", [0, 1])
-def test_generated_columns(rig: Attach, recursive: int) -> None:
+def test_generated_columns_are_captured_with_their_values(rig: Attach, recursive: int) -> None:
     r = rig(
         "CREATE TABLE t(id INTEGER PRIMARY KEY, a, v AS (a * 2) VIRTUAL, s AS (a || '!') STORED UNIQUE, "
         "w AS (v + 1) VIRTUAL)",

@@ -207,7 +207,7 @@ SOME_T = {"body": core([ID], [TT], where=op("gt", col("a"), lit(1)))}
         ),
     ],
 )
-def test_a_form_says_what_sql_says(db: apsw.Connection, body: Any, sql: str) -> None:
+def test_query_form_returns_the_rows_of_its_sql(db: apsw.Connection, body: Any, sql: str) -> None:
     found = db.execute(query_sql(parse_query(body))).fetchall()
     expected = db.execute(sql).fetchall()
     if "order_by" not in body:
@@ -216,13 +216,13 @@ def test_a_form_says_what_sql_says(db: apsw.Connection, body: Any, sql: str) -> 
     assert found or "WHERE 0" in sql or "LIMIT 0" in sql, "the case shows nothing"
 
 
-def test_columns_are_called_as_the_form_says(db: apsw.Connection) -> None:
+def test_columns_have_the_names_of_the_form(db: apsw.Connection) -> None:
     body = asked([ID, col("b", "t"), {"expr": op("add", ID, lit(1)), "as": 'od"d'}], [TT])
     cursor = db.execute(query_sql(parse_query(body)))
     assert [name for name, _ in cursor.get_description()] == ["id", "b", 'od"d']
 
 
-def test_parameters_are_positional_wherever_they_stand(db: apsw.Connection) -> None:
+def test_parameters_are_positional_at_every_place(db: apsw.Connection) -> None:
     where = op("or", op("eq", ID, {"param": 1}), op("eq", col("b"), {"param": 0}))
     query = parse_query(asked([ID], [TT], where=where, outer=BY_ID | {"limit": {"limit": {"param": 2}}}))
     sql = query_sql(query)
@@ -232,13 +232,13 @@ def test_parameters_are_positional_wherever_they_stand(db: apsw.Connection) -> N
 
 
 @pytest.mark.parametrize("kind", ["intersect", "except"])
-def test_what_sqlite_lacks_is_said(kind: str) -> None:
+def test_set_operation_that_sqlite_lacks_is_refused(kind: str) -> None:
     with pytest.raises(NotSupported, match=f"SQLite has no {kind.upper()} ALL"):
         query_sql(parse_query({"body": setop(kind, T_IDS, U_IDS, all=True)}))
 
 
 @pytest.mark.parametrize("name", ['x"; DROP TABLE t; --', "a b", "select", "é", "it's", "a\nb", "--", "?1", "[x]"])
-def test_a_name_is_only_ever_a_name(name: str) -> None:
+def test_hostile_name_is_quoted_as_a_name(name: str) -> None:
     own = open_file(":memory:")
     quoted = '"' + name.replace('"', '""') + '"'
     own.execute(f"CREATE TABLE {quoted} ({quoted} INTEGER); INSERT INTO {quoted} VALUES (7)")
@@ -252,7 +252,7 @@ def test_a_name_is_only_ever_a_name(name: str) -> None:
     own.close()
 
 
-def test_an_unknown_name_is_no_string(db: apsw.Connection) -> None:
+def test_unknown_column_name_is_refused(db: apsw.Connection) -> None:
     with pytest.raises(apsw.SQLError, match="no such column"):
         db.execute(query_sql(parse_query(asked([col("nothing")], [TT]))))
 
@@ -303,7 +303,7 @@ def exact(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("value", LITS, ids=lambda value: f"{value['t']}:{str(value.get('v'))[:12]!r}")
-def test_a_constant_is_the_value_that_a_write_would_store(db: apsw.Connection, value: Any) -> None:
+def test_constant_equals_the_stored_value_of_a_write(db: apsw.Connection, value: Any) -> None:
     stored = to_stored(from_lit(value))
     items = [lit(value), {"param": 0}]
     columns = [col("a", "t"), col("b", "t"), col("k", "u"), col("v", "u")]
@@ -315,12 +315,12 @@ def test_a_constant_is_the_value_that_a_write_would_store(db: apsw.Connection, v
         assert all(exact(one) == exact(other) for one, other in pairs), (sql, pairs)
 
 
-def test_a_value_sqlite_cannot_hold_is_refused() -> None:
+def test_value_that_sqlite_cannot_hold_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="does not fit"):
         query_sql(parse_query(asked([lit({"t": "u64", "v": 2**63})], [])))
 
 
-def test_every_float_is_read_back_as_it_was(db: apsw.Connection) -> None:
+def test_every_float_constant_is_read_back_exactly(db: apsw.Connection) -> None:
     rng = random.Random(20261115)
     for _ in range(20):
         drawn = (struct.unpack("<d", rng.randbytes(8))[0] for _ in range(500))
@@ -373,7 +373,7 @@ def test_random_queries_run_and_constants_are_as_bound_values(db: apsw.Connectio
         assert found == rows(db, parse_query(binding.bound(body)), binding.values), sql
 
 
-def test_the_source_names_the_parameters_as_the_form_does(tmp_path: Path) -> None:
+def test_analysis_keeps_the_parameter_names_of_the_form(tmp_path: Path) -> None:
     where = op("and", op("gt", col("a"), {"param": 2}), op("ne", col("a"), {"param": 0}))
     query = parse_query(asked([ID], [TT], where=where, outer=BY_ID))
     with running(tmp_path) as captured:

@@ -159,7 +159,7 @@ MADE = "printf('%.*c', 20000000, 'a')"
         (f"SELECT count(*) FROM t WHERE x = instr('{HAY}', '{NEEDLE}')", 0),
     ],
 )
-def test_calls_of_long_values_answer_quickly(source: SqliteSource, sql: str, answer: int) -> None:
+def test_calls_with_long_values_are_answered_quickly(source: SqliteSource, sql: str, answer: int) -> None:
     assert source.read(sql).rows == ((answer,),)
     source.analyse(sql)
 
@@ -189,7 +189,7 @@ def test_calls_without_a_linear_form_end_in_time(hasty: SqliteSource, sql: str) 
         hasty.read(sql)
 
 
-def test_statement_that_writes_runs_again_for_long_values_and_once_in_effect(source: SqliteSource) -> None:
+def test_writing_statement_retried_for_long_values_takes_effect_once(source: SqliteSource) -> None:
     written = source.write(
         lambda session: session.execute("UPDATE t SET y = replace(y, 'a', 'b') || 'y' WHERE id IN (1, 2) RETURNING id")
     ).result(PATIENCE)

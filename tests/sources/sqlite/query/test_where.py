@@ -94,7 +94,7 @@ def check_pin(condition: SqliteCondition, world: RandomTable, expected: list[boo
 
 
 @pytest.mark.slow
-def test_every_predicate_is_true_exactly_where_sqlite_says_so() -> None:
+def test_every_predicate_matches_the_rows_that_sqlite_matches() -> None:
     paths = Paths()
 
     @examples(300)
@@ -111,7 +111,7 @@ def test_every_predicate_is_true_exactly_where_sqlite_says_so() -> None:
 
 @pytest.mark.soak(seconds=30)
 @pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20"))))
-def test_many_predicates_are_true_exactly_where_sqlite_says_so(place: int, fresh_number: int) -> None:
+def test_many_predicates_match_the_rows_that_sqlite_matches(place: int, fresh_number: int) -> None:
     for seed in range(fresh_number, fresh_number + 1_000):
         compare(seed, Paths())
 
@@ -131,7 +131,7 @@ def test_values_are_ordered_as_sqlite_orders_them(seed: int) -> None:
 
 @examples(60)
 @given(st.integers(0, 2**32))
-def test_what_a_column_would_hold_is_what_an_insert_reads_back(seed: int) -> None:
+def test_computed_stored_value_equals_the_inserted_value(seed: int) -> None:
     world, predicates = RandomTable(seed), Predicates()
     for values, row in zip(world.given, world.rows, strict=True):
         if not any(map(is_broken, values)):
@@ -176,7 +176,7 @@ def test_quick_keys_are_the_bytes_of_every_key(value: Any) -> None:
         ("(id, code) = (1, '007')", True),
     ],
 )
-def test_a_predicate_compares_as_sqlite_does(where: str, expected: bool) -> None:
+def test_predicate_compares_values_as_sqlite_does(where: str, expected: bool) -> None:
     assert holds(where) == [expected]
 
 
@@ -194,31 +194,31 @@ def test_text_that_is_not_utf_8_is_compared_by_its_bytes() -> None:
     assert holds("length(CAST(code AS BLOB)) = 2 AND code LIKE 'a%'", *rows) == [True, False]
 
 
-def test_a_column_that_is_not_read_may_hold_anything() -> None:
+def test_broken_text_in_an_unread_column_is_ignored() -> None:
     row = (1, None, "\udcff", "x", None, None, None)
     assert holds("id + 0 = 1", row) == [True]
 
 
-def test_the_hidden_identity_is_a_column_of_its_name() -> None:
+def test_hidden_rowid_is_matched_by_its_name() -> None:
     table = Table("t", (Column("a"), Column("rowid", "i64", hidden=True)), ("rowid",))
     assert holds("rowid = '7'", ("x", 7), table=table) == [True]
     assert holds("rowid + 0 = 7 AND a = 'x'", ("x", 7), ("x", 8), table=table) == [True, False]
 
 
 @pytest.mark.parametrize("name", ["rowid", "oid", "_rowid_", "_headwater_place"])
-def test_the_place_of_a_row_in_a_batch_cannot_be_seen(name: str) -> None:
+def test_internal_batch_columns_are_refused_in_predicates(name: str) -> None:
     with pytest.raises(InvalidRequest, match="no such column"):
         holds(f"{name} = 1")
 
 
-def test_names_that_need_quotes() -> None:
+def test_names_that_need_quotes_are_matched_in_predicates() -> None:
     named = Table("t", (Column("true"), Column("a")))
     assert holds("a = true", (5, 5), (5, 1), table=named) == [True, False]
     table = Table('odd "t"', (Column("order", "i64", "INTEGER"), Column("a b"), Column("_headwater_place")))
     assert holds('"order" = 1 AND [a b] = 2 AND _headwater_place = 3', (1, 2, 3), table=table) == [True]
 
 
-def test_a_table_of_the_file_and_an_older_shape_of_it(rig: Callable[..., Rig]) -> None:
+def test_predicate_uses_the_column_names_of_the_given_shape(rig: Callable[..., Rig]) -> None:
     made = rig("CREATE TABLE t(k INTEGER PRIMARY KEY, a TEXT COLLATE NOCASE, b AS (k * 2) STORED)")
     source = made.source
     older = source.describe()["t"]
@@ -230,7 +230,7 @@ def test_a_table_of_the_file_and_an_older_shape_of_it(rig: Callable[..., Rig]) -
         source.condition(newer, "a = 'x'")
 
 
-def test_threads_share_a_condition() -> None:
+def test_conditions_are_evaluated_correctly_by_many_threads() -> None:
     predicates = Predicates()
     where = ["state LIKE 'a%'", "state LIKE 'b%'"]
     rows = [(n, None, "abc"[n % 3], "", None, None, None) for n in range(300)]
@@ -269,7 +269,7 @@ def test_threads_share_a_condition() -> None:
         ("state = 'x' COLLATE BINARY", None, []),
     ],
 )
-def test_a_necessary_equality_is_found(where: str, column: str | None, values: list[Any]) -> None:
+def test_necessary_equality_is_found_as_a_pin(where: str, column: str | None, values: list[Any]) -> None:
     pin = Predicates().condition(ORDERS, where).pin
     if column is None:
         assert pin is None
@@ -335,14 +335,16 @@ def test_a_necessary_equality_is_found(where: str, column: str | None, values: l
         ("printf('%.*c', 1000000000, 'x') = code", InvalidRequest, "too large"),
     ],
 )
-def test_what_is_no_predicate_of_one_row_is_refused(where: str, error: type[InvalidRequest], reason: str) -> None:
+def test_filter_that_is_no_row_predicate_is_refused_with_a_reason(
+    where: str, error: type[InvalidRequest], reason: str
+) -> None:
     with pytest.raises(InvalidRequest, match=reason) as caught:
         Predicates().condition(ORDERS, where)
     assert type(caught.value) is error and caught.value.hint
 
 
 @pytest.mark.parametrize("form", ["1); {}; SELECT (1", "1; {}", "1); {}; --"])
-def test_nothing_behind_a_predicate_is_ever_run(form: str, tmp_path: Path) -> None:
+def test_statement_appended_to_a_predicate_is_refused(form: str, tmp_path: Path) -> None:
     engine = Engine(ORDERS)
     for statement in (f"VACUUM INTO '{tmp_path / 'a'}'", f"ATTACH '{tmp_path / 'b'}' AS b", "DROP TABLE orders"):
         with pytest.raises(InvalidRequest):
@@ -361,14 +363,14 @@ def test_columns_that_are_compared_in_unknown_ways_are_refused() -> None:
 
 
 @pytest.mark.parametrize("where", ["json_extract(code, '$.a') = 1", "abs(id - 9223372036854775807 - 2) > 0"])
-def test_a_predicate_that_fails_on_a_row_says_so(where: str) -> None:
+def test_predicate_that_fails_on_a_row_is_refused_with_a_message(where: str) -> None:
     condition = Predicates().condition(ORDERS, where)
     with pytest.raises(InvalidRequest, match="fails on a row"):
         condition.holds([ROW, (1, None, None, "not json", None, None, None)])
     assert condition.holds([(None, None, None, None, None, None, None)]) == [False]  # and it can be asked again
 
 
-def test_an_expensive_predicate_is_stopped() -> None:
+def test_expensive_predicate_is_stopped() -> None:
     slow = " AND ".join(["length(replace(hex(code || zeroblob(60000)), '0', '12')) > 0"] * 100)
     engine = Engine(ORDERS, seconds=0.05)
     with pytest.raises(InvalidRequest, match="takes too long"):
@@ -376,7 +378,7 @@ def test_an_expensive_predicate_is_stopped() -> None:
     assert SqliteCondition(engine, "code || '' = '007'").holds([ROW]) == [True]
 
 
-def test_a_row_may_hold_more_than_a_predicate_may_make() -> None:
+def test_predicate_reads_large_values_but_is_refused_when_it_makes_them() -> None:
     big = (1, None, "x" * 1_000_000, "", None, None, None)
     assert holds("upper(state) LIKE 'X%'", big) == [True]
     with pytest.raises(InvalidRequest, match="too large"):
@@ -386,7 +388,7 @@ def test_a_row_may_hold_more_than_a_predicate_may_make() -> None:
 # --- what a column would hold ----------------------------------------------------------------------------------
 
 
-def test_a_column_that_cannot_hold_a_value_says_so() -> None:
+def test_value_that_does_not_fit_its_column_is_refused_with_a_reason() -> None:
     stored = Predicates().stored
     assert stored(ORDERS, ["id", "code"], ("7", 5)) == (7, "5")
     assert stored(ORDERS, ["day"], (Date("2024-01-01"),)) == (Date("2024-01-01"),)
@@ -403,7 +405,7 @@ def test_a_column_that_cannot_hold_a_value_says_so() -> None:
         stored(strict, ["a"], ("5",))
 
 
-def test_a_key_that_only_its_application_compares_has_no_order() -> None:
+def test_key_with_an_application_collation_has_no_order() -> None:
     with pytest.raises(NotSupported):
         order(Table("t", (Column("k", collation="GERMAN"),), ("k",)), ["k"])
     with pytest.raises(InvalidRequest):
@@ -422,7 +424,7 @@ def test_decimals_and_uuids_are_ordered_as_sqlite_does_in_chunks(rig: Callable[.
     assert len(places) == 20 and places == sorted(places)
 
 
-def test_apsw_stays_inside() -> None:
+def test_apsw_errors_are_raised_as_invalid_requests() -> None:
     table = Table("t", tuple(Column(f"c{n}") for n in range(3_000)))
     with pytest.raises(InvalidRequest) as caught:
         Predicates().condition(table, "c1 = 1")

@@ -144,7 +144,7 @@ def test_a_reader_of_chunks_and_later_changes_has_the_table(rig: Attach) -> None
     assert raws(copy.values()) == sorted(r.foreign.rows("t", ("k", "v")), key=repr)
 
 
-def test_a_chunk_is_bounded_in_bytes(rig: Attach) -> None:
+def test_chunk_size_is_limited_in_bytes(rig: Attach) -> None:
     r = rig("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")
     numbers = "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 24)"
     r.foreign.run(f"{numbers} INSERT INTO t SELECT i, zeroblob(2000000) FROM n")

@@ -22,7 +22,7 @@ def run(sql: str) -> Callable[[Session], object]:
     return lambda session: session.execute(sql)
 
 
-def test_a_long_write_stopped_by_the_expiry_says_so_there_and_at_the_commit(rig: Callable[..., Rig]) -> None:
+def test_long_write_stopped_by_the_expiry_is_reported_as_expired_at_the_commit(rig: Callable[..., Rig]) -> None:
     one = rig(TABLE, tx_seconds=0.1)
     tx = one.source.begin()
     with pytest.raises(TxExpired) as found:
@@ -33,7 +33,7 @@ def test_a_long_write_stopped_by_the_expiry_says_so_there_and_at_the_commit(rig:
         tx.commit().result(PATIENCE)
 
 
-def test_a_long_read_stopped_by_the_age_of_its_snapshot_says_so(
+def test_long_read_stopped_by_the_age_of_its_snapshot_is_reported_as_expired(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "READ_SECONDS", 0.1)
@@ -47,7 +47,7 @@ def test_a_long_read_stopped_by_the_age_of_its_snapshot_says_so(
     assert one.source.status()["open_transactions"] == 0
 
 
-def test_a_transaction_with_a_step_under_way_is_not_idle(rig: Callable[..., Rig]) -> None:
+def test_transaction_with_a_running_step_is_not_idle(rig: Callable[..., Rig]) -> None:
     one = rig(TABLE, tx_seconds=20, tx_idle_seconds=0.02)
     tx = one.source.begin()
     never = threading.Event()
@@ -81,7 +81,7 @@ def test_a_transaction_that_waits_in_vain_is_told_busy_and_may_try_again(rig: Ca
     one.check()
 
 
-def test_closing_does_not_wait_for_those_that_wait(rig: Callable[..., Rig]) -> None:
+def test_blocked_step_is_expired_at_once_when_abandoned(rig: Callable[..., Rig]) -> None:
     one = rig(TABLE, tx_seconds=60, tx_idle_seconds=60)
     holder, waiter = one.source.begin(), one.source.begin()
     holder.run(run("INSERT INTO t VALUES (1, 'x')")).result(PATIENCE)

@@ -19,13 +19,13 @@ IDENTIFIER = IDENTIFIER.filter(lambda name: "\0" not in name)
 
 
 @given(IDENTIFIER, IDENTIFIER)
-def test_a_name_is_of_one_table_only(schema: str, name: str) -> None:
+def test_table_name_splits_back_into_its_schema_and_table(schema: str, name: str) -> None:
     assert split_name(table_name(schema, name)) == (schema, name)
     assert split_name(table_name("public", name)) == ("public", name)
 
 
 @given(st.text(st.sampled_from('."ab'), max_size=8))
-def test_a_text_that_is_read_as_a_name_is_written_so(text: str) -> None:
+def test_split_name_is_written_back_as_the_same_text(text: str) -> None:
     found = split_name(text)
     if found is not None:
         assert table_name(*found) == text
@@ -42,17 +42,17 @@ def test_a_text_that_is_read_as_a_name_is_written_so(text: str) -> None:
         ("Public", "t", "Public.t"),
     ],
 )
-def test_names_are_written_plainly_where_that_is_clear(schema: str, name: str, written: str) -> None:
+def test_unambiguous_names_are_written_without_quotes(schema: str, name: str, written: str) -> None:
     assert table_name(schema, name) == written
 
 
-def test_public_may_be_said() -> None:
+def test_name_with_explicit_public_schema_is_accepted() -> None:
     assert split_name("public.t") == ("public", "t")
     assert split_name('public."a.b"') == ("public", "a.b")
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a..b", "a.b.c", '"', '"a', 'a"b', '"a"', '"a"b', '""'])
-def test_what_is_no_name_is_none(text: str) -> None:
+def test_text_that_is_no_table_name_is_split_into_none(text: str) -> None:
     assert split_name(text) is None
 
 
@@ -71,7 +71,7 @@ CAME = {
 
 
 @pytest.mark.parametrize("case", CAME)
-def test_a_column_that_came_with_values_asks_for_a_snapshot(case: str) -> None:
+def test_added_column_with_values_asks_for_a_snapshot(case: str) -> None:
     fact, resnapshot = CAME[case]
     old = made(id=23)
     new = Table("t", (*old.columns, column_of("v", 25, -1, fact, {})), ("id",), 2)
@@ -90,7 +90,7 @@ def test_a_column_that_came_with_values_asks_for_a_snapshot(case: str) -> None:
         (made(id=20, a=23), True),
     ],
 )
-def test_other_changes_of_shape(new: Table, resnapshot: bool) -> None:
+def test_change_of_shape_asks_for_a_snapshot_only_if_rows_may_differ(new: Table, resnapshot: bool) -> None:
     change = schema_change(made(id=23, a=23), new, TableFact())
     assert change is not None
     assert change.resnapshot is resnapshot
@@ -109,13 +109,13 @@ def test_other_changes_of_shape(new: Table, resnapshot: bool) -> None:
         ("x id a b c", True),
     ],
 )
-def test_columns_that_stand_where_none_was_added_ask_for_a_snapshot(names: str, resnapshot: bool) -> None:
+def test_reordered_columns_ask_for_a_snapshot(names: str, resnapshot: bool) -> None:
     nothing = TableFact(("id",), {name: ColumnFact() for name in names.split()})
     change = schema_change(made(id=23, a=23, b=23, c=23), made(**dict.fromkeys(names.split(), 23)), nothing)
     assert change is not None and change.resnapshot is resnapshot
 
 
-def test_a_table_not_seen_before_is_new_or_was_published_late() -> None:
+def test_unknown_table_asks_for_a_snapshot_unless_all_tables_are_published() -> None:
     for all_tables in (True, False):
         one = Relations({}, pg.Quiet(), all_tables=all_tables)
         found = decode(pg.relation({"id": 23}))
@@ -126,7 +126,7 @@ def test_a_table_not_seen_before_is_new_or_was_published_late() -> None:
         assert one.need(pg.OID) == []
 
 
-def test_collations_by_bytes_have_our_order_and_others_none() -> None:
+def test_bytewise_collations_are_binary_and_the_rest_keep_their_name() -> None:
     types = {50_000: TypeFact("citext"), 50_001: TypeFact("public.citext")}
 
     def collation(oid: int, name: str = "") -> str:
@@ -139,7 +139,7 @@ def test_collations_by_bytes_have_our_order_and_others_none() -> None:
     assert encode_key(("a ",), ["RTRIM"]) == encode_key(("a",), ["RTRIM"])
 
 
-def test_facts_of_the_catalogue_are_in_the_shape() -> None:
+def test_column_has_the_facts_of_the_catalogue() -> None:
     fact = ColumnFact(nullable=False, generated=True, auto=True, collation="C")
     assert column_of("c", 1043, 24, fact, {}) == Column(
         "c", "str", "character varying(20)", nullable=False, generated=True, auto=True

@@ -83,12 +83,12 @@ SAID: list[tuple[bytes, Decoded]] = [
 
 
 @pytest.mark.parametrize(("message", "meaning"), SAID, ids=lambda each: type(each).__name__)
-def test_every_message_means_what_the_protocol_says(message: bytes, meaning: Decoded) -> None:
+def test_every_message_is_decoded_as_the_protocol_defines(message: bytes, meaning: Decoded) -> None:
     assert decode(message) == meaning
 
 
 @pytest.mark.parametrize("message", [message for message, _ in SAID])
-def test_a_message_that_is_cut_or_too_long_is_refused(message: bytes) -> None:
+def test_truncated_or_too_long_message_is_refused(message: bytes) -> None:
     for end in range(len(message)):
         if message[:1] == b"A" and end == 9:
             continue  # what version 2 sends
@@ -99,7 +99,7 @@ def test_a_message_that_is_cut_or_too_long_is_refused(message: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", [b"R", b"Y", b"I", b"U", b"D", b"T", b"M"])
-def test_inside_a_stream_block_these_carry_their_transaction(kind: bytes) -> None:
+def test_messages_inside_a_stream_block_carry_their_transaction_id(kind: bytes) -> None:
     for message, meaning in SAID:
         if message[:1] == kind:
             found = decode(kind + struct.pack(">I", 99) + message[1:], in_stream=True)
@@ -107,7 +107,9 @@ def test_inside_a_stream_block_these_carry_their_transaction(kind: bytes) -> Non
 
 
 @pytest.mark.parametrize(("soon", "message"), [(decode_begin, pg.begin(7, 100)), (decode_commit, pg.commit(100))])
-def test_begins_and_commits_are_read_sooner_and_alike(soon: Callable[[bytes], Decoded], message: bytes) -> None:
+def test_fast_decoding_of_begin_and_commit_equals_the_full_decoder(
+    soon: Callable[[bytes], Decoded], message: bytes
+) -> None:
     assert soon(message) == decode(message)
     for odd in (message[:-1], message + b"x", message[:1], b""):
         with pytest.raises(BadMessage):
@@ -115,7 +117,7 @@ def test_begins_and_commits_are_read_sooner_and_alike(soon: Callable[[bytes], De
 
 
 @given(st.binary(max_size=60), st.booleans())
-def test_garbage_is_refused_or_read_but_never_breaks(data: bytes, in_stream: bool) -> None:
+def test_random_bytes_are_decoded_or_refused_as_a_bad_message(data: bytes, in_stream: bool) -> None:
     try:
         decode(data, in_stream=in_stream)
     except BadMessage as error:
@@ -143,7 +145,7 @@ both = pytest.mark.parametrize(
 )
 
 
-def test_the_decoder_was_compiled() -> None:
+def test_row_decoder_is_compiled() -> None:
     if row_decoder.COMPILED is None:
         missing("the compiled decoder was not built: make setup, with a C compiler")
 
@@ -190,13 +192,13 @@ MESSAGE = st.one_of(
 
 @both
 @given(MESSAGE)
-def test_the_fast_decoders_agree_with_the_slow_one_and_need_it_not(twin: row_decoder.Twin, message: bytes) -> None:
+def test_fast_decoders_return_the_same_change_as_the_careful_decoder(twin: row_decoder.Twin, message: bytes) -> None:
     assert repr(fast(twin, message, careful=False)) == repr(CAREFUL(message))
 
 
 @both
 @given(st.lists(st.tuples(MESSAGE, st.booleans()), max_size=12), st.integers(1, 8), st.integers(1, 2000))
-def test_rows_are_taken_until_something_else_comes_or_it_is_enough(
+def test_run_of_rows_ends_at_an_unknown_frame_or_at_its_limit(
     twin: row_decoder.Twin, sent: list[tuple[bytes, bool]], most: int, most_bytes: int
 ) -> None:
     made = decoders(twin)
@@ -222,7 +224,7 @@ def test_rows_are_taken_until_something_else_comes_or_it_is_enough(
 
 @both
 @pytest.mark.parametrize("frame", [b"k" + bytes(17), b"k" + bytes(40), b"w" + bytes(24) + b"E", b"w", b"\0" * 50])
-def test_what_is_no_row_is_not_taken(twin: row_decoder.Twin, frame: bytes) -> None:
+def test_frame_without_a_row_is_not_taken_into_a_run(twin: row_decoder.Twin, frame: bytes) -> None:
     changes: list[Change] = []
     assert twin.take(lambda _: (len(frame), memoryview(frame)), {}, changes, 9, 9) == (len(frame), frame, 0)
     assert twin.take(lambda _: (-1, memoryview(b"")), {}, changes, 9, 9) == (-1, b"", 0)
@@ -230,7 +232,7 @@ def test_what_is_no_row_is_not_taken(twin: row_decoder.Twin, frame: bytes) -> No
 
 
 @both
-def test_a_row_that_cannot_be_read_says_so_from_inside_a_run(twin: row_decoder.Twin) -> None:
+def test_unreadable_row_inside_a_run_is_refused(twin: row_decoder.Twin) -> None:
     message = pg.insert(b"1")
     head = message[:HEAD]
     found = decoders(twin).of(head)
@@ -242,7 +244,7 @@ def test_a_row_that_cannot_be_read_says_so_from_inside_a_run(twin: row_decoder.T
 
 @both
 @pytest.mark.parametrize("text", ["0", "-0", "-1", "9" * 18, "-" + "9" * 18, str(2**63 - 1), str(-(2**63)), "9" * 30])
-def test_integers_of_any_length(twin: row_decoder.Twin, text: str) -> None:
+def test_integers_of_any_length_are_decoded_exactly(twin: row_decoder.Twin, text: str) -> None:
     assert fast(twin, pg.insert(text.encode(), *[None] * 7), careful=False).after == (int(text), *[None] * 7)
 
 
@@ -250,14 +252,14 @@ def test_integers_of_any_length(twin: row_decoder.Twin, text: str) -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"-", b"--1", b"1-", b"1\x002", b"\xc2\xb2", b"t", b"0x1p3", b"1_0", b" 1", b"9" * 99]
 )
-def test_odd_numbers_are_read_alike(twin: row_decoder.Twin, text: bytes) -> None:
+def test_unusual_numbers_are_decoded_alike_by_both_decoders(twin: row_decoder.Twin, text: bytes) -> None:
     message = pg.insert(text, text, text, *[None] * 5)
     assert repr(fast(twin, message)) == repr(CAREFUL(message))
 
 
 @both
 @given(MESSAGE, st.data())
-def test_a_row_that_is_cut_is_refused(twin: row_decoder.Twin, message: bytes, data: st.DataObject) -> None:
+def test_truncated_row_is_refused(twin: row_decoder.Twin, message: bytes, data: st.DataObject) -> None:
     end = data.draw(st.integers(0, len(message) - 1))
     with pytest.raises(BadMessage):
         fast(twin, message[:end])
@@ -267,7 +269,7 @@ def test_a_row_that_is_cut_is_refused(twin: row_decoder.Twin, message: bytes, da
 
 @both
 @given(MESSAGE, st.data())
-def test_a_row_with_a_wrong_byte_is_refused_or_read_alike(
+def test_row_with_a_wrong_byte_is_refused_or_decoded_alike_by_both_decoders(
     twin: row_decoder.Twin, message: bytes, data: st.DataObject
 ) -> None:
     place = data.draw(st.integers(5, len(message) - 1))
@@ -280,7 +282,7 @@ def test_a_row_with_a_wrong_byte_is_refused_or_read_alike(
 
 
 @both
-def test_what_cannot_be_converted_keeps_its_text(twin: row_decoder.Twin) -> None:
+def test_value_that_cannot_be_converted_keeps_its_text(twin: row_decoder.Twin) -> None:
     odd = (b"no number", b"maybe", b"1.5.5", b"\xff\xfe", b"x", b"{", b"yesterday", b"\\xzz")
     change = fast(twin, pg.insert(*odd))
     assert change.after == tuple(value.decode("utf-8", "surrogateescape") for value in odd)
@@ -288,19 +290,19 @@ def test_what_cannot_be_converted_keeps_its_text(twin: row_decoder.Twin) -> None
 
 
 @both
-def test_binary_values_are_refused_until_somebody_asks_for_them(twin: row_decoder.Twin) -> None:
+def test_binary_values_are_refused(twin: row_decoder.Twin) -> None:
     with pytest.raises(BadMessage, match="binary"):
         fast(twin, pg.row(b"I", b"N\0\x08" + b"b\0\0\0\1x" + b"n" * 7))
 
 
 @both
-def test_a_row_of_another_width_is_refused(twin: row_decoder.Twin) -> None:
+def test_row_with_wrong_number_of_values_is_refused(twin: row_decoder.Twin) -> None:
     with pytest.raises(BadMessage, match="has 1 values"):
         fast(twin, pg.insert(b"1"))
 
 
 @both
-def test_a_table_without_columns_has_rows_too(twin: row_decoder.Twin) -> None:
+def test_row_of_table_without_columns_is_decoded(twin: row_decoder.Twin) -> None:
     message = pg.insert()
     found = RowDecoders(pg.OID, Table("t", ()), [], [], twin).of(message[:HEAD])
     assert found is not None
@@ -310,19 +312,19 @@ def test_a_table_without_columns_has_rows_too(twin: row_decoder.Twin) -> None:
 # --- frames ----------------------------------------------------------------------------------------------
 
 
-def test_frames_are_told_apart() -> None:
+def test_data_and_keepalive_frames_are_decoded() -> None:
     assert decode_frame(b"w" + struct.pack(">QQq", 1, 2, 3) + b"B...") == Data(1, 2, 3, b"B...")
     assert decode_frame(b"k" + struct.pack(">QqB", 2, 3, 1)) == Keepalive(2, 3, True)
 
 
 @given(st.binary(max_size=24))
-def test_other_frames_are_refused(data: bytes) -> None:
+def test_unknown_frames_are_refused(data: bytes) -> None:
     if not (data[:1] == b"k" and len(data) == 18):
         with pytest.raises(BadMessage):
             decode_frame(data)
 
 
-def test_the_answer_has_the_form_the_server_wants() -> None:
+def test_status_update_has_the_form_of_the_protocol() -> None:
     written = status_update(written=3, flushed=2, applied=1, now_ms=946_684_800_001, reply=True)
     assert struct.unpack(">cQQQqB", written) == (b"r", 3, 2, 1, 1000, 1)
     assert unix_us(1_500_000) == 946_684_801_500_000
@@ -335,6 +337,6 @@ def test_positions_are_written_and_read(lsn: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1", "1/", "/1", "1/2/3", "g/1", "123456789/1", " 1/2"])
-def test_what_is_no_position_is_refused(text: str) -> None:
+def test_malformed_position_is_refused(text: str) -> None:
     with pytest.raises(BadMessage):
         lsn_of(text)

@@ -41,7 +41,9 @@ def filters(pg: Server) -> None:
 
 @pytest.mark.usefixtures("filters")
 @pytest.mark.parametrize("part", PARTLY)
-def test_a_publication_of_a_part_is_refused_with_the_statement_that_mends_it(part: str, pg: Server, name: str) -> None:
+def test_publication_of_some_rows_or_columns_is_refused_with_the_statement_that_fixes_it(
+    part: str, pg: Server, name: str
+) -> None:
     publication = f"headwater_{name}"
     with pg.connect() as admin:
         admin.execute(f"CREATE DATABASE {name}".encode())
@@ -60,7 +62,7 @@ def test_a_publication_of_a_part_is_refused_with_the_statement_that_mends_it(par
 
 @pytest.mark.usefixtures("filters")
 @pytest.mark.parametrize("part", PARTLY)
-def test_a_filter_that_comes_later_ends_the_history_and_the_next_does_not_begin_with_it(part: str, rig: Start) -> None:
+def test_filter_added_to_the_publication_ends_the_history_and_a_restart_is_refused(part: str, rig: Start) -> None:
     own = rig(TABLE, tables=("t",))
     own.run(f"ALTER PUBLICATION {own.slot} SET TABLE {PARTLY[part]}", "INSERT INTO t VALUES (1, 1, 1)")
     assert "publication" in own.lost()
@@ -74,14 +76,14 @@ def test_a_filter_that_comes_later_ends_the_history_and_the_next_does_not_begin_
 
 
 @pytest.mark.usefixtures("filters")
-def test_a_filter_that_came_while_we_were_away_is_noticed(rig: Start) -> None:
+def test_filter_added_while_headwater_is_stopped_ends_the_history(rig: Start) -> None:
     own = rig(TABLE, tables=("t",))
     own.source.close()
     own.run(f"ALTER PUBLICATION {own.slot} SET TABLE t WHERE (k > 10)")
     own.open(expect="publication")
 
 
-def test_a_publication_that_leaves_out_kinds_of_changes_is_mended_at_the_start(rig: Start, name: str) -> None:
+def test_publication_of_inserts_only_is_fixed_at_the_start(rig: Start, name: str) -> None:
     publish = f"CREATE PUBLICATION headwater_{name} FOR TABLE t WITH (publish = 'insert')"
     own = rig(TABLE, publish, name=name, tables=("t",))
     own.run("INSERT INTO t VALUES (1, 1, 1)", "UPDATE t SET a = 2", "DELETE FROM t", "TRUNCATE t")
@@ -96,7 +98,7 @@ def is_anew(found: list[Change]) -> bool:
     return any(change.resnapshot for change in found)
 
 
-def test_a_table_that_is_dropped_and_made_anew_is_captured_again(rig: Start) -> None:
+def test_table_dropped_and_created_again_is_captured_again(rig: Start) -> None:
     own = rig(TABLE, "INSERT INTO t VALUES (1, 1, 1)", tables=("t",))
     own.run("DROP TABLE t", "CREATE TABLE t(k int PRIMARY KEY, c text)", "INSERT INTO t VALUES (5, 'unseen')")
     drop, anew = own.changes_until(is_anew)
@@ -111,7 +113,7 @@ def test_a_table_that_is_dropped_and_made_anew_is_captured_again(rig: Start) -> 
     assert [change.op for change in own.changes_until(bool)] == [Op.DELETE]
 
 
-def test_a_table_that_is_made_after_the_start_is_captured(rig: Start) -> None:
+def test_listed_table_created_after_the_start_is_captured(rig: Start) -> None:
     own = rig(TABLE, tables=("t", "s.late"))
     assert sorted(own.source.describe()) == ["t"]
     own.run("CREATE SCHEMA s", "CREATE TABLE s.late(k int PRIMARY KEY)", "CREATE TABLE other(k int PRIMARY KEY)")
@@ -122,7 +124,7 @@ def test_a_table_that_is_made_after_the_start_is_captured(rig: Start) -> None:
     assert sorted(own.source.describe()) == ["s.late", "t"]
 
 
-def test_a_table_that_joined_while_we_were_away_is_told(rig: Start) -> None:
+def test_listed_table_created_while_headwater_is_stopped_is_reported(rig: Start) -> None:
     own = rig(TABLE, tables=("t", "late"))
     own.source.close()
     own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
@@ -131,7 +133,7 @@ def test_a_table_that_joined_while_we_were_away_is_told(rig: Start) -> None:
     assert anew.table.name == "late"
 
 
-def test_nobody_is_waited_for_to_publish_a_table(rig: Start) -> None:
+def test_publishing_a_locked_table_does_not_wait_for_the_lock(rig: Start) -> None:
     own = rig(TABLE, tables=("t", "late"))
     with own.server.connect(own.name) as other:
         own.run("CREATE TABLE late(k int PRIMARY KEY)")
@@ -143,7 +145,7 @@ def test_nobody_is_waited_for_to_publish_a_table(rig: Start) -> None:
     assert sorted(own.source.describe()) == ["late", "t"]
 
 
-def test_a_table_that_cannot_be_published_is_told_once(
+def test_table_that_cannot_be_published_is_logged_once(
     rig: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = rig(TABLE, tables=("t", "late"))
@@ -163,7 +165,7 @@ def test_a_table_that_cannot_be_published_is_told_once(
     assert len(own.changes_until(bool)) == 1
 
 
-def test_the_last_table_that_goes_out_of_the_settings_leaves_the_publication(rig: Start) -> None:
+def test_last_table_removed_from_the_settings_is_removed_from_the_publication(rig: Start) -> None:
     own = rig(TABLE, tables=("t",))
     own.source.close()
     own.config = PostgresConfig(heartbeat_seconds=0.05, tables=("late",))

@@ -70,7 +70,7 @@ def test_table_that_another_program_creates_joins_and_asks_for_a_snapshot(start:
     assert [change.after for change in own.changes_until()] == [(2,)]
 
 
-def test_table_created_while_we_were_away_joins_at_the_start(start: Start) -> None:
+def test_table_created_while_headwater_is_stopped_joins_and_asks_for_a_snapshot(start: Start) -> None:
     own = start(TABLE)
     own.source.close()
     own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
@@ -118,9 +118,7 @@ def test_table_filled_before_it_is_published_asks_for_a_snapshot(start: Start, b
     assert asks_for_snapshot(own.changes_until(asks_for_snapshot))
 
 
-def test_table_that_cannot_be_published_keeps_none_of_the_others_out(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_that_cannot_be_published_does_not_block_the_rest(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     own = start(TABLE)
     real = publication.run_as_owner
 
@@ -135,7 +133,7 @@ def test_table_that_cannot_be_published_keeps_none_of_the_others_out(
     assert joined.table.name == "late_b"
 
 
-def test_publication_for_all_tables_goes_on_with_a_warning(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_publication_for_all_tables_is_kept_with_a_warning(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     own = start(TABLE, KEYLESS, publish_all=True)
     own.source.close()
     own.config = PostgresConfig(heartbeat_seconds=0.05)
@@ -177,7 +175,7 @@ def test_partitioned_table_is_published_with_its_partitions(start: Start) -> Non
     ]
 
 
-def test_role_that_is_no_superuser_publishes_what_it_owns(start: Start) -> None:
+def test_role_without_superuser_publishes_only_the_tables_it_owns(start: Start) -> None:
     role = f"owner_{os.getpid()}"  # it goes with the server
     own = start(
         f"DO $$BEGIN CREATE ROLE {role} LOGIN REPLICATION; EXCEPTION WHEN duplicate_object THEN NULL; END$$",

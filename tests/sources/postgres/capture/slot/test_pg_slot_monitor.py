@@ -42,12 +42,12 @@ SLOT = Slot("pgoutput", "d", 7, 600, 400, "reserved", False, 200, None)
         ({"wal_status": "lost"}, "is lost"),
     ],
 )
-def test_what_is_worth_a_warning(facts: dict[str, object], text: str) -> None:
+def test_slot_in_danger_is_reported_with_a_warning(facts: dict[str, object], text: str) -> None:
     found = concern(msgspec.structs.replace(SLOT, **facts))
     assert (found == "") if not text else text in found
 
 
-def test_each_state_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_slot_state_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     told = [None, None, SLOT, SLOT, msgspec.structs.replace(SLOT, wal_status="extended", lag_bytes=9_000), SLOT]
     slots = iter(told)
     watch = Watch("shop", "headwater_shop", lambda: next(slots))
@@ -58,7 +58,7 @@ def test_each_state_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixt
     assert "9,000 bytes kept" in caplog.text and "ALTER SYSTEM SET max_slot_wal_keep_size" in caplog.text
 
 
-def test_nothing_to_forget_is_not_old() -> None:
+def test_slot_without_lag_has_a_confirmed_age_of_zero() -> None:
     slot = msgspec.structs.replace(SLOT, confirmed=600, restart=400, lag_bytes=200)
     behind = msgspec.structs.replace(slot, lag_bytes=300)
     slots = iter([slot, behind, behind, slot])
@@ -75,7 +75,9 @@ def own_server() -> Iterator[Server]:
 
 
 @pytest.mark.slow
-def test_a_real_slot_is_warned_about_before_it_is_lost(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_slot_about_to_be_lost_is_logged_before_it_is_lost(
+    own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     with own_server.connect() as db:
         db.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '64MB'")
         db.execute("ALTER SYSTEM SET max_wal_size = '32MB'")
@@ -100,7 +102,7 @@ class Quiet:
         """See Keeper."""
 
 
-def test_a_stream_that_flaps_is_told_once_with_a_count(
+def test_flapping_stream_is_logged_once_a_minute_with_a_count(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -120,7 +122,7 @@ def test_a_stream_that_flaps_is_told_once_with_a_count(
     stream._wake_out.close()
 
 
-def test_the_slot_is_in_status_and_metrics_also_while_the_stream_is_down(tmp_path: Path) -> None:
+def test_slot_is_reported_in_status_and_metrics_while_the_stream_is_down(tmp_path: Path) -> None:
     server, name = shared_server(), f"watch_{os.getpid()}"
     with server.connect() as admin:
         admin.execute(f"CREATE DATABASE {name}")

@@ -95,7 +95,7 @@ def goes_on(own: PgRig) -> None:
     assert own.fold() == own.rows()
 
 
-def test_a_new_primary_is_not_told_of_what_the_old_one_showed(server: Server) -> None:
+def test_positions_of_the_old_primary_are_not_acknowledged_to_a_new_primary(server: Server) -> None:
     own = PgRig(server, "failed", TABLE)
     try:
         standby = idle_history(own)
@@ -110,7 +110,7 @@ def test_a_new_primary_is_not_told_of_what_the_old_one_showed(server: Server) ->
         own.close()
 
 
-def test_a_server_that_was_set_back_is_not_told_of_what_it_showed_before(server: Server) -> None:
+def test_positions_from_before_a_restore_are_not_acknowledged_to_the_restored_server(server: Server) -> None:
     own = PgRig(server, "restored", TABLE)
     try:
         backup = idle_history(own)
@@ -129,7 +129,7 @@ def test_a_server_that_was_set_back_is_not_told_of_what_it_showed_before(server:
         own.close()
 
 
-def test_a_slot_that_was_made_anew_after_a_failover_is_noticed_though_we_were_told_of_more(server: Server) -> None:
+def test_slot_created_again_after_a_failover_ends_the_history(server: Server) -> None:
     own = PgRig(server, "renewed", TABLE)
     try:
         standby = idle_history(own)
@@ -146,7 +146,7 @@ def test_a_slot_that_was_made_anew_after_a_failover_is_noticed_though_we_were_to
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_a_failover_beside_a_crash_of_ours_begins_a_new_history(server: Server, in_order: bool) -> None:
+def test_failover_after_a_crash_of_headwater_begins_a_new_history(server: Server, in_order: bool) -> None:
     """What was told and not yet logged may be lost with the old primary, and nothing tells."""
     own = PgRig(server, f"beside_{in_order}".lower(), TABLE)
     try:
@@ -165,13 +165,13 @@ def test_a_failover_beside_a_crash_of_ours_begins_a_new_history(server: Server, 
         own.close()
 
 
-def test_positions_of_what_was_not_logged_do_not_come_again(own: PgRig) -> None:
+def test_offsets_of_unlogged_changes_are_not_used_again_after_a_restart(own: PgRig) -> None:
     own.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')", "INSERT INTO t VALUES (3, 'c')")
     told = own.head()
     assert own.source.restart(generation="next", first=2) > told + 1
 
 
-def test_a_log_that_is_lost_does_not_count_from_the_start_again(own: PgRig) -> None:
+def test_offsets_continue_past_the_old_ones_after_the_log_is_lost(own: PgRig) -> None:
     own.run(*(f"INSERT INTO t VALUES ({n}, 'a')" for n in range(20)))
     own.pull()
     own.acknowledge()
@@ -192,7 +192,7 @@ def test_a_log_that_is_lost_does_not_count_from_the_start_again(own: PgRig) -> N
         source.close()
 
 
-def test_a_slot_beyond_the_end_of_the_servers_log_is_not_begun_with(own: PgRig) -> None:
+def test_slot_beyond_the_end_of_the_server_log_is_not_used(own: PgRig) -> None:
     """As one that was told of another history, which the server believes."""
     own.kill()
     wire = Address("x", own.url).replicate()
@@ -218,7 +218,9 @@ def own(pg: Server, request: pytest.FixtureRequest) -> Iterator[PgRig]:
     found.close()
 
 
-def test_a_history_is_proven_though_the_first_connection_broke(own: PgRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mismatched_history_is_refused_after_the_first_connection_broke(
+    own: PgRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     busy(own.server, 9000)
     own.run("INSERT INTO t VALUES (1, 'a')")
     own.pull()
@@ -244,7 +246,7 @@ def test_a_history_is_proven_though_the_first_connection_broke(own: PgRig, monke
         until(lambda: False, lambda: list(own.source.follow(after=own.latest)))
 
 
-def test_a_server_is_told_of_its_idle_log_after_a_connection_broke(own: PgRig) -> None:
+def test_idle_log_is_acknowledged_after_a_connection_broke(own: PgRig) -> None:
     own.run("INSERT INTO t VALUES (1, 'a')")
     own.pull()
     for _ in range(2):

@@ -36,7 +36,7 @@ def raised(work: Callable[[], Any]) -> list[HeadwaterError]:
     return found
 
 
-def test_who_takes_a_large_transaction_is_told_at_once_that_the_server_is_gone(
+def test_reader_of_a_large_transaction_receives_an_error_when_the_server_crashes(
     pg: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.sources.postgres.capture.replication_buffer.MOST_CHANGES", 2_000)
@@ -115,7 +115,7 @@ class Failing(Stream):
 
 
 @pytest.mark.parametrize("wants_back", [False, True])
-def test_a_server_is_asked_again_soon_only_after_a_connection_that_brought_something(wants_back: bool) -> None:
+def test_retry_delay_is_reset_only_after_a_connection_that_delivered_data(wants_back: bool) -> None:
     stream = Failing(0, 0, 0, 3, 0, 0, *[0] * 9, wants_back=wants_back)
     stream._run()
     first = [0.2, 0.4, 0.8, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4]
@@ -127,7 +127,7 @@ def test_a_server_is_asked_again_soon_only_after_a_connection_that_brought_somet
 @pytest.mark.parametrize(
     ("timeout", "interval", "silence"), [(60, 5, 120), (3, 1, 60), (0, 5, 60), (300, 5, 600), (3600, 5, 7200)]
 )
-def test_a_server_may_be_silent_for_as_long_as_it_does_not_listen(
+def test_keepalive_interval_and_allowed_silence_follow_the_server_timeout(
     timeout: float, interval: float, silence: float
 ) -> None:
     found = pace_for(timeout)

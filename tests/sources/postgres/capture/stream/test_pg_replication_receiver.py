@@ -73,13 +73,13 @@ def mark(one: Stream) -> None:
     one.run(f"SELECT pg_logical_emit_message(false, 'test', '{END.decode()}')")
 
 
-def test_it_was_compiled() -> None:
+def test_compiled_module_is_built() -> None:
     if row_decoder.COMPILED is None or _made() is None:
         missing("the compiled receiver was not built: make setup, with a C compiler")
 
 
 @both
-def test_frames_of_all_sizes_come_whole_and_in_order(stream: Start, opened: Open) -> None:
+def test_frames_of_all_sizes_are_received_whole_and_in_order(stream: Start, opened: Open) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, a text)", streaming="off")
     wire = opened(one)
     sizes = [0, 1, 7, 100, 20_000, 9_000_000, 3_000_000, 3_000_000, *range(2_000)]
@@ -94,7 +94,7 @@ def test_frames_of_all_sizes_come_whole_and_in_order(stream: Start, opened: Open
 
 
 @both
-def test_a_word_to_the_server_goes_out_while_it_sends(stream: Start, opened: Open) -> None:
+def test_status_updates_are_sent_while_the_server_sends(stream: Start, opened: Open) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY)", streaming="off")
     wire = opened(one)
     one.run("INSERT INTO t SELECT generate_series(1, 20000)")
@@ -108,7 +108,7 @@ def test_a_word_to_the_server_goes_out_while_it_sends(stream: Start, opened: Ope
 
 
 @both
-def test_a_connection_that_is_cut_says_so_after_all_that_came(stream: Start, opened: Open) -> None:
+def test_terminated_connection_is_reported_after_all_received_rows(stream: Start, opened: Open) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY)")
     wire = opened(one)
     one.run("INSERT INTO t SELECT generate_series(1, 100)")
@@ -125,7 +125,7 @@ def test_a_connection_that_is_cut_says_so_after_all_that_came(stream: Start, ope
 
 
 @both
-def test_a_server_that_nobody_reads_is_left_at_once(stream: Start, opened: Open) -> None:
+def test_connection_with_unread_rows_is_closed_without_hanging(stream: Start, opened: Open) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, a text)", streaming="off")
     wire = opened(one)
     one.run("INSERT INTO t SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n")

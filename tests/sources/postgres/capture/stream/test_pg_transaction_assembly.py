@@ -27,7 +27,7 @@ def keys(items: list[Item]) -> list[int]:
     return [(c.after or c.before or (None,))[0] for part in parts for c in part.changes if c.op <= Op.DELETE]  # type: ignore[misc]
 
 
-def test_a_part_ends_where_more_comes_and_none_is_empty() -> None:
+def test_parts_of_a_transaction_are_cut_at_the_limit_and_never_empty() -> None:
     inserts = [pg.insert(b"%d" % number) for number in range(4)]
     items = feed(assembly(part=5), [pg.begin(1, 10), pg.relation(NARROW), *inserts, pg.commit(10)])
     assert [(len(i.changes), i.last) for i in items if isinstance(i, Transaction)] == [(5, True)]
@@ -39,19 +39,19 @@ def test_a_part_ends_where_more_comes_and_none_is_empty() -> None:
     ]
 
 
-def test_a_part_of_large_rows_is_cut_by_their_size() -> None:
+def test_part_of_large_rows_is_cut_by_size() -> None:
     large = [pg.insert(b"%d" % number, b"x" * (PART_BYTES // 2)) for number in range(5)]
     items = feed(assembly(), [pg.begin(1, 10), pg.relation(WIDE), *large, pg.commit(10)])
     assert [len(item.changes) for item in items if isinstance(item, Transaction)] == [3, 2, 1]
 
 
-def test_an_empty_transaction_moves_the_end_only() -> None:
+def test_empty_transaction_advances_the_end_and_yields_nothing() -> None:
     one = assembly()
     assert feed(one, [pg.begin(1, 10), pg.commit(10)]) == []
     assert (one.end, one.is_idle) == (20, True)
 
 
-def test_rows_of_a_rolled_back_subtransaction_go_and_those_beside_it_stay() -> None:
+def test_rows_of_a_rolled_back_subtransaction_are_removed_and_the_rest_are_kept() -> None:
     one = assembly()
     items = feed(
         one,
@@ -80,7 +80,7 @@ def test_rows_of_a_rolled_back_subtransaction_go_and_those_beside_it_stay() -> N
     assert one.is_idle
 
 
-def test_a_table_described_meanwhile_keeps_its_newer_shape() -> None:
+def test_table_described_during_a_streamed_transaction_keeps_its_newer_shape() -> None:
     one = assembly()
     items = feed(
         one,
@@ -103,14 +103,14 @@ def test_a_table_described_meanwhile_keeps_its_newer_shape() -> None:
     assert rows == [(2, "two"), (1,), (3, "three")]
 
 
-def test_tables_described_in_a_streamed_transaction_hold_after_it() -> None:
+def test_tables_described_in_a_streamed_transaction_are_known_after_it() -> None:
     one = assembly()
     streamed = [pg.stream_start(7), pg.relation(NARROW, xid=7), pg.insert(b"1", xid=7), pg.STREAM_STOP]
     assert keys(feed(one, [*streamed, pg.stream_commit(7, 50)])) == [1]
     assert keys(feed(one, [pg.begin(8, 60), pg.insert(b"2"), pg.commit(60)])) == [2]
 
 
-def test_what_the_log_has_is_skipped_and_its_tables_are_not_forgotten() -> None:
+def test_logged_transactions_are_skipped_and_their_tables_are_remembered() -> None:
     said = [
         *(pg.begin(1, 10), pg.relation(NARROW), pg.insert(b"1"), pg.commit(10)),
         *(pg.stream_start(7), pg.relation(WIDE, oid=5, name="u", xid=7), pg.insert(b"2", b"", oid=5, xid=7)),
@@ -123,7 +123,7 @@ def test_what_the_log_has_is_skipped_and_its_tables_are_not_forgotten() -> None:
     assert keys(feed(assembly(Resume(40)), said)) == []
 
 
-def test_a_server_that_sends_less_than_the_log_has_is_not_the_same() -> None:
+def test_server_that_sends_fewer_rows_than_were_logged_is_refused() -> None:
     with pytest.raises(SourceMismatch, match="fewer"):
         feed(
             assembly(Resume(10, start=5, rows=4)),
@@ -167,11 +167,11 @@ def test_messages_out_of_order_are_refused(messages: list[bytes]) -> None:
     one.close()
 
 
-def test_a_rollback_of_what_was_never_sent_is_nothing() -> None:
+def test_rollback_of_an_unsent_transaction_is_ignored() -> None:
     assert feed(assembly(), [pg.stream_abort(7, 7), pg.stream_abort(8, 9, more=True)]) == []
 
 
-def test_a_large_unfinished_transaction_lies_on_disk(tmp_path: Path) -> None:
+def test_large_unfinished_transaction_is_kept_on_disk(tmp_path: Path) -> None:
     spill = FileSpill(tmp_path, in_memory=100)
     messages = [b"%d" % number * 10 for number in range(100)]
     for message in messages:
@@ -183,7 +183,7 @@ def test_a_large_unfinished_transaction_lies_on_disk(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_closing_forgets_what_is_unfinished() -> None:
+def test_close_of_the_assembly_drops_unfinished_transactions() -> None:
     one = assembly()
     feed(one, [pg.stream_start(7), pg.insert(b"1", xid=7), pg.STREAM_STOP])
     assert one.is_idle  # it is not committed: confirmed or not, it comes again
@@ -192,7 +192,7 @@ def test_closing_forgets_what_is_unfinished() -> None:
         feed(one, [pg.stream_commit(7, 10)])
 
 
-def test_a_server_proves_that_it_has_the_transaction_our_log_ends_with() -> None:
+def test_server_without_the_last_logged_transaction_is_refused() -> None:
     def sent(xid: int, lsn: int) -> list[bytes]:
         return [pg.begin(xid, lsn), pg.relation(NARROW), pg.insert(b"%d" % xid), pg.commit(lsn)]
 

@@ -20,7 +20,7 @@ from headwater.sources.postgres.capture.stream.transaction_spill import FileSpil
 
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 50), st.sampled_from([1, 1 << 20]))
-def test_any_sizes_at_any_edges(sizes: list[int], chunk: int, in_memory: int) -> None:
+def test_messages_of_any_size_are_read_back_from_the_spill(sizes: list[int], chunk: int, in_memory: int) -> None:
     messages = [bytes([place]) * size for place, size in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spill, "CHUNK", chunk)
@@ -33,7 +33,7 @@ def test_any_sizes_at_any_edges(sizes: list[int], chunk: int, in_memory: int) ->
         kept.drop()
 
 
-def test_a_message_of_many_chunks_is_read_in_one_step() -> None:
+def test_spilled_message_of_many_chunks_is_read_whole() -> None:
     kept = FileSpill()
     large = b"x" * (5 * spill.CHUNK)
     for message in (b"a", large, b"b"):
@@ -42,7 +42,7 @@ def test_a_message_of_many_chunks_is_read_in_one_step() -> None:
     kept.drop()
 
 
-def test_a_spill_that_cannot_be_written_does_not_tell_where(tmp_path: Path) -> None:
+def test_error_of_an_unwritable_spill_does_not_show_its_path(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     spill = FileSpill(gone, in_memory=10)
     with pytest.raises(StorageFull) as caught:
@@ -51,7 +51,7 @@ def test_a_spill_that_cannot_be_written_does_not_tell_where(tmp_path: Path) -> N
     spill.drop()
 
 
-def test_a_large_transaction_waits_in_the_folder_that_the_source_was_given(pg: Server, tmp_path: Path) -> None:
+def test_large_transaction_is_spilled_into_the_folder_of_the_source(pg: Server, tmp_path: Path) -> None:
     own = PgRig(pg, f"spilled_{os.getpid()}", "CREATE TABLE t(k int PRIMARY KEY, v text)", folder=tmp_path)
     try:
         with pg.connect(own.name) as other, other.transaction():
@@ -75,7 +75,7 @@ def open_files() -> list[str]:
     return found
 
 
-def test_a_server_gives_the_source_its_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_receives_the_data_folder_of_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {}
 
     def made(*_: Any, **settings: Any) -> None:

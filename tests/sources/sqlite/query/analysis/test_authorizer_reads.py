@@ -76,7 +76,7 @@ def test_random_queries(tmp_path: Path, seed: int) -> None:
     assert understood >= len(case.queries) // 3
 
 
-def test_views_are_among_the_objects_even_if_they_read_nothing(tmp_path: Path) -> None:
+def test_views_that_read_no_table_are_listed_as_objects(tmp_path: Path) -> None:
     with opened(tmp_path) as source:
         source.write(lambda session: session.execute("CREATE VIEW five AS SELECT 5 AS x")).result(PATIENCE)
         assert source.analyse("SELECT x FROM five").objects == ("five",)

@@ -281,12 +281,12 @@ def test_places(shop: SqliteSource, sql: str, places: list[str]) -> None:
     assert not found.volatile
 
 
-def test_names_are_found_whatever_their_case_and_quotes(shop: SqliteSource) -> None:
+def test_names_are_resolved_in_any_case_and_quotes(shop: SqliteSource) -> None:
     for sql in ('SELECT "NAME" FROM [C] WHERE `Id` = 5', "select c.NAME from main.c where C.ID = 5"):
         assert told(shop.analyse(sql)) == ["c: columns id, name; rows where id = 5"]
 
 
-def test_parameters_have_the_slots_that_sqlite_gives_them(shop: SqliteSource) -> None:
+def test_parameters_keep_the_slots_that_sqlite_assigns(shop: SqliteSource) -> None:
     found = shop.analyse("SELECT id FROM o WHERE cid = :who AND total > ?1 AND day = ? AND tag IN ($t, @u, ?2)")
     assert found.parameters == ("who", "2", "t", "u")
     assert told(found) == [

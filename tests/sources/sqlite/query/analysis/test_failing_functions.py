@@ -36,7 +36,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
         "SELECT id, (SELECT json_array_length(a) FROM er WHERE er.id = two.er) FROM two WHERE z = 3",
     ],
 )
-def test_every_row_counts_where_any_may_fail(source: SqliteSource, sql: str) -> None:
+def test_query_with_a_function_that_may_fail_depends_on_every_row(source: SqliteSource, sql: str) -> None:
     found = source.analyse(sql)
     assert not any("where" in place for place in told(found)) and found.guards == ()
     assert "may fail on any row" in found.doubts[-1]
@@ -58,11 +58,11 @@ def test_rows_are_left_out_where_none_of_them_can_fail(source: SqliteSource, sql
     assert told(found) == [expected] and found.doubts == ()
 
 
-def test_columns_are_told_where_no_query_is_inside(source: SqliteSource) -> None:
+def test_columns_are_reported_where_a_query_has_no_subquery(source: SqliteSource) -> None:
     assert told(source.analyse("SELECT id FROM er WHERE json_extract(a, '$') = 1")) == ["er: columns a, id"]
     assert told(source.analyse("SELECT id FROM parts WHERE x = 1 AND b = 2")) == ["er: all columns"]
 
 
-def test_no_guard_holds_back_a_row_that_may_fail(source: SqliteSource) -> None:
+def test_query_with_a_function_that_may_fail_has_no_guard(source: SqliteSource) -> None:
     assert source.analyse("SELECT id FROM er ORDER BY id LIMIT 2").guards
     assert source.analyse("SELECT id, json(a) FROM er ORDER BY id LIMIT 2").guards == ()

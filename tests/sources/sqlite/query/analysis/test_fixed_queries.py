@@ -56,7 +56,7 @@ def held(analysis: Analysis) -> list[str]:
 
 
 @pytest.mark.parametrize("number", tpch.QUERIES)
-def test_tpch(orders: SqliteSource, number: int) -> None:
+def test_tpch_query_is_analysed_without_doubts(orders: SqliteSource, number: int) -> None:
     found = orders.analyse(tpch.QUERIES[number])
     assert held(found) == WITH_CONDITION[number]
     assert found.is_total == (number not in SUMS_OF_FLOATS)
@@ -66,7 +66,7 @@ def test_tpch(orders: SqliteSource, number: int) -> None:
 
 
 @pytest.mark.parametrize("place", range(len(chinook.QUERIES)))
-def test_chinook(music: SqliteSource, place: int) -> None:
+def test_chinook_query_is_analysed_without_doubts(music: SqliteSource, place: int) -> None:
     sql, tables = chinook.QUERIES[place]
     found = music.analyse(sql)
     assert held(found) == tables

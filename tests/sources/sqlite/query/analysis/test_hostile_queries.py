@@ -42,7 +42,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
         "VACUUM",
     ],
 )
-def test_refused(shop: SqliteSource, sql: str) -> None:
+def test_hostile_query_is_refused(shop: SqliteSource, sql: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         shop.analyse(sql)
     assert error.value.message
@@ -74,13 +74,13 @@ def test_large_or_odd_is_no_trouble(shop: SqliteSource, sql: str) -> None:
 
 
 @pytest.mark.parametrize("mark", ["\0", "\ud800"])
-def test_what_is_no_text(shop: SqliteSource, mark: str) -> None:
+def test_query_with_a_forbidden_mark_is_refused(shop: SqliteSource, mark: str) -> None:
     with pytest.raises(InvalidRequest):
         shop.analyse(f"SELECT id FROM c WHERE id = 1{mark} OR 1")
 
 
 @pytest.mark.parametrize("error", [RecursionError(), KeyError("x"), TypeError("x"), Unsupported("a whim")])
-def test_whatever_fails_in_the_parser_leaves_the_engines_word(
+def test_failed_parse_depends_on_all_columns(
     shop: SqliteSource, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(sql: str) -> None:
@@ -92,7 +92,7 @@ def test_whatever_fails_in_the_parser_leaves_the_engines_word(
     assert found.doubts and not found.is_total
 
 
-def test_another_program_is_not_believed(shop: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misparsed_query_depends_on_all_columns(shop: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
     """The known misparse: BETWEEN ?1 AND 5 read as BETWEEN ? AND 1 AND 5."""
     monkeypatch.setattr(parser_check, "render", lambda query: "SELECT id FROM c WHERE id BETWEEN ? AND 1 AND 5")
     found = shop.analyse("SELECT id FROM c WHERE id BETWEEN ?1 AND 5")
@@ -100,7 +100,9 @@ def test_another_program_is_not_believed(shop: SqliteSource, monkeypatch: pytest
     assert found.doubts == ("SQLite makes another program of what was understood",)
 
 
-def test_a_column_that_was_overlooked_is_noticed(shop: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_column_missed_by_the_analysis_is_reported_as_doubt(
+    shop: SqliteSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Forgetful(select_analysis.Names):
         def query(self, *args: object) -> None:
             super().query(*args)  # type: ignore[arg-type]
@@ -111,7 +113,7 @@ def test_a_column_that_was_overlooked_is_noticed(shop: SqliteSource, monkeypatch
     assert found.doubts == ("SQLite reads c.name, which was not found in the statement",)
 
 
-def test_a_table_that_only_using_names_is_depended_on(shop: SqliteSource) -> None:
+def test_table_named_only_by_using_is_a_dependency(shop: SqliteSource) -> None:
     """SQLite asks no leave for it: seen by what the program opens."""
     found = shop.analyse("SELECT made.a FROM c LEFT JOIN made USING (id)")
     assert found.tables == ("c", "made")
@@ -185,7 +187,9 @@ def test_facts_of_many_conditions_are_not_compared_pairwise(
     assert compared < 10 * conditions
 
 
-def test_too_many_conditions_leave_the_engines_word(shop: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_with_too_many_conditions_depends_on_all_columns(
+    shop: SqliteSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sql = _doubled(4, 20)
     assert len(shop.analyse(sql).dependencies) == 8
     monkeypatch.setattr(facts, "MAX_WORK", 500)

@@ -9,7 +9,7 @@ from tests.capture.captured_database import foreign
 from tests.sources.sqlite.query.shop_analysis import SHOP, opened, run, settle, told
 
 
-def test_settled_once_capture_fits_the_schema(tmp_path: Path) -> None:
+def test_source_is_settled_once_capture_fits_the_schema(tmp_path: Path) -> None:
     with opened(tmp_path, SHOP) as source:
         settle(source)
         assert source.look().settled
@@ -18,7 +18,7 @@ def test_settled_once_capture_fits_the_schema(tmp_path: Path) -> None:
         assert read is not None and read.settled
 
 
-def test_foreign_ddl_unsettles_until_it_was_looked_at(tmp_path: Path) -> None:
+def test_answer_after_foreign_ddl_is_unsettled_until_capture_checked_it(tmp_path: Path) -> None:
     with opened(tmp_path, SHOP) as source:
         settle(source)
         found = source.analyse("SELECT name FROM c WHERE id = 1")
@@ -41,7 +41,7 @@ def test_foreign_ddl_unsettles_until_it_was_looked_at(tmp_path: Path) -> None:
         assert again.offset > before  # the schema change has an offset of its own
 
 
-def test_a_dropped_trigger_unsettles(tmp_path: Path) -> None:
+def test_dropped_capture_trigger_leaves_the_source_unsettled(tmp_path: Path) -> None:
     with opened(tmp_path, SHOP) as source:
         settle(source)
         (name,) = next(
@@ -53,7 +53,7 @@ def test_a_dropped_trigger_unsettles(tmp_path: Path) -> None:
         assert source.look().settled
 
 
-def test_our_own_schema_changes_settle_by_following(tmp_path: Path) -> None:
+def test_own_schema_change_is_settled_by_following(tmp_path: Path) -> None:
     with opened(tmp_path, SHOP) as source:
         settle(source)
         run(source, "CREATE TABLE later(id INTEGER PRIMARY KEY)")
@@ -61,9 +61,7 @@ def test_our_own_schema_changes_settle_by_following(tmp_path: Path) -> None:
         assert source.look().settled
 
 
-def test_a_schema_that_moves_again_while_it_is_looked_at_is_looked_at_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_schema_changed_during_a_check_is_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path, SHOP) as source:
         settle(source)
         follower = source._follower
@@ -82,7 +80,7 @@ def test_a_schema_that_moves_again_while_it_is_looked_at_is_looked_at_again(
         assert moved and source.look().settled
 
 
-def test_the_epoch_is_another_where_a_definition_is(tmp_path: Path) -> None:
+def test_replaced_view_changes_the_epoch(tmp_path: Path) -> None:
     with opened(tmp_path, SHOP) as source:
         found = source.analyse("SELECT id FROM big")
         run(source, "DROP VIEW big")

@@ -53,7 +53,7 @@ def by_others(_: SqliteSource, folder: Path, sql: str) -> None:
 
 @pytest.mark.parametrize("write", [by_us, by_others])
 @pytest.mark.parametrize("name", MOVED)
-def test_an_index_that_moves_the_plan_moves_the_epoch(
+def test_index_that_changes_the_plan_changes_the_epoch(
     source: SqliteSource, tmp_path: Path, name: str, write: Callable[[SqliteSource, Path, str], None]
 ) -> None:
     sql = MOVED[name]
@@ -71,7 +71,7 @@ def test_an_index_that_moves_the_plan_moves_the_epoch(
     assert again.epoch == before.epoch and rows(source, again) == was  # the old tag is good again
 
 
-def test_an_answer_with_a_total_order_stays(source: SqliteSource, tmp_path: Path) -> None:
+def test_query_with_a_total_order_keeps_its_epoch_under_new_indexes(source: SqliteSource, tmp_path: Path) -> None:
     before = source.analyse("SELECT a, b FROM g WHERE a = 1")
     assert before.is_total
     was = rows(source, before)
@@ -80,7 +80,7 @@ def test_an_answer_with_a_total_order_stays(source: SqliteSource, tmp_path: Path
         assert source.analyse(before.sql).epoch == before.epoch and rows(source, before) == was
 
 
-def test_a_table_without_an_index_moves_nothing(source: SqliteSource) -> None:
+def test_new_table_without_an_index_keeps_the_epoch(source: SqliteSource) -> None:
     before = source.analyse(MOVED["group_concat"])
     run(source, "CREATE TABLE staging(id INTEGER PRIMARY KEY)")
     run(source, "DROP TABLE staging")
@@ -144,7 +144,7 @@ def plan(reader: Any) -> str:
 
 
 @pytest.mark.parametrize("move", [by_hand, by_analyze, by_optimize])
-def test_statistics_move_the_epoch_and_all_readers_plan_alike(
+def test_new_statistics_change_the_epoch_and_the_plan_of_every_reader(
     analysed: SqliteSource, tmp_path: Path, move: Callable[[apsw.Connection], None]
 ) -> None:
     before, look = analysed.analyse(TWO_WAYS), analysed.look()
@@ -167,7 +167,7 @@ def test_statistics_move_the_epoch_and_all_readers_plan_alike(
             assert "INDEX pb" in plan(new)
 
 
-def test_a_reader_that_was_idle_reads_the_statistics_before_it_answers(analysed: SqliteSource, tmp_path: Path) -> None:
+def test_idle_reader_loads_new_statistics_before_it_answers(analysed: SqliteSource, tmp_path: Path) -> None:
     found = analysed.analyse(TWO_WAYS)
     was = rows(analysed, found)
     with analysed._pool.read():
@@ -181,7 +181,7 @@ def test_a_reader_that_was_idle_reads_the_statistics_before_it_answers(analysed:
         assert rows(analysed, found) == first
 
 
-def test_another_library_is_another_epoch(source: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_sqlite_library_changes_the_epoch(source: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
     total, other = source.analyse("SELECT id FROM g"), source.analyse(MOVED["group_concat"])
     monkeypatch.setattr(planner_inputs, "_LIBRARY", ("a later one",))
     source._analyses._planning = planner_inputs.Planning()  # as after a restart

@@ -66,7 +66,9 @@ OPEN = [
 
 
 @pytest.mark.parametrize(("sql", "runs", "key"), TOTAL, ids=[one[0] for one in TOTAL])
-def test_total(shop: SqliteSource, sql: str, runs: str | None, key: tuple[int, ...] | None) -> None:
+def test_query_with_a_total_order_is_recognised_with_its_key(
+    shop: SqliteSource, sql: str, runs: str | None, key: tuple[int, ...] | None
+) -> None:
     found = shop.analyse(sql)
     assert found.is_total, found.doubts
     assert found.key == key
@@ -76,7 +78,7 @@ def test_total(shop: SqliteSource, sql: str, runs: str | None, key: tuple[int, .
 
 
 @pytest.mark.parametrize(("sql", "why"), OPEN, ids=[one[0] for one in OPEN])
-def test_open(shop: SqliteSource, sql: str, why: str) -> None:
+def test_query_without_a_total_order_is_reported_with_a_reason(shop: SqliteSource, sql: str, why: str) -> None:
     found = shop.analyse(sql)
     assert not found.is_total
     assert found.sql == sql and found.key is None
@@ -84,7 +86,7 @@ def test_open(shop: SqliteSource, sql: str, why: str) -> None:
     assert all(one.columns is None for one in found.dependencies)
 
 
-def test_the_keys_that_were_appended_are_depended_on(shop: SqliteSource) -> None:
+def test_keys_appended_to_the_order_are_dependencies(shop: SqliteSource) -> None:
     (found,) = shop.analyse("SELECT name FROM c").dependencies
     assert found.columns == {"id", "name"}
 
@@ -109,7 +111,7 @@ def guards(shop: SqliteSource, sql: str) -> list[tuple[str, str, str]]:
         "SELECT o.id, (SELECT name FROM c WHERE c.id = o.cid) FROM o WHERE o.day = ?",
     ],
 )
-def test_a_partner_matters_only_by_the_keys_that_are_found(shop: SqliteSource, sql: str) -> None:
+def test_join_partner_is_guarded_by_its_matching_keys(shop: SqliteSource, sql: str) -> None:
     ((table, column, text),) = guards(shop, sql)
     assert (table, column) == ("c", "id")
     assert text.startswith('SELECT DISTINCT "cid" FROM main."o" WHERE ')
@@ -126,11 +128,11 @@ def test_a_partner_matters_only_by_the_keys_that_are_found(shop: SqliteSource, s
         "SELECT o.id FROM o WHERE o.day = 'x' AND o.cid IN (SELECT c.id FROM c LIMIT 2)",
     ],
 )
-def test_no_guard(shop: SqliteSource, sql: str) -> None:
+def test_join_without_a_provable_key_has_no_guard(shop: SqliteSource, sql: str) -> None:
     assert not [one for one in guards(shop, sql) if one[0] == "c"]
 
 
-def test_the_first_rows_of_an_order(shop: SqliteSource) -> None:
+def test_limited_order_has_a_guard_on_its_first_rows(shop: SqliteSource) -> None:
     found = shop.analyse("SELECT id, day FROM o WHERE cid = 1 ORDER BY day DESC LIMIT :n OFFSET 2")
     assert found.guards == (TopGuard(0, (("day", True), ("id", False)), (1, 0), Param("n")),)
     found = shop.analyse("SELECT id, day FROM o ORDER BY day LIMIT 7")
@@ -149,5 +151,5 @@ def test_the_first_rows_of_an_order(shop: SqliteSource) -> None:
         "SELECT o.id, day FROM o JOIN c ON c.id = o.cid ORDER BY day LIMIT 7",
     ],
 )
-def test_no_guard_for_other_orders(shop: SqliteSource, sql: str) -> None:
+def test_unsuitable_order_has_no_guard_on_its_first_rows(shop: SqliteSource, sql: str) -> None:
     assert not [guard for guard in shop.analyse(sql).guards if isinstance(guard, TopGuard)]

@@ -28,26 +28,26 @@ ELSEWHERE = {
     ],
     18: ["queries/dependencies/test_bound_dependencies.py::test_change_with_unknown_rows_is_relevant"],
     19: [
-        "sources/sqlite/capture/test_triggers.py::test_foreign_key_actions",
-        "sources/sqlite/capture/test_conflicts.py::test_replace_that_displaces_several_rows_at_once",
+        "sources/sqlite/capture/test_triggers.py::test_foreign_key_actions_are_captured",
+        "sources/sqlite/capture/test_conflicts.py::test_replace_that_displaces_several_rows_captures_each_delete",
     ],
     22: [
         "queries/dependencies/test_instance_router.py::test_router_finds_the_same_as_checking_each",
         "queries/dependencies/test_change_sketch.py::test_sketch_is_never_below_the_last_relevant_change",
         "queries/dependencies/test_change_sketch.py::test_slots_are_the_same_in_every_process",
-        "soundness/test_matchers_agree.py::test_no_matcher_misses_what_sqlite_calls_true",
+        "soundness/test_matchers_agree.py::test_no_matcher_misses_a_row_that_sqlite_matches",
     ],
     23: [
         "queries/dependencies/test_instance_versions.py::test_tag_beyond_the_log_is_not_current",
-        "soundness/test_http_soundness.py::test_nothing_acknowledged_is_missing_while_two_processes_write",
-        "soundness/test_http_soundness.py::test_a_broken_server_is_caught",
+        "soundness/test_http_soundness.py::test_no_acknowledged_write_is_missing_from_answers_while_two_processes_write",
+        "soundness/test_http_soundness.py::test_mutant_that_returns_a_wrong_304_is_found",
     ],
     24: [
-        "conformance/test_query_feeds.py::test_a_feed_goes_on_exactly_where_an_answer_stood",
-        "conformance/test_query_feeds.py::test_an_answer_that_differs_was_told",
+        "conformance/test_query_feeds.py::test_feed_started_at_a_tag_delivers_only_later_invalidations",
+        "conformance/test_query_feeds.py::test_every_changed_answer_is_preceded_by_an_invalidation",
     ],
     25: [
-        "conformance/test_queries_http.py::test_a_query_in_a_transaction_sees_it_and_has_no_tag",
+        "conformance/test_queries_http.py::test_query_in_a_transaction_reads_its_writes_and_has_no_tag",
         "feeds/query_feeds/test_invalidations.py::test_each_transaction_is_one_invalidation_at_its_last_relevant_change",
         "feeds/query_feeds/test_invalidations.py::test_reader_never_advances_into_an_unfinished_transaction",
     ],
@@ -80,28 +80,28 @@ def test_each_trap_has_a_test() -> None:
         assert re.search(rf"^def {name}\(", (tests / file).read_text(), re.MULTILINE), place
 
 
-def test_trap_1_a_numbered_parameter_in_between(shop: SqliteSource) -> None:
+def test_trap_1_numbered_parameter_in_between_keeps_its_slot(shop: SqliteSource) -> None:
     sql = "SELECT id FROM o WHERE cid BETWEEN ?1 AND 5 AND total < $y"
     assert one(shop, sql) == "o: columns cid, id, total; rows where cid between ?1 and 5 and total < :y"
 
 
-def test_trap_2_not_like_not_in_not_between_not_glob(shop: SqliteSource) -> None:
+def test_trap_2_negated_operators_are_understood_or_left_out(shop: SqliteSource) -> None:
     where = "day NOT LIKE 'a%' AND day NOT GLOB 'b*' AND cid NOT IN (1) AND total NOT BETWEEN 1 AND 2"
     sql = f"SELECT id FROM o WHERE {where}"
     expected = "o: columns cid, day, id, total; rows where cid not in (1) and (total < 1 or total > 2)"
     assert one(shop, sql) == expected
 
 
-def test_trap_3_in_with_the_name_of_a_table(shop: SqliteSource) -> None:
+def test_trap_3_table_named_after_in_is_a_dependency(shop: SqliteSource) -> None:
     assert told(shop.analyse("SELECT name FROM c WHERE id IN chosen")) == ["c: columns id, name", "chosen: columns id"]
 
 
-def test_trap_4_a_quoted_name_is_never_a_string(shop: SqliteSource) -> None:
+def test_trap_4_quoted_unknown_name_is_refused(shop: SqliteSource) -> None:
     with pytest.raises(HeadwaterError, match="no such column"):
         shop.analyse('SELECT name FROM c WHERE region = "nowhere"')
 
 
-def test_trap_4_names_of_the_rowid(shop: SqliteSource) -> None:
+def test_trap_4_names_of_the_rowid_are_resolved(shop: SqliteSource) -> None:
     for name in ("rowid", "oid", "_rowid_", "ROWID", "o.oid"):
         assert one(shop, f"SELECT {name} FROM o WHERE {name} = 3") == "o: columns id; rows where id = 3"
     assert one(shop, "SELECT a FROM bare WHERE rowid = 3") == "bare: columns a, rowid; rows where rowid = 3"
@@ -109,7 +109,7 @@ def test_trap_4_names_of_the_rowid(shop: SqliteSource) -> None:
     assert found.volatile == ("the rowid of 'named' is not captured",)
 
 
-def test_trap_4_natural_joins_functions_in_from_and_main(shop: SqliteSource) -> None:
+def test_trap_4_natural_joins_and_functions_in_from_are_resolved(shop: SqliteSource) -> None:
     natural = shop.analyse("SELECT id FROM main.c NATURAL JOIN made WHERE id = 2")
     assert told(natural) == ["c: columns id; rows where id = 2", "made: columns id; rows where id = 2"]
     rows = shop.analyse("SELECT j.value FROM main.o, json_each(o.tag) AS j WHERE o.id = 1")
@@ -117,7 +117,7 @@ def test_trap_4_natural_joins_functions_in_from_and_main(shop: SqliteSource) -> 
     assert rows.is_cacheable
 
 
-def test_trap_5_names_of_with_hide_tables_only_where_they_are_known(shop: SqliteSource) -> None:
+def test_trap_5_names_of_with_hide_tables_only_in_their_scope(shop: SqliteSource) -> None:
     sql = """WITH o AS (SELECT id, boss AS cid FROM c WHERE boss = 1)
         SELECT id FROM o WHERE cid = 2 AND EXISTS (SELECT 1 FROM main.o AS x WHERE x.cid = o.cid)"""
     assert told(shop.analyse(sql)) == [
@@ -126,14 +126,14 @@ def test_trap_5_names_of_with_hide_tables_only_where_they_are_known(shop: Sqlite
     ]
 
 
-def test_trap_6_two_strings_and_paths_of_json(shop: SqliteSource) -> None:
+def test_trap_6_adjacent_strings_are_refused_and_json_paths_are_read(shop: SqliteSource) -> None:
     with pytest.raises(HeadwaterError):
         shop.analyse("SELECT id FROM o WHERE day = 'x' 'y'")
     found = shop.analyse("SELECT tag ->> '$.a', tag -> 'b' FROM o WHERE id = 1")
     assert told(found) == ["o: columns id, tag; rows where id = 1"]
 
 
-def test_trap_7_an_alias_again_inside_is_another_one(shop: SqliteSource) -> None:
+def test_trap_7_alias_repeated_in_a_subquery_is_resolved_in_its_scope(shop: SqliteSource) -> None:
     sql = "SELECT name FROM c WHERE c.id = 5 AND EXISTS (SELECT 1 FROM c WHERE c.boss = c.id)"
     assert told(shop.analyse(sql)) == [
         "c: columns boss, id; rows where boss is not null",
@@ -141,7 +141,7 @@ def test_trap_7_an_alias_again_inside_is_another_one(shop: SqliteSource) -> None
     ]
 
 
-def test_trap_8_set_operations_of_other_affinities_or_collations(shop: SqliteSource) -> None:
+def test_trap_8_unions_of_mixed_affinities_or_collations_pass_no_condition(shop: SqliteSource) -> None:
     for second in ("SELECT t FROM u16", "SELECT n FROM u16", "SELECT max(k) FROM u16", "SELECT r FROM u16"):
         sql = f"SELECT * FROM (SELECT k AS v FROM u16 UNION ALL {second}) WHERE v = '1'"
         assert all("where" not in place for place in told(shop.analyse(sql))), second
@@ -162,13 +162,13 @@ def test_trap_9_equality_is_carried_only_between_columns_that_compare_alike(shop
     "refusal",
     ["o.id IS NULL", "coalesce(o.total, 5) = 5", "o.total = 5 OR o.total IS NULL", "o.total IS :x", "ifnull(o.id, 1)"],
 )
-def test_trap_11_nulls_that_are_not_refused(shop: SqliteSource, refusal: str) -> None:
+def test_trap_11_condition_that_accepts_null_does_not_narrow_a_left_join(shop: SqliteSource, refusal: str) -> None:
     found = told(shop.analyse(f"SELECT c.id FROM c LEFT JOIN o ON o.cid = c.id AND o.day = 'd' WHERE {refusal}"))
     assert found[0].startswith("c: ") and "where" not in found[0]
     assert found[1].endswith("rows where cid is not null and day = 'd'")
 
 
-def test_trap_11_a_full_join_lets_nothing_through(shop: SqliteSource) -> None:
+def test_trap_11_full_join_passes_no_condition(shop: SqliteSource) -> None:
     found = told(
         shop.analyse("SELECT c.id FROM c FULL JOIN o ON o.cid = c.id AND c.id = 1 WHERE coalesce(c.id, 0) = 1")
     )
@@ -189,24 +189,24 @@ def test_trap_11_a_full_join_lets_nothing_through(shop: SqliteSource) -> None:
         "SELECT day AS cid FROM o GROUP BY id",
     ],
 )
-def test_trap_12_what_a_condition_does_not_pass(shop: SqliteSource, inner: str) -> None:
+def test_trap_12_condition_is_not_passed_into_these_subqueries(shop: SqliteSource, inner: str) -> None:
     found = told(shop.analyse(f"SELECT * FROM ({inner}) WHERE cid = 1"))
     assert all("where" not in place for place in found)
 
 
-def test_trap_13_nulls_of_not_in_matter(shop: SqliteSource) -> None:
+def test_trap_13_not_in_depends_on_every_row_of_its_subquery(shop: SqliteSource) -> None:
     sql = "SELECT id FROM c WHERE id = 1 AND id NOT IN (SELECT cid FROM o)"
     found = shop.analyse(sql)
     assert told(found) == ["c: columns id; rows where id = 1", "o: columns cid"]
     assert found.guards == ()
 
 
-def test_trap_14_like_is_left_out(shop: SqliteSource) -> None:
+def test_trap_14_like_is_left_out_of_conditions(shop: SqliteSource) -> None:
     assert one(shop, "SELECT id FROM c WHERE name LIKE 'a'") == "c: columns id, name"
     assert one(shop, "SELECT id FROM c WHERE region = 'Ä'") == "c: columns id, region; rows where region = 'Ä'"
 
 
-def test_trap_15_large_integers(shop: SqliteSource) -> None:
+def test_trap_15_large_integers_are_compared_exactly_or_left_out(shop: SqliteSource) -> None:
     assert one(shop, "SELECT id FROM o WHERE cid > 9223372036854775808").endswith("cid > 9.223372036854776e+18")
     assert one(shop, "SELECT id FROM o WHERE cid > 0x7fffffffffffffff").endswith("cid > 9223372036854775807")
     assert one(shop, "SELECT id FROM o WHERE cid > 0xffffffffffffffff") == "o: columns cid, id"
@@ -215,7 +215,7 @@ def test_trap_15_large_integers(shop: SqliteSource) -> None:
     assert one(shop, "SELECT id FROM o WHERE total > '9007199254740993'") == "o: columns id, total"
 
 
-def test_trap_16_clocks_are_volatile_whatever_they_are_given(shop: SqliteSource) -> None:
+def test_trap_16_clock_functions_are_volatile_with_any_argument(shop: SqliteSource) -> None:
     for call in ("date(day)", "datetime('2024-01-01')", "strftime('%Y', day)", "julianday(day)", "unixepoch(day)"):
         assert not shop.analyse(f"SELECT {call} FROM o").is_cacheable, call
     for call in ("CURRENT_TIMESTAMP", "CURRENT_DATE", "current_time", "random()", "changes()", "last_insert_rowid()"):
@@ -224,12 +224,12 @@ def test_trap_16_clocks_are_volatile_whatever_they_are_given(shop: SqliteSource)
     assert not shop.analyse("SELECT d FROM today").is_cacheable
 
 
-def test_trap_17_no_table_hides_another(shop: SqliteSource) -> None:
+def test_trap_17_temporary_table_is_refused(shop: SqliteSource) -> None:
     with pytest.raises(HeadwaterError):
         shop.read("CREATE TEMP TABLE c(id)")
 
 
-def test_trap_20_what_vacuum_numbers_anew_is_in_the_epoch(shop: SqliteSource) -> None:
+def test_trap_20_schema_change_alters_the_epoch_of_keyless_tables_only(shop: SqliteSource) -> None:
     before = shop.analyse("SELECT a FROM bare"), shop.analyse("SELECT id FROM c")
     run(shop, "CREATE INDEX later ON o(day)")
     after = shop.analyse("SELECT a FROM bare"), shop.analyse("SELECT id FROM c")
@@ -237,7 +237,7 @@ def test_trap_20_what_vacuum_numbers_anew_is_in_the_epoch(shop: SqliteSource) ->
     assert before[1].epoch == after[1].epoch
 
 
-def test_trap_21_what_has_no_changes_to_see_is_uncacheable(shop: SqliteSource) -> None:
+def test_trap_21_virtual_and_schema_tables_are_uncacheable(shop: SqliteSource) -> None:
     for sql in (
         "SELECT body FROM words",
         "SELECT count(*) FROM words",
@@ -250,7 +250,7 @@ def test_trap_21_what_has_no_changes_to_see_is_uncacheable(shop: SqliteSource) -
             assert not shop.analyse(sql).is_cacheable, sql
 
 
-def test_trap_26_there_is_an_end_to_everything(shop: SqliteSource) -> None:
+def test_trap_26_oversized_conditions_are_dropped(shop: SqliteSource) -> None:
     values = ", ".join(map(str, range(5_000)))
     assert one(shop, f"SELECT id FROM o WHERE cid IN ({values}) AND day = 'x'").endswith("rows where day = 'x'")
     doubling = "".join(
@@ -261,13 +261,13 @@ def test_trap_26_there_is_an_end_to_everything(shop: SqliteSource) -> None:
     assert "more than" in found.doubts[0]
 
 
-def test_trap_27_one_statement(shop: SqliteSource) -> None:
+def test_trap_27_second_statement_is_refused(shop: SqliteSource) -> None:
     with pytest.raises(HeadwaterError, match="one statement"):
         shop.analyse("SELECT 1; SELECT 2")
     assert shop.analyse("SELECT id FROM c WHERE id = 1; -- no more").doubts == ()
 
 
-def test_every_aggregate_that_is_called_deterministic_is_known_as_one() -> None:
+def test_every_deterministic_aggregate_is_recognised_as_an_aggregate() -> None:
     functions = "SELECT DISTINCT name FROM pragma_function_list WHERE type IN ('a', 'w')"
     windows = {"row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead"}
     windows |= {"first_value", "last_value", "nth_value"}
