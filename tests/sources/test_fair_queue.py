@@ -12,7 +12,7 @@ def test_caller_waits_behind_its_own_jobs_only() -> None:
     assert not queue
 
 
-def test_caller_with_its_share_running_leaves_the_rest_to_others() -> None:
+def test_caller_at_its_share_yields_the_rest_to_another_caller() -> None:
     queue: FairQueue[str] = FairQueue(share=2)
     for job in ("x1", "x2", "x3", "y1"):
         queue.put(job[0], job)

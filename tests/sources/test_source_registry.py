@@ -67,7 +67,7 @@ def test_source_of_another_package_is_served_with_its_own_settings(tmp_path: Pat
         live.stop()
 
 
-def test_url_of_an_unknown_scheme_names_the_known_ones() -> None:
+def test_url_of_an_unknown_scheme_is_refused_with_the_known_schemes() -> None:
     with pytest.raises(ConfigError) as found:
         registry.kind_name("mysql://me:secret@host/db")
     assert "mysql://" in found.value.message and "postgresql://" in found.value.hint

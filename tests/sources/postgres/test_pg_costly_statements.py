@@ -191,7 +191,7 @@ def test_write_of_another_caller_is_accepted_during_an_abandoned_statement(pg_ri
     write("eve", "INSERT INTO t VALUES (1)")
 
 
-def test_severed_transaction_counts_for_the_caller_who_began_it(pg: Server) -> None:
+def test_severed_transaction_is_counted_for_its_caller(pg: Server) -> None:
     abandoned = Abandoned()
     link = Link(pg.connect, abandoned)
     as_caller("eve", lambda: link.begin(seconds=5))

@@ -52,7 +52,7 @@ DECLARED += ["TIMESTAMP", "JSON", "JSON_TEXT", "JSONB", "UUID", "UUID_TEXT", "DE
 DECLARED += ["EMBEDDING_BLOB", "VARCHAR(30)", "DATE_TEXT", "FLOAT", "INT8", "CLOB", "nonsense ( 3 )"]
 
 
-def test_every_value_in_every_column(rig: Attach) -> None:
+def test_every_value_in_every_declared_type_is_captured(rig: Attach) -> None:
     columns = ", ".join(f"c{place} {declared}" for place, declared in enumerate(DECLARED))
     r = rig(f"CREATE TABLE t(id INTEGER PRIMARY KEY, {columns})")
     marks = ", ".join("?" * len(DECLARED))
@@ -67,7 +67,7 @@ def test_every_value_in_every_column(rig: Attach) -> None:
     r.check()
 
 
-def test_text_that_is_not_utf8(rig: Attach) -> None:
+def test_text_that_is_not_utf8_is_captured(rig: Attach) -> None:
     r = rig("CREATE TABLE t(k TEXT PRIMARY KEY, v JSON, d DATE, n DECIMAL_TEXT) WITHOUT ROWID", "CREATE TABLE u(x)")
     for broken in BROKEN:
         r.foreign.run("INSERT INTO t SELECT k, k, k, k FROM (SELECT CAST(? AS TEXT) AS k)", broken)
@@ -81,7 +81,7 @@ def test_text_that_is_not_utf8(rig: Attach) -> None:
 
 
 @pytest.mark.slow
-def test_text_of_five_megabytes(rig: Attach) -> None:
+def test_text_of_five_megabytes_is_captured(rig: Attach) -> None:
     r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
     r.foreign.script(
         "INSERT INTO t VALUES (1, printf('%.5000000c', 'x')), (2, zeroblob(5000000))",
@@ -123,7 +123,7 @@ def test_text_of_five_megabytes(rig: Attach) -> None:
         ("UNSIGNED INTEGER", -7, -7),
     ],
 )
-def test_a_declared_type_is_a_kind_only_for_values_that_fit(
+def test_declared_type_is_applied_only_to_values_that_fit(
     rig: Attach, declared: str, stored: object, value: object
 ) -> None:
     r = rig(f"CREATE TABLE t(id INTEGER PRIMARY KEY, x {declared})")
@@ -133,7 +133,7 @@ def test_a_declared_type_is_a_kind_only_for_values_that_fit(
 
 
 @given(st.sampled_from(sorted(FROM_STORED)), st.one_of(st.text(), st.integers(-5, 5), st.floats(), st.binary()))
-def test_reading_a_stored_value_loses_nothing(kind: str, stored: object) -> None:
+def test_stored_value_is_read_and_written_back_unchanged(kind: str, stored: object) -> None:
     found = FROM_STORED[kind](stored)  # type: ignore[arg-type]
     back = to_stored(found)
     assert type(back) is type(stored) or isinstance(found, bool)
@@ -141,11 +141,11 @@ def test_reading_a_stored_value_loses_nothing(kind: str, stored: object) -> None
 
 
 @given(st.text(alphabet="0123456789.eE+-_ NaInfty", max_size=12))
-def test_decimals_come_back_digit_for_digit(text: str) -> None:
+def test_decimals_are_read_back_digit_for_digit(text: str) -> None:
     assert to_stored(FROM_STORED["dec"](text)) == text
 
 
-def test_decimals_that_are_one_number_but_two_keys(rig: Attach) -> None:
+def test_equal_decimals_with_different_texts_are_captured_as_different_keys(rig: Attach) -> None:
     r = rig("CREATE TABLE t(k DECIMAL_TEXT PRIMARY KEY, x)")
     r.foreign.script(
         "INSERT INTO t VALUES ('1.0', 'a'), ('1.00', 'b'), ('NaN', 'c')",
@@ -186,7 +186,7 @@ def quoted(name: str) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["PRIMARY KEY", "UNIQUE", ""])
-def test_hostile_names(rig: Attach, name: str, kind: str) -> None:
+def test_tables_with_hostile_names_are_captured(rig: Attach, name: str, kind: str) -> None:
     table, other = quoted(name), quoted(name + "2")
     r = rig(f"CREATE TABLE {table}({table} {kind}, {other}, UNIQUE ({other}))")
     r.foreign.script(
@@ -207,7 +207,7 @@ def test_hostile_names(rig: Attach, name: str, kind: str) -> None:
     assert chunk.rows == ()
 
 
-def test_columns_named_as_ours_are(rig: Attach) -> None:
+def test_columns_named_like_capture_columns_are_captured(rig: Attach) -> None:
     r = rig(
         "CREATE TABLE t(c0, t, seq, op, head UNIQUE, id, c1, s, x, PRIMARY KEY (c0, c1))",
         "CREATE TABLE keyless(c0, c1 UNIQUE, t, rowid, oid)",
@@ -225,7 +225,7 @@ def test_columns_named_as_ours_are(rig: Attach) -> None:
         r.check()
 
 
-def test_a_table_that_hides_every_name_of_its_rowid_is_refused_with_a_reason(rig: Attach) -> None:
+def test_table_that_hides_every_rowid_name_is_refused_with_a_reason(rig: Attach) -> None:
     r = rig("CREATE TABLE t(rowid, _rowid_, oid)", "CREATE TABLE ok(oid INTEGER PRIMARY KEY, rowid, _rowid_)")
     assert set(r.captured()) == {"ok"}
     assert "rowid" in r.source.status()["uncaptured"]["t"]
@@ -234,7 +234,7 @@ def test_a_table_that_hides_every_name_of_its_rowid_is_refused_with_a_reason(rig
 
 
 @pytest.mark.parametrize("width", [500, pytest.param(MAX_COLUMNS, marks=pytest.mark.slow)])
-def test_wide_tables(rig: Attach, width: int) -> None:
+def test_wide_tables_are_captured(rig: Attach, width: int) -> None:
     names = [f"w{place}" for place in range(width - 1)]
     r = rig(f"CREATE TABLE t(id INTEGER PRIMARY KEY, {', '.join(names)})")
     values = ", ".join(map(str, range(width - 1)))
@@ -249,7 +249,7 @@ def test_wide_tables(rig: Attach, width: int) -> None:
         r.check()
 
 
-def test_our_tables_grow_wider_around_what_they_hold(rig: Attach) -> None:
+def test_capture_tables_are_widened_and_keep_their_rows(rig: Attach) -> None:
     r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "INSERT INTO t VALUES (1, 'a')")
     r.foreign.run("REPLACE INTO t VALUES (1, CAST(x'ff' AS TEXT)), (2, -0.0), (3, x'00')")
     r.write(f"CREATE TABLE wide({', '.join(f'w{place}' for place in range(60))})", "INSERT INTO wide(w59) VALUES (1)")
@@ -259,7 +259,7 @@ def test_our_tables_grow_wider_around_what_they_hold(rig: Attach) -> None:
     assert len(r.check()) == 2
 
 
-def test_a_table_that_is_too_wide_is_refused_with_a_reason(rig: Attach) -> None:
+def test_too_wide_table_is_refused_with_a_reason(rig: Attach) -> None:
     r = rig(f"CREATE TABLE t({', '.join(f'w{place}' for place in range(MAX_COLUMNS + 1))})", "CREATE TABLE ok(x)")
     assert set(r.captured()) == {"ok"}
     assert str(MAX_COLUMNS) in r.source.status()["uncaptured"]["t"]
@@ -267,7 +267,7 @@ def test_a_table_that_is_too_wide_is_refused_with_a_reason(rig: Attach) -> None:
     assert r.check() == []
 
 
-def test_strict_tables_from_newer_writers(rig: Attach) -> None:
+def test_strict_tables_are_captured(rig: Attach) -> None:
     r = rig(
         "CREATE TABLE t(id INTEGER PRIMARY KEY, i INT, r REAL, x TEXT, b BLOB, a ANY) STRICT",
         "CREATE TABLE k(a ANY PRIMARY KEY, n) STRICT, WITHOUT ROWID".replace("n)", "n INT)"),
@@ -280,6 +280,6 @@ def test_strict_tables_from_newer_writers(rig: Attach) -> None:
     assert r.check() == []
 
 
-def test_broken_text_cannot_be_bound() -> None:
+def test_broken_text_is_refused_as_a_parameter() -> None:
     with pytest.raises(HeadwaterError, match="UTF-8"):
         to_stored("\udcff")

@@ -45,7 +45,7 @@ def run(r: Rig, sql: str, args: Any = ()) -> Result:
     ],
 )
 @pytest.mark.parametrize("by_others", [False, True])
-def test_a_column_that_is_new_can_be_altered_at_once(rig: Attach, first: str, second: str, by_others: bool) -> None:
+def test_new_column_is_altered_at_once(rig: Attach, first: str, second: str, by_others: bool) -> None:
     r = rig(T, SEED)
     run(r, "SELECT * FROM t")
     if by_others:
@@ -57,7 +57,7 @@ def test_a_column_that_is_new_can_be_altered_at_once(rig: Attach, first: str, se
     r.settle()
 
 
-def test_an_open_transaction_alters_what_another_made(rig: Attach) -> None:
+def test_open_transaction_drops_a_column_added_by_another(rig: Attach) -> None:
     r = rig(T, SEED)
     tx = r.source.begin()
     run(r, "ALTER TABLE t ADD COLUMN n1")
@@ -73,7 +73,7 @@ def count_to(n: int) -> str:
     return f"WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT {n}) SELECT n FROM c"
 
 
-def test_an_answer_ends_after_the_most_rows_it_may_have(rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_is_truncated_at_the_row_limit(rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statement_execution, "MAX_ROWS", 3)
     r = rig(T, SEED)
     assert (run(r, count_to(3)).truncated, len(run(r, count_to(3)).rows)) == (False, 3)
@@ -89,7 +89,7 @@ def test_answer_past_the_most_bytes_is_refused(rig: Attach, monkeypatch: pytest.
         run(r, f"SELECT zeroblob(50) FROM ({count_to(10**15)})")
 
 
-def test_a_write_that_returns_too_much_is_still_done_to_its_end(rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_with_a_truncated_answer_is_completed(rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statement_execution, "MAX_ROWS", 2)
     r = rig(T, SEED)
     done = run(r, "UPDATE t SET v = 'x' RETURNING id")
@@ -97,7 +97,7 @@ def test_a_write_that_returns_too_much_is_still_done_to_its_end(rig: Attach, mon
     assert ops(r.check()) == ["update"] * 3
 
 
-def test_a_value_larger_than_callers_may_make_is_refused(rig: Attach) -> None:
+def test_value_larger_than_the_limit_of_callers_is_refused(rig: Attach) -> None:
     r = rig(T, SEED)
     for sql in ("SELECT zeroblob(300000000)", "INSERT INTO t(v) VALUES (zeroblob(300000000))"):
         with pytest.raises(InvalidRequest, match="too big|more than"):
@@ -116,7 +116,7 @@ def test_capture_reads_a_value_that_is_larger_than_callers_may_make(
         run(r, "SELECT v FROM t WHERE id = 4")
 
 
-def test_an_answer_that_memory_cannot_hold_is_refused(rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_without_enough_memory_is_refused(rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     r = rig(T, SEED)
 
     def no_memory(*_: object, **__: object) -> Any:
@@ -130,7 +130,7 @@ def test_an_answer_that_memory_cannot_hold_is_refused(rig: Attach, monkeypatch: 
 # --- virtual tables --------------------------------------------------------------------------------------
 
 
-def test_a_search_index_over_a_captured_table_works_through_the_server(rig: Attach) -> None:
+def test_search_index_created_through_the_server_finds_new_rows(rig: Attach) -> None:
     r = rig(T, SEED)
     for sql in SEARCH:
         made = run(r, sql)
@@ -144,7 +144,7 @@ def test_a_search_index_over_a_captured_table_works_through_the_server(rig: Atta
     assert "insert" in ops(r.settle())
 
 
-def test_a_search_index_that_was_there_before_works(rig: Attach) -> None:
+def test_existing_search_index_finds_new_rows(rig: Attach) -> None:
     r = rig(T, *SEARCH, SEED)
     assert run(r, "SELECT rowid FROM f WHERE f MATCH 'two'").rows == ((2,),)
     run(r, "INSERT INTO t VALUES (4, 'four')")
@@ -160,7 +160,9 @@ def test_a_search_index_that_was_there_before_works(rig: Attach) -> None:
         ("rtree(id, low, high)", "INSERT INTO x VALUES (1, 2, 3)", "SELECT count(*) FROM x WHERE low < 2.5"),
     ],
 )
-def test_a_virtual_table_of_its_own_works(rig: Attach, create: str, insert: str, select: str) -> None:
+def test_virtual_table_is_created_written_and_dropped_through_the_server(
+    rig: Attach, create: str, insert: str, select: str
+) -> None:
     module = create.partition("(")[0]
     if f"ENABLE_{'FTS3' if module == 'fts4' else module.upper()}" not in apsw.compile_options:
         pytest.skip(f"this SQLite has no {module}")
@@ -199,7 +201,7 @@ def test_a_virtual_table_of_its_own_works(rig: Attach, create: str, insert: str,
         "PRAGMA foreign_keys = 0",
     ],
 )
-def test_a_caller_cannot_reach_or_take_our_names(rig: Attach, sql: str) -> None:
+def test_statement_on_headwater_names_is_refused(rig: Attach, sql: str) -> None:
     r = rig(T, SEED)
     before = run(r, "SELECT type, name, sql FROM sqlite_schema").rows
     with pytest.raises(InvalidRequest):
@@ -209,7 +211,7 @@ def test_a_caller_cannot_reach_or_take_our_names(rig: Attach, sql: str) -> None:
     assert ops(r.check()) == ["insert"]
 
 
-def test_a_refused_schema_change_leaves_an_open_transaction_as_it_was(rig: Attach) -> None:
+def test_refused_schema_change_keeps_the_open_transaction(rig: Attach) -> None:
     r = rig(T, SEED)
     tx = r.source.begin()
     tx.run(lambda s: s.execute("DELETE FROM t WHERE id > 1")).result(PATIENCE)
@@ -221,14 +223,14 @@ def test_a_refused_schema_change_leaves_an_open_transaction_as_it_was(rig: Attac
     assert ops(r.check()) == ["delete", "delete", "insert"]
 
 
-def test_text_that_holds_our_prefix_is_data_like_any_other(rig: Attach) -> None:
+def test_text_with_the_headwater_prefix_is_captured_as_data(rig: Attach) -> None:
     r = rig(T, SEED)
     run(r, "INSERT INTO t VALUES (4, '_headwater_ is a prefix')")
     run(r, "INSERT INTO t VALUES (5, ?)", ["_headwater_1_insert"])
     assert ops(r.check()) == ["insert", "insert"]
 
 
-def test_what_others_made_under_our_prefix_does_not_stop_schema_changes(rig: Attach) -> None:
+def test_foreign_view_that_mentions_the_headwater_prefix_does_not_block_ddl(rig: Attach) -> None:
     r = rig(T, SEED, "CREATE VIEW old AS SELECT '_headwater_' AS x")
     run(r, "ALTER TABLE t RENAME TO u")
     r.settle()
@@ -248,20 +250,20 @@ def test_what_others_made_under_our_prefix_does_not_stop_schema_changes(rig: Att
         "SELECT 1;/* b",
     ],
 )
-def test_what_follows_one_statement_may_be_a_comment(rig: Attach, sql: str) -> None:
+def test_comment_after_a_statement_is_accepted(rig: Attach, sql: str) -> None:
     assert run(rig(T), sql).rows == ((1,),)
 
 
 @pytest.mark.parametrize(
     "sql", ["SELECT 1; SELECT 2", "SELECT 1; /* a */ SELECT 2 /* b */", "SELECT 1; -- c\nSELECT 2", "SELECT 1; x"]
 )
-def test_two_statements_are_refused_whatever_is_between_them(rig: Attach, sql: str) -> None:
+def test_two_statements_with_any_separator_are_refused(rig: Attach, sql: str) -> None:
     with pytest.raises(InvalidRequest, match="one statement"):
         run(rig(T), sql)
 
 
 @pytest.mark.parametrize("sql", ["ANALYZE", "ANALYZE t", "REINDEX", "REINDEX t"])
-def test_statistics_and_indexes_can_be_made_anew(rig: Attach, sql: str) -> None:
+def test_analyze_and_reindex_are_accepted_and_capture_continues(rig: Attach, sql: str) -> None:
     r = rig(T, "CREATE INDEX by_v ON t(v)", SEED)
     for _ in range(2):
         done = run(r, sql)

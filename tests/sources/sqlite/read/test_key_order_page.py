@@ -72,7 +72,7 @@ def raws(rows: Any) -> list[Any]:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 @pytest.mark.parametrize("name", TABLES)
-def test_the_pages_of_a_table_are_the_table(rig: Attach, name: str, limit: int) -> None:
+def test_pages_of_a_table_hold_every_row(rig: Attach, name: str, limit: int) -> None:
     create, values = TABLES[name]
     r = rig(create, f"INSERT INTO t(k, v) VALUES {values}" if values else "SELECT 1")
     found = pages(r, limit)
@@ -83,7 +83,7 @@ def test_the_pages_of_a_table_are_the_table(rig: Attach, name: str, limit: int) 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
 @pytest.mark.parametrize("name", [name for name in TABLES if name != "null twins"])
-def test_the_pages_of_a_span_are_its_rows(rig: Attach, name: str, limit: int) -> None:
+def test_pages_of_a_span_hold_exactly_its_rows(rig: Attach, name: str, limit: int) -> None:
     create, values = TABLES[name]
     r = rig(create, f"INSERT INTO t(k, v) VALUES {values}" if values else "SELECT 1")
     shape = r.source.describe()["t"]
@@ -110,7 +110,7 @@ def test_keys_of_broken_text_are_paged_through(rig: Attach) -> None:
     assert len([row for page in pages(r, 1, Span(start)) for row in page]) == 4
 
 
-def test_a_chunk_carries_the_offset_of_its_own_read(rig: Attach) -> None:
+def test_chunk_has_the_offset_of_its_own_read(rig: Attach) -> None:
     r = rig("CREATE TABLE t(k INTEGER PRIMARY KEY, v)", "INSERT INTO t VALUES (1, 'old'), (2, 'old')")
     r.foreign.run("UPDATE t SET v = 'new' WHERE k = 1")
     first = r.source.chunk("t", after=None, span=None, limit=1)
@@ -121,7 +121,7 @@ def test_a_chunk_carries_the_offset_of_its_own_read(rig: Attach) -> None:
     assert (first.offset, second.offset) == (offsets[0], offsets[1])
 
 
-def test_a_reader_of_chunks_and_later_changes_has_the_table(rig: Attach) -> None:
+def test_chunks_and_later_changes_fold_to_the_table(rig: Attach) -> None:
     r = rig("CREATE TABLE t(k INTEGER PRIMARY KEY, v)", "INSERT INTO t VALUES (1, 0), (2, 0), (3, 0), (4, 0)")
     copy: dict[Any, Any] = {}
     seen: dict[Any, int] = {}
@@ -154,7 +154,7 @@ def test_chunk_size_is_limited_in_bytes(rig: Attach) -> None:
     assert len(found) > 1
 
 
-def test_a_table_that_is_not_there(rig: Attach) -> None:
+def test_chunk_of_a_missing_table_is_refused_with_the_nearest_name(rig: Attach) -> None:
     r = rig("CREATE TABLE orders(k)")
     with pytest.raises(NotFound) as caught:
         r.source.chunk("order", after=None, span=None, limit=1)

@@ -110,7 +110,7 @@ def test_spans_hold_every_key_once(source: SqliteSource, name: str, size: int) -
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_smaller_than_the_sample_is_told_exactly(source: SqliteSource, name: str) -> None:
+def test_table_smaller_than_the_sample_is_counted_exactly(source: SqliteSource, name: str) -> None:
     run(source, TABLES[name])
     assert source.sample("t", 10) == Sample(source.describe()["t"], 0, 0)
     fill(source, 60, Random(3))
@@ -145,7 +145,7 @@ def test_spans_of_a_large_table_are_even(source: SqliteSource, name: str) -> Non
     assert all(0.7 < size.rows / count < 1.4 for size, count in zip(measured, counts, strict=True))
 
 
-def test_one_row_far_away_does_not_spoil_the_bounds(source: SqliteSource) -> None:
+def test_distant_single_row_does_not_distort_the_spans(source: SqliteSource) -> None:
     run(
         source,
         "CREATE TABLE t(k INTEGER PRIMARY KEY, v)",
@@ -158,7 +158,7 @@ def test_one_row_far_away_does_not_spoil_the_bounds(source: SqliteSource) -> Non
     assert sample.rows == 20_001 and max(counts) < 1.1 * 20_001 / 4
 
 
-def test_heavy_rows_make_short_spans(source: SqliteSource) -> None:
+def test_large_rows_are_cut_into_short_spans(source: SqliteSource) -> None:
     run(
         source,
         "CREATE TABLE t(k INTEGER PRIMARY KEY, v)",
@@ -194,6 +194,6 @@ def test_keys_that_only_the_application_can_compare_are_weighed_and_not_placed(r
         assert cut(sample, 10) == [Span.all()]
 
 
-def test_there_is_no_sample_of_nothing(source: SqliteSource) -> None:
+def test_sample_of_a_missing_table_is_refused(source: SqliteSource) -> None:
     with pytest.raises(NotFound):
         source.sample("nothing", 5)

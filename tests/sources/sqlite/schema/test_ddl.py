@@ -32,7 +32,7 @@ def told(changes: list[Change]) -> list[tuple[str, bool]]:
         ("ALTER TABLE t DROP COLUMN a", ["id", "b"]),
     ],
 )
-def test_altering_a_table_is_one_transaction(rig: Attach, ddl: str, columns: list[str]) -> None:
+def test_alter_between_writes_is_captured_in_the_same_transaction(rig: Attach, ddl: str, columns: list[str]) -> None:
     r = rig(T, SEED)
     last = columns[-1]
     r.write("UPDATE t SET b = 'before'", ddl, f"UPDATE t SET {last} = 'after'")
@@ -48,7 +48,7 @@ def test_altering_a_table_is_one_transaction(rig: Attach, ddl: str, columns: lis
     r.check()
 
 
-def test_creating_and_dropping_tables(rig: Attach) -> None:
+def test_created_and_dropped_tables_are_captured(rig: Attach) -> None:
     r = rig(T, SEED)
     r.write("CREATE TABLE n(x PRIMARY KEY) WITHOUT ROWID", "INSERT INTO n VALUES (1)")
     changes = r.check()
@@ -64,7 +64,7 @@ def test_creating_and_dropping_tables(rig: Attach) -> None:
     assert r.fold.tables == {} and r.captured() == {}
 
 
-def test_renaming_a_table_ends_one_and_begins_another(rig: Attach) -> None:
+def test_renamed_table_ends_and_its_new_name_asks_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED)
     r.write("UPDATE t SET a = 1", "ALTER TABLE t RENAME TO u", "UPDATE u SET a = 2")
     changes = r.settle()
@@ -74,7 +74,7 @@ def test_renaming_a_table_ends_one_and_begins_another(rig: Attach) -> None:
     r.check()
 
 
-def test_indexes_and_triggers_change_what_must_be_captured(rig: Attach) -> None:
+def test_new_indexes_and_triggers_are_followed_by_capture(rig: Attach) -> None:
     r = rig(T, SEED)
     r.write("CREATE UNIQUE INDEX i ON t(a)")
     r.check()
@@ -103,7 +103,7 @@ def test_indexes_and_triggers_change_what_must_be_captured(rig: Attach) -> None:
         "CREATE TRIGGER g AFTER INSERT ON _headwater_capture BEGIN SELECT 1; END",
     ],
 )
-def test_ddl_that_fails_leaves_nothing(rig: Attach, ddl: str) -> None:
+def test_failed_ddl_leaves_schema_and_capture_unchanged(rig: Attach, ddl: str) -> None:
     r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, a, b, c)", "INSERT INTO t VALUES (1, 1, 1, 1), (2, 2, 2, 1)")
     before = r.foreign.run("SELECT name, sql FROM sqlite_schema ORDER BY name")
     with pytest.raises(HeadwaterError):
@@ -114,7 +114,7 @@ def test_ddl_that_fails_leaves_nothing(rig: Attach, ddl: str) -> None:
     assert len(r.check()) == 2
 
 
-def test_ddl_undone_with_its_transaction_leaves_nothing(rig: Attach) -> None:
+def test_rolled_back_ddl_leaves_capture_unchanged(rig: Attach) -> None:
     r = rig(T, SEED)
 
     def work(session: object) -> None:
@@ -131,7 +131,7 @@ def test_ddl_undone_with_its_transaction_leaves_nothing(rig: Attach) -> None:
 # --- by other processes ----------------------------------------------------------------------------------
 
 
-def test_a_foreign_column_is_noticed(rig: Attach) -> None:
+def test_column_added_by_another_program_is_captured(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.run("ALTER TABLE t ADD COLUMN c DEFAULT 'd'")
     assert told(r.check()) == [("t", False)]  # nothing was written meanwhile: nothing can be missing
@@ -139,7 +139,7 @@ def test_a_foreign_column_is_noticed(rig: Attach) -> None:
     assert images(r.check())[0] == (None, (3, 3, 3, 3))
 
 
-def test_a_foreign_column_written_in_the_gap_asks_for_a_snapshot(rig: Attach) -> None:
+def test_foreign_column_written_before_capture_adapts_asks_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.script("ALTER TABLE t ADD COLUMN c", "INSERT INTO t VALUES (3, 3, 3, 'unseen')")
     changes = r.settle()
@@ -149,7 +149,7 @@ def test_a_foreign_column_written_in_the_gap_asks_for_a_snapshot(rig: Attach) ->
 
 
 @pytest.mark.parametrize("gap", [False, True])
-def test_a_foreign_rename_of_a_column(rig: Attach, gap: bool) -> None:
+def test_column_renamed_by_another_program_is_reported(rig: Attach, gap: bool) -> None:
     r = rig(T, SEED)
     r.foreign.run("ALTER TABLE t RENAME COLUMN a TO z")
     if gap:
@@ -161,7 +161,7 @@ def test_a_foreign_rename_of_a_column(rig: Attach, gap: bool) -> None:
 
 
 @pytest.mark.parametrize("gap", [False, True])
-def test_a_foreign_rename_of_a_table(rig: Attach, gap: bool) -> None:
+def test_table_renamed_by_another_program_asks_for_a_snapshot(rig: Attach, gap: bool) -> None:
     r = rig(T, SEED)
     r.foreign.run("ALTER TABLE t RENAME TO u")
     if gap:
@@ -172,7 +172,7 @@ def test_a_foreign_rename_of_a_table(rig: Attach, gap: bool) -> None:
     assert [c.table.name for c in r.check()] == ["u", "u"]
 
 
-def test_two_tables_that_swap_their_names(rig: Attach) -> None:
+def test_tables_with_swapped_names_ask_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED, "CREATE TABLE u(k TEXT PRIMARY KEY)", "INSERT INTO u VALUES ('k')")
     r.foreign.script("ALTER TABLE t RENAME TO x", "ALTER TABLE u RENAME TO t", "ALTER TABLE x RENAME TO u")
     assert told(r.settle()) == [("t", False), ("u", False), ("t", True), ("u", True)]
@@ -180,7 +180,7 @@ def test_two_tables_that_swap_their_names(rig: Attach) -> None:
     assert len(r.check()) == 3
 
 
-def test_foreign_tables_come_and_go(rig: Attach) -> None:
+def test_tables_created_and_dropped_by_another_program_are_followed(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.script("CREATE TABLE n(x)", "INSERT INTO n VALUES (1)", "CREATE TABLE empty(x)")
     assert told(r.settle()) == [("empty", False), ("n", True)]
@@ -202,7 +202,7 @@ REBUILD = (
 
 
 @pytest.mark.parametrize("looks", [(), (0,), (1,), (2,), (0, 1, 2), (3,)])
-def test_a_foreign_rebuild_seen_at_any_of_its_steps(rig: Attach, looks: tuple[int, ...]) -> None:
+def test_foreign_rebuild_checked_at_any_step_asks_for_a_snapshot(rig: Attach, looks: tuple[int, ...]) -> None:
     r = rig(T, SEED)
     changes = []
     for place, statement in enumerate(REBUILD):
@@ -217,7 +217,7 @@ def test_a_foreign_rebuild_seen_at_any_of_its_steps(rig: Attach, looks: tuple[in
     assert set(r.captured()) == {"t"}
 
 
-def test_a_rebuild_in_one_transaction_through_the_server(rig: Attach) -> None:
+def test_table_rebuilt_through_the_server_is_captured_afterwards(rig: Attach) -> None:
     r = rig(T, SEED)
     assert r.write(*REBUILD) == [""] * 4
     r.settle()
@@ -225,7 +225,7 @@ def test_a_rebuild_in_one_transaction_through_the_server(rig: Attach) -> None:
     assert len(r.check()) == 4
 
 
-def test_a_foreign_drop_column_fails_with_the_name_of_our_trigger(rig: Attach) -> None:
+def test_foreign_drop_column_fails_with_the_name_of_the_capture_trigger(rig: Attach) -> None:
     r = rig(T, SEED)
     said = r.foreign.attempt("ALTER TABLE t DROP COLUMN a")
     assert "error in trigger _headwater_" in said
@@ -234,7 +234,7 @@ def test_a_foreign_drop_column_fails_with_the_name_of_our_trigger(rig: Attach) -
     assert len(r.check()) == 2
 
 
-def test_foreign_triggers_of_ours_that_were_dropped_are_put_back(rig: Attach) -> None:
+def test_dropped_capture_triggers_are_restored_and_ask_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.script("DROP TRIGGER _headwater_1_insert", "INSERT INTO t VALUES (9, 9, 9)")
     assert told(r.settle()) == [("t", True)]
@@ -242,7 +242,7 @@ def test_foreign_triggers_of_ours_that_were_dropped_are_put_back(rig: Attach) ->
     assert ops(r.check()) == ["insert"]
 
 
-def test_a_foreign_vacuum_renumbers_only_tables_without_a_key(rig: Attach) -> None:
+def test_foreign_vacuum_asks_for_a_snapshot_of_keyless_tables_only(rig: Attach) -> None:
     r = rig(T, SEED, "CREATE TABLE loose(x)", "INSERT INTO loose(rowid, x) VALUES (5, 'a'), (9, 'b')")
     r.foreign.run("VACUUM")
     assert told(r.settle()) == [("loose", True)]
@@ -252,7 +252,7 @@ def test_a_foreign_vacuum_renumbers_only_tables_without_a_key(rig: Attach) -> No
     assert told(r.settle()) == [("loose", True)]
 
 
-def test_a_vacuum_with_writes_around_it(rig: Attach) -> None:
+def test_vacuum_between_writes_asks_for_a_snapshot_of_a_keyless_table(rig: Attach) -> None:
     r = rig("CREATE TABLE loose(x)", "INSERT INTO loose(rowid, x) VALUES (5, 'a'), (9, 'b')")
     r.foreign.script("UPDATE loose SET x = 'b1' WHERE x = 'b'", "VACUUM", "INSERT INTO loose VALUES ('c')")
     assert ("loose", True) in told(r.settle())
@@ -260,7 +260,7 @@ def test_a_vacuum_with_writes_around_it(rig: Attach) -> None:
     assert len(r.check()) == 3
 
 
-def test_an_index_created_by_others_widens_what_is_looked_for(rig: Attach) -> None:
+def test_replace_on_a_foreign_unique_index_is_captured(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.run("CREATE UNIQUE INDEX i ON t(a)")
     r.pull()
@@ -268,13 +268,13 @@ def test_an_index_created_by_others_widens_what_is_looked_for(rig: Attach) -> No
     assert sorted(ops(r.check())) == ["delete", "insert"]
 
 
-def test_a_unique_index_used_in_the_gap_asks_for_a_snapshot(rig: Attach) -> None:
+def test_unique_index_used_before_capture_adapts_asks_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.script("CREATE UNIQUE INDEX i ON t(a)", "REPLACE INTO t VALUES (9, 'x', 'new')")
     assert ("t", True) in told(r.settle())
 
 
-def test_ddl_while_stopped(rig: Attach) -> None:
+def test_ddl_while_headwater_is_stopped_asks_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.run("UPDATE t SET a = 0")
     r.check()

@@ -65,7 +65,7 @@ def prove_still_followed(r: Rig, table: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("transactional", [True, False])
 @pytest.mark.parametrize("step", STEPS)
-def test_alembic(rig: Attach, database: Path, step: str, transactional: bool) -> None:
+def test_alembic_migration_is_followed(rig: Attach, database: Path, step: str, transactional: bool) -> None:
     r = rig(*SHOP)
     r.foreign.run("UPDATE customer SET age = age + 1")
     migrate(ALEMBIC.replace("STEPS", STEPS[step]).replace("TRANSACTIONAL", str(transactional)), database)
@@ -127,7 +127,7 @@ OPERATIONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_django(rig: Attach, database: Path, operation: str) -> None:
+def test_django_migration_is_followed(rig: Attach, database: Path, operation: str) -> None:
     code = DJANGO.replace("OPERATIONS", OPERATIONS[operation])
     migrate(code, database, "start")
     r = rig(SHOP[1])
@@ -155,7 +155,7 @@ def test_django_dropping_a_column_fails_in_sqlite_and_changes_nothing(rig: Attac
 
 
 @pytest.mark.slow
-def test_a_migration_while_changes_flow(rig: Attach, database: Path) -> None:
+def test_migration_during_capture_is_followed(rig: Attach, database: Path) -> None:
     r = rig(*SHOP)
     process = subprocess.Popen(
         [

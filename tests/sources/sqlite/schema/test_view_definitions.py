@@ -10,7 +10,7 @@ from headwater.model.change import Op
 from headwater.sources.sqlite.schema.view_definitions import moved, read_by, remembered
 
 
-def test_what_moved_is_what_went_came_back_or_is_another() -> None:
+def test_dropped_restored_and_redefined_views_are_reported_as_moved() -> None:
     before = {"same": "x", "other": "x", "gone": "x", "back": None, "still gone": None}
     now = {"same": "x", "other": "y", "back": "x", "new": "x"}
     assert moved(before, now) == ["other", "gone", "back"]
@@ -18,7 +18,7 @@ def test_what_moved_is_what_went_came_back_or_is_another() -> None:
     assert moved(remembered(before, now), now) == []
 
 
-def test_a_view_reads_what_its_text_and_those_of_views_in_it_name() -> None:
+def test_tables_of_a_view_include_those_of_nested_views() -> None:
     texts = {
         "a": "CREATE VIEW a AS SELECT * FROM b JOIN Orders",
         "b": 'CREATE VIEW b AS SELECT * FROM "odd""name", a',  # in a circle: SQLite finds that out only when asked
@@ -33,7 +33,7 @@ def told(one: Running) -> list[str]:
     return [f"{c.table.name}: {c.ddl}" for c in one.changes() if c.op is Op.SCHEMA_CHANGE]
 
 
-def test_a_view_defined_anew_is_told_by_whoever_did_it(tmp_path: Path) -> None:
+def test_view_redefined_by_any_program_is_reported_for_its_tables(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
         one.run("CREATE TABLE u(id INTEGER PRIMARY KEY)")

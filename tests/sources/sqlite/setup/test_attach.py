@@ -38,7 +38,7 @@ def schema(foreign: Foreign) -> list[Any]:
     return foreign.run("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name")
 
 
-def test_an_existing_database_is_captured_from_now_on(rig: Attach) -> None:
+def test_existing_database_is_captured_from_the_attach_on(rig: Attach) -> None:
     r = rig(*SHOP)
     assert set(r.captured()) == {"customers", "orders", "notes"}
     assert r.check() == []
@@ -58,7 +58,7 @@ def test_only_named_tables_are_captured(rig: Attach) -> None:
     assert set(r.captured()) == {"orders", "later"}
 
 
-def test_detaching_leaves_no_trace(rig: Attach, database: Path) -> None:
+def test_detach_removes_every_trace_from_the_file(rig: Attach, database: Path) -> None:
     r = rig(*SHOP)
     before = [row for row in schema(r.foreign) if b"_headwater_" not in row[1]]
     assert len(schema(r.foreign)) > len(before)
@@ -77,7 +77,7 @@ def test_detaching_leaves_no_trace(rig: Attach, database: Path) -> None:
     assert schema(r.foreign) == before
 
 
-def test_a_file_that_is_not_in_wal_mode_is_refused_unless_allowed(foreign: Foreign, database: Path) -> None:
+def test_file_without_wal_mode_is_refused_unless_allowed(foreign: Foreign, database: Path) -> None:
     foreign.script("PRAGMA journal_mode = DELETE", *SHOP)
     with pytest.raises(SourceUnfit) as refused:
         SqliteSource("main", str(database), notes=MemoryNotes(), config=SqliteConfig())
@@ -99,7 +99,7 @@ def test_a_file_that_is_not_in_wal_mode_is_refused_unless_allowed(foreign: Forei
 
 
 @pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
-def test_a_utf16_file_is_refused(foreign_process: Foreign, database: Path, encoding: str) -> None:
+def test_utf16_file_is_refused(foreign_process: Foreign, database: Path, encoding: str) -> None:
     foreign_process.open(database)
     foreign_process.script(f"PRAGMA encoding = '{encoding}'", "PRAGMA journal_mode = WAL", "CREATE TABLE t(x)")
     foreign_process.close()
@@ -108,14 +108,14 @@ def test_a_utf16_file_is_refused(foreign_process: Foreign, database: Path, encod
 
 
 @pytest.mark.parametrize("content", [b"this is no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 4096])
-def test_a_file_that_is_no_database_is_refused(database: Path, content: bytes) -> None:
+def test_file_that_is_no_database_is_refused(database: Path, content: bytes) -> None:
     database.write_bytes(content)
     with pytest.raises(SourceUnfit):
         SqliteSource("main", str(database), notes=MemoryNotes(), config=SqliteConfig(wal=True))
     assert database.read_bytes() == content
 
 
-def test_a_second_server_on_the_same_file_is_refused(rig: Attach, database: Path) -> None:
+def test_second_server_on_the_same_file_is_refused(rig: Attach, database: Path) -> None:
     r = rig(*SHOP)
     with pytest.raises(SourceMismatch, match="another Headwater"):
         SqliteSource("main", str(database), notes=MemoryNotes(), config=SqliteConfig())
@@ -129,7 +129,7 @@ def test_a_second_server_on_the_same_file_is_refused(rig: Attach, database: Path
     assert len(r.check()) == 1
 
 
-def test_an_empty_or_missing_file_becomes_a_database(database: Path, foreign_process: Foreign) -> None:
+def test_missing_file_is_created_as_a_database(database: Path, foreign_process: Foreign) -> None:
     foreign_process.open(database)
     r = Rig(database, foreign_process, wal=False).attach()
     r.write("CREATE TABLE t(id INTEGER PRIMARY KEY)", "INSERT INTO t VALUES (1)")
@@ -148,7 +148,7 @@ def test_capture_tables_of_another_format_are_refused(rig: Attach, database: Pat
     again.close()
 
 
-def test_stopping_and_starting_again_goes_on_where_it_was(rig: Attach) -> None:
+def test_restart_captures_changes_made_while_stopped(rig: Attach) -> None:
     r = rig(*SHOP)
     r.foreign.run("REPLACE INTO orders VALUES (1, 2, 3)")
     r.check()
@@ -158,7 +158,7 @@ def test_stopping_and_starting_again_goes_on_where_it_was(rig: Attach) -> None:
     assert len(r.check()) == 2
 
 
-def test_refused_start_leaves_the_file_as_it_was(foreign: Foreign, database: Path, tmp_path: Path) -> None:
+def test_refused_start_leaves_the_file_unchanged(foreign: Foreign, database: Path, tmp_path: Path) -> None:
     foreign.script("PRAGMA journal_mode = DELETE", *SHOP)
     foreign.close()
     before = database.read_bytes()

@@ -61,7 +61,7 @@ def test_transaction_with_a_running_step_is_not_idle(rig: Callable[..., Rig]) ->
     assert commit.result(PATIENCE).tables.keys() == {"t"}
 
 
-def test_a_transaction_that_waits_in_vain_is_told_busy_and_may_try_again(rig: Callable[..., Rig]) -> None:
+def test_blocked_transaction_is_refused_as_busy_and_its_step_is_retried(rig: Callable[..., Rig]) -> None:
     one = rig(TABLE, tx_seconds=1.0)
     entered, go = threading.Event(), threading.Event()
 
@@ -95,7 +95,7 @@ def test_blocked_step_is_expired_at_once_when_abandoned(rig: Callable[..., Rig])
             tx.commit().result(PATIENCE)
 
 
-def test_a_transaction_that_has_read_waits_for_a_foreign_lock(rig: Callable[..., Rig]) -> None:
+def test_transaction_after_a_read_waits_for_a_foreign_lock(rig: Callable[..., Rig]) -> None:
     one = rig(TABLE)
     tx = one.source.begin()
     tx.run(run("SELECT count(*) FROM t")).result(PATIENCE)
@@ -109,7 +109,7 @@ def test_a_transaction_that_has_read_waits_for_a_foreign_lock(rig: Callable[...,
 
 
 @pytest.mark.parametrize("first", ["SELECT count(*) FROM t", None])
-def test_a_foreign_lock_held_too_long_is_named(
+def test_foreign_lock_held_too_long_is_reported_as_busy(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, first: str | None
 ) -> None:
     monkeypatch.setattr("headwater.sources.sqlite.database_file.BUSY_SECONDS", 0.1)
@@ -128,7 +128,7 @@ def test_a_foreign_lock_held_too_long_is_named(
     one.check()
 
 
-def test_a_transaction_that_has_read_what_others_changed_since_is_told_that(rig: Callable[..., Rig]) -> None:
+def test_write_after_a_read_changed_by_another_program_is_refused_as_busy(rig: Callable[..., Rig]) -> None:
     one = rig(TABLE)
     tx = one.source.begin()
     tx.run(run("SELECT count(*) FROM t")).result(PATIENCE)
@@ -139,7 +139,7 @@ def test_a_transaction_that_has_read_what_others_changed_since_is_told_that(rig:
     one.check()
 
 
-def test_a_step_behind_the_commit_hears_that_it_was_kept(rig: Callable[..., Rig]) -> None:
+def test_step_after_the_commit_is_refused_as_committed(rig: Callable[..., Rig]) -> None:
     one = rig(TABLE)
     tx = one.source.begin()
     tx.run(run("INSERT INTO t VALUES (1, 'x')"))

@@ -47,7 +47,7 @@ def _insert(ran: list[str], name: str) -> Step:
     return work
 
 
-def test_caller_with_many_writes_leaves_the_next_turn_to_others(rig: Attach) -> None:
+def test_caller_with_many_writes_yields_the_next_turn_to_another_caller(rig: Attach) -> None:
     source = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, v)").source
     ran: list[str] = []
     with _held(source):
@@ -78,9 +78,7 @@ def test_group_that_ran_long_is_committed_before_its_next_member(rig: Attach, mo
     assert source.read("SELECT count(*) FROM t").rows == ((1,),)
 
 
-def test_caller_that_comes_later_runs_before_the_rest_of_a_long_group(
-    rig: Attach, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_caller_runs_before_the_rest_of_a_long_group(rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     source = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, v)").source
     ran: list[str] = []
     futures: list[Any] = []
@@ -98,7 +96,7 @@ def test_caller_that_comes_later_runs_before_the_rest_of_a_long_group(
     assert ran == ["x1", "x2", "y1", "x3"]
 
 
-def test_write_cancelled_while_it_waits_does_not_run(rig: Attach) -> None:
+def test_write_cancelled_in_the_queue_does_not_run(rig: Attach) -> None:
     source = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, v)").source
     ran: list[str] = []
     futures: list[Any] = []

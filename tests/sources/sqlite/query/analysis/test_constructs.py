@@ -274,7 +274,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
 
 
 @pytest.mark.parametrize(("sql", "places"), CASES, ids=[sql[:60] for sql, _ in CASES])
-def test_places(shop: SqliteSource, sql: str, places: list[str]) -> None:
+def test_each_construct_is_analysed_with_its_dependencies(shop: SqliteSource, sql: str, places: list[str]) -> None:
     found = shop.analyse(sql)
     assert told(found) == places
     assert not [doubt for doubt in found.doubts if not doubt.startswith("every column counts")]

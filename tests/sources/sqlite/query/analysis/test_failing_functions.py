@@ -53,7 +53,7 @@ def test_query_with_a_function_that_may_fail_depends_on_every_row(source: Sqlite
         ("SELECT id FROM er WHERE b = json_extract(:doc, '$.b') AND id = 1", "er: columns b, id; rows where id = 1"),
     ],
 )  # fmt: skip
-def test_rows_are_left_out_where_none_of_them_can_fail(source: SqliteSource, sql: str, expected: str) -> None:
+def test_row_condition_is_kept_where_excluded_rows_cannot_fail(source: SqliteSource, sql: str, expected: str) -> None:
     found = source.analyse(sql)
     assert told(found) == [expected] and found.doubts == ()
 

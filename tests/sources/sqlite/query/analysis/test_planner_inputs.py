@@ -181,7 +181,9 @@ def test_idle_reader_loads_new_statistics_before_it_answers(analysed: SqliteSour
         assert rows(analysed, found) == first
 
 
-def test_different_sqlite_library_changes_the_epoch(source: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_sqlite_library_changes_the_epoch_of_plan_dependent_queries(
+    source: SqliteSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     total, other = source.analyse("SELECT id FROM g"), source.analyse(MOVED["group_concat"])
     monkeypatch.setattr(planner_inputs, "_LIBRARY", ("a later one",))
     source._analyses._planning = planner_inputs.Planning()  # as after a restart
