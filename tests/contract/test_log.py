@@ -315,6 +315,7 @@ def test_new_generation_with_a_used_offset_is_refused(log: Log) -> None:
 sizes = st.lists(st.one_of(st.integers(1, 4), st.integers(1, 900)), min_size=1, max_size=25)
 
 
+@pytest.mark.slow
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=sizes, repeat=st.sampled_from([1, 1, 40]), keep=st.integers(1, 3000))
 def test_merge_leaves_every_read_unchanged(
