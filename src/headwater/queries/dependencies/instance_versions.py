@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from headwater.errors import OffsetExpired
 from headwater.log.log import Log
-from headwater.model.try_lock import try_lock
+from headwater.model.work.try_lock import try_lock
 from headwater.queries.dependencies.bound_dependencies import Bound
 from headwater.queries.dependencies.change_sketch import Sketch
 from headwater.queries.dependencies.guarded_instances import Guarded

@@ -19,7 +19,7 @@ import msgspec
 from headwater.errors import OffsetExpired
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Log
-from headwater.model.try_lock import try_lock
+from headwater.model.work.try_lock import try_lock
 from headwater.queries.etag.causality import WHOLE
 
 NOTE = "table_versions"

@@ -66,7 +66,7 @@ class File:
         with self._lock:
             if self._connections is None:
                 db.close()
-                raise Unavailable(f"{self.path} is being opened anew", hint="Try again in a moment.")
+                raise Unavailable(f"{self.path} is being reopened", hint="Try again in a moment.")
             self._connections.append(db)
         return db
 

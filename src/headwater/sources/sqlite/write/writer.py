@@ -38,7 +38,7 @@ _TOUCHED = f"SELECT t, max(seq) FROM {CAPTURE} WHERE seq >= ? GROUP BY t"
 _NEWEST = f"SELECT seq, t FROM {CAPTURE} ORDER BY seq DESC LIMIT 1"
 
 
-_TAMPERED = "Headwater's tables are not to be touched; capture begins anew in a moment. Try again."
+_TAMPERED = "Headwater's tables are not to be touched; capture restarts in a moment. Try again."
 
 
 class Job:
