@@ -37,6 +37,7 @@ from headwater.serve.gateway.socket import MOST_WAITING
 from headwater.serve.http.websocket_protocol import FramedWebSocket
 from headwater.serve.limits import request_body as bodies
 from headwater.serve.limits.request_body import UNCOUNTED, BodyMemory
+from headwater.serve.limits.unread_answers import UNREAD
 
 pytestmark = pytest.mark.slow
 
@@ -334,3 +335,27 @@ def test_memory_of_an_unread_answer_is_released_when_the_server_stops(
         ):
             opened.enter_context(unread(client, "admin", "sql"))
         assert MEMORY.used == 0
+
+
+def test_gateway_socket_is_ended_once_too_many_changes_are_unread(
+    locked: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked.rows("CREATE TABLE large(id INTEGER PRIMARY KEY, v TEXT)")
+    for key in range(2):
+        locked.rows("INSERT INTO large VALUES (?, hex(zeroblob(5242880)))", key)
+    wait_until(lambda: UNREAD.used == 0, "answers of other tests were released")
+    monkeypatch.setattr(UNREAD, "max_memory", 30 * MIB)  # 15 for one caller: one change
+    ada = locked.ok("security.token.create", name="ada", role="viewer")["token"]
+    asked = {"tables": ["large"], "start_sequence": 1}
+    subscribe = frame(TEXT, json.dumps({"id": 1, "type": "subscribe", "payload": asked}).encode())
+    headers = (f"authorization: Bearer {ada}",)
+    with web_socket(locked, buffer=4096, headers=headers) as first:
+        first.sendall(subscribe)
+        wait_until(lambda: UNREAD.used > 9 * MIB, "the first socket holds a change")
+        with web_socket(locked, headers=headers) as second:
+            second.sendall(subscribe)
+            received = bytearray()
+            while piece := second.recv(1 << 16):
+                received += piece
+        assert b"busy" in received and len(received) < MIB, "the change itself was not sent"
+    wait_until(lambda: UNREAD.used == 0, "the memory was released")
