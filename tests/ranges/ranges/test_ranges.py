@@ -527,6 +527,46 @@ def test_describe_during_a_schema_change_does_not_skip_it(one: One, monkeypatch:
     assert seen.schema_changed_at == offsets[0]
 
 
+class LateLog:
+    """A log that ends at an offset until it is caught up."""
+
+    def __init__(self, log: Any, durable: int) -> None:
+        self._log, self._durable = log, durable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    @property
+    def durable(self) -> int:
+        return min(int(self._log.durable), self._durable)
+
+    def catch_up(self) -> None:
+        self._durable = self._log.durable
+
+
+def test_describe_waits_for_a_schema_change_that_is_not_in_the_log_yet(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = one.describe()
+    inserted = one.made.run("INSERT INTO t VALUES (1, 1)")
+    altered = one.made.run("ALTER TABLE t ADD COLUMN w")
+    assert one.catch_up(PATIENCE)
+    one.log.flush()
+    log, waits = LateLog(one.log, inserted), []
+
+    def wait_again(timeout: float) -> bool:
+        """Time out at the first wait; the log is caught up at the second."""
+        waits.append(timeout)
+        if len(waits) > 1:
+            log.catch_up()
+        return len(waits) > 1
+
+    monkeypatch.setattr(one, "log", log)
+    monkeypatch.setattr(one, "catch_up", wait_again)
+    seen = one.describe(after=start.latest, shape=start.table.version)
+    assert (seen.schema_changed_at, seen.latest >= altered) == (altered, True)
+
+
 def test_schema_change_that_lost_rows_has_resnapshot(one: One) -> None:
     start = one.describe()
     one.made.run("CREATE TABLE made(k INTEGER PRIMARY KEY, v, w)")

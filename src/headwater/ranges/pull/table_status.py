@@ -16,6 +16,7 @@ from headwater.model.table import Table
 from headwater.ranges.captured_table import captured_table
 
 CATCH_UP_SECONDS = 0.25  # longest wait until the log has the commits from before the request
+SCHEMA_SECONDS = 5.0  # longest wait until the log has a schema change that the source already shows
 ATTEMPTS = 5  # retries after concurrent schema changes
 
 
@@ -80,8 +81,21 @@ def _described(database: Database, db: str, shape: Table, seen: Described | None
     return Described(db, shape, generation, log.horizon, log.durable, closed, remedy=remedy)
 
 
-def find_change(log: LiveLog, seen: Described, after: int) -> Described:
-    """Return `seen` with the first schema change of the table after `after`, if there is one."""
+def find_change(database: Database, who: Principal, seen: Described, after: int) -> Described:
+    """Return `seen` with the first schema change of the table after `after`, if there is one.
+
+    The source shows a new schema before the log has the change: if the log has none, wait for the log and search again.
+    """
+    found = _first_change(database.log, seen, after)
+    if found.schema_changed_at is None:
+        database.catch_up(SCHEMA_SECONDS)
+        now = _settled(database, who, seen.db, seen.table.name)
+        if now.latest > seen.latest:
+            return _first_change(database.log, now, after)
+    return found
+
+
+def _first_change(log: LiveLog, seen: Described, after: int) -> Described:
     for part in log.scan(after=after, upto=max(seen.latest, after)):
         for number, change in enumerate(part.changes):
             if change.op is Op.SCHEMA_CHANGE and change.table.name == seen.table.name:

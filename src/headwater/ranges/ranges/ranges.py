@@ -352,7 +352,7 @@ class Ranges:
             await self._waiting.beyond(log, after, wait_ms / 1000, lambda: name in self._databases.names())
             seen = await run(look_again, self._databases.database(name), who, seen)
         if after is not None and shape is not None and shape != seen.table.version:
-            seen = await run(find_change, self._databases.database(name).log, seen, after)
+            seen = await run(find_change, self._databases.database(name), who, seen, after)
         if after is not None and step is not None and seen.horizon <= after + 1 <= seen.latest:
             seen = await run(find_end, self._databases.database(name).log, seen, after, step)
         return seen
