@@ -138,6 +138,14 @@ def test_a_body_of_another_type_gives_415_and_an_envelope(client: Client, kind: 
     assert envelope(response.json(), None)["error"]["code"] == "invalid_request"
 
 
+def test_compressed_body_gives_415_and_an_envelope(client: Client) -> None:
+    ping: dict[str, Any] = {"id": 1, "method": "system.ping"}
+    response = post(client, ping, **{"content-type": "application/json", "content-encoding": "gzip"})
+    assert response.status_code == 415 and response.headers["accept-encoding"] == "identity"
+    assert "compression" in envelope(response.json(), None)["error"]["details"]["hint"]
+    assert post(client, ping, **{"content-type": "application/json", "content-encoding": "identity"}).json()["ok"]
+
+
 def test_the_type_may_name_a_charset(client: Client) -> None:
     response = post(client, {"id": 1, "method": "system.ping"}, **{"content-type": "Application/JSON; charset=utf-8"})
     assert response.json()["ok"] is True

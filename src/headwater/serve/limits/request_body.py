@@ -245,7 +245,10 @@ def header(headers: Headers, wanted: bytes) -> bytes:
 
 
 def check_type(headers: Headers, *kinds: bytes) -> bytes:
-    """Return the content type of the body, one of `kinds`; otherwise raise a Refusal with 415."""
+    """Return the content type of the body, one of `kinds`; raise a Refusal with 415 for another, or for a coded body."""
+    if header(headers, b"content-encoding").strip().lower() not in (b"", b"identity"):
+        coded = InvalidRequest("the body has a content encoding", hint="Send the body without compression.")
+        raise Refusal(coded, status=415, headers=[(b"accept-encoding", b"identity")])
     found = header(headers, b"content-type").split(b";")[0].strip().lower()
     if found not in kinds:
         first = kinds[0].decode()
