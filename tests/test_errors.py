@@ -74,3 +74,9 @@ def test_expired_offset_error_contains_the_earliest_offset() -> None:
     assert error.message == "changes after offset 3 are gone; the log starts at 9"
     assert error.details["earliest_offset"] == 9
     assert error.details["latest_offset"] == 20
+
+
+def test_long_message_and_hint_are_shortened() -> None:
+    error = HeadwaterError("x" * 5_000_000, hint="y" * 5_000_000)
+    assert len(error.message) == len(error.hint) == errors.MAX_TEXT + 1
+    assert HeadwaterError("x" * errors.MAX_TEXT).message == "x" * errors.MAX_TEXT

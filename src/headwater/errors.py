@@ -38,6 +38,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+MAX_TEXT = 4_000  # characters of a message or hint: a request can contain a name of megabytes
+
 
 class HeadwaterError(Exception):
     """A known failure; `hint` says what to do next."""
@@ -50,9 +52,9 @@ class HeadwaterError(Exception):
     names_tables = False  # whether the message is the database's refusal of a change, which may name any table
 
     def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint or self.default_hint
+        self.message = _shortened(message)
+        super().__init__(self.message)
+        self.hint = _shortened(hint) or self.default_hint
         self.extra = details
 
     @property
@@ -64,6 +66,10 @@ class HeadwaterError(Exception):
         if self.retryable:
             found["retryable"] = True
         return found
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
 
 
 class InvalidRequest(HeadwaterError):
