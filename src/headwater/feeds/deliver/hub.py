@@ -252,9 +252,10 @@ class Hub:
                 self._fail(group, error)
 
     async def _has_schema_moved(self) -> bool:
-        """Return whether the schema changed without a change in the log, so that queries must be analysed again.
+        """Return whether queries must be analysed again although the log has no schema change.
 
-        A source with a cheap head check logs every schema change; other sources are queried.
+        Settings of PostgreSQL's role, collations and search paths change what a query reads, and are in no stream: without
+        this check, a feed would keep the old analysis forever. A source with a cheap head check logs every such change.
         """
         source = self._source
         if source.glance() is not None:
