@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from headwater.config import Secret
+from headwater.feeds.deliver.poll import Poll
 from headwater.feeds.feeds import Feeds
 from headwater.serve.auth.api_keys import Key, Keys
 from headwater.serve.grpc.messages import message
@@ -275,3 +276,26 @@ def test_bulk_read_whose_key_is_revoked_before_it_begins_answers_401(
         assert client.ok("security.token.revoke", id=key["id"])["streams_ended"] == 1
         answer = asking.result(PATIENCE)
     assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+
+
+def test_waiting_poll_whose_key_is_revoked_ends_with_unauthorized(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, answer = threading.Event(), Poll.answer
+
+    async def noted(poll: Poll) -> dict[str, Any]:
+        waits.set()
+        return await answer(poll)
+
+    monkeypatch.setattr(Poll, "answer", noted)
+    key = made(client)
+    subscribed = client.ok("cdc.subscribe_table", db="main", table="t")
+    body = {"id": 1, "method": "cdc.poll", "params": {"sub_id": subscribed["sub_id"], "wait_ms": 60_000}}
+    with ThreadPoolExecutor(1) as pool:
+        url, sent = client.server.url + "/api/v1/rpc", {"x-api-key": key["token"]}
+        asking = pool.submit(httpx.post, url, json=body, headers=sent, timeout=PATIENCE)
+        assert waits.wait(PATIENCE)
+        assert client.ok("security.token.revoke", id=key["id"])["streams_ended"] == 1
+        client.rows("INSERT INTO t VALUES (2, 'later')")
+        said = asking.result(PATIENCE)
+    assert said.json()["error"]["code"] == "unauthorized"

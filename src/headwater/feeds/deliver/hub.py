@@ -254,8 +254,8 @@ class Hub:
     async def _has_schema_moved(self) -> bool:
         """Return whether queries must be analysed again although the log has no schema change.
 
-        Settings of PostgreSQL's role, collations and search paths change what a query reads, and are in no stream: without
-        this check, a feed would keep the old analysis forever. A source with a cheap head check logs every such change.
+        Settings of PostgreSQL's role, collations and search paths change what a query reads, and no stream has them:
+        without this check, a feed would keep the old analysis. A source with a cheap head check logs every such change.
         """
         source = self._source
         if source.glance() is not None:

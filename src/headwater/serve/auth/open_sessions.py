@@ -1,4 +1,4 @@
-"""Open streams by credential, so that a stream ends when its credential is revoked or expires."""
+"""Open streams and polls by credential, so that they end when their credential is revoked or expires."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from headwater.errors import Unauthorized
 from headwater.model.principal import Principal
 
+ENDED = "the credential was revoked, or has expired"
 End = Callable[[], object]
 
 
@@ -40,6 +42,31 @@ class Sessions:
                 mine.discard(end)
                 if not mine:
                     self._open.pop(who.credential, None)
+
+    @contextmanager
+    def cancelling(
+        self, who: Principal, on_end: End = lambda: None, has_response: Callable[[], bool] = lambda: False
+    ) -> Iterator[None]:
+        """Cancel the current task when the credential ends; raise Unauthorized if there is no response yet."""
+        task = asyncio.current_task()
+        assert task is not None
+        has_ended = False
+
+        def cancel() -> None:
+            nonlocal has_ended
+            has_ended = True
+            on_end()
+            task.cancel()
+
+        try:
+            with self.during(who, cancel):
+                yield
+        except asyncio.CancelledError:
+            if not has_ended or has_response():  # the server stops, or the reader notices the missing end
+                raise
+            if task.uncancel():  # the server stops at the same moment
+                raise
+            raise Unauthorized(ENDED) from None
 
     def revoke(self, credential: str) -> int:
         """End the open streams of this credential; return their number."""

@@ -245,7 +245,7 @@ def header(headers: Headers, wanted: bytes) -> bytes:
 
 
 def check_type(headers: Headers, *kinds: bytes) -> bytes:
-    """Return the content type of the body, one of `kinds`; raise a Refusal with 415 for another, or for a coded body."""
+    """Return the content type of the body, one of `kinds`; raise a Refusal with 415 for another, or for an encoding."""
     if header(headers, b"content-encoding").strip().lower() not in (b"", b"identity"):
         coded = InvalidRequest("the body has a content encoding", hint="Send the body without compression.")
         raise Refusal(coded, status=415, headers=[(b"accept-encoding", b"identity")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import time
 from collections.abc import Callable
@@ -216,8 +217,9 @@ def _backtest(api: Api, who: Principal, p: params.Subscribe) -> Any:
     return api.feeding().subscriptions.backtest(who, p)
 
 
-def _poll(api: Api, who: Principal, p: params.Poll) -> Any:
-    return api.feeding().poll(who, p.sub_id, Asked(p.from_offset, p.limit, p.wait_ms, p.cursor))
+async def _poll(api: Api, who: Principal, p: params.Poll) -> Any:
+    with contextlib.nullcontext() if api.gate is None else api.gate.sessions.cancelling(who):
+        return await api.feeding().poll(who, p.sub_id, Asked(p.from_offset, p.limit, p.wait_ms, p.cursor))
 
 
 def _ack(api: Api, who: Principal, p: params.Ack) -> Any:

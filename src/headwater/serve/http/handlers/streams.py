@@ -6,8 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import MutableMapping
 from typing import Annotated, Any
 
 import msgspec
@@ -24,7 +23,7 @@ from headwater.feeds.snapshot import Position
 from headwater.model.literal import to_lit
 from headwater.model.log_throttle import Repeats, counted
 from headwater.model.principal import VIEWER
-from headwater.serve.auth.open_sessions import Sessions
+from headwater.serve.auth.open_sessions import ENDED, Sessions
 from headwater.serve.call import (
     ARROW_KIND,
     EVENT_STREAM,
@@ -58,7 +57,6 @@ CLOSE = {CLOSED: 1000, COMPLETE: 1000, STOPPING: 1012, RESNAPSHOT_REQUIRED: 4410
 CLOSE |= {Unauthorized.code: 4401, LimitExceeded.code: 4429}
 _cut = Repeats()
 logger = logging.getLogger("headwater.serve")
-ENDED = "the credential was revoked, or has expired"
 OTHER_CLOSE = 4400  # ended by an error, which was sent before
 
 
@@ -93,7 +91,7 @@ class Streams:
 
         def guarded(handler: Handler) -> Handler:
             async def answer(call: Call) -> int:
-                with _while_credential_holds(self._sessions, call):
+                with self._sessions.cancelling(call.who, lambda: drop(call.scope), lambda: call.started):
                     return await handler(call)
 
             return answer
@@ -227,30 +225,6 @@ def _expire(call: Call, stream: Stream | Batches) -> None:
         stream.stop(Unauthorized(ENDED))
     else:
         stream.leave()
-
-
-@contextmanager
-def _while_credential_holds(sessions: Sessions, call: Call) -> Iterator[None]:
-    """Cancel the current task when the credential of `call` ends; Unauthorized if its response has not begun."""
-    task = asyncio.current_task()
-    assert task is not None
-    ended = False
-
-    def cut() -> None:
-        nonlocal ended
-        ended = True
-        drop(call.scope)
-        task.cancel()
-
-    try:
-        with sessions.during(call.who, cut):
-            yield
-    except asyncio.CancelledError:
-        if not ended or call.started:  # the server stops, or the reader notices the missing end of the response
-            raise
-        if task.uncancel():  # the server stops at the same moment
-            raise
-        raise Unauthorized(ENDED) from None
 
 
 async def _carry(call: Call, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:
