@@ -96,6 +96,7 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {  # setting -> environment text, TOM
     "serve.ticket_seconds": ("5", "5", 5.0),
     "feeds.checkpoint_seconds": ("0.5", "0.5", 0.5),
     "feeds.max_subscriptions": ("9", "9", 9),
+    "feeds.max_subscription_bytes": ("4096", "4096", 4096),
     "feeds.lease_seconds": ("60", "60", 60.0),
     "feeds.lease_bytes": ("0", "0", 0),
     "feeds.catchups": ("2", "2", 2),

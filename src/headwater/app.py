@@ -123,7 +123,10 @@ class App:
         try:
             self._reserve.release()
             self._registry = Registry.open(
-                self._data / "subscriptions.db", most=self._config.feeds.max_subscriptions, quota=self._subscriptions_of
+                self._data / "subscriptions.db",
+                most=self._config.feeds.max_subscriptions,
+                most_bytes=self._config.feeds.max_subscription_bytes,
+                quota=self._subscriptions_of,
             )
             self._store = Store.open(self._data / "ranges.db")
             self._prepared = PreparedQueries.open(self._data / "queries.db", most=self._config.queries.max_prepared)

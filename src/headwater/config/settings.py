@@ -108,6 +108,9 @@ class FeedsConfig:
 
     checkpoint_seconds: float = setting(5.0, SECONDS, "time between two checkpoints on a stream")
     max_subscriptions: int = setting(100_000, integer(1), "stored subscriptions")
+    max_subscription_bytes: int = setting(
+        8 << 20, integer(1), "bytes of the options of all stored subscriptions of one viewer or editor"
+    )
     lease_seconds: float = setting(3600.0, SECONDS, "longest a snapshot holds the horizon of the log")
     lease_bytes: int = setting(10 << 30, integer(0), "most bytes the log keeps for the sake of snapshots")
     catchups: int = setting(4, integer(1), "catch-ups of change feeds at a time for one caller; others wait")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -178,6 +180,26 @@ def test_change_is_encoded_and_framed_once_for_all_readers() -> None:
             assert framed == {1: 1, 2: 1, 3: 2}
             assert [group.published for group in groups] == [3, 2, 2, 3]
 
+    in_loop(work)
+
+
+def test_cached_views_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with opened(Fed()) as hub:
+            wide = [options(tables=("items",), spans=[_span(n, key) for key in range(1000)]) for n in range(8)]
+            seen = weakref.WeakSet(hub.view(each) for each in wide)
+            gc.collect()
+            assert 0 < len(seen) < 4
+            last = hub.view(wide[-1])
+            assert last in seen
+            for key in range(40):
+                hub.view(options(tables=("items",), pk=[{"t": "i64", "v": key}]))
+            assert hub.view(wide[-1]) is last
+
+    def _span(n: int, key: int) -> dict[str, Any]:
+        return {"prefix": [{"t": "i64", "v": 100_000 * n + key}]}
+
+    monkeypatch.setattr(hub_module, "VIEWS_BYTES", 2 << 20)
     in_loop(work)
 
 

@@ -37,6 +37,7 @@ from headwater.errors import (
 from headwater.feeds.options import Options, Shard
 from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscription
 from headwater.feeds.subscription_requests import Subscriptions
+from headwater.feeds.subscriptions import store
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.store import InstancePosition
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
@@ -268,6 +269,48 @@ def test_caller_other_than_an_owner_has_half_of_the_subscriptions(opened: Callab
 
 def test_share_of_a_single_subscription_is_one(opened: Callable[..., Registry]) -> None:
     assert opened(most=1).create(ANN, PLAIN, acked=0)[1]
+
+
+def test_bytes_of_one_callers_options_are_limited_and_closing_makes_room(opened: Callable[..., Registry]) -> None:
+    most = 3 * len(msgspec.json.encode(RICH)) - 1
+    registry = opened(most_bytes=most)
+    one, _ = registry.create(ANN, RICH, acked=0, name="a")
+    registry.create(ANN, RICH, acked=0)
+    for restart in (False, True):
+        registry = opened(most_bytes=most) if restart else registry
+        with pytest.raises(LimitExceeded, match=f"'ann' would store more than {most} bytes") as caught:
+            registry.create(ANN, RICH, acked=0)
+        assert "feeds.max_subscription_bytes" in caught.value.hint
+        assert not registry.create(ANN, RICH, acked=0, name="a")[1]
+    assert registry.create(ANN, PLAIN, acked=0)[1]
+    assert registry.create(BOB, RICH, acked=0)[1]
+    for _ in range(4):
+        assert registry.create(OWNER, RICH, acked=0)[1]
+    registry.remove(one.id)
+    assert registry.create(ANN, RICH, acked=0)[1]
+    registry.close_db("main")
+    for _ in range(2):
+        assert registry.create(ANN, RICH, acked=0)[1]
+
+
+def test_callers_that_share_a_commit_share_the_limit_of_bytes(opened: Callable[..., Registry]) -> None:
+    registry = opened(most_bytes=2 * len(msgspec.json.encode(RICH)))
+    made = together(registry, *[lambda: registry.create(ANN, RICH, acked=0)] * 4)
+    assert [isinstance(each, LimitExceeded) for each in made] == [False, False, True, True]
+    assert len(registry.visible_to(ANN)) == 2
+
+
+def test_failed_commit_counts_no_bytes(opened: Callable[..., Registry], monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = opened(most_bytes=len(msgspec.json.encode(RICH)))
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "insert", fail)
+        with pytest.raises(StorageFull):
+            registry.create(ANN, RICH, acked=0)
+    assert registry.create(ANN, RICH, acked=0)[1]
+
+
+def fail(*_: Any) -> None:
+    raise apsw.FullError("full")
 
 
 # --- quiet stretches -------------------------------------------------------------------------------------

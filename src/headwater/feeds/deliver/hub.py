@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Hashable
 from time import perf_counter, thread_time
 from typing import Any
@@ -48,6 +48,8 @@ FEW, APART = 4, 256  # at most FEW streams read the log on their own when they a
 TURN_SECONDS = 0.005  # the hub publishes for this long, then yields to other tasks of the loop
 SHARE_SECONDS = 0.025  # CPU time of the loop that a filter may use for one batch before a thread evaluates it
 ENCODERS, VIEWS = 1024, 4096  # cache sizes: the next reader with the same options shares them
+VIEWS_BYTES = 32 << 20  # approximate memory of cached views
+VIEW_BYTES, BYTES_OF_OPTIONS = 2048, 36  # memory of a view, and for each byte of its signature, as measured
 
 Run = Callable[..., Any]  # runs a blocking call in a thread; awaitable
 
@@ -63,7 +65,7 @@ class Hub:
         self._router: Router[Group] = Router()
         self._encoders: BoundedCache[Shape, Encoder] = BoundedCache(ENCODERS, ENCODERS)
         self._invalidations: BoundedCache[Shape, Invalidations] = BoundedCache(ENCODERS, ENCODERS)
-        self._views: OrderedDict[bytes, View] = OrderedDict()
+        self._views: BoundedCache[bytes, View] = BoundedCache(VIEWS, VIEWS_BYTES)
         self.streams: set[Sleeper] = set()  # all open streams, also those that read the log on their own
         self._shapes: dict[str, Table] = {}  # by table name, as last published
         self._frame_groups: deque[Group] = deque()  # one entry per frame in memory, oldest first
@@ -109,12 +111,8 @@ class Hub:
         signature = signature_of(options, allowed_tables)
         found = self._views.get(signature)
         if found is None:
-            made = self._view(options) if instance is None else self._query_view(options, instance, allowed_tables)
-            found = self._views[signature] = made
-            if len(self._views) > VIEWS:
-                self._views.popitem(last=False)
-        else:
-            self._views.move_to_end(signature)
+            found = self._view(options) if instance is None else self._query_view(options, instance, allowed_tables)
+            self._views.put(signature, found, VIEW_BYTES + BYTES_OF_OPTIONS * len(signature))
         if instance is not None and isinstance(found, QueryView) and self._instances is not None:
             found.set_instance(instance)
             self._instances.set_instance(instance)

@@ -19,8 +19,10 @@ from headwater.feeds.subscriptions.group_commit import Apply, Commits
 from headwater.log.sqlite_store import SqliteStore
 from headwater.model.clock import wall_ms
 from headwater.model.principal import OWNER, Principal
+from headwater.model.work.usage import Usage
 
 MOST = 100_000  # subscriptions
+MOST_BYTES = 8 << 20  # of the stored options of one caller; in memory they take about 16 times as much
 SHARE = 0.5  # the share of all subscriptions that one principal may have unless its role is owner
 Quota = Callable[[str], int | None]  # the limit of one database; None: no limit of its own
 
@@ -31,15 +33,19 @@ class Registry:
     Inside a commit only the file is up to date, because memory follows after it: two callers may share a commit.
     """
 
-    def __init__(self, file: SqliteStore, most: int, clock_ms: Callable[[], int], quota: Quota) -> None:
+    def __init__(
+        self, file: SqliteStore, most: int, most_bytes: int, clock_ms: Callable[[], int], quota: Quota
+    ) -> None:
         self.path = file.path
-        self._most, self._clock_ms, self._quota = most, clock_ms, quota
+        self._most, self._most_bytes, self._clock_ms, self._quota = most, most_bytes, clock_ms, quota
         self._lock = threading.Lock()  # guards what follows, and the fields of every subscription
         self._all = {found.id: found for found in store.load(file)}
         self._names: dict[tuple[str, str], str] = {}
         self._by_name: dict[str, set[str]] = {}  # ids in all databases
+        self._bytes: Usage[str] = Usage()  # of stored options by owner, also of those that are not committed yet
         for found in self._all.values():
             self._index(found)
+            self._bytes.add(found.owner, store.stored_bytes(found.options))
         with file.connection() as connection:
             self._positions = {(one.db, one.instance): one for one in store.load_positions(connection)}
         self._unwritten: set[str] = set()  # whose `quiet` is further than the file says
@@ -51,6 +57,7 @@ class Registry:
         path: str | PathLike[str],
         *,
         most: int = MOST,
+        most_bytes: int = MOST_BYTES,
         quota: Quota = lambda db: None,
         clock_ms: Callable[[], int] = wall_ms,
         vfs: str | None = None,
@@ -58,7 +65,7 @@ class Registry:
         """Open the file at `path`, or create it. LogDamaged when it is not ours, newer than us, or broken."""
         file = SqliteStore(store.FORMAT, Path(path), vfs=vfs)
         try:
-            return cls(file, most, clock_ms, quota)
+            return cls(file, most, most_bytes, clock_ms, quota)
         except BaseException:
             file.close()
             raise
@@ -141,7 +148,10 @@ class Registry:
         named. Raises LimitExceeded at a limit of the server, the database or the caller.
         """
 
+        size, is_reserved = store.stored_bytes(options), False
+
         def work(connection: apsw.Connection) -> Apply[tuple[Subscription, bool]]:
+            nonlocal is_reserved
             held = None if name is None else store.named(connection, options.db, name)
             if held is not None:
                 id, owner, theirs = held
@@ -169,10 +179,33 @@ class Registry:
                 quiet=acked,
                 snapshot=snapshot,
             )
+            self._reserve(principal, size)
+            is_reserved = True
             store.insert(connection, made)
             return lambda: (self._remember(made), True)
 
-        return self._commits.run(work)
+        try:
+            return self._commits.run(work)
+        except BaseException:
+            if is_reserved:
+                with self._lock:
+                    self._bytes.remove(principal.name, size)
+            raise
+
+    def _reserve(self, principal: Principal, size: int) -> None:
+        """Count the options of a new subscription; LimitExceeded if a caller other than an owner stores too many.
+
+        Memory has the count before the commit, because callers that share a commit share the limit, too.
+        """
+        with self._lock:
+            if principal.role != OWNER and self._bytes[principal.name] + size > self._most_bytes:
+                raise LimitExceeded(
+                    f"the subscriptions of {principal.name!r} would store more than {self._most_bytes} bytes of "
+                    "options, the limit of one caller",
+                    hint="Close subscriptions that you no longer use, send key ranges instead of single keys, or raise "
+                    "feeds.max_subscription_bytes.",
+                )
+            self._bytes.add(principal.name, size)
 
     def _check_share(self, connection: apsw.Connection, principal: Principal) -> None:
         """Raise LimitExceeded if a caller other than an owner has its share of all subscriptions."""
@@ -216,6 +249,8 @@ class Registry:
     def _forget(self, *ids: str) -> None:
         for id in ids:
             gone = self._all.pop(id, None)
+            if gone is not None:
+                self._bytes.remove(gone.owner, store.stored_bytes(gone.options))
             if gone is not None and gone.name is not None:
                 self._names.pop((gone.db, gone.name), None)
                 self._by_name[gone.name].discard(id)

@@ -118,6 +118,11 @@ def _snapshot(connection: apsw.Connection, id: str, text: str) -> SnapshotState:
 # --- inside a transaction --------------------------------------------------------------------------------
 
 
+def stored_bytes(options: Options) -> int:
+    """Return the size of `options` in the file."""
+    return len(msgspec.json.encode(options))
+
+
 def next_id(connection: apsw.Connection) -> str:
     """Return an id that no subscription ever had."""
     return f"sub_{take_next_id(connection):016x}"

@@ -1,0 +1,32 @@
+"""A counter of what each caller holds: slots, connections or bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Usage(Generic[K]):
+    """How much each key holds. A key that holds nothing has no entry. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._held: dict[K, int] = {}
+
+    def __getitem__(self, key: K) -> int:
+        return self._held.get(key, 0)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, key: K, count: int = 1) -> int:
+        """Count `count` more for `key`; return how much `key` holds now."""
+        held = self._held[key] = self._held.get(key, 0) + count
+        return held
+
+    def remove(self, key: K, count: int = 1) -> None:
+        """Count `count` less for `key`."""
+        self._held[key] -= count
+        if not self._held[key]:
+            del self._held[key]
