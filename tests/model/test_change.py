@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.model.change import Change, Op, Transaction
+from headwater.model.change import Change, Op, Transaction, change_bytes
+from headwater.model.literal import Embedding, Json
 from headwater.model.table import Column, Table
 
 T = Table("t", (Column("id"), Column("n")), ("id",))
@@ -69,3 +70,9 @@ def test_a_cut_that_takes_everything_is_the_transaction_itself() -> None:
     whole = Transaction("x", changes(3), first=5)
     assert whole.cut(4, 7) is whole
     assert whole.cut(0, 99) is whole
+
+
+def test_bytes_of_a_change_are_those_of_its_texts_blobs_documents_and_vectors() -> None:
+    before, after = ("x" * 100, b"x" * 20, 1, None), (Json("[1, 2]"), Embedding((0.5,) * 4), 2.5, "")
+    assert change_bytes(Change(Op.UPDATE, T, before, after)) == 158
+    assert change_bytes(Change(Op.SCHEMA_CHANGE, T)) == 0

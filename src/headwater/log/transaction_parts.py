@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from headwater.errors import InvalidRequest
-from headwater.model.change import Transaction
-from headwater.model.table import Row
+from headwater.model.change import Transaction, change_bytes
 
 BLOCK_CHANGES = 512  # a seek decodes one block: small enough for well under a millisecond
 BLOCK_BYTES = 8 << 20  # of large rows that are encoded at once, about
-_SIZED = (str, bytes)
 
 
 def in_order(parts: Iterable[Transaction], *, after: int, ts: int) -> Iterator[Transaction]:
@@ -113,10 +111,5 @@ def last_at(parts: Iterable[Transaction], ts: int) -> int | None:
 def estimated_bytes(part: Transaction) -> int:
     """Estimate the memory of `part` by its last change: measuring every row would cost more."""
     change = part.changes[-1]
-    return len(part.changes) * (_row_bytes(change.before) + _row_bytes(change.after))
-
-
-def _row_bytes(row: Row | None) -> int:
-    if row is None:
-        return 0
-    return 32 * len(row) + sum([len(value) for value in row if isinstance(value, _SIZED)])
+    values = len(change.before or ()) + len(change.after or ())
+    return len(part.changes) * (32 * values + change_bytes(change))

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from headwater.errors import AnswerTooLarge, Busy
-from headwater.model.literal import Embedding, Json
+from headwater.model.literal import LONG, length
 from headwater.model.table import Row
 
 MAX_ROWS = 100_000  # of one answer; a longer one is cut and marked `truncated`
@@ -148,11 +148,7 @@ def weight(row: Iterable[Any]) -> int:
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    if isinstance(value, Json):
-        return len(value.text)
-    return 8 * len(value.values) if isinstance(value, Embedding) else LEAST
+    return length(value) if isinstance(value, LONG) else LEAST
 
 
 def too_large(most: int | None = None) -> AnswerTooLarge:

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from headwater.model.literal import LONG, length
 from headwater.model.table import Key, Row, Table
 
 
@@ -96,7 +97,11 @@ class Transaction(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def text_bytes(change: Change) -> int:
-    """Return the length of the texts and blobs of both images."""
-    rows = (row for row in (change.before, change.after) if row is not None)
-    return sum([len(value) for row in rows for value in row if isinstance(value, (str, bytes))])
+def row_bytes(row: Row | None) -> int:
+    """Return the approximate bytes of the texts, blobs, documents and vectors of a row."""
+    return 0 if row is None else sum([length(value) for value in row if isinstance(value, LONG)])
+
+
+def change_bytes(change: Change) -> int:
+    """Return the approximate bytes of the texts, blobs, documents and vectors of both images."""
+    return row_bytes(change.before) + row_bytes(change.after)

@@ -64,6 +64,16 @@ class Embedding(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
+LONG = (str, bytes, Json, Embedding)  # values of any length
+
+
+def length(value: str | bytes | Json | Embedding) -> int:
+    """Return the approximate bytes of a value of one of the types `LONG`."""
+    if isinstance(value, Json):
+        return len(value.text)
+    return 8 * len(value.values) if isinstance(value, Embedding) else len(value)
+
+
 class Unavailable:
     """A value that the source did not send, such as an unchanged TOAST value. It is unknown, not null."""
 

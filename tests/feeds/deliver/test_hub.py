@@ -6,15 +6,17 @@ import asyncio
 import gc
 import logging
 import random
+import threading
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from tests.feeds.feed_database import (
     FILTERS,
+    ITEMS,
     WITHOUT_SIZE,
     Fed,
     ReceivedFrame,
@@ -30,14 +32,19 @@ from tests.feeds.feed_database import (
     run,
     settled,
 )
+from tests.suite.deadlines import PATIENCE
 
 from headwater.feeds.deliver import hub as hub_module
 from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.formats.encoder import Encoder
+from headwater.feeds.formats.native import Native
 from headwater.feeds.groups import group as group_module
 from headwater.feeds.groups import hub_batch as batch_module
 from headwater.feeds.groups.group import Group
 from headwater.feeds.options import Options
-from headwater.model.change import Change, Op
+from headwater.model.change import Change, Op, Transaction, change_bytes
+from headwater.model.literal import Json
+from headwater.model.table import Column, Table
 
 
 @asynccontextmanager
@@ -179,6 +186,91 @@ def test_change_is_encoded_and_framed_once_for_all_readers() -> None:
             assert encoded == {(1, Op.INSERT): 1, (2, Op.INSERT): 1, (3, Op.UPDATE): 1, (3, Op.DELETE): 1}
             assert framed == {1: 1, 2: 1, 3: 2}
             assert [group.published for group in groups] == [3, 2, 2, 3]
+
+    in_loop(work)
+
+
+# --- large changes ---------------------------------------------------------------------------------------
+
+DOCS = Table("docs", (Column("id", "i64", nullable=False), Column("doc", "json")), ("id",))
+LARGE = Json('["' + "x" * batch_module.MOST_ENCODED + '"]')
+
+
+class Encoding:
+    """Records the thread that encodes each change; a large change is not encoded before `go` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self.begun = threading.Event(), threading.Event()
+        self.threads: dict[tuple[int, Encoder], list[int]] = {}
+        monkeypatch.setattr(Native, "change", self._recorded(Native.change))
+
+    def _recorded(self, encode: Callable[..., bytes]) -> Callable[..., bytes]:
+        def change(encoder: Native, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
+            self.threads.setdefault((offset, encoder), []).append(threading.get_ident())
+            if change_bytes(change) > batch_module.MOST_ENCODED:
+                self.begun.set()
+                assert self.go.wait(PATIENCE)
+            return encode(encoder, part, offset, change, op)
+
+        return change
+
+    def of(self, offset: int) -> list[list[int]]:
+        """Return for each encoder the threads that encoded the change at `offset`."""
+        return [threads for (at, _), threads in self.threads.items() if at == offset]
+
+
+def doc(id: int, value: Json) -> Change:
+    return Change(Op.INSERT, DOCS, None, (id, value))
+
+
+def test_large_change_is_encoded_in_a_thread_and_readers_receive_it_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding = Encoding(monkeypatch)
+
+    async def work() -> None:
+        fed = Fed(DOCS)
+        async with opened(fed, asyncio.to_thread) as hub:
+            given = [
+                options(),
+                options(ops=("insert",)),
+                options(format="plain_json"),
+                options(pk=[{"t": "i64", "v": 2}]),
+            ]
+            takers = [Taker(fed, hub, each) for each in given]
+            fed.commit(doc(1, Json("[]")), doc(2, LARGE), doc(3, Json("[]")))
+            while not encoding.begun.is_set():
+                await asyncio.sleep(0)  # the loop goes on while the change is encoded
+            for taker in takers:
+                taker.take()
+                assert not taker.found
+            fed.commit(doc(4, Json("[]")))
+            encoding.go.set()
+            while hub.upto < fed.log.latest:
+                await asyncio.sleep(0)
+            assert [len(threads) for threads in encoding.of(2)] == [1, 1]  # once for each format
+            assert threading.get_ident() not in [thread for threads in encoding.of(2) for thread in threads]
+            assert encoding.of(4) == [[threading.get_ident()]] * 2
+            for taker in takers:
+                await taker.finish()
+                assert taker.fell_back == 0
+
+    in_loop(work)
+
+
+def test_readers_of_small_changes_join_while_a_large_one_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding = Encoding(monkeypatch)
+
+    async def work() -> None:
+        fed = Fed(DOCS, ITEMS)
+        async with opened(fed, asyncio.to_thread) as hub:
+            first = Taker(fed, hub, options())
+            fed.commit(doc(1, LARGE))
+            while not encoding.begun.is_set():
+                await asyncio.sleep(0)
+            second = Taker(fed, hub, options(tables=("items",)))
+            fed.commit(insert(1))
+            encoding.go.set()
+            for taker in (first, second):
+                await taker.finish()
 
     in_loop(work)
 

@@ -18,6 +18,7 @@ from tests.suite.examples import examples
 from headwater import __version__
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.registry import MAKERS, encoder
+from headwater.feeds.formats.values import MOST_PARSED
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import ts_text
@@ -299,6 +300,18 @@ def test_json_nested_deeper_than_the_stack_is_written_verbatim() -> None:
     for format in FORMATS:
         found = of(format).change(part, 1, part.changes[0], Op.INSERT)
         assert b"[  " * deep + b"]" * deep in found and b"\n" not in found
+
+
+def test_large_json_is_written_verbatim_and_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(_: Json) -> Any:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(Json, "value", parse)
+    text = '{"a":\n[' + "1, " * MOST_PARSED + "1]}"
+    part = Transaction("c-3", (Change(Op.INSERT, ORDERS, None, (1, "Ada", Json(text))),), 1, 0, MS)
+    for format in FORMATS:
+        found = of(format).change(part, 1, part.changes[0], Op.INSERT)
+        assert text.replace("\n", " ").encode() in found and b"\n" not in found
 
 
 def test_unavailable_value_differs_from_null() -> None:

@@ -332,6 +332,7 @@ class Hub:
     async def _encode(self, batch: Batch, decided: dict[Group, Decided]) -> dict[Group, tuple[Frames, int]]:
         """Return the frames of each group and their size, up to the limit in memory; the other groups skip the batch.
 
+        Large changes are encoded in a thread, as for readers of the log, once for all groups with the same encoding.
         Nothing is published here: a stream that sees a new `upto` must find all frames up to that offset.
         """
         made: dict[Group, tuple[Frames, int]] = {}
@@ -340,7 +341,11 @@ class Hub:
         for group, found in decided.items():
             if not isinstance(found, list) or not found or group.view.is_whole:
                 continue
-            frames = batch.frames(group, found)
+            if batch.is_large(group, found):
+                frames: Frames = await self._run(batch.frames, group, found)
+                began = perf_counter()
+            else:
+                frames = batch.frames(group, found)
             bytes_ = _size(frames)
             count, size = count + len(frames), size + bytes_
             if made and (count > KEPT_FRAMES or size > KEPT_BYTES):

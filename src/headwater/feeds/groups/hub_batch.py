@@ -12,13 +12,14 @@ from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.frame import Frame
 from headwater.feeds.groups.group import Group
 from headwater.log.transaction_parts import estimated_bytes
-from headwater.model.change import Change, Op, Transaction
+from headwater.model.change import Change, Op, Transaction, change_bytes, row_bytes
 from headwater.model.table import Row
 
 SLICE = 64  # changes that a costly filter evaluates between two checks of the clock
 PATIENCE_SECONDS = 0.05  # CPU time that one costly filter may use per batch, because all readers wait for the batch
 LONGEST_SECONDS = 0.5  # wall-clock limit: a filter that a database server evaluates uses no CPU time of this process
 MOST_WORK = 2_000_000  # characters of `where` times rows that the loop evaluates at once: about 5 ms
+MOST_ENCODED = 512 << 10  # bytes of changes that the loop encodes at once for one group: about 2 ms
 TEXT_OF_ROW = 20  # characters of text that take as long to compare as a row without text
 
 Found = list[tuple[int, Op]]  # positions in the batch, and the op that each change is delivered as
@@ -36,6 +37,8 @@ class Batch:
         last = parts[-1]
         # The first offset of the transaction that continues after this batch.
         self.unfinished = None if last.last else last.first - last.start
+        self._bytes = [change_bytes(change) for change in self.changes]
+        self._is_large = sum(self._bytes) > MOST_ENCODED
         self._framed: dict[tuple[Encoder, Frame, int, Op], bytes] = {}
 
     def is_cheap(self, group: Group, places: list[int]) -> bool:
@@ -86,6 +89,14 @@ class Batch:
                 return None
             found += some
         return found
+
+    def is_large(self, group: Group, found: Found) -> bool:
+        """Return whether `frames` encodes too much for the event loop and must be called in a thread."""
+        if not self._is_large:
+            return False
+        encoder, frame = group.view.encoder, group.frame
+        new = [place for place, op in found if (encoder, frame, self.placed[place][1], op) not in self._framed]
+        return sum([self._bytes[place] for place in new]) > MOST_ENCODED
 
     def frames(self, group: Group, found: Found) -> list[tuple[int, bytes]]:
         """Return the frames of `found`, each with its offset."""
@@ -141,7 +152,7 @@ class Costly:
 def _weight(row: Row | None) -> int:
     if row is None:
         return 0
-    return 1 + sum([len(value) for value in row if isinstance(value, (str, bytes))]) // TEXT_OF_ROW
+    return 1 + row_bytes(row) // TEXT_OF_ROW
 
 
 def bounded(parts: list[Transaction], most: int) -> list[Transaction]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from headwater.database import Database
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
 from headwater.log.live.live_log import LiveLog
-from headwater.model.change import text_bytes
+from headwater.model.change import change_bytes
 from headwater.model.clock import Timestamp, ts_ms, ts_text, wall_ms
 from headwater.ranges.changefeed.catch_up_limits import Catchups
 from headwater.ranges.changefeed.watched_spans import SpanChange, Spans, Stop, Watched, weight
@@ -261,7 +261,8 @@ class ChangeFeed:
         """Return whether the changes up to `upto` are in memory, and small enough to be encoded in the loop."""
         parts = self._log.recent(self.cursor, upto)
         return (
-            parts is not None and sum([text_bytes(change) for part in parts for change in part.changes]) <= INLINE_BYTES
+            parts is not None
+            and sum([change_bytes(change) for part in parts for change in part.changes]) <= INLINE_BYTES
         )
 
     def _read(self, upto: int) -> list[Any] | HeadwaterError:
