@@ -33,7 +33,7 @@ from headwater.feeds.deliver import stream as stream_module
 from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.feeds import Feeds
-from headwater.feeds.groups.log_reader import View, read_page
+from headwater.feeds.groups.log_reader import View
 from headwater.feeds.options import Options
 from headwater.feeds.snapshot import Lease, Position, SnapshotPage, SnapshotReader, highest, lowest, newer_than_snapshot
 from headwater.feeds.subscription import SnapshotState
@@ -125,7 +125,7 @@ class Client:
         log, at = self.database.log, self.done.offset
         newer, edge = newer_than_snapshot(self.stored, self.database.source), highest(self.stored)
         while at < log.latest:
-            page = read_page(log, self.view, after=at, limit=limit, most=BIG, newer=newer if at < edge else None)
+            page = self.view.page(log, after=at, limit=limit, most=BIG, newer=newer if at < edge else None)
             for delivery in page.deliveries:
                 self._put(self.encoder.meant(delivery.data), row=False)
             at = page.upto

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.feeds.groups.log_reader import View, read_page
+from headwater.feeds.groups.log_reader import View
 from headwater.log.live.live_log import LiveLog
 
 SAMPLES = 5
@@ -31,7 +31,7 @@ def backtest(
     samples: list[bytes] = []
     at = after
     while at < end:
-        page = read_page(log, view, after=at, upto=end, limit=PAGE, most=1 << 20)
+        page = view.page(log, after=at, upto=end, limit=PAGE, most=1 << 20)
         if page.upto == at:
             break
         at = page.upto

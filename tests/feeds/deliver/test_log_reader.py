@@ -11,7 +11,7 @@ import pytest
 from tests.feeds.feed_database import FILTERS, ITEMS, WITHOUT_SIZE, Fed, Writer, insert
 
 from headwater.errors import InvalidRequest, OffsetExpired, TransactionTooLarge
-from headwater.feeds.groups.log_reader import Delivery, Page, View, pull_url, read_page, read_whole
+from headwater.feeds.groups.log_reader import Delivery, Page, View, pull_url
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable, check
 from headwater.model.change import Change, Op
 from headwater.serve.http.query_string import changes_asked, parse_query
@@ -46,7 +46,7 @@ def pages(fed: Fed, read: Any, view: View, chance: random.Random, **bounds: Any)
     after = 0
     while after < fed.log.latest:
         drawn = {name: chance.choice(choices) for name, choices in bounds.items()}
-        page = read(fed.log, view, after=after, **drawn)
+        page = read(view, fed.log, after=after, **drawn)
         assert page.upto > after, "a page must get on"
         assert page.size == sum(len(delivery.data) for delivery in page.deliveries)
         assert all(after < delivery.offset <= page.upto for delivery in page.deliveries)
@@ -68,7 +68,7 @@ def test_pages_contain_every_passing_change(seed: int, newer: Any) -> None:
         found: list[Delivery] = []
         for page in pages(
             fed,
-            read_page,
+            View.page,
             view,
             chance,
             limit=[1, 3, 20, 1000],
@@ -85,7 +85,7 @@ def test_pages_contain_every_passing_change(seed: int, newer: Any) -> None:
 def test_page_respects_its_limits(limit: int) -> None:
     fed = history(1)
     view = fed.view()
-    page = read_page(fed.log, view, after=3, limit=limit, most=BIG)
+    page = view.page(fed.log, after=3, limit=limit, most=BIG)
     assert page.deliveries == fed.expected(view, after=3)[:limit]
     assert page.upto == 3 + limit
 
@@ -94,15 +94,15 @@ def test_page_ends_at_the_change_that_reaches_the_byte_limit() -> None:
     fed = history(1)
     view = fed.view()
     first, second, *_ = fed.expected(view)
-    one = read_page(fed.log, view, after=0, limit=100, most=len(first.data))
-    two = read_page(fed.log, view, after=0, limit=100, most=len(first.data) + 1)
+    one = view.page(fed.log, after=0, limit=100, most=len(first.data))
+    two = view.page(fed.log, after=0, limit=100, most=len(first.data) + 1)
     assert (one.deliveries, two.deliveries) == ([first], [first, second])
 
 
 def test_page_ends_at_upto() -> None:
     fed = history(2)
     for upto in (1, 7, 100, fed.log.latest, fed.log.latest + 5):
-        page = read_page(fed.log, fed.view(), after=0, upto=upto, limit=10**6, most=BIG, scan=10**6)
+        page = fed.view().page(fed.log, after=0, upto=upto, limit=10**6, most=BIG, scan=10**6)
         assert page.upto == min(upto, fed.log.latest)
         assert page.deliveries == fed.expected(fed.view(), upto=upto)
 
@@ -110,8 +110,8 @@ def test_page_ends_at_upto() -> None:
 def test_page_at_the_head_is_empty_and_does_not_advance() -> None:
     fed = history(2)
     latest = fed.log.latest
-    for read in (read_page, read_whole):
-        assert read(fed.log, fed.view(), after=latest, limit=5, most=BIG) == Page([], latest, 0)
+    for read in (View.page, View.whole_page):
+        assert read(fed.view(), fed.log, after=latest, limit=5, most=BIG) == Page([], latest, 0)
 
 
 def test_filter_that_passes_nothing_advances_by_the_scan_limit() -> None:
@@ -119,7 +119,7 @@ def test_filter_that_passes_nothing_advances_by_the_scan_limit() -> None:
     for first in range(0, 4000, 400):
         fed.commit(*(insert(id) for id in range(first, first + 400)))
     view = fed.view(tables=("items",), where="size = 99")
-    page = read_page(fed.log, view, after=0, limit=10, most=BIG, scan=1000)
+    page = view.page(fed.log, after=0, limit=10, most=BIG, scan=1000)
     assert page.deliveries == [] and 1000 <= page.upto < 2000
 
 
@@ -127,10 +127,10 @@ def test_evicted_offset_raises_offset_expired() -> None:
     fed = history(2)
     fed.log.flush()
     fed.trim(20)
-    for read in (read_page, read_whole):
+    for read in (View.page, View.whole_page):
         with pytest.raises(OffsetExpired):
-            read(fed.log, fed.view(), after=fed.log.horizon - 2, limit=5, most=BIG)
-        assert read(fed.log, fed.view(), after=fed.log.horizon - 1, limit=5, most=BIG).deliveries
+            read(fed.view(), fed.log, after=fed.log.horizon - 2, limit=5, most=BIG)
+        assert read(fed.view(), fed.log, after=fed.log.horizon - 1, limit=5, most=BIG).deliveries
 
 
 # --- whole transactions ----------------------------------------------------------------------------------------
@@ -146,7 +146,14 @@ def test_whole_pages_contain_every_passing_change_and_split_no_transaction(seed:
         found: list[Delivery] = []
         last = -1
         for page in pages(
-            fed, read_whole, view, chance, limit=[1, 3, 20, 1000], most=[1, 300, BIG], scan=[1, 20, BIG], newer=[newer]
+            fed,
+            View.whole_page,
+            view,
+            chance,
+            limit=[1, 3, 20, 1000],
+            most=[1, 300, BIG],
+            scan=[1, 20, BIG],
+            newer=[newer],
         ):
             found += page.deliveries
             if page.deliveries:
@@ -163,7 +170,7 @@ def test_whole_page_has_as_many_transactions_as_fit_and_at_least_one() -> None:
     view = fed.view(txn="atomic")
 
     def counted(limit: int, most: int = BIG) -> int:
-        return len(read_whole(fed.log, view, after=0, limit=limit, most=most).deliveries)
+        return len(view.whole_page(fed.log, after=0, limit=limit, most=most).deliveries)
 
     assert [counted(limit) for limit in (1, 4, 6, 7, 11, 12, 99)] == [4, 4, 4, 7, 7, 12, 12]
     size = sum(len(delivery.data) for delivery in fed.expected(view)[:7])
@@ -182,7 +189,7 @@ def test_transaction_above_the_size_limit_is_split(parts: int) -> None:
     sizes = []
     after = 0
     while after < fed.log.latest:
-        page = read_whole(fed.log, view, after=after, limit=1, most=1, largest=largest)
+        page = view.whole_page(fed.log, after=after, limit=1, most=1, largest=largest)
         assert page.upto > after and page.size <= largest + len(everything[0].data) * 3
         sizes.append(len(page.deliveries))
         found += page.deliveries
@@ -198,7 +205,7 @@ def test_transaction_at_the_size_limit_stays_whole(parts: int) -> None:
     for txn in ("atomic", "atomic_strict"):
         view = fed.view(txn=txn)
         largest = sum(len(delivery.data) for delivery in fed.expected(view))
-        page = read_whole(fed.log, view, after=0, limit=1, most=1, largest=largest)
+        page = view.whole_page(fed.log, after=0, limit=1, most=1, largest=largest)
         assert page.deliveries == fed.expected(view)
 
 
@@ -209,15 +216,15 @@ def test_atomic_strict_reports_the_pull_url_of_a_large_transaction(parts: int) -
     fed.commit(*(insert(id) for id in range(10, 40)))
     fed.commit(insert(2))
     view = fed.view(tables=("items",), txn="atomic_strict")
-    first = read_whole(fed.log, view, after=0, limit=50, most=2000, largest=2000)
+    first = view.whole_page(fed.log, after=0, limit=50, most=2000, largest=2000)
     assert first.upto == 1, "the changes before it are delivered"
     with pytest.raises(TransactionTooLarge) as refused:
-        read_whole(fed.log, view, after=1, limit=50, most=2000, largest=2000)
+        view.whole_page(fed.log, after=1, limit=50, most=2000, largest=2000)
     details = refused.value.details
     assert (details["first_offset"], details["last_offset"]) == (2, 31)
     assert details["pull_url"] == "/api/v1/changes/main/items?from_offset=1&upto=31&include=after&format=objects_json"
     assert "2000 bytes" in refused.value.message
-    after = read_whole(fed.log, view, after=31, limit=50, most=2000, largest=2000)
+    after = view.whole_page(fed.log, after=31, limit=50, most=2000, largest=2000)
     assert [delivery.offset for delivery in after.deliveries] == [32]
 
 
@@ -227,7 +234,7 @@ def test_pull_url_of_a_large_transaction_is_quoted() -> None:
     fed.commit(*(Change(Op.INSERT, odd, None, (id, 0, "")) for id in range(30)))
     view = fed.view(tables=("a table/é",), txn="atomic_strict")
     with pytest.raises(TransactionTooLarge) as refused:
-        read_whole(fed.log, view, after=0, limit=5, most=100, largest=2000)
+        view.whole_page(fed.log, after=0, limit=5, most=100, largest=2000)
     url = refused.value.details["pull_url"]
     assert url.startswith("/api/v1/changes/main/a%20table%2F%C3%A9?from_offset=0&upto=30&")
 
@@ -263,7 +270,7 @@ def test_transaction_size_counts_passing_changes_only() -> None:
     fed = Fed(part=7)
     fed.commit(*(insert(id, size=id % 50) for id in range(100)))
     view = fed.view(tables=("items",), where="size = 4", txn="atomic_strict")
-    page = read_whole(fed.log, view, after=0, limit=1, most=1, largest=1000)
+    page = view.whole_page(fed.log, after=0, limit=1, most=1, largest=1000)
     assert len(page.deliveries) == 2
 
 
@@ -276,7 +283,7 @@ def test_whole_page_without_matches_advances_by_the_scan_limit(parts: int) -> No
     view = fed.view(tables=("items",), where="size = 1", txn="atomic")
     after, steps, found = 0, [], []
     while after < fed.log.latest:
-        page = read_whole(fed.log, view, after=after, limit=10, most=BIG, scan=600)
+        page = view.whole_page(fed.log, after=after, limit=10, most=BIG, scan=600)
         steps.append(page.upto - after)
         found += page.deliveries
         if page.deliveries:
@@ -288,7 +295,7 @@ def test_whole_page_without_matches_advances_by_the_scan_limit(parts: int) -> No
 # --- a filter that no longer fits --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("read", [read_page, read_whole])
+@pytest.mark.parametrize("read", [View.page, View.whole_page])
 def test_changes_before_a_version_that_the_filter_does_not_fit_are_delivered(read: Any) -> None:
     fed = Fed()
     for id in range(5):
@@ -296,8 +303,8 @@ def test_changes_before_a_version_that_the_filter_does_not_fit_are_delivered(rea
     fed.commit(Change(Op.SCHEMA_CHANGE, WITHOUT_SIZE))
     fed.commit(Change(Op.INSERT, WITHOUT_SIZE, None, (7, "")))
     view = fed.view(tables=("items",), where="size > 2", ops=("insert", "delete"))
-    page = read(fed.log, view, after=0, limit=100, most=BIG)
+    page = read(view, fed.log, after=0, limit=100, most=BIG)
     assert [delivery.offset for delivery in page.deliveries] == [1, 2, 3, 4, 5]
     assert 5 <= page.upto < 7
     with pytest.raises(InvalidRequest, match="does not fit"):
-        read(fed.log, view, after=page.upto, limit=100, most=BIG)
+        read(view, fed.log, after=page.upto, limit=100, most=BIG)

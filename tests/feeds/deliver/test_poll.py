@@ -298,7 +298,7 @@ def test_long_stretch_without_matches_is_scanned_in_one_poll(
 ) -> None:
     monkeypatch.setattr(log_reader, "SCAN", 16)
     monkeypatch.setattr(
-        log_reader.read_page, "__kwdefaults__", {**(log_reader.read_page.__kwdefaults__ or {}), "scan": 16}
+        log_reader.View.page, "__kwdefaults__", {**(log_reader.View.page.__kwdefaults__ or {}), "scan": 16}
     )
 
     async def work() -> None:
@@ -374,7 +374,9 @@ def test_too_large_transaction_raises_in_an_atomic_strict_poll(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        log_reader.read_whole, "__kwdefaults__", {**(log_reader.read_whole.__kwdefaults__ or {}), "largest": 1000}
+        log_reader.View.whole_page,
+        "__kwdefaults__",
+        {**(log_reader.View.whole_page.__kwdefaults__ or {}), "largest": 1000},
     )
 
     async def work() -> None:

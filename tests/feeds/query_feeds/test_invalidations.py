@@ -26,7 +26,7 @@ from tests.feeds.query_feeds.fake_queries import Fake, groups, options, view
 from headwater.errors import OffsetExpired
 from headwater.feeds.deliver import hub as hub_module
 from headwater.feeds.deliver.hub import Hub
-from headwater.feeds.groups.log_reader import Page, read_page
+from headwater.feeds.groups.log_reader import Page
 from headwater.feeds.query_feeds import relevant_changes
 from headwater.feeds.query_feeds.answer_confirmation import AnswerConfirmation
 from headwater.feeds.query_feeds.query_instances import Answered
@@ -44,7 +44,7 @@ def everything(fed: Fed, seen: QueryView, *, after: int = 0, limit: int = 1000) 
     """Read page by page, as a reader does."""
     found: list[tuple[int, bytes]] = []
     while after < fed.log.latest:
-        page: Page = read_page(fed.log, seen, after=after, limit=limit, most=1 << 20)
+        page: Page = seen.page(fed.log, after=after, limit=limit, most=1 << 20)
         assert page.upto > after
         after = page.upto
         found += [(offset, data) for offset, _, data in page.deliveries]
@@ -127,7 +127,7 @@ def test_schema_change_invalidates_and_ends_the_page_until_analysed_again() -> N
     fed.commit(Change(Op.SCHEMA_CHANGE, WIDER, ddl="ALTER TABLE items ADD COLUMN more TEXT"))
     fed.commit(Change(Op.INSERT, WIDER, None, (2, 1, "", "")))
     seen = view(fed, instance)
-    page = read_page(fed.log, seen, after=0, limit=100, most=1 << 20)
+    page = seen.page(fed.log, after=0, limit=100, most=1 << 20)
     assert [delivery.offset for delivery in page.deliveries] == [1, 2] and page.upto == 2 and seen.is_outdated
     assert json.loads(page.deliveries[1].data)["ddl"].startswith("ALTER")
     seen.set_instance(Fake(head=2))
@@ -138,7 +138,7 @@ def test_schema_change_invalidates_and_ends_the_page_until_analysed_again() -> N
 def test_unaffected_instance_advances_inside_a_huge_transaction() -> None:
     fed, instance = Fed(part=10), Fake(holds=lambda row: row[0] == 99)
     fed.commit(*(insert(id) for id in range(100)))
-    page = read_page(fed.log, view(fed, instance), after=0, limit=10, most=1 << 20, scan=20)
+    page = view(fed, instance).page(fed.log, after=0, limit=10, most=1 << 20, scan=20)
     assert not page.deliveries and 20 <= page.upto < 100
     assert offsets(everything(fed, view(fed, instance), after=page.upto)) == [100]
 
@@ -148,7 +148,7 @@ def test_evicted_offset_is_reported() -> None:
     for id in range(5):
         fed.commit(insert(id))
     with pytest.raises(OffsetExpired):
-        read_page(fed.log, view(fed, Fake()), after=0, limit=10, most=1 << 20)
+        view(fed, Fake()).page(fed.log, after=0, limit=10, most=1 << 20)
 
 
 # --- live -----------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Taker:
         taken = None if self.seen is None else self.group.take(self.seen)
         if taken is None:
             self.seen = None
-            page = read_page(self.fed.log, self.view, after=self.cursor, limit=3, most=1 << 20)
+            page = self.view.page(self.fed.log, after=self.cursor, limit=3, most=1 << 20)
             self.found += [ReceivedFrame(str(offset), op.word, data) for offset, op, data in page.deliveries]
             self.cursor = page.upto
             self.seen = self._place()

@@ -35,7 +35,7 @@ def read_piece(
     most: int,
     newer: NewerThanSnapshot | None = None,
 ) -> Piece:
-    """Return a page like `read_page`, framed; where the encoder writes frames itself, end at a block if possible."""
+    """Return a page like `View.page`, framed; where the encoder writes frames itself, end at a block if possible."""
     encoder = view.encoder
     if isinstance(encoder, WritesFrames) and isinstance(frame, Enclosed) and not view.is_whole:
         frames = encoder.frames(frame.enclosing, limit, SLACK * most)

@@ -11,7 +11,7 @@ from headwater.errors import OffsetExpired
 from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.hub_wait import Waiting
 from headwater.feeds.deliver.start_position import check_reached
-from headwater.feeds.groups.log_reader import Page, read_page, read_whole
+from headwater.feeds.groups.log_reader import Page
 from headwater.feeds.snapshot import SnapshotPage, SnapshotReader
 from headwater.feeds.subscriptions.registry import unknown
 
@@ -81,10 +81,10 @@ class Poll:
 
     def _page(self) -> Page:
         consumer, request = self.consumer, self._request
-        read = read_whole if consumer.view.options.txn else read_page
+        view = consumer.view
+        read = view.whole_page if view.options.txn else view.page
         return read(
             consumer.log,
-            consumer.view,
             after=self._cursor,
             limit=request.limit,
             most=MOST_BYTES,

@@ -69,12 +69,47 @@ class View:
         scan: int = SCAN,
         newer: NewerThanSnapshot | None = None,
     ) -> Page:
-        """See `read_page`."""
+        """Return at most `limit` changes and about `most` bytes after `after`, from at most `scan` scanned changes.
+
+        `upto` of the page also moves over changes that do not match. Raises OffsetExpired if `after` was evicted.
+        """
         collector = _Collector(self, after, limit, most, newer)
         for part in parts_of(log, after, upto):
             if not collector.take(part, split=True) or collector.is_full or collector.upto - after >= scan:
                 break
         return collector.page()
+
+    def whole_page(
+        self,
+        log: LiveLog,
+        *,
+        after: int,
+        limit: int,
+        most: int,
+        scan: int = SCAN,
+        newer: NewerThanSnapshot | None = None,
+        largest: int = MAX_TRANSACTION,
+    ) -> Page:
+        """Return a page like `page`, but split no transaction unless it is larger than `largest` bytes.
+
+        A larger transaction is delivered in parts, or raises TransactionTooLarge if the options say `atomic_strict`.
+        """
+        collector = _Collector(self, after, limit, most, newer)
+        for part in parts_of(log, after, None):
+            in_first = collector.in_first
+            if not collector.take(part, split=False):
+                break
+            if in_first and collector.size > largest:
+                if self.options.txn == ATOMIC_STRICT:
+                    raise _too_large(log, self, part, largest)
+                count = len(collector.deliveries)
+                return self.page(log, after=after, upto=part.upto, limit=count, most=largest, newer=newer)
+            if not collector.in_first and (collector.is_over or (part.last and collector.is_full)):
+                break
+            # A page may end inside a transaction as long as the page delivers nothing of that transaction.
+            if collector.upto - after >= scan and not (collector.in_first and collector.deliveries):
+                break
+        return collector.whole_page()
 
 
 class Delivery(NamedTuple):
@@ -154,57 +189,6 @@ class _Collector:
             return self.page()
         count, upto, ts, size = self._fitting
         return Page(self.deliveries[:count], upto, ts, size)
-
-
-def read_page(
-    log: LiveLog,
-    view: View,
-    *,
-    after: int,
-    upto: int | None = None,
-    limit: int,
-    most: int,
-    scan: int = SCAN,
-    newer: NewerThanSnapshot | None = None,
-) -> Page:
-    """Return at most `limit` changes and about `most` bytes after `after`, from at most `scan` scanned changes.
-
-    `upto` of the page also moves over changes that do not match. Raises OffsetExpired if `after` was evicted.
-    """
-    return view.page(log, after=after, upto=upto, limit=limit, most=most, scan=scan, newer=newer)
-
-
-def read_whole(
-    log: LiveLog,
-    view: View,
-    *,
-    after: int,
-    limit: int,
-    most: int,
-    scan: int = SCAN,
-    newer: NewerThanSnapshot | None = None,
-    largest: int = MAX_TRANSACTION,
-) -> Page:
-    """Return a page like `read_page`, but split no transaction unless it is larger than `largest` bytes.
-
-    A larger transaction is delivered in parts, or raises TransactionTooLarge if the options say `atomic_strict`.
-    """
-    collector = _Collector(view, after, limit, most, newer)
-    for part in parts_of(log, after, None):
-        in_first = collector.in_first
-        if not collector.take(part, split=False):
-            break
-        if in_first and collector.size > largest:
-            if view.options.txn == ATOMIC_STRICT:
-                raise _too_large(log, view, part, largest)
-            count = len(collector.deliveries)
-            return read_page(log, view, after=after, upto=part.upto, limit=count, most=largest, newer=newer)
-        if not collector.in_first and (collector.is_over or (part.last and collector.is_full)):
-            break
-        # A page may end inside a transaction as long as the page delivers nothing of that transaction.
-        if collector.upto - after >= scan and not (collector.in_first and collector.deliveries):
-            break
-    return collector.whole_page()
 
 
 def _too_large(log: LiveLog, view: View, part: Transaction, largest: int) -> TransactionTooLarge:

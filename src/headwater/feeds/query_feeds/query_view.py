@@ -71,7 +71,7 @@ class QueryView(View):
         scan: int = SCAN,
         newer: NewerThanSnapshot | None = None,
     ) -> Page:
-        """See `read_page`."""
+        """See `View.page`."""
         self.check_scope()
         return _Pages(self, log, after, limit, most).read(log.latest if upto is None else upto, scan)
 
