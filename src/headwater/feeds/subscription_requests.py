@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from headwater.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.errors import Conflict, HeadwaterError, InvalidRequest, LimitExceeded
 from headwater.feeds.backtest import backtest
-from headwater.feeds.deliver.backpressure import Forecast, Limits, Pressure, counters, forecasted, why_lost
+from headwater.feeds.deliver.backpressure import Forecast, LagLimits, Pressure, counters, forecasted, why_lost
 from headwater.feeds.deliver.start_position import at_time, check_cursor, check_reached, cursor_of
 from headwater.feeds.groups.log_reader import View
 from headwater.feeds.options import Options
@@ -300,7 +300,7 @@ class Subscriptions:
             wall_ms(),
             cursor=subscription.cursor,
             latest=log.latest,
-            limits=Limits.of(database.retention.changes),
+            limits=LagLimits.of(database.retention.changes),
             paused=subscription.paused,
             lost=bool(reason) and not reading,
             spent=log.spent(subscription.cursor),
@@ -315,7 +315,7 @@ class Subscriptions:
             [self._pressure(subscription) for subscription in every],
             sum(bool(subscription.options.query_id) for subscription in every),
         )
-        limits = Limits.of(database.retention.changes)
+        limits = LagLimits.of(database.retention.changes)
         return counters(found, horizon=log.horizon, latest=log.latest, limits=limits, queries=queries)
 
     def forecast(self, id: str) -> Forecast:

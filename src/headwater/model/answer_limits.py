@@ -9,6 +9,7 @@ from typing import Any
 from headwater.errors import AnswerTooLarge, Busy
 from headwater.model.literal import LONG, length
 from headwater.model.table import Row
+from headwater.model.work.usage import Usage
 
 MAX_ROWS = 100_000  # of one answer; a longer one is cut and marked `truncated`
 MAX_BYTES = 64 << 20  # of the values of one answer, and of its encoded form
@@ -27,7 +28,7 @@ class AnswerMemory:
         # Guards _used and _unread. Reentrant, because the garbage collector can free an answer at any moment.
         self._lock = threading.RLock()
         self._used = 0
-        self._unread: dict[Hashable, int] = {}  # bytes of finished answers, by caller; no entries of 0
+        self._unread: Usage[Hashable] = Usage()  # bytes of finished answers, by caller
 
     @property
     def used(self) -> int:
@@ -54,10 +55,10 @@ class AnswerMemory:
     def charge(self, caller: Hashable, count: int) -> None:
         """Count `count` bytes for `caller`; raise Busy if its answers would use more than half of the memory."""
         with self._lock:
-            mine = self._unread.get(caller, 0)
+            mine = self._unread[caller]
             fits = not mine or mine + count <= self.max_memory // 2
             if fits:
-                self._unread[caller] = mine + count
+                self._unread.add(caller, count)
         if not fits:
             raise Busy(
                 f"you have unread answers of {mine >> 20} MiB already",
@@ -69,9 +70,7 @@ class AnswerMemory:
         with self._lock:
             self._used -= count
             if caller is not None:
-                left = self._unread.pop(caller, 0) - count
-                if left > 0:
-                    self._unread[caller] = left
+                self._unread.remove(caller, count)
 
 
 MEMORY = AnswerMemory()  # one process has one memory

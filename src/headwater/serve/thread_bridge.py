@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from headwater.errors import Busy
 from headwater.feeds.fair_threads import Turns, stopping, submitted
+from headwater.model.work.usage import Usage
 from headwater.model.work.work_context import UNNAMED, Holder, holder
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Bridge:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headwater-read")
         self._turns = Turns(threads, most)  # used by the event loop's thread only
         self._most_of_one = max(most // SHARES, 1)
-        self._waiting: Counter[Holder] = Counter()  # calls without a thread, by database and caller; no entries of 0
+        self._waiting: Usage[Holder] = Usage()  # calls without a thread, by database and caller
         self._lock = threading.Lock()
         self._done: list[tuple[asyncio.Future[Any], Future[Any], Holder | None]] = []  # guarded by _lock
 
@@ -59,13 +59,8 @@ class Bridge:
                 f"{self._most_of_one} of your requests are waiting, the limit of one caller",
                 hint="Retry in a moment, or send fewer requests in parallel.",
             )
-        self._waiting[whose] += 1
-        try:
+        with self._waiting.held(whose):
             await self._turns.wait(whose)
-        finally:
-            self._waiting[whose] -= 1
-            if not self._waiting[whose]:
-                del self._waiting[whose]
 
     def _awaited(self, future: Future[T], whose: Holder | None) -> asyncio.Future[T]:
         """Return an awaitable of `future`, which uses a thread on behalf of `whose`, if given."""

@@ -9,7 +9,7 @@ from tests.feeds.feed_database import Fed, insert
 from headwater.feeds.deliver.backpressure import (
     NO_LIMIT,
     Forecast,
-    Limits,
+    LagLimits,
     Pressure,
     counters,
     pressure,
@@ -21,7 +21,7 @@ from headwater.log.memory import MemoryLog
 
 
 def at(lag: int, *, retention: int | None = 4096, paused: bool = False, lost: bool = False) -> Pressure:
-    return pressure(cursor=100, latest=100 + lag, limits=Limits.of(retention), paused=paused, lost=lost)
+    return pressure(cursor=100, latest=100 + lag, limits=LagLimits.of(retention), paused=paused, lost=lost)
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def at(lag: int, *, retention: int | None = 4096, paused: bool = False, lost: bo
     [(4096, 2048, 3072), (1, 1, 1), (2, 1, 2), (3, 1, 3), (5, 2, 4), (1_000_000, 500_000, 750_000)],
 )
 def test_limits_are_half_and_three_quarters_of_the_retention(retention: int, warn: int, throttle: int) -> None:
-    limits = Limits.of(retention)
+    limits = LagLimits.of(retention)
     assert (limits.retention, limits.warn_lag, limits.throttle_lag) == (retention, warn, throttle)
 
 
 def test_unlimited_retention_has_no_pressure() -> None:
-    assert Limits.of(None).retention == NO_LIMIT
+    assert LagLimits.of(None).retention == NO_LIMIT
     assert at(10**12, retention=None).state == "healthy"
 
 
@@ -72,7 +72,7 @@ def test_missing_forecast_is_omitted_and_zeros_are_sent() -> None:
         ("remaining_until_resnapshot", 4096),
         ("paused", False),
     ]
-    found = pressure(cursor=0, latest=1, limits=Limits.of(9), paused=False, lost=False, will_expire_at_ms=7)
+    found = pressure(cursor=0, latest=1, limits=LagLimits.of(9), paused=False, lost=False, will_expire_at_ms=7)
     assert msgspec.json.decode(msgspec.json.encode(found))["will_expire_at_ms"] == 7
 
 
@@ -178,7 +178,7 @@ def test_forecast_is_never_in_the_past(steps: list[tuple[int, int, int]]) -> Non
 
 
 def test_seventeen_counters_are_in_order() -> None:
-    limits = Limits.of(100)
+    limits = LagLimits.of(100)
 
     def one(cursor: int, *, paused: bool = False, lost: bool = False) -> Pressure:
         return pressure(cursor=cursor, latest=300, limits=limits, paused=paused, lost=lost)
@@ -208,15 +208,15 @@ def test_seventeen_counters_are_in_order() -> None:
 
 
 def test_without_subscriptions_remaining_is_the_retention() -> None:
-    found = counters([], horizon=1, latest=0, limits=Limits.of(4096))
+    found = counters([], horizon=1, latest=0, limits=LagLimits.of(4096))
     assert found["min_remaining_until_resnapshot"] == 4096
     assert found["earliest_offset"] == found["dropped_events_total"] == found["retained_events"] == 0
-    assert counters([], horizon=9, latest=8, limits=Limits.of(4))["earliest_offset"] == 0
+    assert counters([], horizon=9, latest=8, limits=LagLimits.of(4))["earliest_offset"] == 0
 
 
 def test_dropped_events_are_all_offsets_before_the_horizon() -> None:
     """The total is one less than the earliest offset and never falls, also for an emptied log."""
-    limits = Limits.of(4)
+    limits = LagLimits.of(4)
     assert counters([], horizon=1, latest=0, limits=limits)["dropped_events_total"] == 0
     assert counters([], horizon=9, latest=8, limits=limits)["dropped_events_total"] == 8
 
@@ -225,7 +225,7 @@ def test_new_generation_counts_earlier_offsets_as_dropped() -> None:
     fed = Fed()
 
     def dropped() -> int:
-        found = counters([], horizon=fed.log.horizon, latest=fed.log.latest, limits=Limits.of(None))
+        found = counters([], horizon=fed.log.horizon, latest=fed.log.latest, limits=LagLimits.of(None))
         return found["dropped_events_total"]
 
     assert dropped() == 0
@@ -255,13 +255,13 @@ def test_new_generation_counts_earlier_offsets_as_dropped() -> None:
 def test_states_between_two_checks_are_those_of_a_growing_lag(
     known: str | None, state: str, lag: int, between: list[str]
 ) -> None:
-    found = states_between(known, Pressure(state, lag, 0, False), Limits.of(8))
+    found = states_between(known, Pressure(state, lag, 0, False), LagLimits.of(8))
     assert [each.state for each in found] == between
     assert [each.lag for each in found] == [{"pressure": 4, "throttle": 6}[name] for name in between]
 
 
 def test_pressure_state_is_skipped_if_throttle_begins_at_the_same_lag() -> None:
-    assert states_between("healthy", Pressure("throttle", 1, 0, False), Limits.of(1)) == []
+    assert states_between("healthy", Pressure("throttle", 1, 0, False), LagLimits.of(1)) == []
 
 
 SHARES = [(0.49, "healthy"), (0.5, "pressure"), (0.74, "pressure"), (0.75, "throttle")]
@@ -269,7 +269,9 @@ SHARES = [(0.49, "healthy"), (0.5, "pressure"), (0.74, "pressure"), (0.75, "thro
 
 @pytest.mark.parametrize(("share", "state"), SHARES)
 def test_limit_by_bytes_or_age_applies_if_stricter(share: float, state: str) -> None:
-    found = pressure(cursor=0, latest=1, limits=Limits.of(1000), paused=False, lost=False, spent=Spent(share, 7, 5_000))
+    found = pressure(
+        cursor=0, latest=1, limits=LagLimits.of(1000), paused=False, lost=False, spent=Spent(share, 7, 5_000)
+    )
     assert (found.state, found.remaining_until_resnapshot, found.will_expire_at_ms) == (state, 7, 5_000)
 
 
@@ -277,7 +279,7 @@ def test_limit_by_count_applies_if_stricter() -> None:
     found = pressure(
         cursor=0,
         latest=8,
-        limits=Limits.of(10),
+        limits=LagLimits.of(10),
         paused=False,
         lost=False,
         will_expire_at_ms=4_000,

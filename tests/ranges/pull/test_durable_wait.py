@@ -71,7 +71,7 @@ def test_only_waits_whose_offset_is_durable_are_woken(monkeypatch: pytest.Monkey
         log.stage(9)
         log.durable = 9
         await asyncio.gather(*far)
-        assert not log.listeners and not room._of_caller
+        assert not log.listeners and not room._held
 
     asyncio.run(work())
 
@@ -87,6 +87,6 @@ def test_caller_has_a_share_of_the_places(monkeypatch: pytest.MonkeyPatch) -> No
         await turns()
         room.drain()
         await asyncio.gather(*mine, *others)
-        assert room._count == 0
+        assert room._held.total == 0
 
     asyncio.run(work())

@@ -601,7 +601,7 @@ def test_a_wait_takes_no_thread_and_ends_when_the_server_does(one: One) -> None:
             asyncio.create_task(one.ranges.describe(ANONYMOUS, None, "t", after=start.latest, wait_ms=60_000))
             for _ in range(200)
         ]
-        while one.ranges._waiting._count < len(asked):
+        while one.ranges._waiting._held.total < len(asked):
             await asyncio.sleep(0.001)
         one.ranges.drain()
         return await asyncio.wait_for(asyncio.gather(*asked), PATIENCE)

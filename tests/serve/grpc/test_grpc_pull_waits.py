@@ -75,7 +75,7 @@ def test_waiting_pulls_have_an_end(tmp_path: Path, settings: dict[str, Any], hin
     ):
         request = asked(caller, files)
         first = waiting(waiter, **request)
-        wait_until(lambda: waits(client)._count == 1, "the first one waits")
+        wait_until(lambda: waits(client)._held.total == 1, "the first one waits")
         failure = caller.refusal(f"{PULL}/CdcPullLog", **request)
         assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert hint in dict(failure.trailing_metadata())["headwater-hint"]
@@ -83,9 +83,9 @@ def test_waiting_pulls_have_an_end(tmp_path: Path, settings: dict[str, Any], hin
         files.run("INSERT INTO t VALUES (1)")
         assert len(first.result().log_data) == 1
         again = waiting(waiter, **request | {"last_log_index": first.result().current_log_index})
-        wait_until(lambda: waits(client)._count == 1, "the place was given back")
+        wait_until(lambda: waits(client)._held.total == 1, "the place was given back")
         again.cancel()
-        wait_until(lambda: waits(client)._count == 0, "the second one left")
+        wait_until(lambda: waits(client)._held.total == 0, "the second one left")
         found = caller.call(f"{PULL}/CdcPullLog", **request)
         assert len(found.log_data) == 1, "a place is given back by a caller that leaves, too"
 
@@ -98,10 +98,10 @@ def test_waiting_pulls_of_a_key_named_anonymous_have_an_end(tmp_path: Path) -> N
         mine, theirs = (("x-api-key", token) for token in made)
         with calling(client, mine) as caller, calling(client, theirs) as other:
             open_ones = [waiting(caller, **request) for _ in range(2)]
-            wait_until(lambda: waits(client)._count == 2, "both wait")
+            wait_until(lambda: waits(client)._held.total == 2, "both wait")
             answer = caller.call(f"{PULL}/CdcPullLog", **request)
             assert answer.error.server_error.code == "limit_exceeded"
             open_ones.append(waiting(other, **request))
-            wait_until(lambda: waits(client)._count == 3, "another key of the same name has its own share")
+            wait_until(lambda: waits(client)._held.total == 3, "another key of the same name has its own share")
             files.run("INSERT INTO t VALUES (1)")
             assert [len(each.result().log_data) for each in open_ones] == [1, 1, 1]

@@ -20,7 +20,7 @@ PAUSED, RESNAPSHOT_REQUIRED = "paused", "resnapshot_required"
 WAL_HORIZON_EXCEEDED, LOG_GENERATION_CHANGED = "wal_horizon_exceeded", "log_generation_changed"
 
 
-class Limits(msgspec.Struct, frozen=True):
+class LagLimits(msgspec.Struct, frozen=True):
     """The lags from which on a subscriber is warned, should throttle its writers, and must resnapshot."""
 
     retention: int
@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True):
     throttle_lag: int
 
     @classmethod
-    def of(cls, retention: int | None) -> Limits:
+    def of(cls, retention: int | None) -> LagLimits:
         """Return the limits of a log that retains `retention` changes; None: no limit by count."""
         kept = NO_LIMIT if retention is None else retention
         return cls(kept, max(kept // 2, 1), -(-3 * kept // 4))
@@ -48,7 +48,7 @@ def pressure(
     *,
     cursor: int,
     latest: int,
-    limits: Limits,
+    limits: LagLimits,
     paused: bool,
     lost: bool,
     will_expire_at_ms: int | None = None,
@@ -63,7 +63,7 @@ def pressure(
     return Pressure(state, lag, _remaining(lag, limits, spent), paused, expires)
 
 
-def _remaining(lag: int, limits: Limits, spent: Spent) -> int:
+def _remaining(lag: int, limits: LagLimits, spent: Spent) -> int:
     by_count = max(limits.retention - lag, 0)
     return by_count if spent.remaining is None else min(by_count, spent.remaining)
 
@@ -72,7 +72,7 @@ def _earliest(*times: int | None) -> int | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def _state(lag: int, limits: Limits, paused: bool, lost: bool, share: float) -> str:
+def _state(lag: int, limits: LagLimits, paused: bool, lost: bool, share: float) -> str:
     if lost:
         return RESNAPSHOT_REQUIRED
     if paused:
@@ -82,7 +82,7 @@ def _state(lag: int, limits: Limits, paused: bool, lost: bool, share: float) -> 
     return PRESSURE if lag >= limits.warn_lag or share >= WARN_SHARE else HEALTHY
 
 
-def states_between(known: str | None, found: Pressure, limits: Limits) -> list[Pressure]:
+def states_between(known: str | None, found: Pressure, limits: LagLimits) -> list[Pressure]:
     """Return the states that a growing lag passed between `known` and `found`."""
     order = (HEALTHY, PRESSURE, THROTTLE, RESNAPSHOT_REQUIRED)
     if known not in order or found.state not in order:
@@ -143,7 +143,7 @@ def forecasted(
     *,
     cursor: int,
     latest: int,
-    limits: Limits,
+    limits: LagLimits,
     paused: bool,
     lost: bool,
     spent: Spent = NOTHING_SPENT,
@@ -163,7 +163,7 @@ def _smoothed(rate: float | None, moved: int, passed: int) -> float:
 
 
 def counters(
-    pressures: Sequence[Pressure], *, horizon: int, latest: int, limits: Limits, queries: int = 0
+    pressures: Sequence[Pressure], *, horizon: int, latest: int, limits: LagLimits, queries: int = 0
 ) -> dict[str, int]:
     """Return the 17 counters of `stats.snapshot.cdc`; `queries` is the number of subscriptions to queries."""
     states = [one.state for one in pressures]

@@ -12,7 +12,7 @@ from headwater.feeds.deliver.backpressure import (
     RESNAPSHOT_REQUIRED,
     WAL_HORIZON_EXCEEDED,
     Forecast,
-    Limits,
+    LagLimits,
     Pressure,
     forecasted,
     pressure,
@@ -54,7 +54,7 @@ class Consumer:
         self.is_current = False  # the log has caught up with the source once
         self._registry, self._forecast = registry, forecast or Forecast()
         self._refresh = refresh
-        self._limits = Limits.of(database.retention.changes)
+        self._limits = LagLimits.of(database.retention.changes)
         self._finished: SnapshotState | None = None
         self._newer: NewerThanSnapshot | None = None
         if subscription is not None and subscription.snapshot is not None and subscription.snapshot.done:

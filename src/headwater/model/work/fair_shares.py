@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from headwater.errors import Busy
+from headwater.model.work.usage import Usage
 from headwater.model.work.work_context import UNNAMED, Holder
 
 SPARE = 4  # one place in so many is reserved for other databases, and for other callers of a database
@@ -43,8 +44,8 @@ class FairShares(Generic[W]):
         self._free, self._share, self._most = places, places - places // SPARE, most
         self._caller_share = caller_share or max(self._share - max(self._share // SPARE, 1), 1)
         self._open_share = self._share - self._share // SPARE  # of all callers without a name together
-        self._running: Counter[Holder] = Counter()  # by database, and by caller
-        self._queued: Counter[str] = Counter()  # by database
+        self._running: Usage[Holder] = Usage()  # by database, and by caller
+        self._queued: Usage[str] = Usage()  # by database
         self._waiting: dict[Holder, deque[W]] = {}  # in the order of their turns
 
     @property
@@ -59,8 +60,8 @@ class FairShares(Generic[W]):
         if not self._free or self._running[database] >= self._share or self._running[caller] >= share:
             return False
         self._free -= 1
-        self._running[database] += 1
-        self._running[caller] += 1
+        self._running.add(database)
+        self._running.add(caller)
         return True
 
     def enqueue(self, whose: Holder, waiter: W) -> None:
@@ -68,15 +69,13 @@ class FairShares(Generic[W]):
         if self._queued[whose[0]] + self._running[_counted(whose)[0]] >= self._most:
             raise Busy(f"{self._most} reads of this database are running or waiting already")
         self._waiting.setdefault(whose, deque()).append(waiter)
-        self._queued[whose[0]] += 1
+        self._queued.add(whose[0])
 
     def give_back(self, whose: Holder) -> None:
         """Release the place of a call that ended."""
         self._free += 1
         for each in _counted(whose):
-            self._running[each] -= 1
-            if not self._running[each]:
-                del self._running[each]
+            self._running.remove(each)
         if self._waiting:
             self._hand_on()
 
@@ -92,9 +91,7 @@ class FairShares(Generic[W]):
                 del self._waiting[whose]
 
     def _next(self, whose: Holder) -> W:
-        self._queued[whose[0]] -= 1
-        if not self._queued[whose[0]]:
-            del self._queued[whose[0]]
+        self._queued.remove(whose[0])
         return self._waiting[whose].popleft()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -13,6 +14,7 @@ class Usage(Generic[K]):
 
     def __init__(self) -> None:
         self._held: dict[K, int] = {}
+        self.total = 0  # of all keys
 
     def __getitem__(self, key: K) -> int:
         return self._held.get(key, 0)
@@ -23,10 +25,21 @@ class Usage(Generic[K]):
     def add(self, key: K, count: int = 1) -> int:
         """Count `count` more for `key`; return how much `key` holds now."""
         held = self._held[key] = self._held.get(key, 0) + count
+        self.total += count
         return held
 
     def remove(self, key: K, count: int = 1) -> None:
         """Count `count` less for `key`."""
-        self._held[key] -= count
-        if not self._held[key]:
-            del self._held[key]
+        self.total -= count
+        left = self._held.pop(key, 0) - count
+        if left > 0:
+            self._held[key] = left
+
+    @contextmanager
+    def held(self, key: K, count: int = 1) -> Iterator[None]:
+        """Count `count` more for `key` until the block ends."""
+        self.add(key, count)
+        try:
+            yield
+        finally:
+            self.remove(key, count)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
 from headwater.errors import LimitExceeded
 from headwater.log.live.live_log import LiveLog
+from headwater.model.work.usage import Usage
 from headwater.model.work.work_context import CALLER, UNNAMED
 
 MOST = 1_024  # concurrent waits
@@ -23,8 +23,7 @@ class Waiting:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._asleep: dict[LiveLog, _Sleepers] = {}
-        self._count = 0
-        self._of_caller: Counter[str] = Counter()  # by account; no entries of 0
+        self._held: Usage[str] = Usage()  # by account
         self._drained = 0  # number of calls of `drain`
 
     async def beyond(self, log: LiveLog, offset: int, seconds: float, is_there: Callable[[], bool]) -> None:
@@ -45,15 +44,14 @@ class Waiting:
             self._leave(log, sleeper, caller)
 
     def _check_room(self, caller: str) -> None:
-        if self._count >= self._most:
+        if self._held.total >= self._most:
             raise LimitExceeded(f"{self._most} requests wait for changes already", hint="Retry without wait_ms.")
         share = max(self._most // SHARES, 1)
-        if caller not in UNNAMED and self._of_caller[caller] >= share:
+        if caller not in UNNAMED and self._held[caller] >= share:
             raise LimitExceeded(f"{share} of your requests wait for changes already", hint="Retry without wait_ms.")
 
     def _enter(self, log: LiveLog, sleeper: _Sleeper, caller: str) -> None:
-        self._count += 1
-        self._of_caller[caller] += 1
+        self._held.add(caller)
         sleepers = self._asleep.get(log)
         if sleepers is None:
             sleepers = self._asleep[log] = _Sleepers(log)
@@ -62,10 +60,7 @@ class Waiting:
         sleepers.check()
 
     def _leave(self, log: LiveLog, sleeper: _Sleeper, caller: str) -> None:
-        self._count -= 1
-        self._of_caller[caller] -= 1
-        if not self._of_caller[caller]:
-            del self._of_caller[caller]
+        self._held.remove(caller)
         sleepers = self._asleep[log]
         sleepers.all.discard(sleeper)
         if not sleepers.all:

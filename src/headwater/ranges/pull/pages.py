@@ -20,7 +20,7 @@ SCAN = 65_536  # changes scanned for one page; a page of a quiet range may be em
 WORDS = {TRUNCATED: "emptied", TABLE_DROPPED: "dropped or renamed", SCHEMA_CHANGED: "altered or rewritten"}
 
 
-class Limits(NamedTuple):
+class PageLimits(NamedTuple):
     """The approximate size of a page, which has at least one row, or both sides of one change."""
 
     rows: int
@@ -55,7 +55,7 @@ class Log(NamedTuple):
     upto: int
 
 
-def rows_page(database: Database, table: Table, span: Span, version: int, limits: Limits) -> Rows:
+def rows_page(database: Database, table: Table, span: Span, version: int, limits: PageLimits) -> Rows:
     """Return the first rows of `span` as of `version`. Raises OffsetExpired and Conflict as `read_table_as_of` does."""
     source = database.source
     place, key_of = source.order(table, table.key), table.key_of
@@ -77,7 +77,7 @@ def rows_page(database: Database, table: Table, span: Span, version: int, limits
 
 
 def log_page(
-    database: Database, table: Table, span: Span, after: int, upto: int, limits: Limits, *, scan: int = SCAN
+    database: Database, table: Table, span: Span, after: int, upto: int, limits: PageLimits, *, scan: int = SCAN
 ) -> Log:
     """Return the first changes of `span` in (after, upto].
 
@@ -115,7 +115,7 @@ def row_weight(row: Row) -> int:
 class _Page:
     """Collects changes in order until it is full."""
 
-    def __init__(self, table: Table, span: Span, limits: Limits, source: Reader) -> None:
+    def __init__(self, table: Table, span: Span, limits: PageLimits, source: Reader) -> None:
         self._table, self._span, self._limits = table, span, limits
         self._place = PerTable(lambda shape: source.order(shape, shape.key))
         self._weight = 0

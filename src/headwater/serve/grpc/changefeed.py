@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, nullcontext, suppress
 from typing import Any
@@ -15,6 +14,7 @@ from headwater.feeds.feeds import Feeds
 from headwater.model.clock import ts_text
 from headwater.model.database_name import real_name
 from headwater.model.principal import OWNER, VIEWER, Principal
+from headwater.model.work.usage import Usage
 from headwater.ranges.changefeed.catch_up_limits import Catchups
 from headwater.ranges.changefeed.changefeed import SLOW, ChangeFeed, Pace, Rooms, begin, slow
 from headwater.ranges.changefeed.watched_spans import Spans
@@ -50,7 +50,7 @@ class ChangeFeedService:
         self._waiting = Waiting(sys.maxsize)  # no limit of its own: streams are limited
         self._rooms: Rooms | None = None
         self._numbers = numbers
-        self._spans: Counter[Hashable] = Counter()  # spans of the open feeds by caller, without owners; no entries of 0
+        self._spans: Usage[Hashable] = Usage()  # spans of the open feeds by caller, without owners
 
     def methods(self) -> Mapping[str, Answer | Pour]:
         """Return the methods by name; the .proto file defines which of them stream."""
@@ -95,13 +95,8 @@ class ChangeFeedService:
     def _slowed(self, feed: ChangeFeed, account: Hashable, spans: int) -> Iterator[None]:
         """Make the checkpoints of the feed rarer, the more spans all feeds of its caller have."""
         feed.least = lambda: least_interval(self._spans[account])
-        self._spans[account] += spans
-        try:
+        with self._spans.held(account, spans):
             yield
-        finally:
-            self._spans[account] -= spans
-            if not self._spans[account]:
-                del self._spans[account]
 
     def _sent(self, events: list[bytes]) -> bytes:
         self._numbers.events += len(events)

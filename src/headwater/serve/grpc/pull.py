@@ -26,7 +26,7 @@ from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
 from headwater.model.principal import VIEWER, Principal
 from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
-from headwater.ranges.pull.pages import Limits, Rows, Seen, check_log, log_page, rows_page
+from headwater.ranges.pull.pages import PageLimits, Rows, Seen, check_log, log_page, rows_page
 from headwater.ranges.ranges.lease import check_subscriber, durable_now
 from headwater.ranges.ranges.range import Range
 from headwater.ranges.ranges.ranges import Entered, Ranges
@@ -97,7 +97,7 @@ class PullService:
         check_subscriber(request.subscriber_name)
         return await self._run(self._rows, who, request, _limits(request))
 
-    def _rows(self, who: Principal, request: Any, limits: Limits) -> bytes:
+    def _rows(self, who: Principal, request: Any, limits: PageLimits) -> bytes:
         one = self._enter(who, request)
         span = _behind(_part(one.range, request), request.last_key, one.range)
         self._api.pulling().keep_up(who, one, request.subscriber_name)
@@ -131,7 +131,7 @@ class PullService:
         seen = await ranges.describe(who, one.db, one.table.name, after=after, wait_ms=request.wait_ms, run=self._run)
         return await self._run(self._changes, who, request, limits, seen.latest)
 
-    def _changes(self, who: Principal, request: Any, limits: Limits, upto: int) -> bytes:
+    def _changes(self, who: Principal, request: Any, limits: PageLimits, upto: int) -> bytes:
         one, after = self._enter(who, request), request.last_log_index
         log = one.database.log
         if after > upto or after + 1 < log.generation_first:
@@ -164,10 +164,10 @@ class PullService:
 # --- requests ------------------------------------------------------------------------------------------------
 
 
-def _limits(request: Any) -> Limits:
+def _limits(request: Any) -> PageLimits:
     if request.limit > PAGE_ROWS:
         raise RequestTooLarge(f"limit {request.limit} is too large", hint=f"Send at most {PAGE_ROWS}.")
-    return Limits(request.limit or PAGE_ROWS, PAGE_BYTES)
+    return PageLimits(request.limit or PAGE_ROWS, PAGE_BYTES)
 
 
 def _number(value: int, field: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 
 from headwater.errors import LimitExceeded
+from headwater.model.work.usage import Usage
 from headwater.serve.limits.rates import place_of
 
 RESERVE = 64  # connections above each limit that may still request the health routes
@@ -43,10 +44,14 @@ class ConnectionLimits:
 
     def __init__(self, most: int, per_client: int) -> None:
         self._most, self._per_client = most, per_client
-        self._from: dict[str, int] = {}
+        self._from: Usage[str] = Usage()
         self.is_lowered = False  # whether the limit of open files set `most`
-        self.open = 0
         self.refused = 0
+
+    @property
+    def open(self) -> int:
+        """The number of open connections."""
+        return self._from.total
 
     def enter(self, address: str) -> LimitExceeded | None:
         """Count a new connection; return an error if it is over a limit, and may request the health routes only."""
@@ -66,24 +71,17 @@ class ConnectionLimits:
 
     def add(self, address: str) -> int:
         """Count a new connection without checking the limits; return how many are open from its address."""
-        place = place_of(address)
-        here = self._from[place] = self._from.get(place, 0) + 1
-        self.open += 1
-        return here
+        return self._from.add(place_of(address))
 
     def is_over_limit(self, address: str) -> bool:
         """Return whether a limit is exceeded, so that only health requests are answered."""
-        return self._from.get(place_of(address), 0) > self._per_client or self.open > self._most
+        return self._from[place_of(address)] > self._per_client or self.open > self._most
 
     def is_full(self, address: str) -> bool:
         """Return whether the reserve above a limit is used up too, so that a connection is closed without an answer."""
-        here = self._from.get(place_of(address), 0)
+        here = self._from[place_of(address)]
         return here > self._per_client + RESERVE or self.open > self._most + RESERVE
 
     def leave(self, address: str) -> None:
         """Uncount a connection that was closed."""
-        place = place_of(address)
-        self.open -= 1
-        self._from[place] -= 1
-        if not self._from[place]:
-            del self._from[place]
+        self._from.remove(place_of(address))

@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, RequestTooLarge
+from headwater.model.work.usage import Usage
 from headwater.serve.call import Headers, Receive, Scope
 from headwater.serve.limits.rates import place_of
 
@@ -118,31 +119,26 @@ class BodyMemory:
 
     def __init__(self, total: int = MAX_RECEIVING) -> None:
         self.total = total
-        self._used = 0
-        self._by_place: dict[str, int] = {}  # no entries of 0
+        self._held: Usage[str] = Usage()  # by client address
 
     @property
     def used(self) -> int:
         """Return the bytes in use."""
-        return self._used
+        return self._held.total
 
     def take(self, place: str, count: int) -> None:
         """Count `count` bytes from one client address. Raises Busy if this address, or all together, have too many."""
-        mine = self._by_place.get(place, 0)
-        if self._used + count > self.total or mine + count > self.total // 2:
+        mine = self._held[place]
+        if self.used + count > self.total or mine + count > self.total // 2:
             raise Busy(
-                f"unfinished requests use {self._used >> 20} MiB, {mine >> 20} MiB of them from your address",
+                f"unfinished requests use {self.used >> 20} MiB, {mine >> 20} MiB of them from your address",
                 hint="Retry in a moment, or send fewer large requests in parallel.",
             )
-        self._used += count
-        self._by_place[place] = mine + count
+        self._held.add(place, count)
 
     def release(self, place: str, count: int) -> None:
         """Uncount `count` bytes of one client address."""
-        self._used -= count
-        left = self._by_place.pop(place, 0) - count
-        if left > 0:
-            self._by_place[place] = left
+        self._held.remove(place, count)
 
 
 BODIES = BodyMemory()  # shared by all servers of the process

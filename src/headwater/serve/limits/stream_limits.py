@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headwater.errors import LimitExceeded
+from headwater.model.work.usage import Usage
 from headwater.serve.call import Scope
 from headwater.serve.limits.rates import place_of
 
@@ -15,25 +16,20 @@ class Places:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._taken: dict[str, int] = {}
+        self._taken: Usage[str] = Usage()
 
     @contextmanager
     def take(self, client: str) -> Iterator[None]:
         """Count a stream or poll while it is open; LimitExceeded if the client has too many."""
         place = place_of(client)
-        taken = self._taken.get(place, 0)
+        taken = self._taken[place]
         if taken >= self._most:
             raise LimitExceeded(
                 f"{taken} streams and waiting polls are open from {client}, the limit is reached",
                 hint="Close one, read several tables by one subscription, or raise serve.max_streams_per_client.",
             )
-        self._taken[place] = taken + 1
-        try:
+        with self._taken.held(place):
             yield
-        finally:
-            self._taken[place] -= 1
-            if not self._taken[place]:
-                del self._taken[place]
 
 
 def client_of(scope: Scope) -> str:

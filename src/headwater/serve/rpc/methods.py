@@ -11,7 +11,7 @@ from typing import Any
 
 from headwater import __version__
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
-from headwater.feeds.deliver.backpressure import Limits, counters
+from headwater.feeds.deliver.backpressure import LagLimits, counters
 from headwater.feeds.deliver.poll import Asked
 from headwater.feeds.subscriptions.subscribe_query import lits_of
 from headwater.model.database_name import real_name
@@ -103,7 +103,7 @@ def _stats(api: Api, who: Principal, p: params.MaybeDatabase) -> Any:
     if api.feeds is not None:
         cdc = api.feeds.subscriptions.counters(real_name(p.db))
     else:
-        limits = Limits.of(status.retention_changes)
+        limits = LagLimits.of(status.retention_changes)
         cdc = counters([], horizon=status.horizon, latest=status.latest, limits=limits)
     return {"cdc": cdc, "databases": found}
 
