@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.model.change import Change, Op, Transaction, change_bytes
+from headwater.model.change import Change, Op, Transaction, image_bytes
 from headwater.model.literal import Embedding, Json
 from headwater.model.table import Column, Table
 
@@ -74,5 +74,5 @@ def test_a_cut_that_takes_everything_is_the_transaction_itself() -> None:
 
 def test_bytes_of_a_change_are_those_of_its_texts_blobs_documents_and_vectors() -> None:
     before, after = ("x" * 100, b"x" * 20, 1, None), (Json("[1, 2]"), Embedding((0.5,) * 4), 2.5, "")
-    assert change_bytes(Change(Op.UPDATE, T, before, after)) == 158
-    assert change_bytes(Change(Op.SCHEMA_CHANGE, T)) == 0
+    assert image_bytes([Change(Op.UPDATE, T, before, after)]) == 158
+    assert image_bytes([Change(Op.SCHEMA_CHANGE, T)]) == 0

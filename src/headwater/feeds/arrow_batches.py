@@ -13,7 +13,7 @@ from headwater.feeds.deliver.end_reason import CLOSED, STOPPING, Ending
 from headwater.feeds.deliver.hub_wait import Waiting
 from headwater.feeds.filters.filter import ROW_OPS
 from headwater.model import arrow
-from headwater.model.change import Op, change_bytes
+from headwater.model.change import Op, image_bytes
 from headwater.model.table import Table
 
 ROWS = 16_384  # changes in one batch
@@ -74,7 +74,7 @@ class Batches:
                         return self._batch(found) if found else b""
                     if op in ROW_OPS:
                         found.append((part, part.first + place, change, op))
-                        size += change_bytes(change)
+                        size += image_bytes((change,))
                         if size >= BATCH_BYTES:
                             self.cursor = part.first + place
                             return self._batch(found)

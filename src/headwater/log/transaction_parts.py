@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from headwater.errors import InvalidRequest
-from headwater.model.change import Transaction, change_bytes
+from headwater.model.change import Transaction, image_bytes
 
 BLOCK_CHANGES = 512  # a seek decodes one block: small enough for well under a millisecond
 BLOCK_BYTES = 8 << 20  # of large rows that are encoded at once, about
@@ -112,4 +112,4 @@ def estimated_bytes(part: Transaction) -> int:
     """Estimate the memory of `part` by its last change: measuring every row would cost more."""
     change = part.changes[-1]
     values = len(change.before or ()) + len(change.after or ())
-    return len(part.changes) * (32 * values + change_bytes(change))
+    return len(part.changes) * (32 * values + image_bytes((change,)))

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from headwater.errors import AnswerTooLarge, Busy
-from headwater.model.literal import LONG, length
+from headwater.model.literal import LENGTHS
 from headwater.model.table import Row
 from headwater.model.work.usage import Usage
 
@@ -147,7 +147,8 @@ def weight(row: Iterable[Any]) -> int:
 
 
 def _size(value: Any) -> int:
-    return length(value) if isinstance(value, LONG) else LEAST
+    length = LENGTHS.get(type(value))
+    return LEAST if length is None else length(value)
 
 
 def too_large(most: int | None = None) -> AnswerTooLarge:

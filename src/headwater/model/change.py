@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
-from headwater.model.literal import LONG, length
+from headwater.model.literal import LENGTHS
 from headwater.model.table import Key, Row, Table
 
 
@@ -97,11 +98,10 @@ class Transaction(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def row_bytes(row: Row | None) -> int:
-    """Return the approximate bytes of the texts, blobs, documents and vectors of a row."""
-    return 0 if row is None else sum([length(value) for value in row if isinstance(value, LONG)])
+_length_of = LENGTHS.get
 
 
-def change_bytes(change: Change) -> int:
-    """Return the approximate bytes of the texts, blobs, documents and vectors of both images."""
-    return row_bytes(change.before) + row_bytes(change.after)
+def image_bytes(changes: Iterable[Change]) -> int:
+    """Return the approximate bytes of the texts, blobs, documents and vectors in the images of `changes`."""
+    rows = [row for change in changes for row in (change.before, change.after) if row is not None]
+    return sum([length(value) for row in rows for value in row if (length := _length_of(type(value)))])

@@ -64,14 +64,13 @@ class Embedding(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
-LONG = (str, bytes, Json, Embedding)  # values of any length
-
-
-def length(value: str | bytes | Json | Embedding) -> int:
-    """Return the approximate bytes of a value of one of the types `LONG`."""
-    if isinstance(value, Json):
-        return len(value.text)
-    return 8 * len(value.values) if isinstance(value, Embedding) else len(value)
+# The approximate bytes of values of the types that have any length.
+LENGTHS: dict[type, Callable[[Any], int]] = {
+    str: len,
+    bytes: len,
+    Json: lambda value: len(value.text),
+    Embedding: lambda value: 8 * len(value.values),
+}
 
 
 class Unavailable:

@@ -42,7 +42,7 @@ from headwater.feeds.groups import group as group_module
 from headwater.feeds.groups import hub_batch as batch_module
 from headwater.feeds.groups.group import Group
 from headwater.feeds.options import Options
-from headwater.model.change import Change, Op, Transaction, change_bytes
+from headwater.model.change import Change, Op, Transaction, image_bytes
 from headwater.model.literal import Json
 from headwater.model.table import Column, Table
 
@@ -207,7 +207,7 @@ class Encoding:
     def _recorded(self, encode: Callable[..., bytes]) -> Callable[..., bytes]:
         def change(encoder: Native, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
             self.threads.setdefault((offset, encoder), []).append(threading.get_ident())
-            if change_bytes(change) > batch_module.MOST_ENCODED:
+            if image_bytes([change]) > batch_module.MOST_ENCODED:
                 self.begun.set()
                 assert self.go.wait(PATIENCE)
             return encode(encoder, part, offset, change, op)

@@ -12,8 +12,7 @@ from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.frame import Frame
 from headwater.feeds.groups.group import Group
 from headwater.log.transaction_parts import estimated_bytes
-from headwater.model.change import Change, Op, Transaction, change_bytes, row_bytes
-from headwater.model.table import Row
+from headwater.model.change import Change, Op, Transaction, image_bytes
 
 SLICE = 64  # changes that a costly filter evaluates between two checks of the clock
 PATIENCE_SECONDS = 0.05  # CPU time that one costly filter may use per batch, because all readers wait for the batch
@@ -37,8 +36,7 @@ class Batch:
         last = parts[-1]
         # The first offset of the transaction that continues after this batch.
         self.unfinished = None if last.last else last.first - last.start
-        self._bytes = [change_bytes(change) for change in self.changes]
-        self._is_large = sum(self._bytes) > MOST_ENCODED
+        self._is_large = image_bytes(self.changes) > MOST_ENCODED
         self._framed: dict[tuple[Encoder, Frame, int, Op], bytes] = {}
 
     def is_cheap(self, group: Group, places: list[int]) -> bool:
@@ -63,7 +61,10 @@ class Batch:
     @cached_property
     def _weights(self) -> list[int]:
         """For each change, the number of rows without text that take as long to compare."""
-        return [_weight(change.before) + _weight(change.after) for change in self.changes]
+        return [
+            (change.before is not None) + (change.after is not None) + image_bytes([change]) // TEXT_OF_ROW
+            for change in self.changes
+        ]
 
     @cached_property
     def _weight(self) -> int:
@@ -96,7 +97,7 @@ class Batch:
             return False
         encoder, frame = group.view.encoder, group.frame
         new = [place for place, op in found if (encoder, frame, self.placed[place][1], op) not in self._framed]
-        return sum([self._bytes[place] for place in new]) > MOST_ENCODED
+        return image_bytes([self.changes[place] for place in new]) > MOST_ENCODED
 
     def frames(self, group: Group, found: Found) -> list[tuple[int, bytes]]:
         """Return the frames of `found`, each with its offset."""
@@ -147,12 +148,6 @@ class Costly:
             if left and self._began < math.inf:
                 self._decided[left.pop(0)[0]] = None
             return dict(self._decided), left
-
-
-def _weight(row: Row | None) -> int:
-    if row is None:
-        return 0
-    return 1 + row_bytes(row) // TEXT_OF_ROW
 
 
 def bounded(parts: list[Transaction], most: int) -> list[Transaction]:

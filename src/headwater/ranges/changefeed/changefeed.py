@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from headwater.database import Database
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
 from headwater.log.live.live_log import LiveLog
-from headwater.model.change import change_bytes
+from headwater.model.change import image_bytes
 from headwater.model.clock import Timestamp, ts_ms, ts_text, wall_ms
 from headwater.ranges.changefeed.catch_up_limits import Catchups
 from headwater.ranges.changefeed.watched_spans import SpanChange, Spans, Stop, Watched, weight
@@ -260,10 +260,7 @@ class ChangeFeed:
     def _is_light(self, upto: int) -> bool:
         """Return whether the changes up to `upto` are in memory, and small enough to be encoded in the loop."""
         parts = self._log.recent(self.cursor, upto)
-        return (
-            parts is not None
-            and sum([change_bytes(change) for part in parts for change in part.changes]) <= INLINE_BYTES
-        )
+        return parts is not None and sum([image_bytes(part.changes) for part in parts]) <= INLINE_BYTES
 
     def _read(self, upto: int) -> list[Any] | HeadwaterError:
         """Return the messages of a page; an error if it is the first thing found.
