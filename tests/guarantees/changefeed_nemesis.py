@@ -31,6 +31,7 @@ from tests.guarantees.changefeed_validators import (
     truth_of,
     validate,
 )
+from tests.guarantees.fault_driver import FaultDriver, ServerFaults
 from tests.guarantees.server_process import Asking, Gone, Refused, ServerProcess
 from tests.serve.changefeeds import Feed, at, made, span
 from tests.suite.deadlines import PATIENCE
@@ -200,26 +201,22 @@ class Writer(threading.Thread):
                 self.sql(text)
 
 
-class ChangefeedNemesis:
+class ChangefeedNemesis(ServerFaults, FaultDriver):
     """One run. `emptying` is how a table goes at once."""
 
-    def __init__(self, seed: str, folder: Path, *, emptying: tuple[str, ...], databases: tuple[str, ...] = ()) -> None:
-        self.seed, self.random = seed, random.Random(seed)
+    quota, patience = (20, 60), PATIENCE
+
+    def __init__(
+        self, seed: str, folder: Path, *, rounds: int, emptying: tuple[str, ...], databases: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(seed, random.Random(seed))
+        self.rounds = rounds
         self.data = folder / "data"
         self.server = ServerProcess(self.data, SETTINGS, databases=list(databases), said=folder / "server.err")
         self._emptying = emptying
-        self.events: list[str] = []
 
-    def run(self, rounds: int) -> None:
+    def _run(self) -> None:
         print(f"seed {self.seed}")
-        try:
-            self._run(rounds)
-        except BaseException as error:
-            raise AssertionError(f"seed {self.seed!r}, {self.events}: {error}\n{self.server.last_words()}") from error
-        finally:
-            self.server.close()
-
-    def _run(self, rounds: int) -> None:
         self.server.start()
         ask = Asking(self.server)
         for table in "tu":
@@ -231,11 +228,7 @@ class ChangefeedNemesis:
         for thread in (self.writer, *self.readers):
             thread.start()
         try:
-            for event in ["kill", "flood", *(self.random.choice(EVENTS) for _ in range(rounds))]:
-                self._let_write()
-                self.events.append(event)
-                getattr(self, "_" + event.replace(" ", "_"))()
-            self._let_write()
+            self.drive(["kill", "flood", *(self.random.choice(EVENTS) for _ in range(self.rounds))])
             self.writer.stop.set()
             self.writer.join()
             rows = self._finish(ask)
@@ -251,29 +244,22 @@ class ChangefeedNemesis:
         self.server.stop()
         self._judge(rows)
 
-    def _let_write(self) -> None:
-        wanted, end = self.writer.done + self.random.randint(20, 60), time.monotonic() + PATIENCE
-        while self.writer.done < wanted and time.monotonic() < end:
-            time.sleep(0.01)
+    @property
+    def done(self) -> int:
+        """Return the number of acknowledged transactions."""
+        return self.writer.done
 
-    def _calm(self) -> None:
-        self._let_write()
+    def last_words(self) -> str:
+        return self.server.last_words()
 
-    def _kill(self) -> None:
-        self.server.kill()
-        self.server.start()
+    def close(self, *, keep: bool = False) -> None:
+        self.server.close()
 
-    def _kill_twice(self) -> None:
-        self.server.kill()
-        self.server.launch()
-        time.sleep(self.random.random())  # a random point of the way up
-        self._kill()
+    def do_calm(self) -> None:
+        """Cause no fault while more is written."""
+        self.let_work()
 
-    def _end(self) -> None:
-        self.server.stop()
-        self.server.start()
-
-    def _flood(self) -> None:
+    def do_flood(self) -> None:
         """More than fits on the way to a reader that takes nothing: the server loses its patience with it."""
         slow, ask = self.readers[SLOW], Asking(self.server)
         before = self._cut_off()

@@ -1,8 +1,7 @@
 """The nemesis: writers, readers on every transport, watchers of queries and pests over one database, and trouble.
 
 Servers are killed, ended, paused and more, as the world of the database says. Afterwards the log is judged by the
-tables and by what writers were told, and every reader by its journal against the log. `random.Random(seed)` decides
-everything that can be decided; how threads and processes interleave cannot.
+tables and by what writers were told, and every reader by its journal against the log.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import threading
 import time
 
 from tests.guarantees.bad_subscribers import Pests
+from tests.guarantees.fault_driver import FaultDriver
 from tests.guarantees.feed_journal import CHANGE
 from tests.guarantees.feed_oracle import Base, Expected, Spec, Truth
 from tests.guarantees.feed_reader import GIVE_UP, Reader
@@ -23,17 +23,17 @@ from tests.guarantees.nemesis_database import Rows, World
 from tests.guarantees.server_process import Asking, Gone, Refused
 from tests.guarantees.validators import Atomic, Durable, NeverRewritten, Ordered, placed
 from tests.guarantees.watchers import WATCHERS, validate_watcher
-from tests.suite.deadlines import wait_until
 
 from headwater.model.change import Transaction
 from headwater.model.clock import parse_ts
 
 
-class Nemesis:
+class Nemesis(FaultDriver):
     """One run."""
 
     def __init__(self, world: World, *, rounds: int = 4, more_readers: int = 0) -> None:
-        self.world, self.rounds, self.random = world, rounds, world.random
+        super().__init__(world.seed, world.random)
+        self.world, self.rounds, self.quota, self.patience = world, rounds, world.quota, world.patience
         self.server, self.history, self.recorder = world.server, world.history, world.recorder
         self.rewritten = NeverRewritten()
         self.generation = ""
@@ -42,7 +42,6 @@ class Nemesis:
         chosen = [world.fit(spec) for spec in specs(self.random, readers, world.wheres)] if readers else []
         chosen += [self._watched() for _ in range(world.watchers)]
         self.readers = [self._reader(place, spec) for place, spec in enumerate(chosen)]
-        self.events: list[str] = []
         self._stop = threading.Event()
 
     def _watched(self) -> Spec:
@@ -60,21 +59,6 @@ class Nemesis:
         found.has_others = self.world.has_others
         return found
 
-    def run(self) -> None:
-        """Load, trouble, judgement. A failure names the seed and what happened."""
-        failed = True
-        try:
-            self._run()
-            failed = False
-        except BaseException as error:
-            raise AssertionError(
-                f"seed {self.world.seed!r} failed\n"
-                f"events: {', '.join(self.events)}\ncodes: {dict(self.history.codes)}\n{error}\n"
-                f"server: {self.server.last_words()[-2000:]}"
-            ) from error
-        finally:
-            self.world.close(keep=failed)
-
     def _run(self) -> None:
         self.world.prepare()
         writers = [threading.Thread(target=run, args=(self._stop,)) for run in self.world.writers()]
@@ -87,12 +71,7 @@ class Nemesis:
             self.pests.start()
         self.world.begin()
         try:
-            for event in self.world.events(self.rounds):
-                self._let_them_write()
-                self.events.append(event)
-                self.world.happen(event)
-                self._read_the_log()
-            self._let_them_write()
+            self.drive(self.world.events(self.rounds))
         finally:
             self.world.leave()
             self._stop.set()
@@ -107,19 +86,22 @@ class Nemesis:
         self._judge(rows)
         print(f"  judged in {time.monotonic() - begin:.0f} s")
 
-    def _let_them_write(self) -> None:
-        """Wait until so many more writes are acknowledged: at least the least of the quota, more in some seconds."""
-        time.sleep(self.random.random())
-        least, most = self.world.quota
-        before, wanted = self._oks, self.random.randint(least, most)
-        end = time.monotonic() + self.world.patience
-        while self._oks < before + wanted and time.monotonic() < end:
-            time.sleep(0.01)
-        wait_until(lambda: self._oks >= before + least, "enough acknowledged writes")
-
     @property
-    def _oks(self) -> int:
+    def done(self) -> int:
+        """Return the number of acknowledged writes."""
         return self.history.codes["ok"]
+
+    def happen(self, event: str) -> None:
+        self.world.happen(event)
+
+    def check(self) -> None:
+        self._read_the_log()
+
+    def last_words(self) -> str:
+        return f"codes: {dict(self.history.codes)}\nserver: {self.server.last_words()[-2000:]}"
+
+    def close(self, *, keep: bool = False) -> None:
+        self.world.close(keep=keep)
 
     # --- the end -------------------------------------------------------------------------------------------------
 
@@ -187,10 +169,10 @@ class Nemesis:
         assert not failures, "\n".join(failures)
         entries = sum(len(reader.journal) for reader in self.readers)
         losses = sum(len(reader.losses) for reader in self.readers)
-        print(f"seed {self.world.seed}: to {parts[-1].upto}, {entries} entries, {losses} losses; {self.events}")
+        print(f"seed {self.seed}: to {parts[-1].upto}, {entries} entries, {losses} losses; {self.events}")
         print(f"  {dict(self.history.codes)}; {self.pests.told()}")
-        least = self.world.quota[0] * (len(self.events) + 1)
-        assert self._oks >= least and entries >= 1000 * bool(self.readers), "too little happened"
+        least = self.quota[0] * (len(self.events) + 1)
+        assert self.done >= least and entries >= 1000 * bool(self.readers), "too little happened"
 
     def _judge_log(self, parts: list[Transaction]) -> list[str]:
         """Order, whole transactions, and what writers were told; by the log alone."""

@@ -1,18 +1,18 @@
 """The interface of a nemesis to a database: who writes to it, what may happen to it, and what it holds in the end.
 
-What can happen to our server is the same over any database, and is here.
+What fills its disk or shortens its log is here; other faults of our server are the same for every nemesis.
 """
 
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.guarantees.fault_driver import ServerFaults
 from tests.guarantees.feed_oracle import Base, Spec, Truth
 from tests.guarantees.feed_specs import WHERES, Wheres
 from tests.guarantees.recorder import Recorder
@@ -26,8 +26,8 @@ Run = Callable[[threading.Event], None]  # a writer, until it is told to stop
 Rows = Mapping[str, list[tuple[tuple[Any, ...], dict[str, Any]]]]  # by table: keys and rows
 
 
-class World:
-    """One run's database, our server over it, and the history of both. An event `a b` is the method `do_a_b`."""
+class World(ServerFaults):
+    """One run's database, our server over it, and the history of both."""
 
     must: tuple[str, ...] = ()  # happens in every run
     may: tuple[str, ...] = ("kill", "kill twice", "end", "pause", "calm", "fill")
@@ -125,7 +125,7 @@ class World:
         if self.is_short:
             self._is_over.clear()
         try:
-            getattr(self, "do_" + event.replace(" ", "_"))()
+            super().happen(event)
         finally:
             self._is_over.set()
 
@@ -139,29 +139,6 @@ class World:
         written while the server was down."""
         self._is_over.wait()
         self.recorder.may_write()
-
-    def do_calm(self) -> None:
-        time.sleep(1)
-
-    def do_kill(self) -> None:
-        self.server.kill()
-        self.server.start()
-
-    def do_kill_twice(self) -> None:
-        self.server.kill()
-        self.server.launch()
-        time.sleep(self.random.random())  # a random point of the way up
-        self.server.kill()
-        self.server.start()
-
-    def do_end(self) -> None:
-        self.server.stop()
-        self.server.start()
-
-    def do_pause(self) -> None:
-        self.server.signal(signal.SIGSTOP)
-        time.sleep(0.6)
-        self.server.signal(signal.SIGCONT)
 
     def do_fill(self) -> None:
         """No byte is left for the log; in the midst of that it may be killed, too."""

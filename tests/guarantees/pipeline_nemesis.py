@@ -9,10 +9,12 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
+from tests.guarantees.fault_driver import FaultDriver, ServerFaults
 from tests.guarantees.pipeline_process import Cluster, PipelineProcess, children, command_of, free_port, kill
 from tests.guarantees.server_process import ServerProcess
 
@@ -23,6 +25,7 @@ from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
 WRITER = Path(__file__).parent / "pipeline_writer.py"
 SIZES = (0, 1, 500, 20_000, 150_000, 1_000_000)
 TABLES = ("item", "pair", "plain")
+EVENTS = ("kill driver", "kill driver", "kill everything", "kill executor", "kill", "kill bulk worker")
 SPEC = """
 [pipeline]
 name = "nemesis"
@@ -46,14 +49,14 @@ path = "lake/{{table}}"
 """
 
 
-class Nemesis:
+class Nemesis(ServerFaults, FaultDriver):
     """One run by one seed. `cluster` is a standalone master's, or None for local[2]."""
 
     def __init__(
         self, seed: str, folder: Path, *, cluster: Cluster | None = None, rounds: int = 4, size: int = -1
     ) -> None:
-        self.seed, self.folder, self.cluster, self.rounds = seed, folder, cluster, rounds
-        self.random = random.Random(f"{seed} pipeline")
+        super().__init__(seed, random.Random(f"{seed} pipeline"))
+        self.folder, self.cluster, self.rounds = folder, cluster, rounds
         self.size = self.random.choice(SIZES) if size < 0 else size
         port = free_port()
         self.server = ServerProcess(folder / "data", http=f"127.0.0.1:{port}")
@@ -68,46 +71,49 @@ class Nemesis:
         )
         self.pipeline = PipelineProcess(spec, folder / "elsewhere")
         self.writer: subprocess.Popen[bytes] | None = None
-        self.checked = 0
+        self.checked = self._reports = 0
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Everything, then the proof."""
         print(f"seed {self.seed}: {self.size} rows")
         path = str(self.folder / "data" / "main.db")
-        try:
-            subprocess.run([sys.executable, str(WRITER), "fill", path, str(self.size)], check=True)
-            self.server.start()
-            self.writer = subprocess.Popen(
-                [sys.executable, str(WRITER), path, self.seed, "0.02"], stdin=subprocess.PIPE
-            )
-            self.pipeline.start()
-            for _ in range(self.rounds):
-                self.strike()
-                self.check()
-            self.calm()
-            print(f"seed {self.seed}: equal at the end, and {self.checked} times in between")
-        finally:
-            self.close()
+        subprocess.run([sys.executable, str(WRITER), "fill", path, str(self.size)], check=True)
+        self.server.start()
+        self.writer = subprocess.Popen([sys.executable, str(WRITER), path, self.seed, "0.02"], stdin=subprocess.PIPE)
+        self.pipeline.start()
+        self.drive(self._schedule())
+        self.finish()
+        print(f"seed {self.seed}: equal at the end, and {self.checked} times in between; {self.events}")
 
-    def strike(self) -> None:
-        """Let it work for a while, then hurt it."""
-        alive = self.pipeline.heard(self.random.randrange(1, 9))
-        assert alive, f"seed {self.seed}: the pipeline gave up:\n{self.pipeline.last_words()}"
-        blow = self.random.choice((self.driver, self.driver, self.everything, self.executor, self.serving, self.bulk))
-        print(f"seed {self.seed}: {blow.__name__}")
-        blow()
+    def _schedule(self) -> Iterator[str]:
+        for _ in range(self.rounds):
+            yield self.random.choice(EVENTS)
 
-    def driver(self) -> None:
+    @property
+    def done(self) -> int:
+        """Return the number of reports of progress."""
+        return self._reports
+
+    def let_work(self) -> None:
+        """Wait for some reports of progress."""
+        for _ in range(self.random.randrange(1, 9)):
+            assert self.pipeline.heard(1), "the pipeline gave up"
+            self._reports += 1
+
+    def last_words(self) -> str:
+        return f"pipeline: {self.pipeline.last_words()}\nserver: {self.server.last_words()[-2000:]}"
+
+    def do_kill_driver(self) -> None:
         """The driver alone dies; a new one starts while its JVM may still be at work."""
         self.pipeline.kill_driver()
         self.pipeline.start()
 
-    def everything(self) -> None:
+    def do_kill_everything(self) -> None:
         """Driver, JVM and Python workers die at once."""
         self.pipeline.kill_all()
         self.pipeline.start()
 
-    def executor(self) -> None:
+    def do_kill_executor(self) -> None:
         """Whatever runs the tasks dies; the pipeline has to go on by itself."""
         found = (
             self.pipeline.below("-m headwater.pipeline.spark.worker_daemon")
@@ -116,12 +122,7 @@ class Nemesis:
         )
         kill(*found[: self.random.randrange(1, 3)])
 
-    def serving(self) -> None:
-        """The server dies and comes back."""
-        self.server.kill()
-        self.server.start()
-
-    def bulk(self) -> None:
+    def do_kill_bulk_worker(self) -> None:
         """The server's worker process dies."""
         kill(*(pid for pid in children(self.server.pid) if "headwater.worker" in command_of(pid)))
 
@@ -140,34 +141,34 @@ class Nemesis:
                     if error.retryable or isinstance(error, OffsetExpired):
                         continue
                     raise
-                assert rows == truth, f"seed {self.seed}: {table} at {version}: {difference(rows, truth)}"
+                assert rows == truth, f"{table} at {version}: {difference(rows, truth)}"
                 self.checked += 1
         finally:
             client.close()
 
-    def calm(self) -> None:
+    def finish(self) -> None:
         """No more writes, no more kills: a run to the end, and everything must be equal."""
         assert self.writer is not None and self.writer.stdin is not None
         self.writer.stdin.close()
         self.writer.wait(60)
         self.server.wait_caught_up()
         code = self.pipeline.stop()
-        assert code == 0, f"seed {self.seed}: stopped with {code}:\n{self.pipeline.last_words()}"
+        assert code == 0, f"stopped with {code}"
         self.pipeline.start("--once")
         code = self.pipeline.finish()
-        assert code == 0, f"seed {self.seed}: ended with {code}:\n{self.pipeline.last_words()}"
+        assert code == 0, f"ended with {code}"
         client = Client(self.server.url)
         try:
             for table in TABLES:
                 found = held(self.folder / "lake" / table)
-                assert found is not None, f"seed {self.seed}: {table} never got there"
+                assert found is not None, f"{table} never got there"
                 seen = client.describe("main", table)
                 truth = rows_at(client, table, f"{seen.generation}.{seen.latest}")
-                assert found[1] == truth, f"seed {self.seed}: {table}: {difference(found[1], truth)}"
+                assert found[1] == truth, f"{table}: {difference(found[1], truth)}"
         finally:
             client.close()
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = False) -> None:
         """Leave nothing running."""
         if self.writer is not None and self.writer.poll() is None:
             self.writer.kill()

@@ -33,12 +33,12 @@ def postgres() -> Iterator[str]:
     "seed", ["feed", pytest.param("headwater", marks=pytest.mark.soak(seconds=15, every_time=True))]
 )
 def test_sqlite_changefeeds_keep_their_guarantees_under_faults(seed: str, tmp_path: Path) -> None:
-    ChangefeedNemesis(seed, tmp_path, emptying=DROPPING).run(2)
+    ChangefeedNemesis(seed, tmp_path, rounds=2, emptying=DROPPING).run()
 
 
 @pytest.mark.slow
 def test_postgresql_changefeeds_keep_their_guarantees_under_faults(postgres: str, tmp_path: Path) -> None:
-    ChangefeedNemesis("headwater", tmp_path, emptying=TRUNCATING, databases=(postgres,)).run(2)
+    ChangefeedNemesis("headwater", tmp_path, rounds=2, emptying=TRUNCATING, databases=(postgres,)).run()
 
 
 @pytest.mark.soak(seconds=60)
@@ -46,7 +46,7 @@ def test_postgresql_changefeeds_keep_their_guarantees_under_faults(postgres: str
 def test_sqlite_changefeeds_keep_their_guarantees_under_faults_of_fresh_seeds(
     place: int, tmp_path: Path, fresh_seed: str
 ) -> None:
-    ChangefeedNemesis(fresh_seed, tmp_path, emptying=DROPPING).run(8)
+    ChangefeedNemesis(fresh_seed, tmp_path, rounds=8, emptying=DROPPING).run()
 
 
 @pytest.mark.soak(seconds=60)
@@ -54,4 +54,4 @@ def test_sqlite_changefeeds_keep_their_guarantees_under_faults_of_fresh_seeds(
 def test_postgresql_changefeeds_keep_their_guarantees_under_faults_of_fresh_seeds(
     place: int, postgres: str, tmp_path: Path, fresh_seed: str
 ) -> None:
-    ChangefeedNemesis(fresh_seed, tmp_path, emptying=TRUNCATING, databases=(postgres,)).run(8)
+    ChangefeedNemesis(fresh_seed, tmp_path, rounds=8, emptying=TRUNCATING, databases=(postgres,)).run()
