@@ -1,6 +1,6 @@
 """Runs as a process of its own, like `foreign_writer.py`, over the tables behind feeds.
 
-python feed_foreign_writer.py PATH SEED NAME rows
+python -m tests.guarantees.feed_foreign_writer PATH SEED NAME rows
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs as a process of its own: writes into the database file with the standard library's SQLite.
 
-    python foreign_writer.py PATH SEED NAME schema|rows
+    python -m tests.guarantees.foreign_writer PATH SEED NAME schema|rows
 
 Says `acknowledged MARK CHANGES` after a COMMIT and `refused MARK WHY` after a rollback, each a line on
 stdout. Ends at the end of stdin.

@@ -22,24 +22,25 @@ from tests.guarantees.writers import History
 from headwater.model.change import Transaction
 from headwater.model.table import Table
 
+ROOT = Path(__file__).parents[2]
 KEYED = {"item": ("id",), "pair": ("a", "b"), "line": ("rowid",), "ledger": ("mark",)}
 
 
 class Foreigner:
-    """Another process that writes into the file: `script` says how. One after the other."""
+    """Another process that writes into the file: `module` says how. One after the other."""
 
-    def __init__(self, folder: Path, database: Path, seed: str, script: str, works: str) -> None:
+    def __init__(self, folder: Path, database: Path, seed: str, module: str, works: str) -> None:
         self._folder, self._database, self._seed = folder, database, seed
-        self._script, self._works = Path(__file__).with_name(script), works
+        self._module, self._works = f"{__package__}.{module}", works
         self._count = 0
         self._process: subprocess.Popen[str] | None = None
 
     def begin(self) -> None:
         self._count += 1
         name = f"f{self._count}"
-        command = [sys.executable, str(self._script), str(self._database), f"{self._seed}-{name}", name, self._works]
+        command = [sys.executable, "-m", self._module, str(self._database), f"{self._seed}-{name}", name, self._works]
         with (self._folder / f"{name}.txt").open("wb") as told:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=told, text=True)
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=told, text=True, cwd=ROOT)
 
     def end(self, *, killed: bool = False) -> None:
         process, self._process = self._process, None
@@ -48,7 +49,8 @@ class Foreigner:
             if killed:
                 process.kill()
             process.stdin.close()
-            process.wait(60)
+            code = process.wait(60)
+            assert killed or code == 0, f"the other process ended with {code}"
 
     def tell(self, history: History) -> None:
         """What all of them were told."""
@@ -66,12 +68,12 @@ class SqliteWorld(World):
     """What both have."""
 
     schema: tuple[str, ...]
-    script, works = "feed_foreign_writer.py", "rows"
+    module, works = "feed_foreign_writer", "rows"
 
     def __init__(self, seed: str, folder: Path) -> None:
         self._trim = random.Random(seed).choice(("50", "10000"))
         super().__init__(seed, folder)
-        self.foreigner = Foreigner(folder, self.data / "main.db", seed, self.script, self.works)
+        self.foreigner = Foreigner(folder, self.data / "main.db", seed, self.module, self.works)
 
     def configured(self) -> str:
         return super().configured().replace("{trim}", self._trim)
@@ -101,6 +103,10 @@ class SqliteWorld(World):
         super().happen(event)
         if is_held:
             self.foreigner.begin()
+
+    def judge(self, parts: list[Transaction], truth: Truth | None) -> list[str]:
+        """The other process wrote, too."""
+        return [] if self.history.codes["foreign acknowledged"] > 20 else ["too little happened in the other process"]
 
     def do_kill_the_foreigner(self) -> None:
         self.foreigner.end(killed=True)
@@ -184,7 +190,7 @@ tx_idle_seconds = 0.15
     readers, watchers, pests = 0, 0, False
     quota, patience = (100, 500), 4.0
     schema = clients.SCHEMA
-    script = "foreign_writer.py"
+    module = "foreign_writer"
 
     def __init__(self, seed: str, folder: Path, *, retained: int | None = None) -> None:
         self.retained, self.keeps_all = retained, retained is None
@@ -218,8 +224,7 @@ tx_idle_seconds = 0.15
         for mark in self.history.refused:
             lasting.note_refused(mark)
         lasting.check()
-        assert self.history.codes["foreign acknowledged"] > 20, "too little happened"
-        return complete.failures + lasting.failures
+        return complete.failures + lasting.failures + super().judge(parts, truth)
 
 
 class Tables:
