@@ -22,7 +22,6 @@ from headwater.model.predicate import (
     Literal,
     all_of,
     children,
-    columns,
     eq,
     key_is,
     parse_expr,
@@ -204,6 +203,11 @@ def exprs() -> st.SearchStrategy[Any]:
         )
 
     return st.recursive(leaf, grow, max_leaves=12)
+
+
+def columns(expr: Expr) -> set[str]:
+    found = {expr.name} if isinstance(expr, Col) else set()
+    return found.union(*map(columns, children(expr)))
 
 
 def names_in(body: Any) -> set[str]:

@@ -136,12 +136,6 @@ def children(expr: Expr) -> Iterator[Expr]:
             yield otherwise
 
 
-def columns(expr: Expr) -> set[str]:
-    """Return the names of the columns that `expr` reads."""
-    found = {expr.name} if isinstance(expr, Col) else set()
-    return found.union(*map(columns, children(expr)))
-
-
 # --- reading ---------------------------------------------------------------------------------------------
 
 

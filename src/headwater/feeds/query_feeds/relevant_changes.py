@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from headwater.feeds.query_feeds.query_instances import QueryInstance
@@ -68,18 +68,6 @@ def relevant(instance: QueryInstance, part: Transaction) -> Iterator[Relevant]:
         place = instance.matters(change)
         if place is not None:
             yield Relevant(part, offset, change, place)
-
-
-def gathered(instance: QueryInstance, parts: Sequence[Transaction]) -> RelevantChanges | None:
-    """Return the relevant changes of one transaction; None if there are none."""
-    found: RelevantChanges | None = None
-    for part in parts:
-        for one in relevant(instance, part):
-            if found is None:
-                found = RelevantChanges(one)
-            else:
-                found.take(one)
-    return found
 
 
 def schema_changes(part: Transaction) -> int:

@@ -25,15 +25,14 @@ class Const(msgspec.Struct, frozen=True, tag="const"):
 
 Operand = Param | Const
 
-# Operators of a test. NULL makes all of them unknown except `is` and `is_not`, for which NULL equals NULL.
-OPS = ("eq", "ne", "lt", "le", "gt", "ge", "is", "is_not", "in", "not_in", "between", "not_between")
-
 
 class Test(msgspec.Struct, frozen=True, tag="test"):
     """A comparison of one column with operands, as the database compares that column with a plain value."""
 
     column: str
-    op: str  # of OPS
+    # One of eq, ne, lt, le, gt, ge, is, is_not, in, not_in, between, not_between. NULL makes all of them unknown except
+    # `is` and `is_not`, for which NULL equals NULL.
+    op: str
     operands: tuple[Operand, ...]
 
     __test__ = False  # pytest would collect it

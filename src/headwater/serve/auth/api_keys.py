@@ -130,11 +130,6 @@ class Keys:
         self._known = known
 
 
-def is_key(text: bytes) -> bool:
-    """Return whether `text` has the form of a key."""
-    return _KEY.match(text) is not None
-
-
 def write_whole(path: Path, content: bytes) -> None:
     """Replace the file by `content` atomically and durably; only the owner may read it."""
     temporary = path.with_suffix(".new")

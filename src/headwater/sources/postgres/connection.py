@@ -25,7 +25,6 @@ CONNECT_SECONDS = 10
 WRITING = {"default_transaction_read_only": "off"}  # barriers and publications write; readers set READ ONLY themselves
 # Set by a statement: libpq also sends PGTZ and similar variables, which override the options of the connection.
 _SET = "; ".join(f"SET {name} = '{value}'" for name, value in SETTINGS.items()).encode()
-SCHEMES = ("postgresql://", "postgres://")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -23,9 +23,8 @@ from headwater.errors import (
 )
 from headwater.model.log_throttle import Repeats, counted
 
-UNIQUE, EXCLUDED = "23505", "23P01"
 SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED = "40001", "40P01", "55P03", "57014"
-READ_ONLY, DENIED = "25006", "42501"
+DENIED = "42501"
 MAX_TEXT = 1_000  # characters of each PostgreSQL text in our errors, at most
 RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # a retry may succeed
 

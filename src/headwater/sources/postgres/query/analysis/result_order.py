@@ -42,7 +42,6 @@ _BY_PEERS = frozenset({"rank", "dense_rank", "percent_rank", "cume_dist"})
 _ROUNDED = frozenset({"sum", "avg", "corr", "covar_pop", "covar_samp", "variance", "stddev", "var_pop", "var_samp"})
 _ROUNDED |= {"stddev_pop", "stddev_samp"}
 _FLOATS = frozenset({700, 701})
-_SHAPING = ("setOperations", "limitCount", "limitOffset", "distinctClause", "groupClause", "groupingSets", "havingQual")
 _MERGING = ("setOperations", "distinctClause", "groupClause", "groupingSets", "havingQual")
 NO_ORDER = "the order of its rows is not determined: add a key to ORDER BY"
 Cell = tuple[int, int]  # place of a table, number of a column

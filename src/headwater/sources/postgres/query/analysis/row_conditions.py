@@ -25,7 +25,6 @@ from headwater.sources.postgres.types import BOOL, DATE, INT2, INT4, INT8, TEXT,
 INTS = frozenset({INT2, INT4, INT8})
 _ORDERED = INTS | {DATE, TIMESTAMP, TIMESTAMPTZ}
 _EQUAL = _ORDERED | {BOOL, UUID_, TEXT}
-_NAMES = {"=": "eq", "<>": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
 _TURNED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _STEADY = frozenset({"BOOLEXPR", "OPEXPR", "SCALARARRAYOPEXPR", "NULLTEST", "ARRAYEXPR", "ARRAY"})
 _LEAVES = frozenset({"VAR", "CONST", "PARAM", "RELABELTYPE"})

@@ -94,11 +94,6 @@ def unquoted(token: Token) -> str:
     return inside if mark == "[" else inside.replace(mark * 2, mark)
 
 
-def is_same(name: str, other: str) -> bool:
-    """Return whether SQLite treats both as the same name: only ASCII letters fold."""
-    return name == other or folded(name) == folded(other)
-
-
 def folded(name: str) -> str:
-    """Return `name` with its ASCII letters in lower case."""
+    """Return `name` with its ASCII letters in lower case: SQLite treats names as the same if these are equal."""
     return name.lower() if name.isascii() else name.encode("utf-8", "surrogatepass").lower().decode("utf-8", "replace")
