@@ -92,7 +92,7 @@ def case(rng: random.Random) -> dict[str, str]:
 
 
 def _in_its_order(patch: Any, base: Answer) -> bytes:
-    from headwater.queries.patch.apply import apply
+    from tests.queries.patch.patch_application import apply
 
     return b"[%s]" % b",".join(apply(msgspec.json.encode(patch), base.texts))
 

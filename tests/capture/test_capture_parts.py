@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.log.memory_log import MemoryLog
 
 from headwater.capture.capture import GATHER, Capture
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
-from headwater.log.memory import MemoryLog
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.log.memory_log import MemoryLog
 from tests.log.samples import transaction
 from tests.sources.memory_source import MemorySource
 
@@ -16,7 +17,6 @@ from headwater.errors import StorageFull
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
-from headwater.log.memory import MemoryLog
 from headwater.model.clock import ts_ms, ts_of_ms
 
 

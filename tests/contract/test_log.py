@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.log.memory_log import MemoryLog
 from tests.log.samples import ITEMS, ORDERS, fill, flat, ids, in_parts, inserts, transaction, transactions
 from tests.suite.examples import examples
 
@@ -17,7 +18,6 @@ from headwater.log.disk.block_codec import encode
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Log, Retention
-from headwater.log.memory import MemoryLog
 from headwater.log.transaction_parts import BLOCK_CHANGES
 from headwater.model.change import Change, Op, Transaction
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from tests.log.memory_log import MemoryLog
 from tests.sources.memory_source import MemorySource
 from tests.suite.deadlines import PATIENCE
 
@@ -19,7 +20,6 @@ from headwater.feeds.groups.log_reader import Delivery, View
 from headwater.feeds.options import Options
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
-from headwater.log.memory import MemoryLog
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Row, Table
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 from tests.guarantees.server_process import ServerProcess
+from tests.queries.etag.token_order import dominates
 from tests.soundness.differential_checker import Unsound
 from tests.soundness.grammar import Query
 from tests.soundness.random_databases import JSON, Asked, Captured, data_of, opaque_of, rows_of
@@ -24,7 +25,7 @@ from tests.soundness.schemas import Step
 from tests.suite.deadlines import PATIENCE
 
 from headwater.model.literal import to_lit
-from headwater.queries.etag.causality import dominates, from_header, from_json, to_header
+from headwater.queries.etag.causality import from_header, from_json, to_header
 
 QUERIES = 6
 OPERATIONS = 60  # of one schema, on average

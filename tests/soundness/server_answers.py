@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from tests.log.memory_log import MemoryLog
+
 from headwater.errors import HeadwaterError
-from headwater.log.memory import MemoryLog
 from headwater.model.change import Transaction
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.table import Table

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.feeds.feed_database import Fed, insert
+from tests.log.memory_log import MemoryLog
 
 from headwater.feeds.deliver.backpressure import (
     NO_LIMIT,
@@ -17,7 +18,6 @@ from headwater.feeds.deliver.backpressure import (
     why_lost,
 )
 from headwater.log.disk.retention import Spent
-from headwater.log.memory import MemoryLog
 
 
 def at(lag: int, *, retention: int | None = 4096, paused: bool = False, lost: bool = False) -> Pressure:

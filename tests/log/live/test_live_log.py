@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.log.faults import FaultyVFS
+from tests.log.memory_log import MemoryLog
 from tests.log.samples import ORDERS, flat, ids, in_parts, transaction, transactions
 from tests.suite.deadlines import PATIENCE
 from tests.suite.examples import examples
@@ -19,7 +20,6 @@ from headwater.log.disk.disk_log import DiskLog
 from headwater.log.live.live_log import LiveLog
 from headwater.log.live.staged_tail import Tail, estimated_bytes
 from headwater.log.log import Retention
-from headwater.log.memory import MemoryLog
 from headwater.model.change import Change, Op, Transaction
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.log.memory_log import MemoryLog
 from tests.log.samples import fill, ids, transactions
 
 from headwater.errors import OffsetExpired
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
-from headwater.log.memory import MemoryLog
 
 FOR_EVER = 10**15
 PLENTY = 10**12

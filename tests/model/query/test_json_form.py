@@ -10,7 +10,7 @@ from tests.model.random_forms import Forms, shuffled
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import U64
 from headwater.model.predicate import MAX_DEPTH, MAX_NODES, Call, Col, Function, Literal
-from headwater.model.query.canonical_json import canonical, canonical_bytes, form_of
+from headwater.model.query.canonical_json import canonical_bytes, form_of
 from headwater.model.query.json_form import parse_query, parse_query_of
 from headwater.model.query.query import (
     Aggregate,
@@ -33,6 +33,10 @@ from headwater.model.query.query import (
 ID = {"col": "id"}
 ITEM = {"expr": ID}
 ONE = Select((Item(Col("id")),))
+
+
+def canonical(body: Any, *, db: str = "main") -> bytes:
+    return canonical_bytes(parse_query(body, db=db))
 
 
 def select(**fields: Any) -> dict[str, Any]:

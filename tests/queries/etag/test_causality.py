@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.queries.etag.token_order import dominates, merge
 
 from headwater.errors import InvalidRequest, PreconditionFailed
 from headwater.queries.etag.causality import (
@@ -13,12 +14,10 @@ from headwater.queries.etag.causality import (
     Dep,
     Token,
     demand,
-    dominates,
     floor_of,
     from_header,
     from_json,
     lacking,
-    merge,
     parse,
     to_header,
     token,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.capture.captured_database import running
+from tests.log.memory_log import MemoryLog
 
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Log, Retention
-from headwater.log.memory import MemoryLog
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.queries.etag import table_versions

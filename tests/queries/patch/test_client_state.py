@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.queries.patch.patch_application import apply
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.model.literal import to_lit
-from headwater.queries.patch.apply import apply
 from headwater.queries.patch.client_state import ClientState, HeldRow, diff_state, fingerprint
 from headwater.queries.patch.patch import Answer
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.queries.patch.patch_application import apply, rows_hash
 
 from headwater.errors import Conflict
 from headwater.model.literal import U64, Date, Json
-from headwater.queries.patch.apply import apply, rows_hash
 from headwater.queries.patch.patch import OBJECTS, PLAIN, ROWS, Answer, Form, diff
 from headwater.queries.patch.steps import NoSteps, longest_rise, steps
 

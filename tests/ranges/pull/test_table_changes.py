@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.capture.captured_database import running
+from tests.log.memory_log import MemoryLog
 from tests.ranges.bulk_reads import place_of
 
-from headwater.log.memory import MemoryLog
 from headwater.model.arrow import Images
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table

@@ -266,12 +266,6 @@ class Span(msgspec.Struct, frozen=True):
         return cls()
 
     @classmethod
-    def of_prefix(cls, values: Key, collations: Sequence[str] = ()) -> Span:
-        """Return the span of the keys whose first values are `values`."""
-        start = encode_key(values, collations)
-        return cls(start, prefix_end(start))
-
-    @classmethod
     def between(cls, low: Key | None, high: Key | None, collations: Sequence[str] = ()) -> Span:
         """Return the span from `low` to `high`, both included with all keys that start with them; None is open."""
         start = b"" if low is None else encode_key(low, collations)

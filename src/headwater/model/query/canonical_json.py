@@ -12,7 +12,6 @@ import msgspec
 
 from headwater.model.literal import Json, Value, to_lit
 from headwater.model.predicate import OPS, Call, Case, Cast, Col, Expr, Function, Literal, Queried
-from headwater.model.query.json_form import parse_query
 from headwater.model.query.query import (
     Aggregate,
     Body,
@@ -30,11 +29,6 @@ from headwater.model.query.query import (
     Subquery,
     TableRef,
 )
-
-
-def canonical(body: Any, *, db: str = "main") -> bytes:
-    """Return the canonical bytes of the query in the JSON `body`; raise what `parse_query` raises."""
-    return canonical_bytes(parse_query(body, db=db))
 
 
 def canonical_bytes(query: Query) -> bytes:

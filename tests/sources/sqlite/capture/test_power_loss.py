@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.log.memory_log import MemoryLog
 from tests.sources.sqlite.capture.test_file_history import T, running
 from tests.sources.sqlite_writer_process import Foreign
 
 from headwater.log.disk.disk_log import DiskLog
-from headwater.log.memory import MemoryLog
 from headwater.sources.sqlite.capture.power_loss import Witness, boot_id
 
 OTHER_BOOT = {"boot_id": "an earlier boot"}

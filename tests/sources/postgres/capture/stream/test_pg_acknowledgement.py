@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.log.memory_log import MemoryLog
 from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 from tests.sources.sqlite_source import MemoryNotes
@@ -18,7 +19,6 @@ from headwater.capture.capture import Capture
 from headwater.errors import SourceMismatch
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
-from headwater.log.memory import MemoryLog
 from headwater.sources.postgres.capture.decode.replication_frames import lsn_of, status_update
 from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly
 from headwater.sources.postgres.connection import Server as Address

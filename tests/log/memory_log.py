@@ -1,4 +1,4 @@
-"""The log in memory: all but durability, for tests and for databases that end with the process."""
+"""The log in memory, for tests: all but durability."""
 
 from __future__ import annotations
 
