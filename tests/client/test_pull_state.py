@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from headwater.client.arrow_stream import ReceivedBatch
 from headwater.client.protocol import broken
 from headwater.client.pull_state import LogPull, SnapshotPull, Walk
-from headwater.client.responses import Range
 from headwater.client.retry import Backoff
 from headwater.errors import Conflict, HeadwaterError, InvalidRequest, OffsetExpired, StaleEpoch, Unavailable
 from headwater.model.keys.key import Span
+from headwater.model.keys.range import Range
 
 keys = st.binary(min_size=1, max_size=2)
 SCHEMA = pa.schema([("key", pa.binary())], metadata={"version": "4"})

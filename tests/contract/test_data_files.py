@@ -16,9 +16,9 @@ from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.store import InstancePosition
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.keys.key import Span
+from headwater.model.keys.range import Range
 from headwater.model.principal import Principal
 from headwater.queries.prepared import Prepared, PreparedQueries, query_id
-from headwater.ranges.ranges.range import Range
 from headwater.ranges.ranges.store import Cut, Pull, Store
 
 DUMPS = Path(__file__).parent / "data_files"

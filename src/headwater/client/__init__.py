@@ -8,7 +8,8 @@ http_connections, httpx        protocol: requests, answers, errors
 from typing import TYPE_CHECKING, Any
 
 from headwater.client.client import Client
-from headwater.client.responses import Described, Page, Range, Registered, Subscribed
+from headwater.client.responses import Described, Page, Registered, Subscribed
+from headwater.model.keys.range import Range
 
 if TYPE_CHECKING:
     from headwater.client.async_client import AsyncClient

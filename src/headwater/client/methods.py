@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from headwater.client.protocol import find_token, offset_expired, parse_url, ranges_of, reader
 from headwater.client.pull_state import LogPull, SnapshotPull, Walk
-from headwater.client.responses import Described, Page, Range, Registered, Subscribed
+from headwater.client.responses import Described, Page, Registered, Subscribed
 from headwater.client.retry import Backoff
 from headwater.client.sse import Feed, Follow
 from headwater.client.transfer import Call, Transfer
 from headwater.model.formats import PLAIN
 from headwater.model.keys.key import Span
+from headwater.model.keys.range import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from headwater.client.responses import Described as Described
-from headwater.client.responses import Range, WireRange
+from headwater.client.responses import WireRange
 from headwater.errors import (
     ConfigError,
     Forbidden,
@@ -23,6 +23,7 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
+from headwater.model.keys.range import Range
 
 T = TypeVar("T")
 

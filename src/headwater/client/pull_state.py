@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.client.arrow_stream import ReceivedBatch
 from headwater.client.protocol import ARROW_KIND, Request, get_request, ranges_of
-from headwater.client.responses import Described, Range
+from headwater.client.responses import Described
 from headwater.client.retry import Backoff
 from headwater.client.transfer import Transfer
 from headwater.errors import HeadwaterError, InvalidRequest, StaleEpoch
 from headwater.model.keys.key import Span
+from headwater.model.keys.range import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa

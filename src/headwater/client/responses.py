@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from headwater.model.keys.key import Span
+from headwater.model.keys.range import Range
 from headwater.model.table import Table
 
 
@@ -26,16 +27,6 @@ class Described(msgspec.Struct, frozen=True):
     resnapshot: bool = False  # rows may have changed with it without a change in the log
     step_upto: int | None = None  # the end of a step of the requested size, if possible of a transaction
     remedy: str = ""  # the SQL that makes the source send complete rows; "" if it does already
-
-
-class Range(msgspec.Struct, frozen=True):
-    """A part of a table by key. Splits and merges raise its epoch; `rows` and `bytes` are estimates."""
-
-    id: int
-    epoch: int
-    span: Span
-    rows: int = 0
-    bytes: int = 0
 
 
 class Registered(msgspec.Struct, frozen=True, rename={"version": "init_snapshot_version"}):

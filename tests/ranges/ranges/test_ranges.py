@@ -29,11 +29,11 @@ from headwater.errors import (
 from headwater.log.log import Retention
 from headwater.model.clock import wall_ms
 from headwater.model.keys.key import Span, encode_key
+from headwater.model.keys.range import Range
 from headwater.model.principal import ANONYMOUS, Principal, Scope
 from headwater.ranges.pull.table_status import Described
 from headwater.ranges.ranges import lease as leases
 from headwater.ranges.ranges.lease import hold_again
-from headwater.ranges.ranges.range import Range
 from headwater.ranges.ranges.ranges import Ranges
 from headwater.ranges.ranges.store import Store
 

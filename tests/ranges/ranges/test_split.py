@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.model.keys.key import Span
+from headwater.model.keys.range import Range
 from headwater.model.table import Column, Table
 from headwater.ranges.ranges import split as spans
-from headwater.ranges.ranges.range import Range
 from headwater.ranges.ranges.split import (
     Merge,
     Split,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.errors import LogDamaged, Unavailable
 from headwater.model.keys.key import Span
-from headwater.ranges.ranges.range import Range
+from headwater.model.keys.range import Range
 from headwater.ranges.ranges.split import Merge, Split, applied, spans_of
 from headwater.ranges.ranges.store import Cut, Others, Pull, Store
 

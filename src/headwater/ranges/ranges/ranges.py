@@ -24,13 +24,13 @@ from headwater.log.live.live_log import LiveLog
 from headwater.model.clock import wall_ms
 from headwater.model.database_name import real_name
 from headwater.model.keys.key import Span, decode_key
+from headwater.model.keys.range import Range
 from headwater.model.principal import OWNER, Principal
 from headwater.model.table import Table
 from headwater.ranges.captured_table import keyed_table
 from headwater.ranges.pull.durable_wait import Waiting
 from headwater.ranges.pull.table_status import Described, Step, find_change, find_end, look, look_again
 from headwater.ranges.ranges.lease import check_lease, check_subscriber, durable_now, may_change
-from headwater.ranges.ranges.range import Range
 from headwater.ranges.ranges.split import (
     Merge,
     Split,

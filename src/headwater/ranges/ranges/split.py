@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from headwater.model.keys.key import Span
-from headwater.ranges.ranges.range import Range, divided, united
+from headwater.model.keys.range import Range
 from headwater.sources.read import Point, Sample
 
 MOST_RANGES = 10_000  # of one table; a table that would have more has larger ranges than requested
@@ -134,3 +134,18 @@ def applied(ranges: Sequence[Range], steps: Sequence[Split | Merge], new_id: Cal
 
 def _place(point: Point) -> bytes:
     return point.place
+
+
+def divided(one: Range, bounds: Sequence[bytes], new_id: Callable[[], int]) -> list[Range]:
+    """Split `one` at `bounds`: the first part keeps its id, and all parts have the next epoch."""
+    edges = [one.span.start, *bounds]
+    spans = [Span(low, high) for low, high in zip(edges, [*bounds, one.span.end], strict=True)]
+    first, *rest = [Range(one.id, one.epoch + 1, span) for span in spans]
+    return [first, *(replace(part, id=new_id()) for part in rest)]
+
+
+def united(ranges: Sequence[Range]) -> Range:
+    """Merge neighbours: the result has the id of the first and an epoch above those of all."""
+    first, last = ranges[0], ranges[-1]
+    epoch = max(one.epoch for one in ranges) + 1
+    return Range(first.id, epoch, Span(first.span.start, last.span.end))

@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.log.sqlite_store import FileFormat, SqliteStore, take_next_id
 from headwater.model.keys.key import Span
-from headwater.ranges.ranges.range import Range
+from headwater.model.keys.range import Range
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;

@@ -23,12 +23,12 @@ from headwater.feeds.options import Shape
 from headwater.model.change import Op
 from headwater.model.clock import ts_text
 from headwater.model.keys.key import Span
+from headwater.model.keys.range import Range
 from headwater.model.per_table import PerTable
 from headwater.model.principal import VIEWER, Principal
 from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.ranges.pull.pages import PageLimits, Rows, Seen, check_log, log_page, rows_page
 from headwater.ranges.ranges.lease import check_subscriber, durable_now
-from headwater.ranges.ranges.range import Range
 from headwater.ranges.ranges.ranges import Entered, Ranges
 from headwater.serve.api import Api
 from headwater.serve.grpc.calls import Answer, Caller, Pour
