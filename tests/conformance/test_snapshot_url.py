@@ -16,7 +16,7 @@ import pytest
 from tests.conformance.live_server import Live
 
 from headwater.errors import Unavailable
-from headwater.ranges.pull.snapshot import read_as_of
+from headwater.ranges.pull.snapshot import read_as_of, shape_of
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_historical_read_stops_after_its_reader_disconnects(server: Live, table:
         return looks == 3
 
     with pytest.raises(Unavailable, match="left"):
-        read_as_of(database.source, database.log, table, before, gone=gone)
+        read_as_of(database.source, database.log, shape_of(database.source, table), before, gone=gone)
     assert looks == 3
 
 

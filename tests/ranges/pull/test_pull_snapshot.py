@@ -17,7 +17,7 @@ from headwater.model.change import Change, Op
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Column, Table
 from headwater.ranges.pull import snapshot
-from headwater.ranges.pull.snapshot import read_as_of
+from headwater.ranges.pull.snapshot import read_as_of, shape_of
 from headwater.ranges.pull.undo import Undo
 
 BIG = 10**6
@@ -46,7 +46,7 @@ def contents(one: Running) -> tuple[list[RawRow], int]:
 
 def as_of(one: Running, offset: int, chunk_rows: int = 3, between: Callable[[], object] = lambda: None) -> list[RawRow]:
     found: list[RawRow] = []
-    for table, rows in read_as_of(one.source, one.log, "t", offset, chunk_rows=chunk_rows):
+    for table, rows in read_as_of(one.source, one.log, shape_of(one.source, "t"), offset, chunk_rows=chunk_rows):
         assert table.name == "t" and 0 < len(rows) <= chunk_rows
         found += map(raw_row, rows)
         assert len(found) <= 1000, "it reads what is written meanwhile, without end"
@@ -163,7 +163,7 @@ def test_large_rows_come_fewer_at_a_time(one: Running, monkeypatch: pytest.Monke
     one.run("INSERT INTO t VALUES (1, printf('%600s', '')), (2, printf('%600s', '')), (3, 'small')")
     _, offset = contents(one)
     one.run("UPDATE t SET v = 1")
-    pieces = [len(rows) for _, rows in read_as_of(one.source, one.log, "t", offset)]
+    pieces = [len(rows) for _, rows in read_as_of(one.source, one.log, shape_of(one.source, "t"), offset)]
     assert pieces == [2, 1]
 
 
@@ -187,9 +187,9 @@ def test_missing_or_uncaptured_table_is_rejected_immediately(tmp_path: Path) -> 
         one.run(TABLES["integer"])
         one.run("CREATE TABLE other(k INTEGER PRIMARY KEY)")
         with pytest.raises(NotFound):
-            read_as_of(one.source, one.log, "never", 1)
+            read_as_of(one.source, one.log, shape_of(one.source, "never"), 1)
         with pytest.raises(NotSupported, match="not captured"):
-            read_as_of(one.source, one.log, "other", 1)
+            read_as_of(one.source, one.log, shape_of(one.source, "other"), 1)
 
 
 def trimmed(one: Running) -> None:
@@ -203,7 +203,7 @@ def test_trimmed_offset_is_rejected_immediately(one: Running) -> None:
     one.run("INSERT INTO t VALUES (2, 'b'), (3, 'c')")
     trimmed(one)
     with pytest.raises(OffsetExpired):
-        read_as_of(one.source, one.log, "t", offset)
+        read_as_of(one.source, one.log, shape_of(one.source, "t"), offset)
 
 
 def test_trimming_ends_the_read_only_before_changes_are_undone(one: Running) -> None:
@@ -211,10 +211,10 @@ def test_trimming_ends_the_read_only_before_changes_are_undone(one: Running) -> 
     one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3), (4, 4)")
     oracle, offset = contents(one)
     one.run("DELETE FROM t WHERE k = 4")
-    chunks = read_as_of(one.source, one.log, "t", offset, chunk_rows=1)
+    chunks = read_as_of(one.source, one.log, shape_of(one.source, "t"), offset, chunk_rows=1)
     trimmed(one)
     assert [raw_row(row) for _, rows in chunks for row in rows] == oracle
-    chunks = read_as_of(one.source, one.log, "t", one.source.head(), chunk_rows=1)
+    chunks = read_as_of(one.source, one.log, shape_of(one.source, "t"), one.source.head(), chunk_rows=1)
     next(chunks)
     one.run("UPDATE t SET v = 5")
     trimmed(one)
@@ -225,7 +225,7 @@ def test_trimming_ends_the_read_only_before_changes_are_undone(one: Running) -> 
 def test_a_new_generation_ends_the_read(one: Running) -> None:
     one.run(TABLES["integer"])
     one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
-    chunks = read_as_of(one.source, one.log, "t", one.source.head(), chunk_rows=1)
+    chunks = read_as_of(one.source, one.log, shape_of(one.source, "t"), one.source.head(), chunk_rows=1)
     next(chunks)
     one.capture.stop()
     one.log.restart(first=one.log.highest + 2, reason="restored")
@@ -240,13 +240,13 @@ def test_a_new_generation_ends_the_read(one: Running) -> None:
 def test_table_altered_since_the_offset_is_a_conflict(one: Running, ddl: str) -> None:
     one.run(TABLES["integer"])
     offset = one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
-    chunks = read_as_of(one.source, one.log, "t", offset, chunk_rows=1)
+    chunks = read_as_of(one.source, one.log, shape_of(one.source, "t"), offset, chunk_rows=1)
     next(chunks)
     one.run(ddl)
     with pytest.raises((Conflict, NotFound)):
         list(chunks)
     with pytest.raises((Conflict, NotFound)):
-        read_as_of(one.source, one.log, "t", offset)
+        read_as_of(one.source, one.log, shape_of(one.source, "t"), offset)
 
 
 def test_ddl_on_another_table_does_not_disturb(one: Running) -> None:
@@ -258,10 +258,10 @@ def test_ddl_on_another_table_does_not_disturb(one: Running) -> None:
 def test_a_read_left_half_way_leaves_nothing_behind(one: Running) -> None:
     one.run(TABLES["integer"])
     offset = one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
-    chunks = read_as_of(one.source, one.log, "t", offset, chunk_rows=1)
+    chunks = read_as_of(one.source, one.log, shape_of(one.source, "t"), offset, chunk_rows=1)
     next(chunks)
     chunks.close()  # type: ignore[attr-defined]
-    read_as_of(one.source, one.log, "t", offset)
+    read_as_of(one.source, one.log, shape_of(one.source, "t"), offset)
 
 
 def test_incomplete_before_images_are_rejected() -> None:

@@ -33,7 +33,7 @@ from headwater.ranges.pull import log_slices, snapshot, table_changes
 from headwater.ranges.pull.arrow_pieces import snapshot_pieces
 from headwater.ranges.pull.jobs import LogJob, Pick, SnapshotJob
 from headwater.ranges.pull.log_slices import log_pieces
-from headwater.ranges.pull.snapshot import read_as_of
+from headwater.ranges.pull.snapshot import read_as_of, shape_of
 from headwater.ranges.pull.undo import LOG_DISAGREES
 from headwater.ranges.worker.open_databases import Databases
 from headwater.ranges.worker.worker import AT_ONCE, CALLER_SHARE
@@ -114,7 +114,9 @@ def test_chunks_of_a_span_are_exact_while_others_write_between_them(one: Running
                 place = side.reader.order(one.source.describe()["t"], ("k",))
                 expected = [row for row in then if span.contains(place(row[:1]))]
                 found = []
-                for _, rows in read_as_of(side.reader, side.log, "t", offset, span=span, chunk_rows=2):
+                for _, rows in read_as_of(
+                    side.reader, side.log, shape_of(side.reader, "t"), offset, span=span, chunk_rows=2
+                ):
                     found += rows
                     writes.some(2)
                 assert found == expected, f"seed {seed}"
@@ -445,7 +447,7 @@ def test_row_that_differs_from_the_log_is_a_conflict(
     one.run("DELETE FROM t WHERE k = 4")
     one.run("INSERT INTO t VALUES (5, 'e')")
     side.durable()
-    chunks = read_as_of(Tampered(side.reader, tamper), side.log, "t", version)
+    chunks = read_as_of(Tampered(side.reader, tamper), side.log, shape_of(side.reader, "t"), version)
     if not key:
         assert len([row for _, rows in chunks for row in rows]) == 4
         return
@@ -458,7 +460,7 @@ def test_rows_changed_after_their_chunk_are_not_a_conflict(side: Side) -> None:
     side.one.run("INSERT INTO t VALUES (1, 0), (2, 0), (3, 0), (4, 0)")
     version = side.durable()
     found: list[Row] = []
-    for _, rows in read_as_of(side.reader, side.log, "t", version, chunk_rows=1):
+    for _, rows in read_as_of(side.reader, side.log, shape_of(side.reader, "t"), version, chunk_rows=1):
         found += rows
         side.one.run("UPDATE t SET v = v + 1")
         side.one.run("DELETE FROM t WHERE k = 3")
@@ -475,7 +477,7 @@ def test_rows_that_share_a_key_of_nulls_are_counted(one: Running, tmp_path: Path
         side.durable()
 
         def read_all(reader: Any) -> list[Row]:
-            return [row for _, rows in read_as_of(reader, side.log, "t", version) for row in rows]
+            return [row for _, rows in read_as_of(reader, side.log, shape_of(reader, "t"), version) for row in rows]
 
         assert sorted(row[2] for row in read_all(side.reader)) == ["a", "a", "b"]
         lost = Tampered(side.reader, lambda rows: [row for row in rows if row[2] != "c"])

@@ -19,7 +19,7 @@ from headwater.model.suggestion import nearest
 from headwater.model.table import Row, Table
 from headwater.ranges.pull.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, gone
 from headwater.ranges.pull.slice_cache import Slice
-from headwater.ranges.pull.snapshot import Past, read_table_as_of, shape_of
+from headwater.ranges.pull.snapshot import Past, read_as_of, shape_of
 from headwater.ranges.pull.table_changes import Ends, holding
 from headwater.sources.read import BulkReader, Condition, Reader
 
@@ -55,7 +55,7 @@ def snapshot_pieces(reader: BulkReader, log: Past, job: SnapshotJob, left: Gone)
     place = reader.order(table, table.key)
     stream = arrow.ArrowStream(arrow.schema(table, columns))
     rows_each = reader.chunk_rows
-    chunks = read_table_as_of(reader, log, table, job.offset, span=job.pick.span, chunk_rows=rows_each, gone=left)
+    chunks = read_as_of(reader, log, table, job.offset, span=job.pick.span, chunk_rows=rows_each, gone=left)
     start = stream.start()
     for _, rows in chunks:
         last = place(table.key_of(rows[-1])).hex()

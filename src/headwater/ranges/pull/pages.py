@@ -12,7 +12,7 @@ from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
 from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, WAL_HORIZON_EXCEEDED, gone
-from headwater.ranges.pull.snapshot import read_table_as_of
+from headwater.ranges.pull.snapshot import read_as_of
 from headwater.ranges.pull.table_changes import stop_of
 from headwater.sources.read import Reader
 
@@ -56,12 +56,12 @@ class Log(NamedTuple):
 
 
 def rows_page(database: Database, table: Table, span: Span, version: int, limits: PageLimits) -> Rows:
-    """Return the first rows of `span` as of `version`. Raises OffsetExpired and Conflict as `read_table_as_of` does."""
+    """Return the first rows of `span` as of `version`. Raises OffsetExpired and Conflict as `read_as_of` does."""
     source = database.source
     place, key_of = source.order(table, table.key), table.key_of
     found: list[tuple[bytes, Row]] = []
     weight = 0
-    pieces = read_table_as_of(source, database.log, table, version, span=span, chunk_rows=limits.rows + 1)
+    pieces = read_as_of(source, database.log, table, version, span=span, chunk_rows=limits.rows + 1)
     try:
         for _, rows in pieces:
             for row in rows:

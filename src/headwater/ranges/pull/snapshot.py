@@ -56,7 +56,7 @@ class Past(Protocol):
 def read_as_of(
     source: Reader,
     log: Past,
-    table: str,
+    table: Table,
     offset: int,
     *,
     span: Span = EVERYTHING,
@@ -66,24 +66,9 @@ def read_as_of(
     """Yield the rows of `table` in `span` as of `offset`, in key order, up to `chunk_rows` or 16 MiB at a time.
 
     Raise, as early as possible, OffsetExpired if later changes were trimmed, Conflict if the table was altered since
-    or the log is not its history, NotFound, NotSupported, and Unavailable soon after the reader is `gone`. Blocks: do
+    or the log is not its history, and Unavailable soon after the reader is `gone`. Blocks: do
     not call it in an event loop. Nothing is open at the source between two chunks.
     """
-    shape = shape_of(source, table)
-    return read_table_as_of(source, log, shape, offset, span=span, chunk_rows=chunk_rows, gone=gone)
-
-
-def read_table_as_of(
-    source: Reader,
-    log: Past,
-    table: Table,
-    offset: int,
-    *,
-    span: Span = EVERYTHING,
-    chunk_rows: int = CHUNK_ROWS,
-    gone: Gone = lambda: False,
-) -> Iterator[Piece]:
-    """Do the same as `read_as_of` for a known version of the table."""
     return _Past(source, log, table, offset, span, gone).pieces(chunk_rows)
 
 

@@ -207,8 +207,9 @@ def _offset(database: Database, version: str, db: str, table: str) -> int:
 
 def _opened(database: Database, db: str, table: str, offset: int, kind: bytes, format: str, gone: Gone) -> Pieces:
     """Return the pieces of the body, after the request was checked."""
-    chunks = read_as_of(database.source, database.log, table, offset, gone=gone)
-    return _arrow(chunks, database.source.describe()[table]) if kind == ARROW_KIND else _lines(chunks, db, format)
+    shape = shape_of(database.source, table)
+    chunks = read_as_of(database.source, database.log, shape, offset, gone=gone)
+    return _arrow(chunks, shape) if kind == ARROW_KIND else _lines(chunks, db, format)
 
 
 def _lines(chunks: Iterator[Piece], db: str, format: str) -> Pieces:
