@@ -50,13 +50,12 @@ def unique(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def test_a_patch_has_the_shape_of_the_seed_and_what_a_client_needs_to_check_it() -> None:
     base = answer([(1, "a"), (2, "b"), (3, "c")], '"p.1"')
     fresh = answer([(3, "c"), (1, "A"), (4, "d")], '"p.9"')
-    sent = json.loads(msgspec.json.encode(diff(base, fresh, window={"limit": 3, "offset": 0})))
+    sent = json.loads(msgspec.json.encode(diff(base, fresh)))
     assert sent == {
         "reset": False,
         "base_etag": '"p.1"',
         "base_source": "etag_cache",
         "columns": [{"name": "id"}, {"name": "v"}],
-        "window": {"limit": 3, "offset": 0},
         "added": [{"pk": [lit(4)], "at": 1, "row": [lit(4), {"t": "str", "v": "d"}]}],
         "updated": [{"pk": [lit(1)], "at": 1, "row": [lit(1), {"t": "str", "v": "A"}]}],
         "removed": [{"pk": [lit(2)]}],

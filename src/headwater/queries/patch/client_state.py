@@ -39,12 +39,7 @@ def fingerprint(text: bytes) -> str:
 
 
 def diff_state(
-    state: ClientState,
-    fresh: Answer,
-    base_tag: str | None = None,
-    *,
-    window: dict[str, int] | None = None,
-    include_full: bool = True,
+    state: ClientState, fresh: Answer, base_tag: str | None = None, *, include_full: bool = True
 ) -> dict[str, Any]:
     """Return the patch from the rows in `state` to `fresh`.
 
@@ -69,8 +64,8 @@ def diff_state(
     try:
         found = steps(old, new, keys.__getitem__, fresh_keys.__getitem__, ordered=fresh.ordered)
     except NoSteps as why:
-        return reset(fresh, base_tag, str(why), window=window, include_full=include_full)
-    patch = written(found, fresh, base_tag, "client_state", keys.__getitem__, window=window)
+        return reset(fresh, base_tag, str(why), include_full=include_full)
+    patch = written(found, fresh, base_tag, "client_state", keys.__getitem__)
     return patch if strict else patch | {"partial": True, "updated_unknown": True}
 
 

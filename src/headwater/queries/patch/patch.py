@@ -131,7 +131,7 @@ def _mark(row: Any) -> bytes | None:
         return None
 
 
-def diff(base: Answer, fresh: Answer, *, window: dict[str, int] | None = None, include_full: bool = True) -> Any:
+def diff(base: Answer, fresh: Answer, *, include_full: bool = True) -> Any:
     """Return the patch from `base` to `fresh`, or a reset with all of `fresh` if no smaller patch exists.
 
     Encode the patch with msgspec: rows and keys are raw JSON texts.
@@ -139,10 +139,10 @@ def diff(base: Answer, fresh: Answer, *, window: dict[str, int] | None = None, i
     try:
         found = _steps(base, fresh)
     except NoSteps as why:
-        return reset(fresh, base.tag, str(why), window=window, include_full=include_full)
-    patch = written(found, fresh, base.tag, "etag_cache", base.key_of, window=window)
+        return reset(fresh, base.tag, str(why), include_full=include_full)
+    patch = written(found, fresh, base.tag, "etag_cache", base.key_of)
     if len(_encode(patch)) > len(fresh.rows_text) + SLACK:
-        return reset(fresh, base.tag, "patch_larger", window=window, include_full=include_full)
+        return reset(fresh, base.tag, "patch_larger", include_full=include_full)
     return patch
 
 
@@ -159,13 +159,7 @@ def _is_ambiguous(names: tuple[str, ...]) -> bool:
 
 
 def written(
-    found: Steps,
-    fresh: Answer,
-    base_tag: str | None,
-    source: str,
-    gone_key: Callable[[int], bytes],
-    *,
-    window: dict[str, int] | None = None,
+    found: Steps, fresh: Answer, base_tag: str | None, source: str, gone_key: Callable[[int], bytes]
 ) -> dict[str, Any]:
     """Return the steps in the format of a patch."""
     raw, as_row = msgspec.Raw, "obj" if fresh.form.as_objects else "row"
@@ -178,7 +172,6 @@ def written(
         "base_etag": base_tag,
         "base_source": source,
         "columns": fresh.columns,
-        **({} if window is None else {"window": window}),
         "added": [row(at, place) for at, place in found.added],
         "updated": [row(place, place) for place in found.updated],
         "removed": [{"pk": raw(gone_key(place))} for place in found.removed],
@@ -187,9 +180,7 @@ def written(
     }
 
 
-def reset(
-    fresh: Answer, base_tag: str | None, reason: str, *, window: dict[str, int] | None = None, include_full: bool = True
-) -> dict[str, Any]:
+def reset(fresh: Answer, base_tag: str | None, reason: str, *, include_full: bool = True) -> dict[str, Any]:
     """Return a patch that replaces the client's rows; it contains the whole answer if `include_full`."""
     full = {"full": {"columns": fresh.columns, "rows": msgspec.Raw(fresh.rows_text)}} if include_full else {}
     return {
@@ -197,7 +188,6 @@ def reset(
         "reset_reason": reason,
         "base_etag": base_tag,
         "columns": fresh.columns,
-        **({} if window is None else {"window": window}),
         **full,
         **_ending(fresh),
     }

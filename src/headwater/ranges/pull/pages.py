@@ -76,9 +76,7 @@ def rows_page(database: Database, table: Table, span: Span, version: int, limits
         pieces.close()  # type: ignore[attr-defined]  # a generator
 
 
-def log_page(
-    database: Database, table: Table, span: Span, after: int, upto: int, limits: PageLimits, *, scan: int = SCAN
-) -> Log:
+def log_page(database: Database, table: Table, span: Span, after: int, upto: int, limits: PageLimits) -> Log:
     """Return the first changes of `span` in (after, upto].
 
     The page ends before a change after which the rows are not known; a page that begins there raises OffsetExpired. A
@@ -89,7 +87,7 @@ def log_page(
     for part in database.log.scan(after=after, upto=upto):
         if part.start == 0:
             page.begin_transaction()
-        if covered - after >= scan and not page.in_midst:
+        if covered - after >= SCAN and not page.in_midst:
             return Log(page.seen, covered)
         for offset, change in enumerate(part.changes, part.first):
             if reason := page.stops(change):

@@ -139,9 +139,9 @@ def encode_with(value: Any) -> bytes | Pieces:
     return found_pieces[0].around(before, after)
 
 
-def data_pieces(read: Read, write: Write, *, named: bool = False, most: int | None = None) -> Pieces:
+def data_pieces(read: Read, write: Write, *, named: bool = False) -> Pieces:
     """Return `data` of an answer: columns and rows, each row an array, or an object if `named`."""
-    body = Pieces(most)
+    body = Pieces()
     body.add(b'{"columns":' + _encode([{"name": name} for name in read.columns]) + b',"rows":')
     _JsonRows(body, write, read.columns if named else None).write_all(read.rows)
     body.add(b',"truncated":true}' if read.truncated else b"}")

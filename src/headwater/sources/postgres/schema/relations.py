@@ -83,7 +83,7 @@ def split_name(text: str) -> tuple[str, str] | None:
 # --- shapes ----------------------------------------------------------------------------------------------
 
 
-def table_of(relation: Relation, fact: TableFact, types: Types, version: int = 1) -> Table:
+def table_of(relation: Relation, fact: TableFact, types: Types) -> Table:
     """Return the shape of the rows of `relation`."""
     columns = tuple(
         column_of(each.name, each.type, each.typmod, fact.columns.get(each.name, ColumnFact()), types)
@@ -95,7 +95,7 @@ def table_of(relation: Relation, fact: TableFact, types: Types, version: int = 1
         key = fact.key if {*fact.key} == {*flagged} else flagged  # for equal columns, the order of the index
     else:
         key = fact.key if names.issuperset(fact.key) else ()
-    return Table(table_name(relation.schema, relation.name), columns, key, version)
+    return Table(table_name(relation.schema, relation.name), columns, key)
 
 
 def column_of(name: str, oid: int, typmod: int, fact: ColumnFact, types: Types) -> Column:
