@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,30 @@ def parse_toml(text: str, origin: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin} is not TOML: {error}") from None
+
+
+def read_values(
+    what: str,
+    where: str,
+    kinds: Mapping[str, Kind],
+    body: Mapping[str, Any],
+    *,
+    written: Mapping[str, Any] | None = None,
+    hint: str = "",
+) -> dict[str, Any]:
+    """Return the checked values of `body`; errors show a value as it is in `written`, unless it may hold a password."""
+    for name in body:
+        if name not in kinds:
+            raise unknown(f"{what} of {where}", name, kinds)
+    shown = {name: "" if _may_be_secret(value) else repr(value) for name, value in (written or body).items()}
+    return {
+        name: checked(f"{where}: {name}", kinds[name], value, shown=shown[name], hint=hint)
+        for name, value in body.items()
+    }
+
+
+def _may_be_secret(value: Any) -> bool:
+    return isinstance(value, dict) or "://" in str(value) or "@" in str(value)
 
 
 def checked(name: str, kind: Kind, value: Any, *, shown: str, hint: str = "") -> Any:

@@ -106,6 +106,11 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(text(name) for name in value)
 
 
+def _texts(value: Any) -> dict[str, str]:
+    need(isinstance(value, dict) and all(type(found) in (str, int, float, bool) for found in value.values()))
+    return {name: str(found).lower() if type(found) is bool else str(found) for name, found in value.items()}
+
+
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
@@ -144,6 +149,7 @@ RATE = Kind("a number above 0", _seconds, float)
 FLAG = Kind("true or false", _flag, _flag_text)
 TEXT = Kind("a text", text)
 NAMES = Kind("a list of names", _names, _split)
+TEXTS = Kind("a table of texts, numbers and flags", _texts)
 SECRET = Kind("a text", lambda value: Secret(text(value)))
 
 

@@ -25,12 +25,12 @@ from headwater.errors import ConfigError, SinkFenced, SinkUnfit
 from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
 from headwater.pipeline.sinks.delta import delta
-from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings, read_settings
+from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
 from headwater.pipeline.sinks.delta.delta_spark import merge_sql
 from headwater.pipeline.sinks.delta.layout import OVER, merge_of, part_app, step_app
 from headwater.pipeline.sinks.delta.merge import TooLarge
 from headwater.pipeline.sinks.delta.part import DONE, FENCED, UNFIT, PartWriter, Place
-from headwater.pipeline.sinks.registry import is_exactly_once, open_sink
+from headwater.pipeline.sinks.registry import is_exactly_once, open_sink, read_settings
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step
 from headwater.pipeline.spark.part_ends import ended, with_end
 from headwater.pipeline.transform.schema import changes_schema, rows_schema
@@ -296,8 +296,8 @@ def test_table_properties_set_by_users_are_kept(place: str) -> None:
     "settings", [{}, {"path": "x", "pth": 1}, {"path": "x", "mode": "append"}, {"path": "x", "file_bytes": "many"}]
 )
 def test_invalid_delta_settings_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        read_settings(settings)
+    with pytest.raises(ConfigError, match="delta sink"):
+        read_settings("delta", settings)
 
 
 def test_unknown_sink_kind_is_refused_with_the_nearest_name() -> None:

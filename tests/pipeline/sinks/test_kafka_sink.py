@@ -13,9 +13,10 @@ from tests.pipeline.sinks.sql_parquet_foreach_targets import Book
 from tests.pipeline.table_model import SPANS, TABLE, Story, row
 
 from headwater.errors import ConfigError, SinkFenced
-from headwater.pipeline.sinks.envelope import PLAIN, Envelope
+from headwater.pipeline.sinks.envelope import Envelope
 from headwater.pipeline.sinks.kafka import KafkaSink, open_kafka
-from headwater.pipeline.sinks.sink import Part
+from headwater.pipeline.sinks.registry import read_settings
+from headwater.pipeline.sinks.sink import PLAIN, Part
 from headwater.pipeline.spark.jars import FOLDER, KAFKA, have_jars
 
 JARS = Path(__file__).parents[3] / FOLDER
@@ -156,11 +157,12 @@ def test_rows_sent_before_a_crash_are_sent_again_and_none_is_lost(
         {"topic": "t"},
         {"servers": "x:1", "topic": "t", "format": "avro"},
         {"servers": "x:1", "topic": "t", "topics": "u"},
+        {"servers": "x:1", "topic": "t", "tombstones": "yes"},
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
-        open_kafka(settings, SimpleNamespace(name="t", ledger=Book()))  # type: ignore[arg-type]
+        read_settings("kafka", settings)
 
 
 def test_kafka_sink_hides_secrets_of_its_options() -> None:

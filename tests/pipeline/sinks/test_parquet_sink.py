@@ -13,6 +13,7 @@ from headwater.errors import ConfigError, SinkFenced, SinkUnfit
 from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
 from headwater.pipeline.sinks.parquet.parquet import ParquetSink, open_parquet
+from headwater.pipeline.sinks.registry import read_settings
 from headwater.pipeline.sinks.sink import Part, Plan, Step
 from headwater.pipeline.transform.schema import changes_schema, rows_schema
 
@@ -146,4 +147,4 @@ def test_parquet_path_accepts_a_file_url_and_is_required(tmp_path: Path) -> None
     assert open_parquet({"path": f"file://{tmp_path}"}).name == f"parquet {tmp_path}"
     for settings in ({}, {"path": "x", "colour": "red"}):
         with pytest.raises(ConfigError):
-            open_parquet(settings)
+            read_settings("parquet", settings)

@@ -33,6 +33,7 @@ from tests.suite.examples import examples
 
 from headwater.errors import ConfigError, PipelineError, SinkFenced, SinkGap, SinkUnfit, Unavailable
 from headwater.model.table import Column, Table
+from headwater.pipeline.sinks.registry import open_sink
 from headwater.pipeline.sinks.sink import HISTORY, Part, Step
 from headwater.pipeline.sinks.sql.rows import RowReader
 from headwater.pipeline.sinks.sql.sql import SqlSink, open_sql
@@ -725,9 +726,10 @@ def test_sql_sink_never_shows_its_password(monkeypatch: pytest.MonkeyPatch, tmp_
         ({"table": "t", "url": "sqlite:///x.db", "mode": "append"}, "append"),
         ({"table": "t", "url": "sqlite:///x.db", "tabel": "x"}, "tabel"),
         ({"table": "t", "url": "sqlite:///x.db", "replace": "yes"}, "replace"),
-        ({"url": "sqlite:///x.db"}, "needs `table`"),
+        ({"table": "t", "url": "sqlite:///x.db", "lock_seconds": "long"}, "lock_seconds"),
+        ({"url": "sqlite:///x.db"}, "`table` is needed"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        open_sql(settings)
+        open_sink("sql", settings, name="t", spark=None)  # type: ignore[arg-type]

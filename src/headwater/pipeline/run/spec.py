@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from headwater.config.reader import checked, parse_toml, read_toml, unknown, wrong
+from headwater.config.reader import parse_toml, read_toml, read_values, unknown, wrong
 from headwater.config.setting_types import (
     DURATION,
     NAMES,
     TEXT,
+    TEXTS,
     Kind,
     integer,
     need,
@@ -27,8 +28,7 @@ from headwater.config.setting_types import (
     text,
 )
 from headwater.errors import ConfigError
-from headwater.pipeline.sinks.registry import KINDS
-from headwater.pipeline.sinks.registry import Kind as SinkKind
+from headwater.pipeline.sinks.registry import KINDS, read_settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 META_FILE = "headwater-pipeline.db"
@@ -46,19 +46,13 @@ def _server(value: Any) -> str:
     return str(value).rstrip("/")
 
 
-def _conf(value: Any) -> dict[str, str]:
-    need(isinstance(value, dict) and all(type(found) in (str, int, float, bool) for found in value.values()))
-    return {name: str(found).lower() if type(found) is bool else str(found) for name, found in value.items()}
-
-
 NAME = Kind("a name of letters, digits, _ . and -, at most 64", _name)
 SERVER = Kind("a URL like http://127.0.0.1:7171, without a password", _server)
-CONF = Kind("a table of texts, numbers and flags", _conf)
 
 
 @dataclass(frozen=True)
 class SinkSpec:
-    """The kind of a sink, and its settings, which the sink itself checks."""
+    """The kind of a sink, and its settings."""
 
     kind: str
     settings: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold a password
@@ -116,7 +110,7 @@ class PipelineSpec:
     conf: Mapping[str, str] = field(
         default_factory=dict,
         repr=False,
-        metadata={"kind": CONF, "doc": "settings of Spark, as a table [pipeline.conf]"},
+        metadata={"kind": TEXTS, "doc": "settings of Spark, as a table [pipeline.conf]"},
     )
 
 
@@ -221,24 +215,18 @@ class _Reader:
             raise ConfigError(f"{where}: a table with `kind` is needed", hint='Write [table.sink] and kind = "delta".')
         if body["kind"] not in KINDS:
             raise unknown(f"kind of {where}", body["kind"], KINDS)
-        _check_sink(where, written, KINDS[body["kind"]])  # braces in environment variables are no placeholders
-        settings = {name: self._filled(value, where) for name, value in body.items() if name != "kind"}
-        if isinstance(settings.get("path"), str):
+        _check_placeholders(where, written)  # braces in environment variables are no placeholders
+        given = {name: value for name, value in body.items() if name != "kind"}
+        settings = read_settings(body["kind"], given, where=where, written=written, hint=self._hint)
+        if "path" in settings:
             settings["path"] = self._place(settings["path"])
-        if isinstance(settings.get("url"), str) and settings["url"].startswith(_SQLITE):
+        if settings.get("url", "").startswith(_SQLITE):
             settings["url"] = self._place(settings["url"])
         return SinkSpec(body["kind"], settings)
 
     def _checked(self, where: str, body: Mapping[str, Any], keys: Sequence[Key]) -> dict[str, Any]:
-        known = {key.name: key for key in keys}
-        found = {}
-        for name, value in body.items():
-            if name not in known:
-                raise unknown(f"key of {where}", name, known)
-            here, is_secret = f"{where}: {name}", isinstance(value, dict) or "://" in str(value) or "@" in str(value)
-            shown = "" if is_secret else repr(value)
-            found[name] = checked(here, known[name].kind, self._filled(value, here), shown=shown, hint=self._hint)
-        return found
+        filled = {name: self._filled(value, f"{where}: {name}") for name, value in body.items()}
+        return read_values("key", where, {key.name: key.kind for key in keys}, filled, written=body, hint=self._hint)
 
     def _filled(self, value: Any, where: str) -> Any:
         """Return `value` with every ${NAME} replaced by the environment variable."""
@@ -269,18 +257,12 @@ _PLACEHOLDERS = ("db", "table")
 _PLACES = ("path", "table", "schema", "topic")  # checked for unknown placeholders; a password in a URL may hold braces
 
 
-def _check_sink(where: str, body: Mapping[str, Any], kind: SinkKind) -> None:
-    """Refuse unknown and missing settings, and unknown placeholders."""
+def _check_placeholders(where: str, body: Mapping[str, Any]) -> None:
     for name, value in body.items():
-        if name != "kind" and name not in kind.settings:
-            raise unknown(f"setting of {where}", name, kind.settings)
         for found in _PLACEHOLDER.findall(value) if isinstance(value, str) and name in _PLACES else ():
             if found not in _PLACEHOLDERS:
                 known = ", ".join(f"{{{each}}}" for each in _PLACEHOLDERS)
                 raise ConfigError(f"{where}: {name}: unknown placeholder {{{found}}}", hint=f"There are: {known}.")
-    for name in kind.needed:
-        if name not in body:
-            raise ConfigError(f"{where}: `{name}` is needed", hint=f"Settings: {', '.join(kind.settings)}.")
 
 
 def _filled(sink: SinkSpec, table: TableSpec) -> SinkSpec:

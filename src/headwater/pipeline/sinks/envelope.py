@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headwater import __version__
 from headwater.model.table import Table
 from headwater.pipeline.sinks.history import as_history
-from headwater.pipeline.sinks.sink import Part
+from headwater.pipeline.sinks.sink import DEBEZIUM, Part
 from headwater.pipeline.transform.compaction import DELETE, PREIMAGE, About, about, quoted
 from headwater.pipeline.transform.scd2 import SNAPSHOT
 from headwater.pipeline.transform.schema import identity_of, rows_schema
@@ -16,8 +16,6 @@ from headwater.pipeline.transform.schema import identity_of, rows_schema
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-PLAIN, DEBEZIUM = "plain", "debezium"
-FORMATS = (PLAIN, DEBEZIUM)
 INSERT, UPDATE = "insert", "update"
 _DEBEZIUM_OPS = {SNAPSHOT: "r", INSERT: "c", UPDATE: "u", DELETE: "d"}
 _JSON = {"ignoreNullFields": "false"}

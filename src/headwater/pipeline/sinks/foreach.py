@@ -40,11 +40,8 @@ class ForeachSink(LedgerSink):
 
 
 def open_foreach(settings: Mapping[str, Any], needs: Needs) -> ForeachSink:
-    """Return a sink from the settings of a pipeline: `function`, as "module:name"."""
-    unknown = sorted(settings.keys() - {"function"})
-    if unknown:
-        raise ConfigError(f"the foreach sink has no setting {unknown[0]!r}", hint=_HOW)
-    place = str(settings.get("function", ""))
+    """Return a sink from its checked settings: `function`, as "module:name"."""
+    place = settings["function"]
     return ForeachSink(f"foreach {place}", needs.ledger, find_function(place))
 
 

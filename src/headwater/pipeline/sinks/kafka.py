@@ -15,19 +15,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headwater.errors import ConfigError, PipelineError
-from headwater.model.suggestion import nearest
+from headwater.errors import PipelineError
 from headwater.model.table import Table
-from headwater.pipeline.sinks.envelope import FORMATS, PLAIN, Envelope
+from headwater.pipeline.sinks.envelope import Envelope
 from headwater.pipeline.sinks.ledger import LedgerSink
-from headwater.pipeline.sinks.sink import Part, Step
+from headwater.pipeline.sinks.sink import PLAIN, Part, Step
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headwater.pipeline.sinks.registry import Needs
-
-_SETTINGS = ("servers", "topic", "format", "tombstones", "options")
 
 
 class KafkaSink(LedgerSink):
@@ -70,20 +67,8 @@ class KafkaSink(LedgerSink):
 
 
 def open_kafka(settings: Mapping[str, Any], needs: Needs) -> KafkaSink:
-    """Return a sink from pipeline settings: servers, topic, format (plain or debezium), tombstones, options."""
-    unknown = sorted(settings.keys() - set(_SETTINGS))
-    if unknown:
-        raise ConfigError(f"the kafka sink has no setting {unknown[0]!r}", hint=nearest(unknown[0], _SETTINGS))
-    for name in ("servers", "topic"):
-        if not settings.get(name):
-            raise ConfigError(
-                f"the kafka sink needs `{name}`", hint='As in servers = "localhost:9092", topic = "orders".'
-            )
-    form = settings.get("format", PLAIN)
-    if form not in FORMATS:
-        raise ConfigError(f"format {form!r} is not known", hint=nearest(str(form), FORMATS))
-    pieces = needs.name.split("/")  # pipeline, database, table
-    envelope = Envelope(form, pieces[-2] if len(pieces) > 1 else needs.name, bool(settings.get("tombstones", False)))
-    name = f"kafka {settings['servers']} {settings['topic']}"
-    options = {str(key): str(value) for key, value in settings.get("options", {}).items()}
-    return KafkaSink(name, needs.ledger, settings["servers"], settings["topic"], envelope, options)
+    """Return a sink from its checked settings."""
+    servers, topic, pieces = settings["servers"], settings["topic"], needs.name.split("/")  # pipeline, database, table
+    server = pieces[-2] if len(pieces) > 1 else needs.name
+    envelope = Envelope(settings.get("format", PLAIN), server, settings.get("tombstones", False))
+    return KafkaSink(f"kafka {servers} {topic}", needs.ledger, servers, topic, envelope, settings.get("options"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headwater.config.reader import read_values
+from headwater.config.setting_types import FLAG, TEXT, TEXTS, integer, one_of
+from headwater.config.setting_types import Kind as SettingKind
 from headwater.errors import ConfigError
 from headwater.model.suggestion import nearest
-from headwater.pipeline.sinks.sink import Sink
+from headwater.pipeline.sinks.sink import FORMATS, MODES, Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,31 +29,37 @@ class Kind(NamedTuple):
     """One kind of sink: the function that creates it, its settings and its delivery guarantee."""
 
     module: str
-    function: str  # (settings, Needs) -> Sink
-    settings: tuple[str, ...]
+    function: str  # (checked settings, Needs) -> Sink
+    settings: dict[str, SettingKind]
     needed: tuple[str, ...]  # the required settings
     exactly_once: bool = True
 
 
-_DELTA = (
-    "path",
-    "mode",
-    "change_data_feed",
-    "checkpoint_every",
-    "maintain_every",
-    "file_bytes",
-    "storage_options",
-)
-_SQL = ("url", "url_file", "url_env", "table", "schema", "mode", "lock_seconds", "replace")
-_KAFKA = ("servers", "topic", "format", "tombstones", "options")
+_MODE = one_of(*MODES)
+_PARQUET = {"path": TEXT, "mode": _MODE}
+_DELTA = {
+    **_PARQUET,
+    "change_data_feed": FLAG,
+    "checkpoint_every": integer(1),
+    "maintain_every": integer(0),
+    "file_bytes": integer(1),
+    "storage_options": TEXTS,
+}
+_SQL = {
+    **dict.fromkeys(("url", "url_file", "url_env", "table", "schema"), TEXT),
+    "mode": _MODE,
+    "lock_seconds": integer(0),
+    "replace": FLAG,
+}
+_KAFKA = {"servers": TEXT, "topic": TEXT, "format": one_of(*FORMATS), "tombstones": FLAG, "options": TEXTS}
 
 KINDS = {
     "delta": Kind("delta.delta", "open_delta", _DELTA, ("path",)),
     "delta-spark": Kind("delta.delta_spark", "open_delta_spark", _DELTA, ("path",)),
-    "parquet": Kind("parquet.parquet", "open_parquet", ("path", "mode"), ("path",)),
+    "parquet": Kind("parquet.parquet", "open_parquet", _PARQUET, ("path",)),
     "sql": Kind("sql.sql", "open_sql", _SQL, ("table",)),
     "kafka": Kind("kafka", "open_kafka", _KAFKA, ("servers", "topic"), exactly_once=False),
-    "foreach": Kind("foreach", "open_foreach", ("function",), ("function",), exactly_once=False),
+    "foreach": Kind("foreach", "open_foreach", {"function": TEXT}, ("function",), exactly_once=False),
 }
 
 
@@ -59,12 +68,29 @@ def is_exactly_once(kind: str) -> bool:
     return _kind(kind).exactly_once
 
 
+def read_settings(
+    kind: str,
+    body: Mapping[str, Any],
+    *,
+    where: str = "",
+    written: Mapping[str, Any] | None = None,
+    hint: str = "",
+) -> dict[str, Any]:
+    """Return the checked settings of a sink; raise ConfigError, with `where` it is set, if they are invalid."""
+    found, where = _kind(kind), where or f"{kind} sink"
+    settings = read_values("setting", where, found.settings, body, written=written, hint=hint)
+    for name in found.needed:
+        if name not in body:
+            raise ConfigError(f"{where}: `{name}` is needed", hint=f"Settings: {', '.join(found.settings)}.")
+    return settings
+
+
 def open_sink(kind: str, settings: dict[str, Any], *, name: str, spark: SparkSession, ledger: Any = None) -> Sink:
     """Return the sink that `settings` describe; raise ConfigError if they are invalid."""
     found = _kind(kind)
     module = import_module(f"headwater.pipeline.sinks.{found.module}")
     make: Callable[[dict[str, Any], Needs], Sink] = getattr(module, found.function)
-    return make(settings, Needs(name, spark, ledger))
+    return make(read_settings(kind, settings), Needs(name, spark, ledger))
 
 
 def _kind(kind: str) -> Kind:

@@ -20,7 +20,8 @@ from headwater.model.table import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-UPSERT, HISTORY = "upsert", "history"
+UPSERT, HISTORY = MODES = ("upsert", "history")
+PLAIN, DEBEZIUM = FORMATS = ("plain", "debezium")  # of messages
 
 
 class Plan(msgspec.Struct, frozen=True):

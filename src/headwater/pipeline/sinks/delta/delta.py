@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.errors import ConfigError, SinkFenced, SinkUnfit
+from headwater.errors import SinkFenced, SinkUnfit
 from headwater.model.table import Table
 from headwater.pipeline.sinks.columns import numbered
 from headwater.pipeline.sinks.delta.layout import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _FORGOTTEN = ("headwater.", "delta.columnMapping.", "delta.enableDeletionVectors")
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Settings(msgspec.Struct, frozen=True):
     """The settings of a Delta sink in a pipeline file."""
 
     path: str
@@ -312,16 +312,5 @@ class DeltaSink:
 
 
 def open_delta(settings: dict[str, Any], needs: Needs) -> DeltaSink:
-    """Return a sink from the settings of a pipeline."""
-    return DeltaSink(read_settings(settings))
-
-
-def read_settings(settings: dict[str, Any]) -> Settings:
-    """Return the checked settings of a pipeline file; raise ConfigError if they are invalid."""
-    try:
-        found = msgspec.convert(settings, Settings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"delta sink: {error}", hint=f"There are: {', '.join(Settings.__struct_fields__)}.") from None
-    if found.mode not in (UPSERT, HISTORY):
-        raise ConfigError(f"mode {found.mode!r} is not known", hint='Use "upsert" or "history".')
-    return found
+    """Return a sink from its checked settings."""
+    return DeltaSink(Settings(**settings))

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from headwater.errors import SinkUnfit
 from headwater.model.table import Table
-from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings, read_settings
+from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
 from headwater.pipeline.sinks.delta.layout import SOURCE, TARGET, Merge, held_schema, step_app
 from headwater.pipeline.sinks.registry import Needs
 from headwater.pipeline.sinks.sink import Plan, Step
@@ -132,5 +132,5 @@ def _transaction(spark: SparkSession, app: str, number: int) -> Iterator[None]:
 
 
 def open_delta_spark(settings: dict[str, Any], needs: Needs) -> DeltaSparkSink:
-    """Return a sink from the settings of a pipeline."""
-    return DeltaSparkSink(read_settings(settings), needs.spark)
+    """Return a sink from its checked settings."""
+    return DeltaSparkSink(Settings(**settings), needs.spark)

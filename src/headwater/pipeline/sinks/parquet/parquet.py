@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.errors import ConfigError, SinkFenced, SinkUnfit
+from headwater.errors import SinkFenced, SinkUnfit
 from headwater.model.keys.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.sinks.columns import numbered
@@ -202,14 +202,10 @@ def _short(span: Span) -> str:
 
 
 def open_parquet(settings: Mapping[str, Any], needs: object = None) -> ParquetSink:
-    """Return a sink from the settings of a pipeline: `path`, and `mode`, which can only be history."""
-    unknown = sorted(settings.keys() - {"path", "mode"})
-    if unknown or not settings.get("path"):
-        what = f"has no setting {unknown[0]!r}" if unknown else "needs `path`"
-        raise ConfigError(f"the parquet sink {what}", hint="Its settings are path and mode.")
+    """Return a sink from its checked settings: `path`, and `mode`, which can only be history."""
     if settings.get("mode", HISTORY) != HISTORY:
         raise SinkUnfit("parquet files cannot be changed, so they hold a history only", hint=_DELTA)
-    path = str(settings["path"]).removeprefix("file://")
+    path = settings["path"].removeprefix("file://")
     if "://" in path:
         raise SinkUnfit("a parquet history needs a file system with renames", hint=_DELTA)
     return ParquetSink(Path(path))

@@ -35,10 +35,10 @@ _SETUP = {
 _READS = "headwater_reads"
 
 
-def read_url(settings: Mapping[str, Any]) -> str:
+def read_url(settings: Mapping[str, str]) -> str:
     """Return the URL: `url` itself, the content of `url_file`, or the environment variable `url_env`."""
     if settings.get("url"):
-        return str(settings["url"])
+        return settings["url"]
     if settings.get("url_file"):
         try:
             return Path(settings["url_file"]).read_text().strip()
@@ -46,7 +46,7 @@ def read_url(settings: Mapping[str, Any]) -> str:
             raise ConfigError(
                 f"url_file cannot be read: {error.strerror}", hint="It holds one line, the URL."
             ) from None
-    variable = str(settings.get("url_env", URL_VARIABLE))
+    variable = settings.get("url_env", URL_VARIABLE)
     if os.environ.get(variable):
         return os.environ[variable]
     raise ConfigError("the sql sink needs a URL", hint=f"Set url, url_file, or {variable} in the environment.")

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import sqlalchemy as sa
 
-from headwater.errors import ConfigError, HeadwaterError, SinkFenced, SinkUnfit, Unavailable
-from headwater.model.suggestion import nearest
+from headwater.errors import HeadwaterError, SinkFenced, SinkUnfit, Unavailable
 from headwater.model.table import Table
 from headwater.pipeline.sinks.columns import numbered
 from headwater.pipeline.sinks.history import as_history
@@ -264,22 +263,9 @@ class Staging:
 
 _KEY = "Mend the rows and start again: what is loaded stays. A NOT NULL primary key of one type keeps them out."
 _COLUMN = "Leave the column out (`columns`), or write to another sink."
-_SETTINGS = ("url", "url_file", "url_env", "table", "mode", "schema", "lock_seconds", "replace")
 
 
 def open_sql(settings: Mapping[str, Any], needs: object = None) -> SqlSink:
-    """Return a sink from the settings of a pipeline, which are listed in `_SETTINGS`."""
-    unknown = sorted(settings.keys() - set(_SETTINGS))
-    if unknown:
-        raise ConfigError(f"the sql sink has no setting {unknown[0]!r}", hint=nearest(unknown[0], _SETTINGS))
-    if not settings.get("table"):
-        raise ConfigError("the sql sink needs `table`", hint="It is made when it is not there.")
-    mode = settings.get("mode", UPSERT)
-    if mode not in (UPSERT, HISTORY):
-        raise ConfigError(f"mode {mode!r} is not known", hint='Use "upsert" or "history".')
-    replace = settings.get("replace", False)
-    if type(replace) is not bool:
-        raise ConfigError("replace is true or false", hint="With true, rows that no pipeline wrote are removed.")
-    wait = int(settings.get("lock_seconds", LOCK_SECONDS))
-    url, schema = read_url(settings), settings.get("schema")
-    return SqlSink(url, settings["table"], mode, schema, lock_seconds=wait, replace=replace)
+    """Return a sink from its checked settings."""
+    own = {name: value for name, value in settings.items() if not name.startswith("url")}
+    return SqlSink(read_url(settings), **own)
