@@ -108,6 +108,15 @@ def test_views_that_double_at_each_level_are_refused() -> None:
     check_growth("SELECT x FROM v5", views)
 
 
+def test_statement_is_checked_again_once_a_view_has_changed() -> None:
+    views = {f"v{i + 1}": f"CREATE VIEW v{i + 1} AS SELECT x||x AS x FROM v{i}" for i in range(LEVELS)}
+    sql, small = f"SELECT x FROM v{LEVELS}", {**views, f"v{LEVELS}": f"CREATE VIEW v{LEVELS}(x) AS SELECT a FROM t"}
+    for _ in range(2):
+        check_growth(sql, small)
+        with pytest.raises(InvalidRequest, match=TOO_LARGE):
+            check_growth(sql, views)
+
+
 def test_text_that_hides_its_brackets_in_a_parameter_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="parameter"):
         check_growth("SELECT $a('), (SELECT 1) FROM t WHERE a = '", {})

@@ -6,6 +6,7 @@ text and is never too low: names are looked up without regard to the table that 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ MAX_NODES = 200_000  # tokens of a statement with all subquery columns copied to
 MAX_COUNTED = 500_000  # characters without text literals; counting so many takes a second or two
 SHORT = 2_000  # characters of a statement with one SELECT, up to which copies of outputs are not counted
 PLAIN_DEPTH = 20  # depth of brackets, BETWEEN and CASE up to which copies of operands are not counted
+CACHED_TEXT = 2_000  # characters of a statement whose check is cached
+CACHED_VIEWS = 100
 _SELECT = re.compile("select", re.IGNORECASE)
 _COPYING = re.compile(r"between|case", re.IGNORECASE)
 _TCL_PARAMETER = re.compile(r"[$@#:][^\s($@#:]*+\(")  # SQLite sees no text literal between such brackets
@@ -52,9 +55,22 @@ def too_large() -> InvalidRequest:
 
 def check_growth(sql: str, views: Mapping[str, str]) -> None:
     """Raise InvalidRequest for a statement that SQLite would make too large; `views` maps names to definitions."""
+    if len(sql) <= CACHED_TEXT and len(views) <= CACHED_VIEWS:
+        _check_cached(sql, tuple(views.items()))
+    else:
+        _check(sql, views)
+
+
+@functools.lru_cache(maxsize=256)
+def _check_cached(sql: str, views: tuple[tuple[str, str], ...]) -> None:
+    """Check a statement that may come again soon: a schema change prepares every statement again."""
+    _check(sql, dict(views))
+
+
+def _check(sql: str, views: Mapping[str, str]) -> None:
     bare = sql if _TCL_PARAMETER.search(sql) else _LITERALS.sub(lambda found: found[1] or " ", sql)
-    text = folded(bare)
-    is_view_used = any(folded(name) in folded(sql) or _QUOTE.search(name) for name in views)
+    text, whole = folded(bare), folded(sql)
+    is_view_used = any(folded(name) in whole or _QUOTE.search(name) for name in views)
     selects = len(_SELECT.findall(bare))
     is_nested = is_view_used or selects > 1 or (selects == 1 and len(bare) > SHORT) or "window" in text
     is_copying = len(_COPYING.findall(bare)) > PLAIN_DEPTH
@@ -92,10 +108,11 @@ class Group(msgspec.Struct):
     """The tokens between two brackets, or of the whole text."""
 
     items: list[Item]
+    word: str = ""  # as for a token that is no word
 
     @property
     def is_query(self) -> bool:
-        return bool(self.items) and _word(self.items[0]) in _QUERIES
+        return bool(self.items) and self.items[0].word in _QUERIES
 
 
 class Column(msgspec.Struct):
@@ -129,7 +146,7 @@ class Scope(msgspec.Struct):
     outer: Scope | None
 
 
-def _copied(found: list[Token]) -> int:
+def _copied(found: Sequence[Token]) -> int:
     """Return how many tokens SQLite may copy: those in operands of BETWEEN and CASE, once for each enclosing one."""
     levels, depth, total = [_Level()], 0, 0
     before: Token | None = None
@@ -177,7 +194,7 @@ def _ends_operand(token: Token | None) -> bool:
     return token.kind != "word" or token.word not in _OPERATORS
 
 
-def _grouped(found: list[Token]) -> Group:
+def _grouped(found: Sequence[Token]) -> Group:
     """Return the tokens grouped by brackets."""
     top = Group([])
     stack = [top]
@@ -221,7 +238,7 @@ class _Growth:
         found: Found | None = None
         total = 0
         for items in _cores(group.items):
-            is_query = bool(items) and _word(items[0]) in ("SELECT", "VALUES")
+            is_query = bool(items) and items[0].word in ("SELECT", "VALUES")
             core = self._values(items, outer, scope) if _is_values(items) else self._core(items, outer, scope)
             total += core.total
             if total > self._limit:
@@ -234,11 +251,11 @@ class _Growth:
         return msgspec.structs.replace(found, total=total, arms=arms, is_limited=is_limited)
 
     def _core(self, items: list[Item], outer: Sizes, scope: Scope | None) -> Found:
-        is_select = bool(items) and _word(items[0]) == "SELECT"
+        is_select = bool(items) and items[0].word == "SELECT"
         end = next((place for place in range(len(items)) if _ends_outputs(items, place)), len(items))
         sources = [found for place in _sources(items) for found in self._source(items, place, outer, scope)]
         self._step(len(outer))
-        sizes, is_renaming = dict(outer), any(_word(item) in _RENAMING for item in _flat(items))
+        sizes, is_renaming = dict(outer), any(item.word in _RENAMING for item in _flat(items))
         own: Sizes = {}
         for column in [column for source in sources for column in source.columns]:
             self._step()
@@ -250,7 +267,7 @@ class _Growth:
         is_exact, size = True, 0
         if is_select:
             for output in _split(items[1:end]):
-                if output and _word(output[-1]) == "*" and (len(output) == 1 or _word(output[-2]) == "."):
+                if output and output[-1].word == "*" and (len(output) == 1 or output[-2].word == "."):
                     starred = [column for source in sources for column in source.columns]
                     self._step(len(starred))
                     starred = [Column(c.names, max(own[name] for name in c.names or ("",))) for c in starred]
@@ -270,10 +287,10 @@ class _Growth:
         else:
             end = 0
         size += self._size(items[end:], sizes, scope, is_clause=True)
-        if uses := sum(_word(item) == "OVER" for item in _flat(items)):
+        if uses := sum(item.word == "OVER" for item in _flat(items)):
             size += uses * self._size(_windows(items[end:]), sizes, scope)  # SQLite copies a window to each use
         arms = 1
-        for source in sources if not any(_word(item) in ("GROUP", "DISTINCT") for item in items) else ():
+        for source in sources if not any(item.word in ("GROUP", "DISTINCT") for item in items) else ():
             arms *= 1 if source.is_limited and len(sources) > 1 else source.arms
         return Found(columns, size * arms + sum(source.total for source in sources), arms, is_exact)
 
@@ -286,9 +303,9 @@ class _Growth:
                 total += sum(cells)
                 sizes += [0] * (len(cells) - len(sizes))
                 sizes = [max(old, new) for old, new in zip(sizes, cells + [0] * len(sizes), strict=False)]
-            elif _word(row) not in ("VALUES", ","):
+            elif row.word not in ("VALUES", ","):
                 total += 1
-        rest = next((place for place, item in enumerate(items) if _word(item) not in ("VALUES", ",", "")), len(items))
+        rest = next((place for place, item in enumerate(items) if item.word not in ("VALUES", ",", "")), len(items))
         total += self._size(items[rest:], outer, scope)
         return Found([Column((f"column{place}",), size) for place, size in enumerate(sizes, 1)], total)
 
@@ -302,7 +319,7 @@ class _Growth:
                 yield from self._source(item.items, inner, outer, scope)
         else:
             name = item
-            if place + 2 < len(items) and _word(items[place + 1]) == "." and isinstance(items[place + 2], Token):
+            if place + 2 < len(items) and items[place + 1].word == "." and isinstance(items[place + 2], Token):
                 name = items[place + 2]
             yield from self._named(folded(name_of(name)), outer, scope)
 
@@ -343,7 +360,7 @@ class _Growth:
         skipped = set(_sources(items)) if is_clause else set()
         total = 0
         for place, item in enumerate(items):
-            before = _word(items[place - 1]) if place else ""
+            before = items[place - 1].word if place else ""
             if place in skipped:
                 total += self._join_conditions(item, sizes, scope)
             elif isinstance(item, Group):
@@ -370,10 +387,10 @@ class _Growth:
         if token.kind not in ("word", "quoted", "str") or before == "AS":
             return int(token.word != ",")
         name = folded(name_of(token))
-        if before == "IN" or (place > 2 and before == "." and _word(items[place - 3]) == "IN"):
+        if before == "IN" or (place > 2 and before == "." and items[place - 3].word == "IN"):
             return 1 + sum(found.total for found in self._named(name, sizes, scope))
         after = items[place + 1] if place + 1 < len(items) else None
-        if isinstance(after, Group) or (after is not None and _word(after) == "."):
+        if isinstance(after, Group) or (after is not None and after.word == "."):
             return 1  # a function or a table
         if name in sizes:
             return max(sizes[name], 1)
@@ -389,29 +406,25 @@ _FROM = Token("word", "FROM", 0, 0, "FROM")
 
 def _is_limited(items: Sequence[Item]) -> bool:
     """Return whether a query is a compound with LIMIT, which SQLite never flattens into a join."""
-    words = [_word(item) for item in items]
+    words = [item.word for item in items]
     return "UNION" in words and "LIMIT" in words
 
 
 def _is_all(items: Sequence[Item]) -> bool:
     """Return whether only UNION ALL joins the arms of a query: SQLite flattens no other set operation."""
-    words = [_word(item) for item in items]
+    words = [item.word for item in items]
     others = any(word in ("EXCEPT", "INTERSECT") for word in words)
     return not others and all(after == "ALL" for word, after in zip(words, words[1:], strict=False) if word == "UNION")
 
 
 def _ordinals(clauses: Sequence[Item]) -> int:
     """Return how many numbers in GROUP BY and ORDER BY may refer to an output."""
-    start = next((place for place, item in enumerate(clauses) if _word(item) in ("GROUP", "ORDER")), len(clauses))
+    start = next((place for place, item in enumerate(clauses) if item.word in ("GROUP", "ORDER")), len(clauses))
     return sum(isinstance(item, Token) and item.kind == "num" for item in _flat(clauses[start:]))
 
 
-def _word(item: Item) -> str:
-    return item.word if isinstance(item, Token) else ""
-
-
 def _is_values(items: list[Item]) -> bool:
-    return bool(items) and _word(items[0]) == "VALUES"
+    return bool(items) and items[0].word == "VALUES"
 
 
 def _flat(items: Sequence[Item]) -> Iterator[Item]:
@@ -424,7 +437,7 @@ def _flat(items: Sequence[Item]) -> Iterator[Item]:
 
 def _cores(items: list[Item]) -> Iterator[list[Item]]:
     """Yield the items before the first SELECT or VALUES, then each SELECT or VALUES with its clauses."""
-    starts = [place for place, item in enumerate(items) if _word(item) in ("SELECT", "VALUES")]
+    starts = [place for place, item in enumerate(items) if item.word in ("SELECT", "VALUES")]
     places = [0, *starts, len(items)]
     for start, end in zip(places, places[1:], strict=False):
         if start < end:
@@ -433,11 +446,11 @@ def _cores(items: list[Item]) -> Iterator[list[Item]]:
 
 def _is_from(items: Sequence[Item], place: int) -> bool:
     """Return whether FROM at `place` begins a clause, and is not part of IS DISTINCT FROM."""
-    return _word(items[place]) == "FROM" and not (place and _word(items[place - 1]) == "DISTINCT")
+    return items[place].word == "FROM" and not (place and items[place - 1].word == "DISTINCT")
 
 
 def _ends_outputs(items: list[Item], place: int) -> bool:
-    return _word(items[place]) in _ENDS_FROM or _is_from(items, place)
+    return items[place].word in _ENDS_FROM or _is_from(items, place)
 
 
 def _sources(items: Sequence[Item], *, is_from: bool = False) -> list[int]:
@@ -445,7 +458,7 @@ def _sources(items: Sequence[Item], *, is_from: bool = False) -> list[int]:
     found = []
     is_first = is_from
     for place, item in enumerate(items):
-        word = _word(item)
+        word = item.word
         if _is_from(items, place):
             is_from = is_first = True
         elif word in _ENDS_FROM:
@@ -462,9 +475,7 @@ def _sources(items: Sequence[Item], *, is_from: bool = False) -> list[int]:
 def _windows(items: Sequence[Item]) -> list[Item]:
     """Return the definitions of a WINDOW clause."""
     return [
-        item
-        for place, item in enumerate(items)
-        if place and isinstance(item, Group) and _word(items[place - 1]) == "AS"
+        item for place, item in enumerate(items) if place and isinstance(item, Group) and items[place - 1].word == "AS"
     ]
 
 
@@ -472,7 +483,7 @@ def _split(items: Sequence[Item]) -> Iterator[list[Item]]:
     """Yield the items between commas."""
     part: list[Item] = []
     for item in items:
-        if _word(item) == ",":
+        if item.word == ",":
             yield part
             part = []
         else:
@@ -482,10 +493,10 @@ def _split(items: Sequence[Item]) -> Iterator[list[Item]]:
 
 def _names(output: list[Item]) -> tuple[str, ...]:
     """Return the names that a result column may have."""
-    if len(output) > 1 and _word(output[-2]) == "AS" and isinstance(output[-1], Token):
+    if len(output) > 1 and output[-2].word == "AS" and isinstance(output[-1], Token):
         return (folded(name_of(output[-1])),)
     names = [item for item in _flat(output) if isinstance(item, Token) and item.kind in ("word", "quoted", "str")]
-    is_plain = len(output) == 1 or (len(output) == 3 and _word(output[1]) == ".")
+    is_plain = len(output) == 1 or (len(output) == 3 and output[1].word == ".")
     if is_plain and isinstance(output[-1], Token) and names:
         return (folded(name_of(output[-1])),)
     # SQLite names the column after its last word, its only column, or its own text.
@@ -499,10 +510,10 @@ def _ctes(items: list[Item]) -> dict[str, Cte]:
         if not isinstance(item, Group) or not item.is_query:
             continue
         at = place - 1
-        if at >= 0 and _word(items[at]) == "MATERIALIZED":
+        if at >= 0 and items[at].word == "MATERIALIZED":
             at -= 1
-            at -= at >= 0 and _word(items[at]) == "NOT"
-        if at < 1 or _word(items[at]) != "AS":
+            at -= at >= 0 and items[at].word == "NOT"
+        if at < 1 or items[at].word != "AS":
             continue
         at -= 1
         names = None
@@ -521,7 +532,7 @@ def _listed(group: Group) -> list[str]:
 
 def _view_names(view: Group) -> list[str] | None:
     """Return the column names that CREATE VIEW lists; None if it lists none."""
-    place = next((place for place, item in enumerate(view.items) if _word(item) == "AS"), 0)
+    place = next((place for place, item in enumerate(view.items) if item.word == "AS"), 0)
     before = view.items[place - 1] if place else None
     return _listed(before) if isinstance(before, Group) else None
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import msgspec
+
+CACHED_TEXT = 2_000  # characters of a text whose tokens are cached
 
 _TOKEN = re.compile(
     r"""
@@ -37,8 +40,18 @@ class Token(msgspec.Struct, frozen=True):
     slot: int = 0  # number of a parameter, from 1
 
 
-def tokens(sql: str) -> list[Token]:
+def tokens(sql: str) -> tuple[Token, ...]:
     """Return the tokens of `sql` and a final `end`; raise Unsupported where SQLite might see other tokens."""
+    return _cached_tokens(sql) if len(sql) <= CACHED_TEXT else _tokens(sql)
+
+
+@functools.lru_cache(maxsize=64)
+def _cached_tokens(sql: str) -> tuple[Token, ...]:
+    """Return the tokens of a text that may be read again soon: each check of a statement reads them."""
+    return _tokens(sql)
+
+
+def _tokens(sql: str) -> tuple[Token, ...]:
     found: list[Token] = []
     slots = _Slots()
     place = 0
@@ -55,7 +68,7 @@ def tokens(sql: str) -> list[Token]:
         word = text.upper() if kind == "word" and text.isascii() else text if kind in ("op", "word") else ""
         found.append(Token(kind, text, start, place, word, slot))
     found.append(Token("end", "", len(sql), len(sql)))
-    return found
+    return tuple(found)
 
 
 class _Slots:
