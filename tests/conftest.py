@@ -1,6 +1,7 @@
 """Fixtures and plugins for all rooms."""
 
 import functools
+import gc
 import os
 import signal
 import ssl
@@ -38,6 +39,16 @@ setattr(transports, "create_ssl_context", once(transports.create_ssl_context))  
 
 settings.load_profile(PROFILE)
 lengthen_limits()
+
+# A worker has half a million objects after collection, which live to its end: no garbage collection goes through them.
+gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collect garbage from now on, but only among later objects."""
+    gc.enable()
+    gc.freeze()
 
 
 # Rooms and files that start whole servers, processes and browsers: left out of `make check`.
