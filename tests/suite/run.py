@@ -1,18 +1,20 @@
 """Run the whole suite in parts that go on side by side, and report each: `python -m tests.suite.run [ROOM …]`.
 
 A part is a command with its output in a file of its own under `.test-output/`, printed when the part ends. While the
-parts run, a line a minute says how far each is.
+parts run, a line a minute says how far each is. Files of the part `tests` are in memory where the machine has enough:
+much of that part's time is waiting for the disk.
 """
 
 import argparse
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,6 +30,10 @@ SPARK_ROOMS = (
     "tests/guarantees",
     "tests/cli",
 )  # those with tests that need Spark
+MEMORY = Path("/dev/shm")
+MEMORY_INFO = Path("/proc/meminfo")
+MIN_SPACE = 4 << 30  # bytes free in MEMORY
+MIN_AVAILABLE = 8 << 30  # bytes of memory available
 NO_TESTS = 5  # pytest's exit status
 TICK = 60.0  # seconds between two lines of progress
 PROGRESS = re.compile(r"\[ *(\d+%)\]")
@@ -41,6 +47,7 @@ class Part(msgspec.Struct):
     name: str
     command: Sequence[str]
     may_be_empty: bool = False  # a room may have no test of this kind
+    env: Mapping[str, str] = {}  # variables besides those of this process
 
     @property
     def log(self) -> Path:
@@ -51,8 +58,45 @@ class Part(msgspec.Struct):
         return OUTPUT / f"{self.name}.json"
 
 
-def parts(rooms: Sequence[str] = (), *, fast: bool = False) -> list[Part]:
-    """Return the parts: everything, only the tests of some rooms, or only what `make check` runs."""
+class MemoryFolder:
+    """A folder in memory for the files of tests; `path` is None where the machine has too little memory."""
+
+    def __init__(self) -> None:
+        self.path = MEMORY / f"headwater-tests-{os.getpid()}" if _has_memory() else None
+        if self.path is not None:
+            for old in MEMORY.glob("headwater-tests-*"):
+                if not Path("/proc", old.name.rpartition("-")[2]).exists():
+                    shutil.rmtree(old, ignore_errors=True)
+            self.path.mkdir(exist_ok=True)
+            self.path.chmod(0o1777)  # database servers run as other users
+
+    def env(self) -> dict[str, str]:
+        """Return the variables that put temporary files into the folder."""
+        return {} if self.path is None else {"TMPDIR": str(self.path)}
+
+    def remove(self, *, passed: bool) -> str:
+        """Remove the folder, or return where the files of failed tests are; the next run removes them."""
+        if self.path is None:
+            return ""
+        if passed:
+            shutil.rmtree(self.path, ignore_errors=True)
+        return "" if passed else f"files of failed tests: {self.path}"
+
+
+def _has_memory() -> bool:
+    """Return whether MEMORY has space, the machine has memory for it, and programs may be run from it."""
+    if not (MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and MEMORY_INFO.exists()):
+        return False
+    found, available = os.statvfs(MEMORY), re.search(r"MemAvailable: *(\d+) kB", MEMORY_INFO.read_text())
+    has_space = found.f_bavail * found.f_frsize >= MIN_SPACE and not found.f_flag & os.ST_NOEXEC
+    return has_space and available is not None and int(available[1]) << 10 >= MIN_AVAILABLE
+
+
+def parts(rooms: Sequence[str] = (), *, fast: bool = False, env: Mapping[str, str] = {}) -> list[Part]:
+    """Return the parts: everything, only the tests of some rooms, or only what `make check` runs.
+
+    `env` has variables for the part `tests`.
+    """
     paths = [f"tests/{room}" for room in rooms]
     if fast:
         found = [_tests("tests", "not slow and not spark and not soak", paths, WORKERS)]
@@ -61,6 +105,7 @@ def parts(rooms: Sequence[str] = (), *, fast: bool = False) -> list[Part]:
             _tests("spark", "spark and not soak", paths or SPARK_ROOMS, SPARK_WORKERS),
             _tests("tests", "not spark and not soak", paths, WORKERS),
         ]
+    found[-1].env = env
     if not rooms:
         found += [Part(name, ["make", "--no-print-directory", name]) for name in ("lint", "types")]
     return found
@@ -79,7 +124,14 @@ class Running:
     def __init__(self, part: Part) -> None:
         self.part, self._began, self.seconds = part, time.monotonic(), 0.0
         with part.log.open("wb") as out:
-            self._process = subprocess.Popen(part.command, cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                part.command,
+                cwd=ROOT,
+                env={**os.environ, **part.env},
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+            )
 
     def is_over(self) -> bool:
         """Return whether the part has ended; note when."""
@@ -178,15 +230,19 @@ def main(arguments: Sequence[str]) -> int:
     print(f"random tests: {VARIABLE}={os.environ.setdefault(VARIABLE, secrets.token_hex(4))}", flush=True)
     began, cores = time.monotonic(), Cores()
     running: list[Running] = []
+    memory = MemoryFolder()
     try:
-        running += map(Running, parts(asked.rooms, fast=asked.fast))
+        running += map(Running, parts(asked.rooms, fast=asked.fast, env=memory.env()))
         wait(running)
     finally:
         for part in running:
             part.stop()
+        left = memory.remove(passed=all(part.passed for part in running))
     print(f"random tests: {VARIABLE}={os.environ[VARIABLE]}")
     for line in report(running, time.monotonic() - began, str(cores)):
         print(line)
+    if left:
+        print(left)
     return 0 if all(part.passed for part in running) else 1
 
 

@@ -1,6 +1,7 @@
 """The runner of the suite: which parts there are, and what is reported of them."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -81,6 +82,56 @@ def test_part_that_still_runs_is_stopped() -> None:
     endless = running("endless", "import time; time.sleep(600)")
     endless.stop()
     assert endless.is_over() and not endless.passed
+
+
+def test_part_has_its_own_variables_and_those_of_the_runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHARED", "shared")
+    script = "import os, tempfile; print(os.environ['SHARED'], tempfile.gettempdir())"
+    part = Running(Part("own", [sys.executable, "-c", script], env={"TMPDIR": str(tmp_path)}))
+    wait([part])
+    assert part.text.split() == ["shared", str(tmp_path)]
+    assert [part.name for part in parts(env={"TMPDIR": "x"}) if part.env] == ["tests"]
+    assert [part.name for part in parts(env={"TMPDIR": "x"}, fast=True) if part.env] == ["tests"]
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that takes the place of /dev/shm, on a machine with much memory."""
+    (info := tmp_path / "meminfo").write_text("MemTotal: 32000000 kB\nMemAvailable: 16000000 kB\n")
+    (folder := tmp_path / "shm").mkdir()
+    monkeypatch.setattr(run, "MEMORY", folder)
+    monkeypatch.setattr(run, "MEMORY_INFO", info)
+    monkeypatch.setattr(run, "MIN_SPACE", 1)
+    return folder
+
+
+def test_memory_folder_is_removed_if_all_passed_and_kept_if_not(memory: Path) -> None:
+    (memory / "headwater-tests-99999999").mkdir()  # of a run that has ended: no process has such a number
+    (memory / f"headwater-tests-{os.getppid()}").mkdir()
+    folder = run.MemoryFolder()
+    assert folder.path is not None and folder.env() == {"TMPDIR": str(folder.path)}
+    assert sorted(memory.iterdir()) == sorted([folder.path, memory / f"headwater-tests-{os.getppid()}"])
+    (folder.path / "file").touch()
+    assert str(folder.path) in folder.remove(passed=False) and (folder.path / "file").exists()
+    assert folder.remove(passed=True) == "" and not folder.path.exists()
+
+
+@pytest.mark.parametrize("lacking", ["space", "memory", "folder", "exec"])
+def test_machine_with_too_little_memory_keeps_the_files_of_tests_on_disk(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    if lacking == "space":
+        monkeypatch.setattr(run, "MIN_SPACE", 1 << 62)
+    elif lacking == "memory":
+        run.MEMORY_INFO.write_text("MemAvailable: 4000000 kB\n")
+    elif lacking == "folder":
+        memory.rmdir()
+    else:
+        found = os.statvfs(memory)
+        noexec = os.statvfs_result([*found[:8], found.f_flag | os.ST_NOEXEC, *found[9:]])
+        monkeypatch.setattr(os, "statvfs", lambda path: noexec)
+    folder = run.MemoryFolder()
+    assert (folder.path, folder.env(), folder.remove(passed=False)) == (None, {}, "")
 
 
 def test_clock_has_minutes_and_seconds() -> None:
