@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.sources.sqlite_source import Rig, schema_changes
+from tests.suite.fork_server import fork_server
 
 Attach = Callable[..., Rig]
 
@@ -47,8 +49,11 @@ STEPS = {
 REBUILDS = {"batch alter", "batch drop", "batch add and unique", "batch rename", "recreate"}
 
 
+LOADED = ("alembic.migration", "alembic.operations", "django.db.migrations.executor", "sqlalchemy.dialects.sqlite")
+
+
 def migrate(code: str, path: Path, *more: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code, str(path), *more], capture_output=True, text=True, timeout=60)
+    done = fork_server(*LOADED).run({"code": code}, [path, *more], env=os.environ, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
