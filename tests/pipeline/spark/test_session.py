@@ -14,7 +14,7 @@ import pytest
 
 from headwater.errors import ConfigError, PipelineError
 from headwater.pipeline.failure import explain
-from headwater.pipeline.spark import session
+from headwater.pipeline.spark import session, worker_daemon
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,6 +100,47 @@ def test_workers_run_this_python_and_its_installed_pyspark(spark: SparkSession) 
 
     found = spark.range(1).mapInArrow(where, "python string, pyspark string, loaded boolean").first()
     assert tuple(found) == (sys.executable, pyspark.__file__, True)
+
+
+def test_workers_neither_search_the_spark_jar_nor_collect_the_loaded_modules(spark: SparkSession) -> None:
+    def state(batches):
+        import gc
+        import sys
+
+        import pyarrow as pa
+
+        searched = [path for path in (*sys.path, *sys.path_importer_cache) if "spark-core" in path]
+        modules = [id(vars(sys.modules[name])) for name in ("pandas", "headwater.pipeline.spark.datasource")]
+        collected = [each for each in gc.get_objects() if id(each) in modules]
+        found = {"jars": [len(searched)], "frozen": [gc.get_freeze_count() > 0], "collected": [len(collected)]}
+        yield from (pa.record_batch(found) for _ in batches)
+
+    found = spark.range(1).mapInArrow(state, "jars bigint, frozen boolean, collected bigint").first()
+    assert tuple(found) == (0, True, 0)
+
+
+def test_only_the_spark_jar_is_dropped_from_the_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    jar, other = "/spark/jars/spark-core_2.13-4.2.0.jar", "/mine/spark-core.zip"
+    monkeypatch.setattr(sys, "path", ["", jar, other, "/mine/functions.jar"])
+    monkeypatch.setattr(sys, "path_importer_cache", dict.fromkeys((jar, f"{jar}/org", other)))
+    worker_daemon.drop_spark_jar()
+    assert sys.path == ["", other, "/mine/functions.jar"]
+    assert list(sys.path_importer_cache) == [other]
+    worker_daemon.drop_spark_jar()
+    assert list(sys.path_importer_cache) == [other]
+
+
+def test_worker_modules_are_found_and_start_no_thread() -> None:
+    script = (
+        "import os, importlib\n"
+        "from headwater.pipeline.spark.worker_daemon import LOADED\n"
+        "import pyarrow, pandas\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "for name in LOADED:\n    importlib.import_module(name)\n"
+        "print(len(os.listdir('/proc/self/task')) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
 
 
 def test_worker_failure_is_explained_in_a_single_line_and_prints_nothing(
