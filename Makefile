@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-COMPILED := $(shell find src/headwater -name '*_compiled.pyx')
+COMPILED := $(shell grep -rl '^. cython: ' --include='*.py' --include='*.pyx' src/headwater)
 PYTEST := $(BIN)/python -m pytest
 BROWSER := chromium chromium-driver
 SERVICES := mariadb-server nginx varnish postgresql

@@ -151,7 +151,7 @@ def _to_bytes(payload: _Payload, is_plain: bool) -> bytes:
         except UnicodeEncodeError:
             pass  # text that is not UTF-8: seldom, and only the encoder finds it cheaply
     packed = msgspec.structs.replace(
-        payload, before=tuple(map(pack_row, payload.before)), after=tuple(map(pack_row, payload.after))
+        payload, before=list(map(pack_row, payload.before)), after=list(map(pack_row, payload.after))
     )
     return _encoder.encode(packed)
 
