@@ -15,17 +15,11 @@ from sqlalchemy.dialects.mysql import LONGTEXT
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
 
 from headwater.errors import ConfigError, PipelineError, Unavailable
+from headwater.pipeline.database_drivers import with_driver
 
 VERSION = 1  # of the table layout
 ATTEMPTS, ATTEMPT_SECONDS = 20, 0.1  # for creating the tables, when several servers start concurrently
 BUSY_SECONDS = 30  # a SQLite file has one writer at a time
-DRIVERS = {
-    "postgres": "postgresql+psycopg",
-    "postgresql": "postgresql+psycopg",
-    "mysql": "mysql+pymysql",
-    "mariadb": "mysql+pymysql",
-    "mariadb+pymysql": "mysql+pymysql",
-}
 # Now, in milliseconds by the database's clock. UTC on MySQL: its local time repeats one hour per year.
 NOW = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
@@ -162,8 +156,7 @@ class MetaDatabase:
 
 def _engine(url: str) -> sa.Engine:
     try:
-        parsed = sa.make_url(url) if "://" in url else sa.URL.create("sqlite", database=url)
-        parsed = parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
+        parsed = with_driver(sa.make_url(url) if "://" in url else sa.URL.create("sqlite", database=url))
         if parsed.get_backend_name() not in NOW:
             raise ConfigError(f"a meta store cannot be kept in {parsed.get_backend_name()!r}", hint=_KINDS)
         return sa.create_engine(parsed, **_OPTIONS[parsed.get_backend_name()])

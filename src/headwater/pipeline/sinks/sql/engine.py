@@ -13,18 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from headwater.errors import ConfigError, PipelineError, SinkUnfit, Unavailable
+from headwater.pipeline.database_drivers import with_driver
 from headwater.pipeline.sinks.sql.dialects import MYSQL, POSTGRES, SQLITE
 
 LOCK_SECONDS = 60  # longest wait for another run that holds the sink's lock
 URL_VARIABLE = "HEADWATER_SINK_URL"
 
-_DRIVERS = {
-    "postgres": "postgresql+psycopg",
-    "postgresql": "postgresql+psycopg",
-    "mysql": "mysql+pymysql",
-    "mariadb": "mysql+pymysql",
-    "mariadb+pymysql": "mysql+pymysql",
-}
 # Strict mode rejects values instead of truncating them. NO_BACKSLASH_ESCAPES is off: the driver cannot detect it.
 _SETUP = {
     POSTGRES: "SET lock_timeout = '{0}s'",
@@ -55,10 +49,9 @@ def read_url(settings: Mapping[str, str]) -> str:
 def parse_url(url: str) -> sa.URL:
     """Return the URL with our driver, and with the absolute path of a SQLite file, since executors run elsewhere."""
     try:
-        parsed = sa.make_url(url)
+        parsed = with_driver(sa.make_url(url))
     except (exc.ArgumentError, ValueError):
         raise ConfigError("url: this is not the URL of a database", hint=_KINDS) from None
-    parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
     backend = parsed.get_backend_name()
     if backend not in (POSTGRES, MYSQL, SQLITE):
         raise ConfigError(f"a sql sink cannot write to {backend!r}", hint=_KINDS)

@@ -1,0 +1,18 @@
+"""The drivers by which a pipeline connects to databases: those of SQL sinks and of the meta store."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+_DRIVERS = {
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mysql+pymysql",
+    "mariadb+pymysql": "mysql+pymysql",
+}
+
+
+def with_driver(url: sa.URL) -> sa.URL:
+    """Return `url` with our driver; the URL of another database is returned unchanged."""
+    return url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
