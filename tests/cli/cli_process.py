@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.suite.deadlines import PATIENCE
-from tests.suite.fork_server import fork_server
+from tests.suite.fork_server import ForkedProcess, fork_server
+from tests.suite.server_launch import start_server
 
 HEADWATER = [sys.executable, "-m", "headwater"]
 TIMEOUT = PATIENCE
@@ -77,7 +78,7 @@ def refused(exit_code: int, *args: str, **kwargs: Any) -> str:
 class Served:
     """A server that is ready: its process, its URL and what it announced."""
 
-    def __init__(self, process: subprocess.Popen[str], announced: str, errors: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str] | ForkedProcess, announced: str, errors: Path) -> None:
         self.process, self.announced, self.errors = process, announced, errors
         self.url = announced.split()[3]
         self.grpc = announced.split()[5]  # the address of the other port
@@ -91,14 +92,18 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(folder: Path, *args: str, env: Mapping[str, str] = {}) -> Iterator[Served]:
-    """`headwater serve` on a free port, with `folder`/data; SIGTERM at the end."""
+def served(folder: Path, *args: str, env: Mapping[str, str] = {}, forked: bool = True) -> Iterator[Served]:
+    """`headwater serve` on a free port, with `folder`/data; SIGTERM at the end.
+
+    `forked` as for `start_server`; variables other than Headwater's need an interpreter of their own.
+    """
     errors = folder / "server.err"
-    command = [*HEADWATER, "serve", *args, "--data", str(folder / "data"), "--http", "127.0.0.1:0"]
+    arguments = [*args, "--data", str(folder / "data"), "--http", "127.0.0.1:0"]
+    is_plain = all(name.startswith(("HEADWATER_", "SKEINDB_")) for name in env)
     with (
         errors.open("a") as stderr,
-        subprocess.Popen(
-            command, env=environment(**env), cwd=folder, stdout=subprocess.PIPE, stderr=stderr, text=True
+        start_server(
+            arguments, env=environment(**env), cwd=folder, stderr=stderr, forked=forked and is_plain
         ) as process,
     ):
         assert process.stdout is not None

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.suite.fork_server import ForkedProcess
+from tests.suite.server_launch import start_server
 
 READY = re.compile(r"headwater ready at (\S+)(?: grpc (\S+))?")
 START_SECONDS = 180.0  # a machine may be busy; this is for a start that hangs
@@ -64,15 +65,18 @@ class ServerProcess:
         http: str = "127.0.0.1:0",
         databases: Sequence[str] = (),
         said: Path | None = None,
+        *,
+        forked: bool = True,
     ) -> None:
         self.folder, self._http, self._databases = folder, http, databases
+        self._forked = forked
         self._grpc = "127.0.0.1:0" if http.endswith(":0") else "off"
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "headwater.toml"
         self.configure(settings)
         self.said = said or folder / "server.err"  # what it wrote to stderr
         self._errors = self.said.open("ab")
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | ForkedProcess | None = None
         self.url = ""
         self.grpc = ""  # its address; none where it is off
 
@@ -83,13 +87,12 @@ class ServerProcess:
     def launch(self) -> None:
         """Start without waiting: to be killed on the way up."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
-        command = [sys.executable, "-m", "headwater", "serve", *self._databases, "--config", str(self._config)]
-        self._process = subprocess.Popen(
-            [*command, "--data", str(self.folder), "--http", self._http, "--grpc", self._grpc],
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
+        arguments = [*self._databases, "--config", str(self._config), "--data", str(self.folder)]
+        self._process = start_server(
+            [*arguments, "--http", self._http, "--grpc", self._grpc],
             env=environment,
+            stderr=self._errors,
+            forked=self._forked,
         )
 
     def start(self) -> None:

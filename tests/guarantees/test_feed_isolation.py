@@ -36,7 +36,7 @@ TABLE = "CREATE TABLE item(id INTEGER PRIMARY KEY, name TEXT, mark TEXT)"
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[tuple[ServerProcess, Asking]]:
-    server = ServerProcess(folder, SETTINGS)
+    server = ServerProcess(folder, SETTINGS, forked=False)
     try:
         server.start()
         ask = Asking(server)

@@ -34,7 +34,7 @@ def big_transaction(folder: Path, rows: int) -> None:
     postgres = Server(programs(), **RUN)
     url = f"main=postgresql://postgres@/app?host={postgres.folder}"
     settings = Postgres.settings.replace("{retention}", '"none"')
-    server = ServerProcess(folder / "data", settings, databases=[url])
+    server = ServerProcess(folder / "data", settings, databases=[url], forked=False)
     try:
         with postgres.connect() as admin:
             admin.execute("CREATE DATABASE app")

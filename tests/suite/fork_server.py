@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -21,9 +22,10 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _NUMBER = struct.Struct("!i")
 
@@ -64,30 +66,113 @@ class ForkServer:
     ) -> subprocess.CompletedProcess[str]:
         """Run `{"module": name}` or `{"code": text}` to its end, as `python -m` and `python -c` do."""
         with (
-            socket.socket(socket.AF_UNIX) as asked,
             tempfile.TemporaryFile("w+") as given,
             tempfile.TemporaryFile("w+") as out,
             tempfile.TemporaryFile("w+") as errors,
         ):
             given.write(stdin)
             given.seek(0)
-            asked.connect(self._address)
-            request = {**program, "args": list(args), "env": dict(env), "cwd": cwd or Path.cwd()}
-            body = json.dumps(request, default=os.fspath).encode()
-            socket.send_fds(asked, [_NUMBER.pack(len(body))], [file.fileno() for file in (given, out, errors)])
-            asked.sendall(body)
-            pid = _read_number(asked)
-            asked.settimeout(timeout)
+            process = self._fork(program, args, env, cwd, (given.fileno(), out.fileno(), errors.fileno()))
             try:
-                status = _read_number(asked)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(list(args), timeout) from None
+                code = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
             for file in (out, errors):
                 file.seek(0)
-            code = os.waitstatus_to_exitcode(status)
             return subprocess.CompletedProcess(list(args), code, out.read(), errors.read())
+
+    def start(
+        self,
+        program: Mapping[str, str],
+        args: Sequence[str | Path],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        stderr: IO[Any],
+    ) -> ForkedProcess:
+        """Start a program as `run` does, without input, and return its process; its stdout is a pipe."""
+        ours, theirs = os.pipe()
+        out = os.fdopen(ours)
+        try:
+            with open(os.devnull) as nothing:
+                return self._fork(program, args, env, cwd, (nothing.fileno(), theirs, stderr.fileno()), out)
+        except BaseException:
+            out.close()
+            raise
+        finally:
+            os.close(theirs)
+
+    def _fork(
+        self,
+        program: Mapping[str, str],
+        args: Sequence[str | Path],
+        env: Mapping[str, str],
+        cwd: Path | None,
+        files: tuple[int, int, int],
+        stdout: IO[str] | None = None,
+    ) -> ForkedProcess:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(self._address)
+            request = {**program, "args": list(args), "env": dict(env), "cwd": cwd or Path.cwd()}
+            body = json.dumps(request, default=os.fspath).encode()
+            socket.send_fds(connection, [_NUMBER.pack(len(body))], files)
+            connection.sendall(body)
+            return ForkedProcess(connection, _read_number(connection), list(args), stdout)
+        except BaseException:
+            connection.close()
+            raise
+
+
+class ForkedProcess:
+    """A forked process, with the methods of `subprocess.Popen` that tests use.
+
+    As a child does, it keeps its number until `poll` or `wait` has returned its exit status.
+    """
+
+    def __init__(self, connection: socket.socket, pid: int, args: list[str | Path], stdout: IO[str] | None) -> None:
+        self._connection, self.pid, self.args, self.stdout = connection, pid, args, stdout
+        self.returncode: int | None = None
+
+    def __enter__(self) -> ForkedProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.stdout is not None:
+            self.stdout.close()
+        self.wait()
+
+    def poll(self) -> int | None:
+        """Return the exit status; None while the process runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status, negative for a signal; raise TimeoutExpired as `subprocess` does."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = _read_number(self._connection)
+            self._connection.shutdown(socket.SHUT_WR)
+            self._connection.recv(1)  # its end: the process is gone
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to a process that runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
 
 
 @functools.cache
@@ -139,9 +224,16 @@ def _handle(connection: socket.socket) -> dict[str, Any]:
     request: dict[str, Any] = json.loads(_read(connection, _NUMBER.unpack(first)[0]))
     pid = os.fork()
     if pid:
+        for file in files:
+            os.close(file)
         connection.sendall(_NUMBER.pack(pid))
-        with contextlib.suppress(BrokenPipeError):  # the test has given up
-            connection.sendall(_NUMBER.pack(os.waitpid(pid, 0)[1]))
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        with contextlib.suppress(OSError):  # the test has given up
+            connection.sendall(_NUMBER.pack(code))
+            connection.recv(1)  # its end: the test has the status
+        os.waitpid(pid, 0)
         os._exit(0)
     connection.close()
     for number, file in enumerate(files):
@@ -155,6 +247,7 @@ def _become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    time.tzset()
     random.seed()
     tempfile.tempdir = None  # it was chosen by another environment
     sys.path.insert(0, request["cwd"])
@@ -169,6 +262,7 @@ def _become(request: dict[str, Any]) -> None:
 if __name__ == "__main__":
     for _name in sys.argv[2:]:
         importlib.import_module(_name)
+    gc.freeze()  # no collection of a forked process goes through what was imported
     with socket.socket(fileno=int(sys.argv[1])) as _listener:
         _request = _serve(_listener)
     if _request is not None:

@@ -17,7 +17,7 @@ from headwater.log.disk.disk_log import DiskLog
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("served")) as found:
+    with served(tmp_path_factory.mktemp("served"), forked=False) as found:
         found.sql("CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT, doc JSON)")
         yield found
 
@@ -203,7 +203,7 @@ def token_file(folder: Path, text: str, mode: int = 0o600) -> str:
 def test_token_is_read_from_file_or_environment_and_never_printed(tmp_path: Path) -> None:
     secret = "correct-horse-battery"
     file = token_file(tmp_path, secret + "\n")
-    with served(tmp_path, "--auth", "--token-file", file) as server:
+    with served(tmp_path, "--auth", "--token-file", file, forked=False) as server:
         without = refused(1, "status", "--server", server.url)
         assert "unauthorized" in without and "HEADWATER_TOKEN" in without and "--token-file" in without
         assert "unauthorized" in refused(1, "status", "--server", server.url, env={"HEADWATER_TOKEN": "wrong"})

@@ -23,7 +23,7 @@ def resident(process: int) -> int:
 def test_memory_of_refused_statements_is_returned(tmp_path: Path) -> None:
     script(tmp_path / "one.db", "CREATE TABLE t(k INTEGER PRIMARY KEY)")
     body = {"id": 1, "method": "query.select", "params": {"sql": LARGE}}
-    with served(tmp_path, "one.db", "--wal") as server:
+    with served(tmp_path, "one.db", "--wal", forked=False) as server:
         for _ in range(2):
             answer = httpx.post(f"{server.url}/api/v1/rpc", json=body, timeout=TIMEOUT).json()
             assert answer["error"]["code"] in ("busy", "answer_too_large")
