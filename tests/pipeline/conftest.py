@@ -22,6 +22,8 @@ _CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSyste
 CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",  # a tenth of the time, for tables of a few rows
+    "spark.sql.codegen.wholeStage": "false",  # compiling a plan takes longer than running it on a few rows
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,  # a tenth of a second less for each batch
 }
 SERVED = {"test_sql_sink.py", "test_progress.py"}  # they start database servers
