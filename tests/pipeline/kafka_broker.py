@@ -55,7 +55,7 @@ def no_broker() -> str:
         command = [mvn, "-q", "-B", "-f", str(pom), _COPY, f"-DoutputDirectory={found}", "-DincludeScope=runtime"]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
-            return f"Kafka is missing: Maven did not give its jars: {done.stdout.strip()[:200]}"
+            return f"Kafka is missing: Maven could not fetch its jars: {done.stdout.strip()[:200]}"
         if not JARS.is_dir():  # another process may have been faster
             found.rename(JARS)
     return ""

@@ -227,7 +227,7 @@ def test_pipeline_file_is_read_relative_to_its_folder(tmp_path: Path) -> None:
         (pipeline() + '[[table]]\ntable = "orders"\n' + SINK, "table main.orders is carried twice"),
         (
             pipeline(sink=SINK.replace("{table}", "x"), table='tables = ["a", "b"]'),
-            "tables a and b go to the same place",
+            "tables a and b have the same sink location",
         ),
         (pipeline(table='table = "${GONE}"'), "table 1 (${GONE}): table: the environment variable GONE is not set"),
         (

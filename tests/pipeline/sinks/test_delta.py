@@ -165,7 +165,7 @@ def test_truncated_row_source_leaves_no_rows_in_the_delta_table(place: str, batc
     story = told()
     plan, part = story.plan("p1"), Part(SPANS[0], 5)
     DeltaSink(Settings(place)).begin(plan)
-    with pytest.raises(Exception, match="cut off after"):
+    with pytest.raises(Exception, match="truncated after"):
         writer_of(place, plan, part).write(part, itertools.islice(batches(story, part), batches_that_came))
     assert held(place) == []
     assert state_of(DeltaSink(Settings(place))).missing == list(SPANS)

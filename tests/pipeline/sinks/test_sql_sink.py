@@ -683,7 +683,7 @@ def test_user_table_with_another_key_is_refused(story: Story) -> None:
 def test_table_with_rows_of_no_pipeline_is_refused_and_keeps_them(story: Story) -> None:
     query(story.url, "CREATE TABLE target (id BIGINT NOT NULL PRIMARY KEY, mine VARCHAR(10))")
     query(story.url, "INSERT INTO target VALUES (7, 'precious')")
-    with pytest.raises(SinkUnfit, match="'target' holds rows that no pipeline wrote") as refused:
+    with pytest.raises(SinkUnfit, match="'target' contains rows that no pipeline wrote") as refused:
         story.begin()
     assert "replace = true" in refused.value.hint
     assert query(story.url, "SELECT * FROM target") == [(7, "precious")]

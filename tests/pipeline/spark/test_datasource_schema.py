@@ -56,7 +56,7 @@ def test_missing_or_mistyped_column_raises_schema_changed() -> None:
     wanted = pa.schema([("a", pa.int64())])
     with pytest.raises(SchemaChanged, match="no column 'a'"):
         schema.fit(pa.record_batch({"b": pa.array([1])}), wanted)
-    with pytest.raises(SchemaChanged, match="column 'a' comes as string"):
+    with pytest.raises(SchemaChanged, match="column 'a' has type string"):
         schema.fit(pa.record_batch({"a": pa.array(["x"])}), wanted)
 
 

@@ -80,7 +80,7 @@ def test_new_log_generation_stops_the_query(stream: Stream, twin: Twin) -> None:
     stream.run()
     twin.generation = "g2"
     error = stream.failure()
-    assert "began anew" in error.message and error.extra["resnapshot_reason"] == "log_generation_changed"
+    assert "began the new generation" in error.message and error.extra["resnapshot_reason"] == "log_generation_changed"
 
 
 def test_stream_without_starting_offset_is_refused(stream: Stream) -> None:

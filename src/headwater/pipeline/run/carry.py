@@ -231,7 +231,7 @@ class Carry:
             )
         if self._begun >= ATTEMPTS:
             raise PipelineError(
-                f"{self._begun} snapshots in a row were lost before they were finished: {reason}",
+                f"{self._begun} snapshots in a row could not be finished: {reason}",
                 hint="Let the log keep more (retention, feeds.lease_bytes), or read faster (parallelism).",
             )
         self._begun += 1

@@ -151,14 +151,14 @@ class MetaDatabase:
                 _METADATA.create_all(connection)
                 connection.execute(sa.insert(META).values(id=1, version=VERSION))
         except DatabaseError as error:
-            raise PipelineError(f"cannot make the tables of the meta store {self.name}: {_cause(error)}") from None
+            raise PipelineError(f"cannot create the tables of the meta store {self.name}: {_cause(error)}") from None
 
 
 def _engine(url: str) -> sa.Engine:
     try:
         parsed = with_driver(sa.make_url(url) if "://" in url else sa.URL.create("sqlite", database=url))
         if parsed.get_backend_name() not in NOW:
-            raise ConfigError(f"a meta store cannot be kept in {parsed.get_backend_name()!r}", hint=_KINDS)
+            raise ConfigError(f"{parsed.get_backend_name()!r} is not supported as a meta store", hint=_KINDS)
         return sa.create_engine(parsed, **_OPTIONS[parsed.get_backend_name()])
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise ConfigError("meta: this is not the URL of a database", hint=_KINDS) from None
@@ -178,7 +178,9 @@ _KINDS = "A file is SQLite; others are postgresql://…, mysql://… and mariadb
 
 
 def _ours(error: SQLAlchemyError, name: str) -> Unavailable:
-    return Unavailable(f"the meta store {name} refuses: {_cause(error)}", hint="Nothing was written there. Try again.")
+    return Unavailable(
+        f"the meta store {name} is not available: {_cause(error)}", hint="Nothing was written there. Try again."
+    )
 
 
 def _cause(error: SQLAlchemyError) -> str:

@@ -58,7 +58,7 @@ def renew(meta: MetaStore, task: Task, owner: str, fence: int, seconds: float) -
     with meta.database.transaction() as connection:
         update = sa.update(SUBSCRIBE).where(of_task(task), mine).values(**_until(meta.database.now, seconds))
         if not connection.execute(update).rowcount:
-            raise NotOwner(f"the lease on {task.db}.{task.table} of {task.name} is no longer ours")
+            raise NotOwner(f"the lease on {task.db}.{task.table} of {task.name} was lost")
 
 
 def release(meta: MetaStore, task: Task, owner: str, fence: int) -> None:

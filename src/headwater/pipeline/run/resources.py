@@ -27,7 +27,7 @@ def check_promises(spec: PipelineSpec) -> None:
     for table in spec.tables:
         if spec.guarantee == EXACTLY_ONCE and not is_exactly_once(table.sink.kind):
             raise SinkUnfit(
-                f"sink {table.sink.kind!r} of table {table.table!r} cannot promise exactly-once",
+                f"sink {table.sink.kind!r} of table {table.table!r} does not support exactly-once delivery",
                 hint='Set guarantee = "at-least-once" in [pipeline], or use delta, parquet or sql.',
             )
 

@@ -286,7 +286,7 @@ def _check_apart(tables: Iterable[TableSpec]) -> None:
         place = tuple(str(settings.get(name, "")) for name in ("path", "url", "table"))
         if (place[0] or place[2]) and places.setdefault(place, each) is not each:
             raise ConfigError(
-                f"tables {places[place].table} and {each.table} go to the same place",
+                f"tables {places[place].table} and {each.table} have the same sink location",
                 hint="Write {table} in the `path` or `table` of the sink.",
             )
 

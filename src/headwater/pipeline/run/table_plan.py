@@ -22,7 +22,7 @@ def _pinned(table: Table, held: Table) -> Table:
     there = set(table.names)
     if gone := [name for name in held.names if name not in there]:
         raise SchemaChanged(
-            f"table {table.name!r} has no column {gone[0]!r} any more, which the sink is pinned to",
+            f"the sink is pinned to column {gone[0]!r}, which table {table.name!r} no longer has",
             hint="Set schema to `evolve`, or run `headwater pipeline reset` to take the table as it is.",
         )
     return _only(table, {*held.names})
@@ -40,7 +40,7 @@ def check_origin(plan: Plan, spec: PipelineSpec, table: TableSpec) -> None:
     if wanted.origin != plan.origin:
         raise SinkUnfit(
             f"the sink holds {plan.origin}, not {wanted.origin}",
-            hint="Give this table a place of its own, or remove what is there.",
+            hint="Give this table a sink location of its own, or remove the existing data.",
         )
 
 
@@ -48,8 +48,8 @@ def check_choice(plan: Plan, spec: TableSpec) -> None:
     """Raise PipelineError if the sink was filled with other columns or another filter than the spec has now."""
     if plan.columns == spec.columns and plan.where == spec.where:
         return
-    what = "with other columns" if plan.columns != spec.columns else "by another `where`"
+    what = "with other columns" if plan.columns != spec.columns else "with another `where`"
     raise PipelineError(
-        f"the sink was filled {what} than the pipeline names now",
-        hint="Name that again, or run `headwater pipeline reset` to take a new snapshot.",
+        f"the sink was filled {what} than the pipeline file names",
+        hint="Restore the old setting, or run `headwater pipeline reset` to take a new snapshot.",
     )

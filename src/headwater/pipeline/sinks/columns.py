@@ -18,6 +18,6 @@ def numbered(frame: DataFrame) -> DataFrame:
 def came_again(name: str) -> PipelineError:
     """Return the error for a new column whose name has old values in the sink, which keeps dropped columns."""
     return PipelineError(
-        f"column {name!r} was dropped and is a new one now, and the sink has values of the old one",
+        f"column {name!r} was dropped and added again, and the sink still has values of the dropped column",
         resnapshot_reason="schema_changed",
     )

@@ -61,7 +61,7 @@ class KafkaSink(LedgerSink):
             if "kafka" not in str(error).lower():
                 raise
             raise PipelineError(
-                "Spark has no Kafka here",
+                "this Spark session has no Kafka connector",
                 hint="Fetch its jars: python -m headwater.pipeline.spark.jars, or `make jars`.",
             ) from None
 

@@ -71,7 +71,7 @@ class LedgerSink:
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
         """Apply the changes that `check` returns; `table` is the shape of the frame."""
         if step.repair:
-            raise SinkUnfit(f"{self.name} keeps no rows that could be mended")
+            raise SinkUnfit(f"{self.name} cannot be repaired")
         todo = check(self.state(), step)
         if todo is None:
             return
@@ -90,7 +90,7 @@ class LedgerSink:
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the rows of the sink with the columns of the table's snapshot, for verification (UPSERT only)."""
-        raise SinkUnfit(f"{self.name} keeps no rows that could be read back")
+        raise SinkUnfit(f"{self.name} cannot be read back")
 
     def close(self) -> None:
         """Close the connections."""

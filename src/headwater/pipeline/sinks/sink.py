@@ -97,10 +97,10 @@ def check(state: State | None, step: Step) -> Step | None:
         raise SinkGap(f"{len(state.missing)} spans of the snapshot are not loaded yet")
     if step.repair:
         if state.offset != step.upto:
-            raise SinkFenced(f"the sink went on to offset {state.offset} while it was verified at {step.upto}")
+            raise SinkFenced(f"the sink advanced to offset {state.offset} while it was verified at {step.upto}")
         return step
     if step.after > state.offset:
-        raise SinkGap(f"the sink stands at offset {state.offset}, and the step begins after {step.after}")
+        raise SinkGap(f"the sink is at offset {state.offset}, and the step begins after {step.after}")
     if step.upto <= state.offset:
         return None
     return msgspec.structs.replace(step, after=state.offset)

@@ -167,7 +167,7 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, seen: Described | None, columns: StructType) -> None:
         if not options.is_log:
             raise ConfigError(
-                "a stream must say where it begins",
+                "the start of the stream is missing",
                 hint="Set startingOffset to earliest, latest or an offset, or set startingTimestamp.",
             )
         self._options, self._columns = options, columns

@@ -128,7 +128,7 @@ def _copy(packages: list[Package], pom: Path, target: Path) -> None:
     except subprocess.TimeoutExpired:
         raise PipelineError(f"Maven did not answer within {_PATIENCE_SECONDS:.0f} s") from None
     if done.returncode or not any(target.glob(f"{packages[0].artifact}-*.jar")):
-        raise PipelineError(f"Maven did not give {packages[0]}: {_reason(done.stdout)}")
+        raise PipelineError(f"Maven could not fetch {packages[0]}: {_reason(done.stdout)}")
 
 
 def _reason(output: str) -> str:

@@ -33,7 +33,7 @@ class Place(msgspec.Struct, frozen=True):
             return msgspec.convert(told, cls)
         except msgspec.ValidationError as error:
             raise PipelineError(
-                f"the checkpoint holds no offset of ours: {error}",
+                f"the checkpoint contains no offset of Headwater: {error}",
                 hint="It belongs to another source; give this query a checkpoint folder of its own.",
             ) from None
 
@@ -55,7 +55,8 @@ def check_place(place: Place, seen: Described) -> None:
     """Raise an error if the log cannot continue after `place`."""
     if place.generation != seen.generation:
         raise PipelineError(
-            f"the log of {seen.db!r} began anew: it is {seen.generation} now, and the offset is of {place.generation}",
+            f"the log of {seen.db!r} began the new generation {seen.generation};"
+            f" the offset belongs to generation {place.generation}",
             hint=_ANEW,
             resnapshot_reason="log_generation_changed",
         )

@@ -119,7 +119,7 @@ def _check(options: Options) -> None:
     }
     for words, holds in alone.items():
         if holds:
-            raise ConfigError(f"options {words} do not go together")
+            raise ConfigError(f"options {words} cannot be combined")
 
 
 # Values

@@ -55,4 +55,4 @@ def checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows += batch.num_rows
         yield batch.select(range(batch.num_columns - 1))
     if told != rows:
-        raise note(Unavailable(f"a part was cut off after {rows} rows", hint="It is read again."))
+        raise note(Unavailable(f"a part was truncated after {rows} rows", hint="It is read again."))

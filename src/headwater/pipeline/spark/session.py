@@ -224,7 +224,7 @@ def _properties(conf: Mapping[str, str]) -> Iterator[None]:
         return
     if "--properties-file" in (given or ""):
         raise ConfigError(
-            "Spark takes one file of properties, and PYSPARK_SUBMIT_ARGS names one", hint="Leave [pipeline.conf] empty."
+            "Spark reads one properties file, and PYSPARK_SUBMIT_ARGS names one", hint="Leave [pipeline.conf] empty."
         )
     number, path = tempfile.mkstemp(".properties", f"{os.getpid()}.", _folder())  # mode 0600
     try:

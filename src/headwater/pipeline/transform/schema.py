@@ -63,7 +63,7 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         place = batch.schema.get_field_index(field.name)
         if place < 0:
-            raise SchemaChanged(f"the server sent no column {field.name!r}: the table has another shape by now")
+            raise SchemaChanged(f"the server sent no column {field.name!r}: the shape of the table has changed")
         columns.append(_cast(batch.column(place), field))
     return pa.record_batch(columns, schema=schema)
 
@@ -111,7 +111,7 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
         return column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaChanged(
-            f"column {field.name!r} comes as {column.type} and was {field.type} when reading began: {error}"
+            f"column {field.name!r} has type {column.type}, and had type {field.type} when the read began: {error}"
         ) from None
 
 

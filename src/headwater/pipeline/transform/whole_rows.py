@@ -54,7 +54,7 @@ def refuse_unknown(frame: DataFrame) -> DataFrame:
 
 def unknown() -> PipelineError:
     """Return the error for a value that is needed and unknown."""
-    return PipelineError("a value that the source left out is needed", resnapshot_reason=REASON)
+    return PipelineError("a value that the source did not send is needed", resnapshot_reason=REASON)
 
 
 def fill_unknown(frame: DataFrame, table: Table) -> DataFrame:

@@ -186,7 +186,7 @@ class Verification:
                     for number, span in enumerate(spans)
                 ]
                 return state, TableReport(self._table.db, self._table.table, state.offset, tuple(ranges))
-        raise PipelineError("the sink moves on faster than it can be compared", hint="Stop the pipeline, then verify.")
+        raise PipelineError("the sink advances faster than it can be compared", hint="Stop the pipeline, then verify.")
 
     def _state(self) -> State:
         state = self._sink.state()

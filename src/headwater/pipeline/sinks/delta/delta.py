@@ -91,7 +91,9 @@ class DeltaSink:
     def _table(self) -> DeltaTable:
         table = self._place.open()
         if table is None:
-            raise SinkFenced("the table is gone from the lake", hint="Start again: the pipeline takes a new snapshot.")
+            raise SinkFenced(
+                "the table was removed from the lake", hint="Start again: the pipeline takes a new snapshot."
+            )
         return table
 
     # A new snapshot
@@ -144,7 +146,7 @@ class DeltaSink:
         plan = plan_of(table.metadata().configuration) if table else None
         if table is not None and plan is None and table.file_uris():
             raise SinkUnfit(
-                f"the table at {self._place.path} holds rows that no pipeline wrote, and would be emptied",
+                f"the table at {self._place.path} contains rows that no pipeline wrote; the sink would delete them",
                 hint="Give another path, or remove the table.",
             )
         return plan
@@ -196,7 +198,7 @@ class DeltaSink:
         names = [field.name for field in held.schema().fields]
         self._check_fits(table, names)
         if todo.repair and self.mode == HISTORY:
-            raise SinkUnfit("a history is not repaired", hint="Take a new snapshot: `headwater pipeline reset`.")
+            raise SinkUnfit("a history cannot be repaired", hint="Take a new snapshot: `headwater pipeline reset`.")
         make = versions if self.mode == HISTORY else last_per_key
         source = make(left, identity_of(table))
         try:
@@ -304,7 +306,7 @@ class DeltaSink:
             table = self._place.open()
             plan = plan_of(table.metadata().configuration) if table else None
             if self.mode != UPSERT or table is None or plan is None:
-                raise SinkUnfit("only a current table that was begun can be read back")
+                raise SinkUnfit("only a table in mode upsert that has a snapshot can be read back")
             return read_rows(spark, self._place, table, held_schema(plan.table, self.mode))
 
     def close(self) -> None:

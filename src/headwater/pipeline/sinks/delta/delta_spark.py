@@ -48,9 +48,9 @@ class DeltaSparkSink(DeltaSink):
         self.name = f"delta-spark {settings.path}"
         if EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
             raise SinkUnfit(
-                "this Spark session knows no Delta",
+                "this Spark session does not support Delta",
                 hint=f"Set spark.sql.extensions={EXTENSION} and spark.sql.catalog.spark_catalog={CATALOG}, "
-                'and have its jars; or use kind = "delta".',
+                'and add its jars; or use kind = "delta".',
             )
         if spark.conf.get(_LOG_TASKS, None) is None:  # otherwise Spark uses 50 tasks to read a log of any size
             spark.conf.set(_LOG_TASKS, spark.conf.get("spark.sql.shuffle.partitions") or "4")
@@ -69,7 +69,7 @@ class DeltaSparkSink(DeltaSink):
         for name in held_schema(table, self.mode).names:
             if _REFUSED.search(name):
                 raise SinkUnfit(
-                    f"Delta in Spark takes no column called {name!r}",
+                    f"Delta in Spark does not support a column named {name!r}",
                     hint='Leave it out (`columns`), or use kind = "delta".',
                 )
 

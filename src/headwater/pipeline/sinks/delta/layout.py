@@ -91,7 +91,7 @@ def added(held: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
         there = known.get(field.name.lower(), field)
         if not there.type.equals(field.type) or there.name != field.name:
             raise SinkUnfit(
-                f"column {field.name!r} is {field.type} now; the lake has {there.name!r} as {there.type}, not both",
+                f"column {field.name!r} has type {field.type}; the lake has column {there.name!r} of type {there.type}",
                 hint='Take a new snapshot (`headwater pipeline reset`), or set schema = "pin".',
             )
     return [field for field in wanted if field.name.lower() not in known]

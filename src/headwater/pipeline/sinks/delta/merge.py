@@ -107,6 +107,6 @@ def ours() -> Iterator[None]:
     except ConnectionError as error:  # raised by Python sockets, and only those to Java are used here
         raise cause_of(error) from error
     except (DeltaError, OSError) as error:
-        raise Unavailable(f"the lake did not take it: {str(error).splitlines()[0]}") from error
+        raise Unavailable(f"the write to the lake failed: {str(error).splitlines()[0]}") from error
     except Exception as error:
         raise cause_of(error) from error

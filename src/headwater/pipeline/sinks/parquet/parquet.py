@@ -99,7 +99,7 @@ class ParquetSink:
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
         """Apply the changes that `check` returns; `table` is the shape of the frame."""
         if step.repair:
-            raise SinkUnfit("a history is never mended")
+            raise SinkUnfit("a history cannot be repaired")
         while (todo := check(self.state(), step)) is not None:
             left = frame.where(f"{quoted(about(frame).offset)} > {todo.after}")
             with self._staged(left, step.plan) as (staging, reports), self._locked():
@@ -136,7 +136,7 @@ class ParquetSink:
         try:
             lock = os.open(self._path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except FileNotFoundError:
-            raise SinkFenced("the folder of the sink is gone") from None
+            raise SinkFenced("the folder of the sink was removed") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -174,7 +174,7 @@ class ParquetSink:
             os.rename(made, self._folder(plan) / name)
             sync_folder(self._folder(plan))
         except OSError:
-            raise SinkFenced("the folder of this snapshot was taken away, or written by another run") from None
+            raise SinkFenced("the folder of this snapshot was removed, or written by another run") from None
 
     def _clean(self, plan: str, kinds: tuple[str, ...]) -> None:
         """Remove folders of these kinds that do not belong to the plan."""

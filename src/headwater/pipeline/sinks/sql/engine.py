@@ -38,7 +38,7 @@ def read_url(settings: Mapping[str, str]) -> str:
             return Path(settings["url_file"]).read_text().strip()
         except OSError as error:
             raise ConfigError(
-                f"url_file cannot be read: {error.strerror}", hint="It holds one line, the URL."
+                f"url_file cannot be read: {error.strerror}", hint="The file must hold one line, the URL."
             ) from None
     variable = settings.get("url_env", URL_VARIABLE)
     if os.environ.get(variable):
@@ -125,8 +125,8 @@ def ours() -> Iterator[None]:
         yield
     except exc.DBAPIError as error:
         if _may_pass(error):
-            raise Unavailable(f"the sink's database refuses: {_said(error)}", hint=_LATER) from None
-        raise SinkUnfit(f"the sink's database cannot take this: {_said(error)}") from None
+            raise Unavailable(f"the sink's database is not available: {_said(error)}", hint=_LATER) from None
+        raise SinkUnfit(f"the sink's database rejected the write: {_said(error)}") from None
     except exc.SQLAlchemyError as error:
         raise PipelineError(f"the sink's database: {_said(error)}") from None
 

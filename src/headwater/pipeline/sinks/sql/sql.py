@@ -162,7 +162,7 @@ class SqlSink:
 
         state = self.state()
         if self.mode != UPSERT or state is None:
-            raise SinkUnfit("only a current table that was begun can be read back")
+            raise SinkUnfit("only a table in mode upsert that has a snapshot can be read back")
         table = state.plan.table
         return read_rows(spark, self._engine, self._url, self._target(table), self._dialect, table)
 
@@ -253,7 +253,7 @@ class Staging:
         """Return the attempts; raise Unavailable if staged rows are missing: a database crash empties the table."""
         found = staged(connection, self.table)
         if any(found.get(report.attempt, 0) != report.rows for report in reports):
-            raise Unavailable("staged rows are gone", hint="The database was restarted. The step is tried again.")
+            raise Unavailable("staged rows are missing", hint="The database was restarted; the step is retried.")
         return [report.attempt for report in reports]
 
     def forget(self, connection: sa.Connection, attempts: Sequence[str]) -> None:

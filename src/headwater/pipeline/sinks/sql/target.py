@@ -108,14 +108,14 @@ class Target:
             found = connection.execute(sa.select(sa.literal(1)).select_from(self.table).limit(1)).first()
         if found is not None:
             raise SinkUnfit(
-                f"table {self.table.name!r} holds rows that no pipeline wrote, and would be emptied",
-                hint="Name another table, or set `replace = true` in the sink if they may go.",
+                f"table {self.table.name!r} contains rows that no pipeline wrote; the sink would delete them",
+                hint="Name another table, or set `replace = true` in the sink to delete them.",
             )
 
     def prepare(self, engine: sa.Engine) -> set[str]:
         """Create the table or add its missing columns; return the names of the columns it had."""
         if not self._keys:
-            raise SinkUnfit("a SQL sink needs a table whose rows can be told apart")
+            raise SinkUnfit("a SQL sink needs a table with a key")
         create_table(engine, self.table)
         with reading(engine) as connection:
             there = sa.inspect(connection)
@@ -138,14 +138,15 @@ class Target:
     def _check_key(self, key: list[str], held: dict[str, Any]) -> None:
         if set(key) != set(self._keys):
             raise SinkUnfit(
-                f"table {self.table.name!r} has the primary key {key}, and the rows are told apart by {self._keys}",
-                hint="Drop it, so that the sink makes it itself, or name another table.",
+                f"table {self.table.name!r} has the primary key {key}; the sink needs {self._keys}",
+                hint="Drop it, so that the sink creates it, or name another table.",
             )
         for name in self._keys:
             collation = getattr(held[name]["type"], "collation", None)
             if self._dialect.backend == MYSQL and collation not in (None, self._dialect.collation):
                 raise SinkUnfit(
-                    f"key column {name!r} of table {self.table.name!r} calls different text equal ({collation})",
+                    f"key column {name!r} of table {self.table.name!r} uses {collation}, which treats different texts"
+                    " as equal",
                     hint=f"Give the column the collation {self._dialect.collation}.",
                 )
 
