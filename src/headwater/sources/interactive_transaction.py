@@ -129,5 +129,7 @@ class Interactive(ABC):
 
     def _over(self) -> TxExpired:
         if self._state == "committed":
-            return TxExpired("the transaction is over: committed", hint="It was kept. Begin another one.")
+            return TxExpired(
+                "the transaction is over: committed", hint="Its changes are stored. Begin another transaction."
+            )
         return TxExpired(f"the transaction is over: {self._state if self.is_over else 'expired'}")

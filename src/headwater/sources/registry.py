@@ -121,7 +121,7 @@ class SourceKind(ABC):
 
     def setup_sql(self, name: str, url: str, *, reader: str, writer: str, ddl_statements: bool) -> list[str]:
         """Return the SQL that prepares the database for Headwater."""
-        raise NotSupported("only PostgreSQL needs logins for callers", hint="SQLite files are served as they are.")
+        raise NotSupported("only PostgreSQL needs logins for callers", hint="SQLite files need no logins.")
 
     def detach(self, name: str, url: str, settings: Any, find_log: Callable[[str | None], str | None]) -> Report:
         """Remove every trace of Headwater; `find_log` returns the log path of a generation, or of this database."""

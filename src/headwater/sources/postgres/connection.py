@@ -40,7 +40,7 @@ class Server:
             given = {"host": "@"}
         if "@" in str(given.get("host", "")):  # a part of an unescaped password
             raise ConfigError(  # the parser's message would repeat parts of the URL
-                f"{name!r}: its address cannot be understood",
+                f"{name!r}: its address is invalid",
                 hint="Write postgresql://USER@HOST:PORT/DATABASE, with % escapes where a part has special characters.",
             )
         given.setdefault("application_name", "headwater")
@@ -115,8 +115,8 @@ class Server:
     def _check(self, connection: Connection) -> None:
         if connection.info.parameter_status("server_encoding") == "SQL_ASCII":  # the server converts other encodings
             raise SourceUnfit(
-                f"{self.name!r} does not know the encoding of its texts (SQL_ASCII)",
-                hint="Make a database with ENCODING 'UTF8', and load a dump into it.",
+                f"{self.name!r} has no defined text encoding (SQL_ASCII)",
+                hint="Create a database with ENCODING 'UTF8', and load a dump into it.",
             )
 
     def _refused(self, message: str) -> HeadwaterError:

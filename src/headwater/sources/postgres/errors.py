@@ -48,7 +48,7 @@ def fault(state: str, text: str, hint: str = "") -> HeadwaterError:
         case "40001" | "40P01" | "55P03" | "55006":
             return Busy(text)
         case "57014":
-            return InvalidRequest(text, hint="It ran too long and was stopped; nothing was kept.")
+            return InvalidRequest(text, hint="The statement ran too long and was cancelled; nothing was written.")
         case "25006":
             return InvalidRequest(text, hint="The transaction is read-only; begin one without `read_only`.")
         case "42501":
@@ -79,7 +79,7 @@ def _by_class(state: str, text: str, hint: str) -> HeadwaterError:
         case "23" | "44" | "27":
             return InvalidRequest(text, hint=_CONSTRAINT)
         case "08" | "57" | "58" | "XX" | "F0":
-            return SourceError(text, hint=hint or "PostgreSQL refused or went away; try again in a moment.")
+            return SourceError(text, hint=hint or "PostgreSQL is not available; try again in a moment.")
         case "53":
             return Unavailable(text, hint=hint or "PostgreSQL is short of connections or memory.")
         case "28":
@@ -127,7 +127,7 @@ def away(error: Exception) -> HeadwaterError:
 def gone(text: str) -> HeadwaterError:
     """Return the error for a lost connection, without the address."""
     text = _ADDRESS.sub("the connection failed", " ".join(text.split()))
-    return SourceError(f"the connection to PostgreSQL was lost: {text}", hint="It is opened again; try once more.")
+    return SourceError(f"the connection to PostgreSQL was lost: {text}", hint="The server reconnects; try again.")
 
 
 def state_of(error: BaseException) -> str:

@@ -74,7 +74,7 @@ def _is_text(column: Column) -> bool:
 def _encoder(column: Column, odd: Collection[str]) -> Callable[[Value], bytes]:
     if is_odd(column, odd):
         raise NotSupported(
-            f"column {column.name!r} is compared by {column.collation}, which calls different texts equal",
+            f"column {column.name!r} is compared by {column.collation}, which treats different texts as equal",
             hint="Use a column with a deterministic collation.",
         )
     match column.kind:

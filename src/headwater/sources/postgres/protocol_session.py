@@ -102,7 +102,7 @@ class Link:
         if answer != "f":
             self.is_tainted = True
             raise SourceError(
-                "a session was opened on a standby, whose snapshots do not tell which transactions are open",
+                "a session was opened on a standby, whose snapshots do not list open transactions",
                 hint="Name the primary in the address, or several hosts with target_session_attrs=primary.",
             )
 
@@ -276,7 +276,7 @@ class Link:
                 if max_bytes is not None and received > max_bytes:
                     self._give_up()
                     raise InvalidRequest(
-                        f"PostgreSQL answers the text with more than {max_bytes} bytes",
+                        f"PostgreSQL's answer to the text has more than {max_bytes} bytes",
                         hint="Write a shorter one, without constants that are computed to large values.",
                     )
             result = self._pg.get_result()
@@ -443,7 +443,7 @@ class Pool:
     def _run(self, work: Callable[[Link], T], *, read_only: bool, seconds: float | None) -> T:
         """Run `work` in a transaction; take another link if an idle one turns out to be dead before it."""
         if not self._places.acquire(timeout=WAIT_SECONDS):
-            raise Busy(f"{self._most} reads of PostgreSQL are under way already")
+            raise Busy(f"{self._most} reads of PostgreSQL are running already")
         try:
             while True:
                 link, was_idle, epoch = self._take()

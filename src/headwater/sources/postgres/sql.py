@@ -94,7 +94,7 @@ class Renderer:
             case Function() | Cast() | Case():
                 return composed(expr, self.expr)
             case Queried():
-                raise InvalidRequest("a condition looks at one row; queries stand elsewhere")
+                raise InvalidRequest("a condition reads one row and cannot contain a query")
 
     def _call(self, op: str, args: tuple[Expr, ...]) -> str:
         # A literal gets the type of the column that it is compared with.

@@ -105,7 +105,7 @@ def to_error(error: apsw.Error, what: str = "") -> HeadwaterError:
         case apsw.AuthError():
             return InvalidRequest(
                 text,
-                hint="Transaction control, ATTACH, PRAGMA and Headwater's own tables are not open to statements.",
+                hint="Transaction control, ATTACH, PRAGMA and Headwater's own tables are not allowed in statements.",
             )
         case apsw.SQLError() if missing := _MISSING.fullmatch(str(error)):
             found = InvalidRequest(text, hint=CHECK)
@@ -116,7 +116,7 @@ def to_error(error: apsw.Error, what: str = "") -> HeadwaterError:
         case apsw.NoMemError():
             return Busy(text, hint="SQLite has no memory left for it. Try again in a moment.")
         case apsw.AbortError() | apsw.InterruptError():
-            return InvalidRequest(text, hint="The statement was stopped before it ended; nothing was kept.")
+            return InvalidRequest(text, hint="The statement was cancelled; nothing was written.")
         case _:
             return SourceError(text, hint="SQLite refused; the server's log has the details.")
 
@@ -129,7 +129,7 @@ def sqlite_errors(what: str = "") -> Iterator[None]:
     except apsw.Error as error:
         raise to_error(error, what) from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest("the database holds text that is not UTF-8 here", hint="Read it AS BLOB.") from error
+        raise InvalidRequest("the database contains text that is not UTF-8", hint="Read it AS BLOB.") from error
 
 
 @contextmanager

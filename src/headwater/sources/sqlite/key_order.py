@@ -42,7 +42,7 @@ def _encoder(column: Column) -> Callable[[Value], bytes]:
     collation = column.collation
     if collation not in PLAIN_COLLATIONS:
         raise NotSupported(
-            f"column {column.name!r} is compared by {collation}, which only its application knows",
+            f"column {column.name!r} is compared by {collation}, which only the application defines",
             hint="Use a column with collation BINARY, NOCASE or RTRIM.",
         )
     is_binary = collation == "BINARY"

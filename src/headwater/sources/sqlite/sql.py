@@ -27,7 +27,7 @@ class Expressions:
 
     def queried(self, expr: Queried) -> str:
         """Return an expression that only queries contain as SQL."""
-        raise InvalidRequest("a condition looks at one row; queries stand elsewhere")
+        raise InvalidRequest("a condition reads one row and cannot contain a query")
 
     def expr(self, expr: Expr) -> str:
         """Return the expression as SQL text that needs no further brackets."""

@@ -207,12 +207,12 @@ def test_query_parameters_are_bound_by_place_or_by_name(own: PgRig) -> None:
 def test_argument_that_depends_on_the_clock_is_refused(own: PgRig) -> None:
     found = own.source.analyse("SELECT count(*) FROM t WHERE ts < $1")
     for value in ("now", " Yesterday", "tomorrow 10:00", Json('"now"'), Json('"Today"')):
-        with pytest.raises(InvalidRequest, match="clock"):
+        with pytest.raises(InvalidRequest, match="relative to now"):
             own.source.answer(found, {"1": value})
     assert own.source.answer(found, {"1": DateTime("2024-01-01T00:00:00+00:00")}) is not None
     found = own.source.analyse("SELECT count(*) FROM t WHERE ts <@ $1::tstzrange")
     for value in ('[n"o"w,)', "[n\\ow,)"):
-        with pytest.raises(InvalidRequest, match="clock"):
+        with pytest.raises(InvalidRequest, match="relative to now"):
             own.source.answer(found, {"1": value})
     assert own.source.answer(found, {"1": "[2024-01-01,)"}) is not None
     found = own.source.analyse("SELECT count(*) FROM t WHERE a = $1")

@@ -113,7 +113,7 @@ class Barriers:
             if self._ended >= number:
                 return self._result()
             self._begun, self._is_running = number, True
-        found: Passed | HeadwaterError = SourceError("the barrier was cut short")
+        found: Passed | HeadwaterError = SourceError("the barrier was interrupted")
         try:
             found = self._pass(f"{self._own}.{number}")
         except HeadwaterError as error:

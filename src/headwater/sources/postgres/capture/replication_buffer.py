@@ -149,7 +149,9 @@ class Held:
             with self._changed:
                 self._changed.wait_for(lambda: self._parts or self._session != session)
                 if self._session != session:
-                    raise SourceError("the stream was cut off inside a large transaction", hint="It comes again.")
+                    raise SourceError(
+                        "the stream was interrupted inside a large transaction", hint="The server sends it again."
+                    )
                 part = self._let_go(0)
                 self._changed.notify_all()
             is_last = part.last

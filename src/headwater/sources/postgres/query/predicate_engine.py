@@ -101,7 +101,7 @@ _BAD_CONSTANT = re.compile(r"(?:invalid input value for enum|value for domain|do
 
 def _one_row_only() -> NotSupported:
     return NotSupported(
-        "a predicate looks at one row: it has no subqueries and names no other relation",
+        "a predicate reads one row: it has no subqueries and names no other relation",
         hint="Filter by this row alone.",
     )
 
@@ -169,9 +169,7 @@ class Engine:
             raise self._refusal(error, where) from None
         for clock in _CLOCKS.finditer(where):
             if f"{clock[0]}::text" not in found.text and f"{clock[0]}::character varying" not in found.text:
-                raise NotSupported(
-                    f"{clock[0]} depends on the time at which it is asked", hint="Write the time itself."
-                )
+                raise NotSupported(f"{clock[0]} depends on the current time", hint="Write the time itself.")
         return found
 
     def reread(self, texts: Sequence[str]) -> list[str]:
@@ -259,12 +257,12 @@ class Engine:
         if state == "42P17" or "IMMUTABLE" in text:
             return _not_immutable()
         if state == "42803" or state == "42P20" or state == "0A000":
-            return NotSupported(f"a predicate looks at one row: {text}", hint="Filter by this row alone.")
+            return NotSupported(f"a predicate reads one row: {text}", hint="Filter by this row alone.")
         if state == "42703":
             return InvalidRequest(f"the predicate: {text}", hint=f"The columns are {names}; text takes 'quotes'.")
         if isinstance(error, Forbidden):
             return NotSupported(
-                f"PostgreSQL does not let us look at predicates: {text}",
+                f"PostgreSQL does not let Headwater analyse predicates: {text}",
                 hint="GRANT TEMPORARY ON DATABASE … TO the server's role.",
             )
         if not state:
@@ -330,7 +328,7 @@ def _failure(error: HeadwaterError) -> HeadwaterError:
     if state[:2] in ("22", "54"):
         return InvalidRequest(
             f"the predicate fails on a row: {error.message}",
-            hint="Let it hold for every row there may be, such as b <> 0 AND a / nullif(b, 0) > 1.",
+            hint="Make it work for every possible row, such as b <> 0 AND a / nullif(b, 0) > 1.",
         )
     if isinstance(error, Busy | InvalidRequest):
         return error

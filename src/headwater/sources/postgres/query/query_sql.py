@@ -57,7 +57,7 @@ def constant(value: Value) -> str:
             return _quoted(value, "real[]")
         case str():
             return _quoted(value)
-    raise InvalidRequest(f"a {type(value).__name__} cannot stand in a query", hint="Send it as an argument.")
+    raise InvalidRequest(f"a {type(value).__name__} cannot be part of a query", hint="Send it as an argument.")
 
 
 def _quoted(value: Value, kind: str = "") -> str:

@@ -114,7 +114,7 @@ def check_allowed(sql: str) -> str:
     if not first:
         raise InvalidRequest("there is no statement in the text", hint="Send one, such as SELECT 1.")
     if first in _REFUSED:
-        raise InvalidRequest(f"{first.upper()} is about {_REFUSED[first]} and is not served", hint=_SEVERAL)
+        raise InvalidRequest(f"{first.upper()} is not supported: it is about {_REFUSED[first]}", hint=_SEVERAL)
     words = _QUOTED.sub(" ", sql).lower().split(maxsplit=2)
     if first in ("create", "alter", "drop") and len(words) > 1 and words[1] in _CONTROLS:
         raise InvalidRequest(f"{' '.join(words[:2]).upper()} is not served", hint="Do it in PostgreSQL itself.")

@@ -47,7 +47,9 @@ class PostgresReader(PostgresReads):
             return found
         was = first_shape(self._past.note(FIRST), name, version) or self._past.shape(name, version)
         if was is None:
-            raise NotFound(f"table {name!r} never had a version {version}", hint="Leave it out for the present one.")
+            raise NotFound(
+                f"table {name!r} never had a version {version}", hint="Leave `version` out for the current one."
+            )
         return was
 
     def head(self) -> int:

@@ -80,7 +80,7 @@ class PostgresReads:
                 offset = self._offsets.exact(snapshot)
             if offset is not None:
                 return Chunk(shape, rows, offset, next_key)
-        raise Busy("commits come faster than a read finds its place among them", hint="Try again in a moment.")
+        raise Busy("commits arrive faster than the offset of a read can be determined", hint="Try again in a moment.")
 
     def sample(self, table: str, size: int) -> Sample:
         """Return about `size` rows, spread evenly over `table`."""

@@ -94,7 +94,7 @@ class Columns:
         if found is None:
             rows = link.run(_TYPE, [declared.encode()]).texts()
             if not rows:
-                raise NotSupported(f"the type {declared} of column {column.name!r} is not there any more")
+                raise NotSupported(f"the type {declared} of column {column.name!r} no longer exists")
             ((plain, base),) = rows
             found = str(plain), str(base)
             with self._lock:

@@ -120,7 +120,7 @@ class PostgresSession:
         if parts is None or parts[0].startswith((OURS, "pg_")) or parts[1].startswith((OURS, "pg_")):
             raise InvalidRequest(
                 f"{table.name!r} is not a name for a table; those beginning with {OURS!r} or 'pg_' are taken",
-                hint="Choose another name; a dot stands between schema and table.",
+                hint="Choose another name; a dot separates schema and table.",
             )
         there = self._shapes.find(self._link, table.name) is not None
         if there and not if_not_exists:

@@ -33,7 +33,7 @@ MAX_QUEUE = 10_000  # writes in the queue; beyond that callers get `busy` at onc
 LOCK_SECONDS = 5.0  # longest wait of a write for the locks of others, then `busy`
 NEAR_SECONDS = 0.05  # usual time until a commit is received from the stream
 _XID = "SELECT pg_current_xact_id_if_assigned()::text"
-_UNSURE = "The connection broke while it was committed: look before you repeat it."
+_UNSURE = "The connection broke during the commit: check whether it was applied before you retry."
 
 
 class Positions(Protocol):
@@ -77,7 +77,8 @@ def stand(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, d
         ]
     except HeadwaterError as error:
         raise Unavailable(
-            f"it was committed, but capture has not seen it: {error.message}", hint="Look before you repeat it."
+            f"the transaction was committed, but capture has not received it: {error.message}",
+            hint="The changes are stored: do not send them again.",
         ) from error
 
 

@@ -117,7 +117,7 @@ class SqliteCapture:
         home = self._notes.note("path")
         if home and home != os.path.realpath(self.path) and os.path.exists(home):
             raise SourceMismatch(
-                f"the log of {self.name!r} is of {home}, not of {self.path}",
+                f"the log of {self.name!r} belongs to {home}, not to {self.path}",
                 hint=f"Give this database a name of its own (NAME={self.path}) or another --data folder.",
             )
         return reason
@@ -189,7 +189,7 @@ class SqliteCapture:
 
     def _check_history(self) -> None:
         if self._doubted:
-            raise Unavailable(self._doubted, hint="The log is of another history. See `headwater status`.")
+            raise Unavailable(self._doubted, hint="The log belongs to another history. See `headwater status`.")
 
     def _check_lock(self) -> None:
         """Take the lock file again if someone removed it; Unavailable if a second server has taken the lock since."""

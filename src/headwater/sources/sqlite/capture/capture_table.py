@@ -212,7 +212,7 @@ def _our_tables() -> Iterator[None]:
     except apsw.SQLError as error:
         if OURS not in str(error):
             raise
-        raise SourceMismatch(f"another program touched the capture tables: {error}", hint=_RESTORED) from error
+        raise SourceMismatch(f"another program changed the capture tables: {error}", hint=_RESTORED) from error
 
 
 def _one(db: apsw.Connection, sql: str) -> int:

@@ -95,7 +95,7 @@ def check_format(db: apsw.Connection) -> None:
     if (found := meta(db, "format")) != FORMAT:
         raise SourceUnfit(
             f"the capture tables have format {found!r}; this version knows {FORMAT!r}",
-            hint="Use the Headwater version that made them, or `headwater source detach` with it first.",
+            hint="Use the Headwater version that created them, or `headwater source detach` with it first.",
         )
 
 

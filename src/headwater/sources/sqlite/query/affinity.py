@@ -32,7 +32,7 @@ def declaration(column: Column) -> str:
 def doubt(table: Table, column: Column) -> str:
     """Return why the exact comparison rules of `column` are unknown; "" if they are known."""
     if column.collation not in PLAIN_COLLATIONS:
-        return f"is compared by {column.collation}, which only its application knows"
+        return f"is compared by {column.collation}, which only the application defines"
     if may_be_strict_any(table, column):
         return "is declared ANY, which means one thing in STRICT tables and another in others"
     return ""

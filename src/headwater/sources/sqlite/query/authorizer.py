@@ -178,14 +178,14 @@ class Guard:
         except apsw.InterruptError:
             if self._is_starved:
                 raise Busy(
-                    f"the statements that run need more than {self._heap >> 20} MiB of memory",
+                    f"the running statements need more than {self._heap >> 20} MiB of memory",
                     hint="Sort and materialize less in one statement, or try again in a moment.",
                 ) from None
             if time.monotonic() < self._deadline:
                 raise
             raise InvalidRequest(
                 f"the statement ran longer than {seconds:g} seconds and was stopped",
-                hint="Nothing of it was kept. Do it in smaller steps, or raise sqlite.statement_seconds.",
+                hint="Nothing was written. Use smaller steps, or raise sqlite.statement_seconds.",
             ) from None
         finally:
             self._deadline, self._is_limited = math.inf, False

@@ -123,7 +123,7 @@ class Engine:
     def _refusal(self, text: str) -> HeadwaterError:
         names = ", ".join(self.table.names)
         if "subqueries prohibited" in text:
-            return NotSupported("a predicate looks at one row: it has no subqueries", hint="Filter by this row alone.")
+            return NotSupported("a predicate reads one row: it has no subqueries", hint="Filter by this row alone.")
         if "non-deterministic" in text or "unsafe use" in text:
             return NotSupported(
                 "a function in the predicate depends on more than its arguments", hint="Compare with a constant."
@@ -312,11 +312,11 @@ def _failure(error: apsw.Error) -> HeadwaterError:
         case apsw.InterruptError():
             return InvalidRequest(f"the predicate takes too long for {BATCH} rows", hint="Use a simpler predicate.")
         case apsw.TooBigError():
-            return InvalidRequest("the predicate makes a value that is too large", hint="Use a simpler predicate.")
+            return InvalidRequest("the predicate computes a value that is too large", hint="Use a simpler predicate.")
         case apsw.SQLError():
             return InvalidRequest(
                 f"the predicate fails on a row: {error}",
-                hint="Let it hold for every row there may be, such as json_valid(x) AND json_extract(x, '$.a') = 1.",
+                hint="Make it work for every possible row, such as json_valid(x) AND json_extract(x, '$.a') = 1.",
             )
         case _:
             return to_error(error)

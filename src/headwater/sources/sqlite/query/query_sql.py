@@ -69,7 +69,7 @@ class _QueryText(QueryText, Expressions):
         """Return a set operation of two bodies as SQL."""
         if body.all and body.kind != "union":
             raise NotSupported(
-                f"SQLite has no {body.kind.upper()} ALL", hint="Leave `all` out: equal rows then come once."
+                f"SQLite has no {body.kind.upper()} ALL", hint="Leave `all` out: duplicate rows are then returned once."
             )
         # SQLite evaluates A op B op C from the left, without brackets: a nested right operand becomes a table.
         right = self.body(body.right)

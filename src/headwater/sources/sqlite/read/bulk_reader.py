@@ -72,7 +72,7 @@ class SqliteReader(SqliteReads):
             for layout in reader.catalog.layouts.values():
                 if (layout.table.name, layout.table.version) == (name, version):
                     return layout.table
-        raise NotFound(f"table {name!r} never had a version {version}", hint="Leave it out for the present one.")
+        raise NotFound(f"table {name!r} never had a version {version}", hint="Leave `version` out for the current one.")
 
     def head(self) -> int:
         """Return the newest offset in the file."""

@@ -168,7 +168,7 @@ class SqliteTx(Interactive):
         try:
             self._writer.submit(lambda _: place.hold(self._expire), alone=True)
             if not place.wait(TURNS * self._seconds):
-                raise Busy("other transactions hold the database")
+                raise Busy("other transactions hold the write lock of the database")
             self._take_lock()
             self._ledger.open()
         except _Stale:

@@ -82,7 +82,7 @@ class Ledger:
     def _newest(self) -> tuple[int, int]:
         found = self._guard.run(_NEWEST).fetchall()
         if not found:
-            raise Unavailable("the capture table was emptied by another program", hint=_TAMPERED)
+            raise Unavailable("another program emptied the capture table", hint=_TAMPERED)
         return cast(tuple[int, int], found[0])
 
     def _touched(self, first: int) -> list[tuple[int, int]]:
@@ -296,7 +296,7 @@ class Writer:
 
     def _check_committable(self) -> None:
         if not self._db.in_transaction:
-            raise InvalidRequest("the statement rolled the whole transaction back", hint="Nothing was kept.")
+            raise InvalidRequest("the statement rolled back the whole transaction", hint="Nothing was kept.")
         if self._db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]:
             raise InvalidRequest("FOREIGN KEY constraint failed", hint="A deferred foreign key has no parent row.")
 

@@ -47,7 +47,9 @@ class SqliteWrites:
     def _lost(self) -> Unavailable | None:
         if self._file.is_there():
             return None
-        return Unavailable(f"{self._file.path} was replaced while this was written", hint="Look before you repeat it.")
+        return Unavailable(
+            f"{self._file.path} was replaced during the write", hint="Check whether it was applied before you retry."
+        )
 
     def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
         """Run `work` in a transaction of its own; the future is done when the write is durable."""

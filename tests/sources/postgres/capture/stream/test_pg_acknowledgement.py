@@ -242,7 +242,7 @@ def test_mismatched_history_is_refused_after_the_first_connection_broke(
         assert tried.wait(PATIENCE)
         assert own.slot_row()[1] == before
     own.run("INSERT INTO t VALUES (2, 'b')")
-    with pytest.raises(SourceMismatch, match="went on differently"):
+    with pytest.raises(SourceMismatch, match="its history differs"):
         until(lambda: False, lambda: list(own.source.follow(after=own.latest)))
 
 

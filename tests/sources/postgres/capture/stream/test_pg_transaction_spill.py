@@ -47,7 +47,7 @@ def test_error_of_an_unwritable_spill_does_not_show_its_path(tmp_path: Path) -> 
     spill = FileSpill(gone, in_memory=10)
     with pytest.raises(StorageFull) as caught:
         spill.append(b"x" * 100)
-    assert "cannot be kept" in caught.value.message and str(gone) not in caught.value.message
+    assert "cannot be stored" in caught.value.message and str(gone) not in caught.value.message
     spill.drop()
 
 

@@ -128,8 +128,8 @@ def ensure_publication(
     whole, everything, by_root = row
     if by_root:
         raise SourceUnfit(
-            f"the publication {publication} sends rows of partitions as their root's: one that is attached or detached "
-            "with rows in it would be told by nothing",
+            f"the publication {publication} sends rows of partitions as rows of the root table: no change would report "
+            "a partition that is attached or detached with rows in it",
             hint=f"Run: ALTER PUBLICATION {name} SET (publish_via_partition_root = false);",
         )
     if not everything:
@@ -146,8 +146,8 @@ def ensure_publication(
     partly = [table_name(*each) for each in connection.execute(_PARTLY, [publication]).fetchall()]
     if partly:
         raise SourceUnfit(
-            f"the publication {publication} sends only some rows or columns of {', '.join(partly)}: changes of the "
-            "others would be told by nothing",
+            f"the publication {publication} sends only some rows or columns of {', '.join(partly)}: the other "
+            "changes would be missing",
             hint=f"Run: ALTER PUBLICATION {name} {fitting};",
         )
     if tables and {*there} != {*published}:

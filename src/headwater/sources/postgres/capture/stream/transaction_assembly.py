@@ -200,7 +200,7 @@ class Assembly:
         elif self._start:
             raise SourceMismatch(
                 f"the log has {self._start} changes of transaction {self._head.xid}, the server sends fewer",
-                hint="The slot or the server is not the one it was. Take a new snapshot.",
+                hint="The slot or the server was replaced. Take a new snapshot.",
             )
         found += self._barriers
         self._barriers, self._head, self._rows, self.end = [], None, _NOBODY, end
@@ -209,7 +209,7 @@ class Assembly:
     def _other_history(self) -> SourceMismatch:
         return SourceMismatch(
             f"the server's log has no transaction {self._proof} that ends at {lsn_text(self._resume.position)}, where "
-            "our log ends: it is a copy of the server, or was restored, and went on differently",
+            "our log ends: the server is a copy or was restored, and its history differs",
             hint="Readers need a new snapshot.",
         )
 

@@ -36,7 +36,7 @@ class FileSpill:
             self._file.write(self._waiting)
         except OSError as error:
             raise StorageFull(
-                f"an unfinished transaction cannot be kept: {error.strerror or type(error).__name__}"
+                f"an unfinished transaction cannot be stored: {error.strerror or type(error).__name__}"
             ) from error
         self._waiting = bytearray()
 

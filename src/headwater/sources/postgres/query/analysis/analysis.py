@@ -262,7 +262,7 @@ def _described(link: Link, statement: Marked) -> tuple[tuple[int, ...], tuple[st
         types, columns = link.describe(statement.sql)
     except InvalidRequest as error:
         if state_of(error) == _NO_TYPE:
-            raise InvalidRequest(error.message, hint="Say its type: $1::integer.") from None
+            raise InvalidRequest(error.message, hint="Cast it to its type: $1::integer.") from None
         raise
     if len(types) != len(statement.names):
         raise InvalidRequest(f"the statement has {len(types)} parameters", hint="Write them $1, $2 … or :name.")

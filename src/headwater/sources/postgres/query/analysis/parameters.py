@@ -94,7 +94,7 @@ def bound_args(names: Sequence[str], types: Sequence[int], args: Mapping[str, Va
         # For any type of the value: PostgreSQL reads JSON's "now", with its quotes, as the current time.
         if bound is not None and is_moment(oid) and _CLOCK_BOUND.search(bound.translate(None, _QUOTES)):
             raise InvalidRequest(
-                f"argument {name!r} is a time that the clock tells: no answer to it could be kept",
+                f"argument {name!r} is a time relative to now, so no answer can be cached",
                 hint="Send the time itself.",
             )
         made.append(bound)

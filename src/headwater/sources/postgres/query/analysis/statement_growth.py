@@ -199,7 +199,7 @@ def check_tree(items: list[Item]) -> None:
         size = MAX_NODES + 1
     if size > MAX_NODES:
         raise InvalidRequest(
-            f"the statement would have more than {MAX_NODES} parts with its subqueries put in their place",
+            f"the statement would have more than {MAX_NODES} parts once its subqueries are expanded",
             hint="Write WITH name AS MATERIALIZED (…) for a subquery whose columns are used several times.",
         )
 

@@ -51,7 +51,9 @@ class Facts(msgspec.Struct, frozen=True):
 def facts_of(reader: Connected, sql: str) -> Facts:
     """Return the engine's facts about `sql`; InvalidRequest unless it is one read-only statement."""
     if "\0" in sql or any("\ud800" <= char <= "\udfff" for char in sql):
-        raise InvalidRequest("the statement holds a NUL or half a character", hint="Send it as UTF-8 text.")
+        raise InvalidRequest(
+            "the statement contains a NUL character or an incomplete character", hint="Send it as UTF-8 text."
+        )
     reader.catalog.look()
     statement, accesses = reader.guard.accesses(sql)
     if not statement.read_only:
