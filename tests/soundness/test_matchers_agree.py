@@ -13,7 +13,6 @@ from tests.soundness.schemas import World
 
 from headwater.model.change import Change
 from headwater.model.dependencies.dependency import (
-    OPS,
     AllOf,
     Analysis,
     AnyOf,
@@ -32,6 +31,8 @@ from headwater.sources.sqlite.query.affinity import doubt
 
 INSTANCES = 40
 ARGS = 4
+
+OPS = ("eq", "ne", "lt", "le", "gt", "ge", "is", "is_not", "in", "not_in", "between", "not_between")
 
 
 class Agreement(Trial):
