@@ -13,7 +13,7 @@ from bench.sides import versions
 from headwater.model.change import Change, Op
 from headwater.model.dependencies.dependency import AllOf, Analysis, Condition, Const, Dependency, Param, Test
 from headwater.model.table import Column, Row, Table
-from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies, bind
 from headwater.queries.dependencies.instance_router import Router
 from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.query.where import Predicates
@@ -138,11 +138,11 @@ def measure(conditions: list[Condition], count: int, source: Compared) -> tuple[
     rng = random.Random(SEED)
     prepared, asked = queries(rng, conditions), changes(random.Random(SEED + 1), 20_000)
     given = [(rng.choice(prepared), arguments(rng)) for _ in range(count)]
-    router, bounds = Router(source), list[Bound]()  # type: ignore[arg-type]
+    router, bounds = Router(source), list[BoundDependencies]()  # type: ignore[arg-type]
     tracemalloc.start()
     for each, args in given[:2_000]:
         router.add(len(bounds), bind(source, TABLES, each, args))  # type: ignore[arg-type]
-        bounds.append(Bound(()))
+        bounds.append(BoundDependencies(()))
     kib = tracemalloc.get_traced_memory()[0] / 1024 / min(count, 2_000)
     tracemalloc.stop()
     router, bounds = Router(source), []  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def measure(conditions: list[Condition], count: int, source: Compared) -> tuple[
     return cost, hits
 
 
-def compare(router: Router, bounds: list[Bound], asked: list[Change]) -> None:
+def compare(router: Router, bounds: list[BoundDependencies], asked: list[Change]) -> None:
     """Ask every instance; it must say what the router says."""
     for change in asked:
         told = {key: place for key, bound in enumerate(bounds) if (place := bound.matters(change)) is not None}

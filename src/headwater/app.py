@@ -36,16 +36,16 @@ from headwater.model.database_name import is_reserved
 from headwater.queries.head_checks import Run
 from headwater.queries.prepared import PreparedQueries
 from headwater.queries.queries import Queries
-from headwater.ranges.pull.jobs import Place
-from headwater.ranges.ranges.lease import hold_again
+from headwater.ranges.pull.jobs import DatabaseLocation
+from headwater.ranges.ranges.lease import restore_leases
 from headwater.ranges.ranges.ranges import Ranges
 from headwater.ranges.ranges.store import Store
-from headwater.ranges.worker.position_requests import Desk
+from headwater.ranges.worker.position_requests import PositionServer
 from headwater.ranges.worker.process import WorkerProcess
 from headwater.sources import registry
 from headwater.sources.capture_stream import Notes
 from headwater.sources.file_lock import FileLock
-from headwater.sources.read import Look
+from headwater.sources.read import SourceHead
 from headwater.sources.source import Source
 
 logger = logging.getLogger(__name__)
@@ -67,13 +67,13 @@ class Database(msgspec.Struct, frozen=True):
         """Wait until the log holds everything committed before this call; return whether it does."""
         return self.capture.catch_up(timeout)
 
-    def look(self, timeout: float) -> tuple[Look, bool]:
+    def wait_for_head(self, timeout: float) -> tuple[SourceHead, bool]:
         """Wait until the log holds the source's head; return the head, and whether the log holds it."""
-        return self.capture.look(timeout)
+        return self.capture.wait_for_head(timeout)
 
-    def glance(self) -> Look | None:
+    def peek_head(self) -> SourceHead | None:
         """Return the source's head if that takes no wait and the log holds it; else None."""
-        return self.capture.glance()
+        return self.capture.peek_head()
 
     def reach(self, offset: int, timeout: float) -> bool:
         """Wait until the log holds `offset`; return whether it does."""
@@ -246,13 +246,15 @@ class App:
 
     def open_worker(self) -> WorkerProcess:
         """Return the process that reads the databases in bulk, not yet started."""
-        return WorkerProcess(str(self._data / "pull-cache"), self._config.pull.cache_bytes, Desk(self.database))
+        return WorkerProcess(
+            str(self._data / "pull-cache"), self._config.pull.cache_bytes, PositionServer(self.database)
+        )
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> DatabaseLocation:
         """Return the address of the database `name` for the bulk worker."""
         found = self.database(name)
         log = os.path.abspath(found.disk.path)
-        return Place(name, found.source.bulk_address(), log, os.stat(log).st_ino, found.log.generation)
+        return DatabaseLocation(name, found.source.bulk_address(), log, os.stat(log).st_ino, found.log.generation)
 
     def quota(self, name: str) -> QuotasConfig | None:
         """Return the quotas of the database `name`; None if there is no such database."""
@@ -408,7 +410,7 @@ class App:
                 with contextlib.suppress(OffsetExpired):
                     log.hold(held.id, state.held, until_ms=until, max_bytes=settings.lease_bytes, again=True)
         if self._store is not None:
-            hold_again(self._store, name, log, max_bytes=settings.lease_bytes)
+            restore_leases(self._store, name, log, max_bytes=settings.lease_bytes)
 
     def _embedded_path(self, name: str) -> str:
         if is_reserved(name):

@@ -8,7 +8,7 @@ import msgspec
 
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
-from headwater.sources.read import Look
+from headwater.sources.read import SourceHead
 from headwater.sources.source import Source
 
 CATCH_UP_SECONDS = 0.25  # longest wait of a caller for changes committed before its request
@@ -40,11 +40,11 @@ class Database(Protocol):
         """Wait until the log holds `offset`; return whether it does."""
         ...
 
-    def look(self, timeout: float) -> tuple[Look, bool]:
+    def wait_for_head(self, timeout: float) -> tuple[SourceHead, bool]:
         """Wait until the log holds the source's head; return the head, and whether the log holds it."""
         ...
 
-    def glance(self) -> Look | None:
+    def peek_head(self) -> SourceHead | None:
         """Return the source's head if that takes no wait and the log holds it; else None. Does not block."""
         ...
 

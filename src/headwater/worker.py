@@ -20,9 +20,9 @@ import msgspec
 
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.sqlite_memory import return_freed_memory
-from headwater.ranges.pull.jobs import Place
+from headwater.ranges.pull.jobs import DatabaseLocation
 from headwater.ranges.pull.slice_cache import Cache
-from headwater.ranges.worker.position_requests import Asked
+from headwater.ranges.worker.position_requests import PositionClient
 from headwater.ranges.worker.process import READY, Settings
 from headwater.ranges.worker.worker import Worker
 from headwater.sources import registry
@@ -41,9 +41,9 @@ class NoPandas:
             raise ModuleNotFoundError("pandas is not loaded here", name=name)
 
 
-def open_reader(place: Place, log: DiskLog, questions: str) -> BulkReader:
+def open_reader(place: DatabaseLocation, log: DiskLog, questions: str) -> BulkReader:
     """Open a bulk reader of a database and its log; `questions` is the socket where the server answers."""
-    server = Asked(questions, place.db, place.generation)
+    server = PositionClient(questions, place.db, place.generation)
     kind = registry.kind(place.source.kind)
     return kind.open_bulk_reader(place.db, place.source, generation=place.generation, log=log, server=server)
 

@@ -70,7 +70,7 @@ def test_while_the_history_is_in_doubt_the_log_is_not_caught_up(tmp_path: Path) 
         one.source.wake()
         while one.capture.error is None:
             one.log.wait_beyond(one.log.latest, 0.01)
-        assert one.capture.glance() is None and not one.capture.catch_up(0.01)
+        assert one.capture.peek_head() is None and not one.capture.catch_up(0.01)
         try:
             assert not one.source.answer(analysis, {}).settled
         except HeadwaterError as error:

@@ -12,11 +12,11 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.cli.failure import UNREACHABLE, Failure
 from headwater.cli.feed import Feed
-from headwater.cli.filters import Place
+from headwater.cli.filters import FeedTarget
 from headwater.cli.remote import Remote
 from headwater.client.tls_trust import tls_context
 
-MAIN = Place("main", None)
+MAIN = FeedTarget("main", None)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headwater.client.arrow_stream import ReceivedBatch
 from headwater.client.protocol import broken
-from headwater.client.pull_state import LogPull, SnapshotPull, Walk
+from headwater.client.pull_state import LogPull, RangeScan, SnapshotPull
 from headwater.client.retry import Backoff
 from headwater.errors import Conflict, HeadwaterError, InvalidRequest, OffsetExpired, StaleEpoch, Unavailable
 from headwater.model.keys.key import Span
@@ -87,7 +87,7 @@ def test_random_walk_over_changing_ranges_reads_every_row_once_in_order(
     fate, cut, span = random.Random(seed), Cut(list(bounds)), Span(*edges)
     ever = list(cut.ranges)
     pull = SnapshotPull(
-        ["pull"], {"version": "g.1"}, Walk(span, cut.ranges if guided else ()), Backoff(9e9, fate, lambda: 0.0)
+        ["pull"], {"version": "g.1"}, RangeScan(span, cut.ranges if guided else ()), Backoff(9e9, fate, lambda: 0.0)
     )
     got: list[bytes] = []
 
@@ -128,7 +128,7 @@ def backoff() -> Backoff:
 
 def test_range_is_requested_by_id_epoch_and_its_part_of_the_span() -> None:
     ranges = [Range(7, 2, Span(b"", b"m")), Range(8, 1, Span(b"m", None))]
-    walk = Walk(Span(b"c", b"z"), ranges)
+    walk = RangeScan(Span(b"c", b"z"), ranges)
     assert walk.next() == {"range": 7, "epoch": 2, "start": b"c", "end": b"m"}
     walk.took(b"d")
     assert walk.next() == {"range": 7, "epoch": 2, "start": b"c", "end": b"m", "after": b"d"}
@@ -139,13 +139,13 @@ def test_range_is_requested_by_id_epoch_and_its_part_of_the_span() -> None:
 
 
 def test_whole_range_is_requested_without_bounds() -> None:
-    assert Walk(Span.all(), [Range(1, 1, Span.all())]).next() == {"range": 1, "epoch": 1}
-    assert Walk(Span.all()).next() == {}
-    assert Walk(Span(b"a", b"b")).next() == {"start": b"a", "end": b"b"}
+    assert RangeScan(Span.all(), [Range(1, 1, Span.all())]).next() == {"range": 1, "epoch": 1}
+    assert RangeScan(Span.all()).next() == {}
+    assert RangeScan(Span(b"a", b"b")).next() == {"start": b"a", "end": b"b"}
 
 
 def test_newest_of_overlapping_ranges_is_requested() -> None:
-    walk = Walk(Span.all(), [Range(1, 1, Span(b"", b"m")), Range(2, 1, Span(b"m", None))])
+    walk = RangeScan(Span.all(), [Range(1, 1, Span(b"", b"m")), Range(2, 1, Span(b"m", None))])
     assert walk.next()["range"] == 1
     walk.replace([Range(1, 3, Span(b"", b"p"))])  # it was merged with the beginning of the second
     walk.took(b"n")
@@ -155,7 +155,7 @@ def test_newest_of_overlapping_ranges_is_requested() -> None:
 
 
 def test_ranges_with_a_gap_are_refused() -> None:
-    walk = Walk(Span.all(), [Range(1, 1, Span(b"", b"m")), Range(2, 1, Span(b"n", None))])
+    walk = RangeScan(Span.all(), [Range(1, 1, Span(b"", b"m")), Range(2, 1, Span(b"n", None))])
     walk.next()
     walk.finished()
     with pytest.raises(InvalidRequest, match="no range holds"):
@@ -163,7 +163,7 @@ def test_ranges_with_a_gap_are_refused() -> None:
 
 
 def test_stale_epoch_without_new_ranges_ends_the_walk() -> None:
-    pull = SnapshotPull(["pull"], {}, Walk(Span.all(), [Range(1, 1, Span.all())]), backoff())
+    pull = SnapshotPull(["pull"], {}, RangeScan(Span.all(), [Range(1, 1, Span.all())]), backoff())
     pull.next()
     pull.failed(StaleEpoch("gone", ranges=[]))
     with pytest.raises(InvalidRequest):
@@ -173,7 +173,7 @@ def test_stale_epoch_without_new_ranges_ends_the_walk() -> None:
 @pytest.mark.parametrize("error", [OffsetExpired(1, 2, 3), Conflict("x", resnapshot_reason="schema_changed")])
 def test_refusal_of_a_pull_is_raised_unchanged(error: HeadwaterError) -> None:
     for pull in (
-        SnapshotPull(["pull"], {}, Walk(Span.all()), backoff()),
+        SnapshotPull(["pull"], {}, RangeScan(Span.all()), backoff()),
         LogPull(["pull"], {"after": 1, "upto": 2}, backoff()),
     ):
         with pytest.raises(type(error)) as raised:
@@ -202,7 +202,7 @@ def test_empty_log_slice_sends_no_request() -> None:
 @pytest.mark.parametrize("name", ["last_key", "upto"])
 def test_batch_without_its_end_position_is_refused(name: str) -> None:
     pull = (
-        SnapshotPull(["pull"], {}, Walk(Span.all()), backoff())
+        SnapshotPull(["pull"], {}, RangeScan(Span.all()), backoff())
         if name == "last_key"
         else LogPull(["pull"], {"after": 1, "upto": 2}, backoff())
     )

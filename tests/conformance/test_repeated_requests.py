@@ -18,7 +18,7 @@ from headwater.queries.answers import Answering
 from headwater.queries.dependencies.instances import Instance
 from headwater.queries.etag.causality import from_header, to_header, token
 from headwater.serve.http.not_modified_cache import NotModifiedCache
-from headwater.sources.query import Read
+from headwater.sources.query import ReadResult
 
 Start = Callable[..., Live]
 
@@ -170,7 +170,7 @@ def test_304_is_answered_while_slow_queries_run(start: Start, tmp_path: Path, mo
     tag = ask(live, query).headers["etag"]
     go, read = threading.Event(), Answering._read
 
-    def slowly(answering: Answering, instance: Instance) -> Read | None:
+    def slowly(answering: Answering, instance: Instance) -> ReadResult | None:
         if instance.prepared.id == slow:
             go.wait(PATIENCE)
         return read(answering, instance)

@@ -7,7 +7,7 @@ from tests.conformance.live_server import Live
 from tests.suite.deadlines import PATIENCE
 
 from headwater.queries.etag.causality import from_header, to_header, token
-from headwater.sources.read import Look
+from headwater.sources.read import SourceHead
 
 NAME = "x-headwater-causality"
 
@@ -81,9 +81,9 @@ def test_row_write_with_an_undecidable_causality_floor_returns_503(
     server.http.get(f"/api/v1/q/{query}")  # the log is caught up
     seen = server.http.get(row).headers[NAME]
     database = server.api.asking().answering("main").database
-    look, latest = database.source.look, database.log.latest
+    look, latest = database.source.read_head, database.log.latest
     with monkeypatch.context() as behind:
-        behind.setattr(database.source, "look", lambda: Look(latest + 1, look().schema, settled=False))
+        behind.setattr(database.source, "read_head", lambda: SourceHead(latest + 1, look().schema, settled=False))
         assert write(server, method, row, to_header(token("main", {table: latest + 1}))) == 503  # head is a guess
         assert write(server, method, row, to_header(token("main", {table: 99_999_999}))) == 503
         assert write(server, method, row, seen) in (200, 204)

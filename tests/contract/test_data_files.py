@@ -18,8 +18,8 @@ from headwater.log.disk.disk_log import DiskLog
 from headwater.model.keys.key import Span
 from headwater.model.keys.range import Range
 from headwater.model.principal import Principal
-from headwater.queries.prepared import Prepared, PreparedQueries, query_id
-from headwater.ranges.ranges.store import Cut, Pull, Store
+from headwater.queries.prepared import PreparedQueries, PreparedQuery, query_id
+from headwater.ranges.ranges.store import Pull, RangeBasis, Store
 
 DUMPS = Path(__file__).parent / "data_files"
 OPEN: dict[str, Callable[[Path], Any]] = {
@@ -62,13 +62,13 @@ def test_stored_log_is_read_and_continued(tmp_path: Path) -> None:
 def test_stored_prepared_queries_are_read(tmp_path: Path) -> None:
     queries = PreparedQueries.open(stored(tmp_path, "queries.db"), most=10)
     id = query_id("main", "SELECT 1")
-    assert queries.get(id) == Prepared(id, "main", "SELECT 1", name="one", role="viewer")
+    assert queries.get(id) == PreparedQuery(id, "main", "SELECT 1", name="one", role="viewer")
     queries.close()
 
 
 def test_stored_ranges_and_leases_are_read(tmp_path: Path) -> None:
     store = Store.open(stored(tmp_path, "ranges.db"))
-    assert store.cut("main", "t") == Cut("g", 1, 100, 0)
+    assert store.cut("main", "t") == RangeBasis("g", 1, 100, 0)
     assert store.ranges("main", "t") == [Range(1, 1, Span(b"", b"m"), 5, 50), Range(2, 1, Span(b"m", None), 5, 50)]
     assert store.leases("main") == [Pull("main", "me", "t", 0, "g", 5, 2_000_000_000_000, "ann")]
     store.close()

@@ -31,7 +31,7 @@ from headwater.errors import InvalidRequest
 from headwater.feeds import snapshot as snapshot_module
 from headwater.feeds.deliver import stream as stream_module
 from headwater.feeds.deliver.stream import Stream
-from headwater.feeds.deliver.stream_request import From, Opening
+from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
 from headwater.feeds.feeds import Feeds
 from headwater.feeds.groups.log_reader import View
 from headwater.feeds.options import Options
@@ -676,16 +676,16 @@ def test_stalled_connection_cannot_undo_the_progress_of_another(tmp_path: Path) 
         fed = Fed()
         fed.commit(*(insert(id) for id in range(12)))
         async with feeds_of(fed, tmp_path) as (feeds, id):
-            opening = Opening("sse", line)
-            hanging = await feeds.open(WHO, id, opening, From())
+            opening = Transport("sse", line)
+            hanging = await feeds.open(WHO, id, opening, ReaderPosition())
             first = await rows_until(hanging, "", 4)
-            second = await feeds.open(WHO, id, opening, From(last_id=first[-1].id))
+            second = await feeds.open(WHO, id, opening, ReaderPosition(last_id=first[-1].id))
             first += await rows_until(second, "", 4)
             fed.commit(Change(Op.DELETE, ITEMS, (5, 0, ""), None))
             await hanging.next()
             feeds.close_stream(hanging)
             feeds.close_stream(second)
-            third = await feeds.open(WHO, id, opening, From(last_id=first[-1].id))
+            third = await feeds.open(WHO, id, opening, ReaderPosition(last_id=first[-1].id))
             found = first + await rows_until(third, "caught_up")
             feeds.close_stream(third)
             held: set[int] = set()
@@ -706,12 +706,12 @@ def test_acknowledged_cursor_is_kept_while_rows_continue(tmp_path: Path) -> None
         fed = Fed()
         fed.commit(*(insert(id) for id in range(12)))
         async with feeds_of(fed, tmp_path) as (feeds, id):
-            stream = await feeds.open(WHO, id, Opening("sse", line), From())
+            stream = await feeds.open(WHO, id, Transport("sse", line), ReaderPosition())
             first = await rows_until(stream, "", 4)
             feeds.subscriptions.ack(WHO, id, None, first[1].id[2:])
             await rows_until(stream, "", 4)
             feeds.close_stream(stream)
-            again = await feeds.open(WHO, id, Opening("sse", line), From())
+            again = await feeds.open(WHO, id, Transport("sse", line), ReaderPosition())
             found = await rows_until(again, "snapshot_end")
             feeds.close_stream(again)
             assert [frame.json["pk"][0]["v"] for frame in found[:-1]] == list(range(2, 12))
@@ -725,7 +725,7 @@ def test_seek_is_not_undone_by_a_running_snapshot(tmp_path: Path) -> None:
         fed = Fed()
         fed.commit(*(insert(id) for id in range(12)))
         async with feeds_of(fed, tmp_path) as (feeds, id):
-            stream = await feeds.open(WHO, id, Opening("sse", line), From())
+            stream = await feeds.open(WHO, id, Transport("sse", line), ReaderPosition())
             await rows_until(stream, "", 4)
             fed.commit(insert(50))
             feeds.subscriptions.seek(WHO, id, 13, None)

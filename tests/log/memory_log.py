@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from headwater.errors import InvalidRequest, OffsetExpired
 from headwater.log.disk.block_codec import Block, encode
 from headwater.log.disk.retention import held_back, next_horizon, step_end, whole
-from headwater.log.log import Held, Retention
+from headwater.log.log import BlockInfo, Retention
 from headwater.log.transaction_parts import BLOCK_CHANGES, first_begin, in_order, last_at, within
 from headwater.model.change import Transaction
 
@@ -29,7 +29,7 @@ class MemoryLog:
         self._due = first  # where the horizon would be if nothing were held
         # Grows in place and is replaced when it shrinks: a reader in another thread keeps its list.
         self._parts: list[Transaction] = []
-        self._blocks: list[Held] = []
+        self._blocks: list[BlockInfo] = []
 
     def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
         """Make `parts`, and `notes` with them, durable in one step and return the new `latest`."""
@@ -102,7 +102,7 @@ class MemoryLog:
         self._parts = [part for part in self._parts if part.upto >= self.horizon]
         return sum(block.count for block in before[: len(before) - len(self._blocks)])
 
-    def blocks(self) -> list[Held]:
+    def blocks(self) -> list[BlockInfo]:
         """Return the blocks that are kept, the oldest first."""
         return list(self._blocks)
 
@@ -122,5 +122,5 @@ def _first(part: Transaction) -> int:
     return part.first
 
 
-def _held(block: Block) -> Held:
-    return Held(block.first, block.count, len(block.data), block.raw, block.commit_ms_last)
+def _held(block: Block) -> BlockInfo:
+    return BlockInfo(block.first, block.count, len(block.data), block.raw, block.commit_ms_last)

@@ -21,10 +21,10 @@ from headwater.queries.answers import WATCH_AFTER, Answer, Answering, Numbers
 from headwater.queries.dependencies import instance_versions, subscribed_instances
 from headwater.queries.etag import query_etag as tags
 from headwater.queries.etag.query_etag import QueryTag
-from headwater.queries.prepared import Prepared, query_id
+from headwater.queries.prepared import PreparedQuery, query_id
 
 SQL = "SELECT v FROM t WHERE k = ?"
-PREPARED = Prepared(query_id("main", SQL), "main", SQL)
+PREPARED = PreparedQuery(query_id("main", SQL), "main", SQL)
 
 
 @pytest.fixture
@@ -217,7 +217,9 @@ def test_address_of_a_query_with_large_arguments_is_made_in_a_thread(
     async def work() -> None:
         queries = whole.open_queries(asyncio.to_thread)
         kept = (await queries.prepare(ADMIN, SQL)).prepared
-        found = await subscribed_instances.Subscribed(queries).find("main", kept.id, [{"t": "str", "v": "x" * size}])
+        found = await subscribed_instances.SubscribedInstances(queries).find(
+            "main", kept.id, [{"t": "str", "v": "x" * size}]
+        )
         assert found.url == f"/api/v1/q/{kept.id}?args=%5B%7B%22t%22%3A%22str%22%2C%22v%22%3A%22{'x' * size}%22%7D%5D"
         assert [thread == threading.get_ident() for thread in threads] == [is_in_loop]
 
@@ -255,13 +257,13 @@ def test_ask_waits_for_the_versions_outside_of_the_loop(whole: Whole, monkeypatc
         found = opened(whole)
         etag = (await ask(found)).etag
         assert etag is not None
-        waits, real = asyncio.Event(), found._looks.catch_up
+        waits, real = asyncio.Event(), found._head_checks.catch_up
 
         async def catch_up(wait: Callable[[], object]) -> None:
             waits.set()
             await real(wait)
 
-        monkeypatch.setattr(found._looks, "catch_up", catch_up)
+        monkeypatch.setattr(found._head_checks, "catch_up", catch_up)
         with held(found.versions._lock) as release:
             asked = asyncio.create_task(ask(found, etag.removeprefix("W/").strip('"')))
             await waits.wait()
@@ -326,7 +328,7 @@ def test_instance_watched_again_after_a_delayed_forget_stays_watched(whole: Whol
 def test_loop_applies_fewer_changes_if_many_instances_are_watched(
     whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = instance_versions.Versions(whole.database("main").source, whole.database("main").log)
+    found = instance_versions.InstanceVersions(whole.database("main").source, whole.database("main").log)
     write(whole, instance_versions.LEAST_BEHIND + 1)
     with found.try_hold() as is_held:
         assert is_held

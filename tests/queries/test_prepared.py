@@ -10,7 +10,7 @@ from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, LogD
 from headwater.model.principal import EDITOR, OWNER, VIEWER
 from headwater.queries.dependencies.instances import instance_key, named_args
 from headwater.queries.prepared import MAX_TEXT, PreparedQueries, query_id
-from headwater.queries.queries import unkept
+from headwater.queries.queries import transient_query
 
 
 def opened(folder: Path, most: int = 100) -> PreparedQueries:
@@ -23,7 +23,7 @@ def test_preparing_twice_is_preparing_once_here_and_anywhere(tmp_path: Path) -> 
     assert kept.add("main", "SELECT 1") == one and kept.count == 1
     renamed = kept.add("main", "SELECT 1", name="second")
     assert (renamed.id, renamed.name, kept.get(one.id)) == (one.id, "second", renamed)
-    assert one.id == query_id("main", "SELECT 1") == unkept("SELECT 1", None).id
+    assert one.id == query_id("main", "SELECT 1") == transient_query("SELECT 1", None).id
     assert kept.add("other", "SELECT 1").id != one.id != kept.add("main", "SELECT  1").id
     kept.close()
     again = opened(tmp_path)
@@ -103,7 +103,7 @@ def test_a_file_of_others_is_not_touched(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["SELECT '\0'", "SELECT '\ud800'", "SELECT 1" + " " * MAX_TEXT])
 def test_query_that_is_not_text_is_rejected(text: str) -> None:
     with pytest.raises(InvalidRequest):
-        unkept(text, None)
+        transient_query(text, None)
 
 
 def test_arguments_by_place_and_by_name() -> None:

@@ -14,7 +14,7 @@ from tests.capture.captured_database import Running
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.keys.key import Span
 from headwater.ranges.pull.arrow_pieces import Piece, snapshot_pieces, tables_pieces
-from headwater.ranges.pull.jobs import LogJob, Pick, Place, SnapshotJob, TablesJob
+from headwater.ranges.pull.jobs import DatabaseLocation, LogJob, Selection, SnapshotJob, TablesJob
 from headwater.ranges.pull.log_slices import log_pieces
 from headwater.ranges.pull.slice_cache import Cache, Slice
 from headwater.ranges.worker.open_databases import DurableLog
@@ -23,10 +23,10 @@ from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 Rows = list[dict[str, Any]]
 
 
-def place_of(one: Running) -> Place:
+def place_of(one: Running) -> DatabaseLocation:
     """Return the place of the database for the worker."""
     log = str(one.disk.path)
-    return Place("app", one.source.bulk_address(), log, os.stat(log).st_ino, one.log.generation)
+    return DatabaseLocation("app", one.source.bulk_address(), log, os.stat(log).st_ino, one.log.generation)
 
 
 class Side:
@@ -49,11 +49,11 @@ class Side:
         return self.one.log.durable
 
     def snapshot(self, offset: int, span: Span = Span(), table: str = "t", **pick: Any) -> Rows:  # noqa: B008
-        job = SnapshotJob(self.place, table, offset, Pick(span, **pick))
+        job = SnapshotJob(self.place, table, offset, Selection(span, **pick))
         return rows_of(snapshot_pieces(self.reader, self.log, job, lambda: False))
 
     def changes(self, after: int, upto: int, shape: int | None = None, table: str = "t", **pick: Any) -> Rows:
-        return rows_in(self.body(LogJob(self.place, table, after, upto, shape, Pick(**pick))))
+        return rows_in(self.body(LogJob(self.place, table, after, upto, shape, Selection(**pick))))
 
     def body(self, job: LogJob) -> bytes:
         return bytes_of(log_pieces(self.reader, self.log.disk, self.cache, job, lambda: False))

@@ -29,7 +29,7 @@ from headwater.serve.limits.request_body import (
     check_elements,
     check_exponents,
 )
-from headwater.serve.limits.stream_limits import Places
+from headwater.serve.limits.stream_limits import StreamCounts
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc import envelope as rpc
 from headwater.serve.thread_bridge import Bridge
@@ -110,7 +110,7 @@ def test_large_body_is_decoded_in_a_thread(client: Client, monkeypatch: pytest.M
 @pytest.mark.parametrize("body", [b"[", b"[]", b'{"sql":"DELETE FROM t"}'])
 def test_statement_of_a_viewer_is_refused_before_it_is_decoded(body: bytes) -> None:
     bridge, api = Bridge(threads=1), Api.over(NoDatabases())
-    made = rpc.Rpc(api, bridge, Metrics(dict), Limits(ServeConfig(), api, Places(1)))
+    made = rpc.Rpc(api, bridge, Metrics(dict), Limits(ServeConfig(), api, StreamCounts(1)))
     try:
         status, reply = asyncio.run(made.sql(Principal("somebody", "viewer"), body, "somewhere"))
     finally:

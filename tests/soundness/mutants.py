@@ -18,10 +18,10 @@ from tests.soundness.schemas import Step
 from headwater.model.change import Change, Op
 from headwater.model.dependencies.dependency import AllOf, Analysis, AnyOf, Condition, Const, Test
 from headwater.model.table import Table
-from headwater.queries.dependencies.bound_dependencies import Bound
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies
 from headwater.sources.sqlite.query.analysis import analysis as analyse
 from headwater.sources.sqlite.query.facts import facts, join_conditions, predicate_pushdown
-from headwater.sources.sqlite.query.facts.facts import Fact, Kind, kind_of
+from headwater.sources.sqlite.query.facts.facts import ComparisonRule, Fact, rule_of
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -52,33 +52,33 @@ def _by_hand(query: str, *writes: str) -> Case:
 # --- of the matcher --------------------------------------------------------------------------------------------
 
 
-def _matching(judge: Callable[[Callable[..., int | None], Bound, Change], int | None]) -> Patch:
+def _matching(judge: Callable[[Callable[..., int | None], BoundDependencies, Change], int | None]) -> Patch:
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        real = Bound.matters
-        monkeypatch.setattr(Bound, "matters", lambda bound, change: judge(real, bound, change))
+        real = BoundDependencies.matters
+        monkeypatch.setattr(BoundDependencies, "matters", lambda bound, change: judge(real, bound, change))
 
     return patch
 
 
-def _after_only(real: Any, bound: Bound, change: Change) -> int | None:
+def _after_only(real: Any, bound: BoundDependencies, change: Change) -> int | None:
     found: int | None = real(bound, change)
     if found is None or change.op is not Op.UPDATE:
         return found
     return real(bound, msgspec.structs.replace(change, op=Op.INSERT, before=None))  # type: ignore[no-any-return]
 
 
-def _plain_equality(real: Any, bound: Bound, change: Change) -> int | None:
+def _plain_equality(real: Any, bound: BoundDependencies, change: Change) -> int | None:
     if change.op is Op.UPDATE and change.before is not None and change.after is not None:
         pairs = zip(change.before, change.after, strict=True)
         change = msgspec.structs.replace(change, after=tuple(b if b == a else a for b, a in pairs))
     return real(bound, change)  # type: ignore[no-any-return]
 
 
-def _no_deletes(real: Any, bound: Bound, change: Change) -> int | None:
+def _no_deletes(real: Any, bound: BoundDependencies, change: Change) -> int | None:
     return None if change.op is Op.DELETE else real(bound, change)
 
 
-def _first_place_only(real: Any, bound: Bound, change: Change) -> int | None:
+def _first_place_only(real: Any, bound: BoundDependencies, change: Change) -> int | None:
     found = real(bound, change)
     return found if found == 0 else None
 
@@ -201,7 +201,7 @@ def _all_reject_null(kind: str, facts: list[Fact]) -> tuple[str, list[Fact]]:
 
 
 def _all_of_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Kind, "rule", ("", ""))
+    monkeypatch.setattr(ComparisonRule, "rule", ("", ""))
 
 
 def _through_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,14 +218,14 @@ def _through_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _through_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicate_pushdown.Nature, "lets_through", lambda nature, ref: kind_of(ref) is not None)
+    monkeypatch.setattr(predicate_pushdown.SelectKind, "lets_through", lambda nature, ref: rule_of(ref) is not None)
 
 
 def _through_any_set_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    def first_branch(query: Any, place: int) -> Kind | None:
+    def first_branch(query: Any, place: int) -> ComparisonRule | None:
         select = query.selects[0]
         of = select.outputs[place].of
-        return kind_of(of) if select.values is None and isinstance(of, tree.Ref) else None
+        return rule_of(of) if select.values is None and isinstance(of, tree.Ref) else None
 
     monkeypatch.setattr(facts, "output_kind", first_branch)
     monkeypatch.setattr(predicate_pushdown, "output_kind", first_branch)

@@ -27,9 +27,9 @@ from headwater.errors import HeadwaterError
 from headwater.model.change import Change
 from headwater.model.dependencies.dependency import ALWAYS, Analysis
 from headwater.model.row_msgpack import encode_row
-from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies, bind
 from headwater.queries.dependencies.instance_router import Router
-from headwater.sources.postgres.snapshot_visibility import Place
+from headwater.sources.postgres.snapshot_visibility import VisibleOffset
 from headwater.sources.write import Session
 
 QUERIES, STEPS = 12, 8
@@ -58,7 +58,7 @@ class Instance:
     def __init__(self, number: int, query: Query) -> None:
         self.number, self.query = number, query
         self.analysis: Analysis | None = None
-        self.bound: Bound | None = None
+        self.bound: BoundDependencies | None = None
         self.args: dict[str, Any] = {}
         self.held: list[Seen] = []  # the newest last
 
@@ -78,9 +78,9 @@ class _Slow:
         self._pass()
         return int(self._positions.seen(snapshot))
 
-    def place(self, snapshot: str) -> Place:
+    def place(self, snapshot: str) -> VisibleOffset:
         self._pass()
-        found: Place = self._positions.place(snapshot)
+        found: VisibleOffset = self._positions.place(snapshot)
         return found
 
     def _pass(self) -> None:

@@ -13,10 +13,10 @@ from headwater.model.change import Transaction
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.table import Table
 from headwater.queries.answers import Answering, Numbers
-from headwater.queries.dependencies.bound_dependencies import Bound
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies
 from headwater.queries.dependencies.instances import Instance
-from headwater.queries.prepared import Prepared, query_id
-from headwater.sources.query import Read
+from headwater.queries.prepared import PreparedQuery, query_id
+from headwater.sources.query import ReadResult
 from headwater.sources.sqlite.source import SqliteSource
 
 COLD = 4  # every so manieth instance is not watched
@@ -27,12 +27,12 @@ class _Slow:
 
     def __init__(self, source: SqliteSource) -> None:
         self._source = source
-        self.begun: Read | None = None
+        self.begun: ReadResult | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
-    def answer(self, analysis: Analysis, args: dict[str, Any], *, guards: bool = False) -> Read | None:
+    def answer(self, analysis: Analysis, args: dict[str, Any], *, guards: bool = False) -> ReadResult | None:
         begun, self.begun = self.begun, None
         return begun or self._source.answer(analysis, args, guards=guards)
 
@@ -61,11 +61,17 @@ class Product:
         self.log.append(parts)
 
     def prepare(
-        self, number: int, sql: str, analysis: Analysis, args: dict[str, Any], bound: Bound, tables: Mapping[str, Table]
+        self,
+        number: int,
+        sql: str,
+        analysis: Analysis,
+        args: dict[str, Any],
+        bound: BoundDependencies,
+        tables: Mapping[str, Table],
     ) -> None:
         """An instance as it is understood now; most are watched, as one that is asked for often."""
         self.forget(number)
-        prepared = Prepared(f"{query_id('app', sql)}{number}", "app", sql)
+        prepared = PreparedQuery(f"{query_id('app', sql)}{number}", "app", sql)
         made = Instance(prepared, analysis, args, bound, tables=tables, generation=self.log.generation, schema=0)
         self._known[number] = made
         if number % COLD < COLD - 1:
@@ -77,7 +83,7 @@ class Product:
         if gone is not None:
             self._answering.release(gone.key)
 
-    def ask(self, number: int, begun: Read | None = None) -> bool:
+    def ask(self, number: int, begun: ReadResult | None = None) -> bool:
         """Somebody asks, and is given what was begun; whether guards are held then."""
         if (asked := self._known.get(number)) is None:
             return False
@@ -86,7 +92,7 @@ class Product:
             self._answering.read(asked)
         return asked.key in self.versions.guarded
 
-    def begin(self, number: int) -> Read | None:
+    def begin(self, number: int) -> ReadResult | None:
         """An answer that takes a while."""
         if (asked := self._known.get(number)) is None:
             return None

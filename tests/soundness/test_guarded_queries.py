@@ -11,9 +11,9 @@ from tests.soundness.differential_checker import Trial, Unsound
 from tests.soundness.guarded_cases import guarded_case
 from tests.soundness.naive_matcher import Judge
 
-from headwater.queries.dependencies.guarded_instances import Guarded
+from headwater.queries.dependencies.guarded_instances import GuardedInstances
 from headwater.queries.dependencies.guards import GuardState
-from headwater.queries.dependencies.instance_versions import Versions, Watched
+from headwater.queries.dependencies.instance_versions import InstanceVersions, WatchedInstance
 
 CASES = 40  # of one shard
 SOAK_SHARDS = 20
@@ -79,35 +79,35 @@ def _outlives_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         return is_held_back
 
     monkeypatch.setattr(GuardState, "suppresses", suppresses)
-    monkeypatch.setattr(Versions, "wants_guards", lambda versions, key, bound: key not in versions.guarded)
+    monkeypatch.setattr(InstanceVersions, "wants_guards", lambda versions, key, bound: key not in versions.guarded)
 
 
 def _reaches_behind_the_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tags from before the last change that was not held back."""
 
-    def matters(watched: Watched, offset: int) -> None:
+    def matters(watched: WatchedInstance, offset: int) -> None:
         watched.steady, watched.last = min(watched.steady, watched.last), offset
 
-    monkeypatch.setattr(Watched, "matters", matters)
+    monkeypatch.setattr(WatchedInstance, "matters", matters)
 
 
 def _keeps_guards_of_a_stale_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def guard(versions: Versions, key: Any, bound: Any, state: GuardState, offset: int) -> None:
+    def guard(versions: InstanceVersions, key: Any, bound: Any, state: GuardState, offset: int) -> None:
         if state and key in versions._watched:
             versions.guarded.put(key, state, offset)
 
-    monkeypatch.setattr(Versions, "guard", guard)
+    monkeypatch.setattr(InstanceVersions, "guard", guard)
 
 
 def _forgets_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every other change that matters is taken for held back without a question."""
-    real, asked = Guarded.suppresses, Counter[Any]()
+    real, asked = GuardedInstances.suppresses, Counter[Any]()
 
-    def suppresses(guarded: Guarded, key: Any, *given: Any) -> bool:
+    def suppresses(guarded: GuardedInstances, key: Any, *given: Any) -> bool:
         asked[key] += 1
         return asked[key] % 2 == 0 or real(guarded, key, *given)
 
-    monkeypatch.setattr(Guarded, "suppresses", suppresses)
+    monkeypatch.setattr(GuardedInstances, "suppresses", suppresses)
 
 
 MUTANTS = [

@@ -22,7 +22,7 @@ from tests.soundness.random_databases import JSON, Asked, Captured
 
 from headwater.queries.answers import Answering
 from headwater.queries.dependencies.guards import GuardState
-from headwater.queries.dependencies.instance_versions import Versions, Watched
+from headwater.queries.dependencies.instance_versions import InstanceVersions, WatchedInstance
 
 SCHEMAS = 5  # behind one server
 SOAK_SCHEMAS = 25
@@ -141,24 +141,24 @@ def test_no_acknowledged_write_is_missing_from_answers_while_two_processes_write
 
 
 def _never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Versions, "is_current", lambda *_: True)
+    monkeypatch.setattr(InstanceVersions, "is_current", lambda *_: True)
 
 
 def _overlooks_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that does not wait for the log to have what is committed."""
 
-    def advance(versions: Versions) -> int:
+    def advance(versions: InstanceVersions) -> int:
         with versions._lock:
             versions._apply(max(versions._log.latest - 1, versions._applied))
             return versions._applied
 
-    monkeypatch.setattr(Versions, "advance", advance)
+    monkeypatch.setattr(InstanceVersions, "advance", advance)
 
 
 def _forgets_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
-    applied = Versions._apply
+    applied = InstanceVersions._apply
 
-    def apply(versions: Versions, upto: int) -> None:
+    def apply(versions: InstanceVersions, upto: int) -> None:
         first, scan = versions._applied, versions._log.scan
         parts = list(scan(after=first, upto=upto)) if upto > first else []
         if any(change.op.word == "delete" for part in parts for change in part.changes):
@@ -166,12 +166,12 @@ def _forgets_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             applied(versions, upto)
 
-    monkeypatch.setattr(Versions, "_apply", apply)
+    monkeypatch.setattr(InstanceVersions, "_apply", apply)
 
 
 def _remembers_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the same request had the same answer whatever was committed, as long as no table was changed."""
-    monkeypatch.setattr(Answering, "moment", lambda answering: (answering.database.source.look().schema,))
+    monkeypatch.setattr(Answering, "moment", lambda answering: (answering.database.source.read_head().schema,))
 
 
 @pytest.mark.slow
@@ -227,10 +227,10 @@ def _guards_outlive_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _tags_reach_behind_the_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def matters(watched: Watched, offset: int) -> None:
+    def matters(watched: WatchedInstance, offset: int) -> None:
         watched.last = offset
 
-    monkeypatch.setattr(Watched, "matters", matters)
+    monkeypatch.setattr(WatchedInstance, "matters", matters)
 
 
 @pytest.mark.slow

@@ -18,9 +18,9 @@ from headwater.model.literal import UNAVAILABLE
 from headwater.queries.dependencies.column_bytes import View
 from headwater.sources.postgres.capture.log_positions import Positions
 from headwater.sources.postgres.query.analysis import analysis
-from headwater.sources.postgres.query.analysis.result_order import Judged
+from headwater.sources.postgres.query.analysis.result_order import OrderVerdict
 from headwater.sources.postgres.query.analysis.row_conditions import Conditions
-from headwater.sources.postgres.snapshot_visibility import Place
+from headwater.sources.postgres.snapshot_visibility import VisibleOffset
 
 FIXED, FRESH, SOAK = 7, 3, 20  # schemas of one test; each takes as long as fifty on SQLite
 SOAK_SHARDS = 5 * int(os.environ.get("SOAK_SEEDS", "20")) // 2
@@ -86,10 +86,10 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def _head(patch: pytest.MonkeyPatch) -> None:
     """An answer is said to stand where the log ends, as if what is logged were seen."""
 
-    def place(self: Positions, snapshot: str) -> Place:
+    def place(self: Positions, snapshot: str) -> VisibleOffset:
         found = self._barriers.set()
         assert found.offset is not None
-        return Place(found.offset, is_exact=True, is_behind=False, schema=found.schema)
+        return VisibleOffset(found.offset, is_exact=True, is_behind=False, schema=found.schema)
 
     patch.setattr(Positions, "place", place)
 
@@ -126,7 +126,7 @@ def _outer(patch: pytest.MonkeyPatch) -> None:
 def _ordered(patch: pytest.MonkeyPatch) -> None:
     """Any order is taken for a total one."""
     real: Any = analysis.judge
-    patch.setattr(analysis, "judge", lambda trees, known: Judged(real(trees, known).reasons, ()))
+    patch.setattr(analysis, "judge", lambda trees, known: OrderVerdict(real(trees, known).reasons, ()))
 
 
 TABLE = "CREATE TABLE t (k int PRIMARY KEY, a int, b int)"

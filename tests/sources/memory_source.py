@@ -15,11 +15,11 @@ from headwater.model.literal import Value
 from headwater.model.principal import OWNER
 from headwater.model.query.query import Query
 from headwater.model.table import Key, Row, Table
-from headwater.sources.query import Args, Read
-from headwater.sources.read import BulkAddress, Chunk, Condition, Look, Point, Sample
+from headwater.sources.query import Args, ReadResult
+from headwater.sources.read import BulkAddress, Chunk, Condition, Point, Sample, SourceHead
 from headwater.sources.request_checks import column_of
 from headwater.sources.sqlite.query.where import Predicates
-from headwater.sources.write import Tx, Work, Written
+from headwater.sources.write import Tx, Work, WriteResult
 
 T = TypeVar("T")
 
@@ -181,17 +181,17 @@ class MemorySource:
     def release(self, reason: str) -> None:
         """See Source."""
 
-    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:
+    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> ReadResult:
         """See Source. There is no SQL here."""
         raise NotSupported("a source in memory runs no SQL")
 
-    def look(self) -> Look:
+    def read_head(self) -> SourceHead:
         """See Source."""
-        return Look(self.head(), 0)
+        return SourceHead(self.head(), 0)
 
-    def glance(self) -> Look | None:
+    def peek_head(self) -> SourceHead | None:
         """See Source."""
-        return self.look()
+        return self.read_head()
 
     def text(self, query: Query) -> str:
         """See Source."""
@@ -201,7 +201,7 @@ class MemorySource:
         """See Source."""
         raise NotSupported("a source in memory runs no SQL")
 
-    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
+    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> ReadResult | None:
         """See Source."""
         raise NotSupported("a source in memory runs no SQL")
 
@@ -209,7 +209,7 @@ class MemorySource:
         """See Source."""
         raise NotSupported("a source in memory runs no SQL")
 
-    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
+    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[WriteResult[T]]:
         """See Source. Tests call `commit`."""
         raise NotSupported("a source in memory is written by its script")
 

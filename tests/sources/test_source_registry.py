@@ -8,7 +8,7 @@ from tests.conformance.live_server import Live
 from headwater.errors import ConfigError
 from headwater.settings import all_settings, load
 from headwater.sources import registry
-from headwater.sources.registry import Registered
+from headwater.sources.registry import RegistryEntry
 
 KIND = '''
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy_source").mkdir()
     (tmp_path / "toy_source" / "kind.py").write_text(KIND)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(registry.KINDS, "toy", Registered(("toy://",), "toy_source.kind", "toy://…"))
+    monkeypatch.setitem(registry.KINDS, "toy", RegistryEntry(("toy://",), "toy_source.kind", "toy://…"))
 
 
 @pytest.mark.usefixtures("toy")

@@ -22,9 +22,9 @@ from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
-from headwater.model.log_throttle import Repeats, counted
+from headwater.model.log_throttle import LogThrottle, counted
 from headwater.sources.capture_stream import STOPPED, Capturable
-from headwater.sources.read import Look
+from headwater.sources.read import SourceHead
 
 logger = logging.getLogger("headwater.capture")
 
@@ -62,7 +62,7 @@ class Capture:
         self._current_at: float | None = None  # when the log last had everything that the source had
         self._broken: str | None = None  # why the source does not continue this log, until a new generation begins
         self._lost_log: LogDamaged | None = None  # the log is damaged and cannot be written until a restart
-        self._repeats = Repeats()
+        self._repeats = LogThrottle()
         self.error: str | None = None  # why capture has stopped; written by the capture thread only
         self.ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"headwater-capture-{source.name}", daemon=True)
@@ -100,16 +100,16 @@ class Capture:
         self._source.wake()
         return self._log.wait_beyond(offset - 1, timeout)
 
-    def glance(self) -> Look | None:
+    def peek_head(self) -> SourceHead | None:
         """Return the head of the source if it is known without I/O and the log has reached it; else None."""
-        found = self._source.glance() if self._broken is None else None
+        found = self._source.peek_head() if self._broken is None else None
         return found if found is not None and found.settled and self._log.latest >= found.head else None
 
-    def look(self, timeout: float) -> tuple[Look, bool]:
+    def wait_for_head(self, timeout: float) -> tuple[SourceHead, bool]:
         """Return the head of the source, and whether the log reached it within `timeout`."""
         deadline = time.monotonic() + timeout
         while True:
-            found = self._source.glance() or self._source.look()
+            found = self._source.peek_head() or self._source.read_head()
             is_reached = self.reach(found.head, max(deadline - time.monotonic(), 0))
             is_sound = self._broken is None
             if (found.settled and is_sound) or time.monotonic() >= deadline or (self._stop_when_lost and not is_sound):
@@ -119,7 +119,7 @@ class Capture:
 
     def catch_up(self, timeout: float) -> bool:
         """Wait until the log has everything committed before this call; return whether it does."""
-        found, is_reached = self.look(timeout)
+        found, is_reached = self.wait_for_head(timeout)
         return found.settled and is_reached
 
     def lag_seconds(self) -> float | None:

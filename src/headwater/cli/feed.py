@@ -14,7 +14,7 @@ from typing import Any
 
 from headwater.cli.connection_failure import no_answer, reason, transport_error, unreachable
 from headwater.cli.failure import FAILED, UNREACHABLE, Failure
-from headwater.cli.filters import Place
+from headwater.cli.filters import FeedTarget
 from headwater.client.http_connections import Connections, Response
 from headwater.client.protocol import EVENT_STREAM, get_request, parse_url
 from headwater.client.sse import EventParser, Frame
@@ -40,7 +40,7 @@ class Feed:
     def __init__(
         self,
         url: str,
-        place: Place,
+        place: FeedTarget,
         query: Mapping[str, Any],
         *,
         last_id: str = "",

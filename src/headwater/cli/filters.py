@@ -89,7 +89,7 @@ def listed(given: Sequence[str] | None) -> list[str] | None:
 # --- the table -------------------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class FeedTarget(NamedTuple):
     """A table, or all tables of a database."""
 
     db: str
@@ -99,7 +99,7 @@ class Place(NamedTuple):
         return f"{self.db}.{self.table or EVERY}"
 
 
-def find_place(remote: Remote, text: str) -> Place:
+def find_target(remote: Remote, text: str) -> FeedTarget:
     """Return the table or database that `text` names; Failure if there is none, or the name is ambiguous."""
     databases = remote.call("schema.list_databases")["databases"]
     head, dot, tail = text.partition(".")
@@ -107,16 +107,16 @@ def find_place(remote: Remote, text: str) -> Place:
     if dot and db in databases:
         if tail != EVERY and tail not in _tables(remote, db):
             raise _missing(remote, f"there is no table {tail!r} in database {db!r}", text, [db])
-        return Place(db, None if tail == EVERY else tail)
+        return FeedTarget(db, None if tail == EVERY else tail)
     is_table = MAIN in databases and text in _tables(remote, MAIN)
     is_database = real_name(text) in databases
     if is_table and is_database:
         hint = f"Write {MAIN}.{text} for the table, or '{text}.{EVERY}' for all of the database."
         raise Failure(f"{text!r} is a table of {MAIN!r}, and also a database", hint=hint)
     if is_table:
-        return Place(MAIN, text)
+        return FeedTarget(MAIN, text)
     if is_database:
-        return Place(real_name(text), None)
+        return FeedTarget(real_name(text), None)
     what = f"there is no database {head!r}" if dot else f"there is no table {text!r} in {MAIN!r}, and no such database"
     raise _missing(remote, what, text, databases)
 
@@ -129,7 +129,7 @@ def _tables(remote: Remote, db: str) -> list[str]:
 def _missing(remote: Remote, what: str, text: str, databases: Sequence[str]) -> Failure:
     from difflib import get_close_matches
 
-    named = [str(Place(db, table)) for db in databases for table in _tables(remote, db)]
+    named = [str(FeedTarget(db, table)) for db in databases for table in _tables(remote, db)]
     near = [name for name in named if name.partition(".")[2] == text] or get_close_matches(text, named, 3)
     if near:
         return Failure(what, hint=f"Did you mean {' or '.join(near)}?")
@@ -139,7 +139,7 @@ def _missing(remote: Remote, what: str, text: str, databases: Sequence[str]) -> 
 # --- parameters ------------------------------------------------------------------------------------------
 
 
-def filters(args: argparse.Namespace, place: Place) -> dict[str, Any]:
+def filters(args: argparse.Namespace, place: FeedTarget) -> dict[str, Any]:
     """Return the given flags as parameters of RPC."""
     from headwater.model.literal import from_json, to_lit
 

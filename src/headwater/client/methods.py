@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from headwater.client.protocol import find_token, offset_expired, parse_url, ranges_of, reader
-from headwater.client.pull_state import LogPull, SnapshotPull, Walk
+from headwater.client.pull_state import LogPull, RangeScan, SnapshotPull
 from headwater.client.responses import Described, Page, Registered, Subscribed
 from headwater.client.retry import Backoff
 from headwater.client.sse import Feed, Follow
@@ -186,7 +186,7 @@ class Methods:
         when there are no rows.
         """
         query = {"version": version, "columns": list(columns) or None, "where": where}
-        walk = Walk(span or Span.all(), ranges)
+        walk = RangeScan(span or Span.all(), ranges)
         pull = SnapshotPull(["pull", db, table, "snapshot"], query, walk, self._backoff())
         if not version:
             pull.question = Call("pull.describe", {"db": db, "table": table}, reader(Described))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Walk:
+class RangeScan:
     """The position of a scan of a span, range by range.
 
     `place` is the first key that is not read yet. Of the ranges that hold it the one with the highest epoch is
@@ -101,7 +101,7 @@ class Pull(Transfer["pa.RecordBatch"]):
 class SnapshotPull(Pull):
     """Rows of a span as of one version."""
 
-    def __init__(self, parts: Sequence[str], query: Mapping[str, Any], walk: Walk, backoff: Backoff) -> None:
+    def __init__(self, parts: Sequence[str], query: Mapping[str, Any], walk: RangeScan, backoff: Backoff) -> None:
         super().__init__(parts, query, backoff)
         self._walk = walk
 

@@ -1,7 +1,7 @@
 """Settings: one frozen dataclass per room, read once from flags, environment and a TOML file, in that order."""
 
 from headwater.config.load import Setting, load, settings_table
-from headwater.config.setting_types import Kind, Secret
+from headwater.config.setting_types import Secret, SettingType
 from headwater.config.settings import (
     ROOMS,
     Config,
@@ -18,7 +18,7 @@ __all__ = [
     "Config",
     "DatabaseConfig",
     "FeedsConfig",
-    "Kind",
+    "SettingType",
     "LogConfig",
     "PullConfig",
     "QuotasConfig",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.config.reader import checked, read_toml, unknown
-from headwater.config.setting_types import SECRET, Kind
+from headwater.config.setting_types import SECRET, SettingType
 from headwater.config.settings import DATABASES, ROOMS, Config
 from headwater.errors import ConfigError
 
@@ -24,7 +24,7 @@ class Setting:
 
     name: str  # as in the file, with its room: log.retention_age
     room: str
-    kind: Kind
+    kind: SettingType
     default: Any
     environment: tuple[str, ...]  # the first that is set wins; aliases of other systems come last
     doc: str

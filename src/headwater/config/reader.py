@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headwater.config.setting_types import Kind
+from headwater.config.setting_types import SettingType
 from headwater.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ def parse_toml(text: str, origin: str) -> dict[str, Any]:
 def read_values(
     what: str,
     where: str,
-    kinds: Mapping[str, Kind],
+    kinds: Mapping[str, SettingType],
     body: Mapping[str, Any],
     *,
     written: Mapping[str, Any] | None = None,
@@ -55,7 +55,7 @@ def _may_be_secret(value: Any) -> bool:
     return isinstance(value, dict) or "://" in str(value) or "@" in str(value)
 
 
-def checked(name: str, kind: Kind, value: Any, *, shown: str, hint: str = "") -> Any:
+def checked(name: str, kind: SettingType, value: Any, *, shown: str, hint: str = "") -> Any:
     """Return `value` as checked by `kind`. `shown` is the value as the user wrote it, "" where it may be a secret."""
     try:
         return kind.check(value)
@@ -63,7 +63,7 @@ def checked(name: str, kind: Kind, value: Any, *, shown: str, hint: str = "") ->
         raise wrong(name, kind, shown=shown, hint=hint) from None
 
 
-def wrong(name: str, kind: Kind, *, shown: str = "", hint: str = "") -> ConfigError:
+def wrong(name: str, kind: SettingType, *, shown: str = "", hint: str = "") -> ConfigError:
     """Return the error for a value that is missing, or is not of `kind`."""
     return ConfigError(f"{name}: {kind.words} was expected{shown and f', not {shown}'}", hint=hint)
 

@@ -22,7 +22,7 @@ class Secret(str):
         return format("***", spec)
 
 
-class Kind(NamedTuple):
+class SettingType(NamedTuple):
     """`check` returns the value to use or raises ValueError; `parse` makes one from environment text."""
 
     words: str
@@ -30,7 +30,7 @@ class Kind(NamedTuple):
     parse: Callable[[str], Any] = str
 
     @property
-    def of_text(self) -> Kind:
+    def of_text(self) -> SettingType:
         """Return the same kind for values given as text."""
         return self._replace(check=lambda text: self.check(self.parse(text)))
 
@@ -41,14 +41,14 @@ def need(holds: object) -> None:
         raise ValueError
 
 
-def integer(low: int) -> Kind:
+def integer(low: int) -> SettingType:
     """An integer from `low` on."""
 
     def check(value: Any) -> int:
         need(type(value) is int and low <= value < 2**63)
         return int(value)
 
-    return Kind(f"an integer from {low}", check, int)
+    return SettingType(f"an integer from {low}", check, int)
 
 
 def _seconds(value: Any) -> float:
@@ -120,39 +120,39 @@ def pairs(text: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in _split(text))
 
 
-def one_of(*choices: str) -> Kind:
+def one_of(*choices: str) -> SettingType:
     """One of some words."""
 
     def check(value: Any) -> str:
         need(value in choices)
         return str(value)
 
-    return Kind(f"one of {', '.join(choices)}", check)
+    return SettingType(f"one of {', '.join(choices)}", check)
 
 
-def or_none(kind: Kind) -> Kind:
+def or_none(kind: SettingType) -> SettingType:
     """What `kind` takes, or none."""
 
     def check(value: Any) -> Any:
         return None if value is None or value == "none" else kind.check(value)
 
-    return Kind(f"{kind.words}, or none", check, lambda text: None if text == "none" else kind.parse(text))
+    return SettingType(f"{kind.words}, or none", check, lambda text: None if text == "none" else kind.parse(text))
 
 
-ADDRESS = Kind("an address like 127.0.0.1:7171", _address)
-ADDRESS_OR_OFF = Kind(
+ADDRESS = SettingType("an address like 127.0.0.1:7171", _address)
+ADDRESS_OR_OFF = SettingType(
     "an address like 127.0.0.1:7172, or off", lambda value: "off" if value == "off" else _address(value)
 )
-DURATION = Kind("a time like 7d, 12h, 30m, 10s, 500ms or a number of seconds", _duration)
-SECONDS = Kind("a number of seconds above 0", _seconds, float)
-RATE = Kind("a number above 0", _seconds, float)
-FLAG = Kind("true or false", _flag, _flag_text)
-TEXT = Kind("a text", text)
-NAMES = Kind("a list of names", _names, _split)
-TEXTS = Kind("a table of texts, numbers and flags", _texts)
-SECRET = Kind("a text", lambda value: Secret(text(value)))
+DURATION = SettingType("a time like 7d, 12h, 30m, 10s, 500ms or a number of seconds", _duration)
+SECONDS = SettingType("a number of seconds above 0", _seconds, float)
+RATE = SettingType("a number above 0", _seconds, float)
+FLAG = SettingType("true or false", _flag, _flag_text)
+TEXT = SettingType("a text", text)
+NAMES = SettingType("a list of names", _names, _split)
+TEXTS = SettingType("a table of texts, numbers and flags", _texts)
+SECRET = SettingType("a text", lambda value: Secret(text(value)))
 
 
-def setting(default: Any, kind: Kind, doc: str, *environment: str) -> Any:
+def setting(default: Any, kind: SettingType, doc: str, *environment: str) -> Any:
     """A field of a room; `environment` are names it has besides its own."""
     return field(default=default, metadata={"kind": kind, "doc": doc, "environment": environment})

@@ -18,8 +18,8 @@ from headwater.config.setting_types import (
     SECONDS,
     SECRET,
     TEXT,
-    Kind,
     Secret,
+    SettingType,
     integer,
     need,
     one_of,
@@ -194,7 +194,7 @@ def _url(name: str, found: Any) -> str:
     return url
 
 
-DATABASES = Kind(
+DATABASES = SettingType(
     "a table of name = path (or a table with url, retention_* and quotas), names of letters, digits, _ and -",
     _databases,
     pairs,

@@ -9,8 +9,8 @@ from typing import Any
 
 from headwater.errors import NotFound, OffsetExpired
 from headwater.feeds.deliver.consumer import Consumer
-from headwater.feeds.deliver.end_reason import CLOSED, STOPPING, Ending
-from headwater.feeds.deliver.hub_wait import Waiting
+from headwater.feeds.deliver.end_reason import CLOSED, STOPPING, EndReason
+from headwater.feeds.deliver.hub_wait import HubWait
 from headwater.feeds.filters.filter import ROW_OPS
 from headwater.model import arrow
 from headwater.model.change import Op, image_bytes
@@ -27,11 +27,11 @@ class Batches:
 
     def __init__(self, consumer: Consumer, *, cursor: int, upto: int | None) -> None:
         self.consumer, self.cursor, self._upto = consumer, cursor, upto
-        self.ending: Ending | None = None
+        self.ending: EndReason | None = None
         self.deliveries = 0
         self._table: Table | None = None
         self._stream: arrow.ArrowStream | None = None
-        self._waiting = Waiting(consumer.hub, consumer.view)
+        self._waiting = HubWait(consumer.hub, consumer.view)
 
     async def next(self) -> bytes | None:
         """Return the next piece; None at the end. Raises OffsetExpired, because Arrow IPC has no control events."""
@@ -70,7 +70,7 @@ class Batches:
                     change = part.changes[place]
                     if op is not None and not self._fits(change.table, op, begun=bool(found or self._stream)):
                         self.cursor = part.first + place - 1
-                        self.ending = Ending("schema_changed", "the table has another shape from here on")
+                        self.ending = EndReason("schema_changed", "the table has another shape from here on")
                         return self._batch(found) if found else b""
                     if op in ROW_OPS:
                         found.append((part, part.first + place, change, op))
@@ -107,7 +107,7 @@ class Batches:
             return None
         start = self._batch([]) if self._stream is None else b""
         assert self._stream is not None
-        self.ending = Ending("over", self.ending.message)
+        self.ending = EndReason("over", self.ending.message)
         return start + self._stream.end()
 
     # --- from outside, in the loop -----------------------------------------------------------------------------------
@@ -149,5 +149,5 @@ class Batches:
 
     def _end(self, code: str, message: str) -> None:
         if self.ending is None:
-            self.ending = Ending(code, message)
+            self.ending = EndReason(code, message)
         self._waiting.wake()

@@ -14,11 +14,11 @@ from headwater.feeds.arrow_batches import Batches
 from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.hub_wait import silent
-from headwater.feeds.deliver.poll import Asked, Poll
+from headwater.feeds.deliver.poll import Poll, PollRequest
 from headwater.feeds.deliver.source_head import Heads
 from headwater.feeds.deliver.start_position import check_cursor, check_reached, cursor_of
 from headwater.feeds.deliver.stream import Stream
-from headwater.feeds.deliver.stream_request import From, Opening
+from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
 from headwater.feeds.fair_threads import Threads
 from headwater.feeds.groups.log_reader import View
 from headwater.feeds.open_readers import OpenReaders
@@ -133,7 +133,9 @@ class Feeds:
             await self.run(view.confirming.prime, instance)
         return {**answer}
 
-    async def open_query(self, who: Principal, query_id: str, args: Args, opening: Opening, begin: From) -> Stream:
+    async def open_query(
+        self, who: Principal, query_id: str, args: Args, opening: Transport, begin: ReaderPosition
+    ) -> Stream:
         """Open a stream of the invalidations of a query, without a stored subscription."""
         self.readers.check_room()
         instance = await self._queries().ask(who, query_id, args)
@@ -171,7 +173,7 @@ class Feeds:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def poll(self, who: Principal, id: str, request: Asked) -> dict[str, Any]:
+    async def poll(self, who: Principal, id: str, request: PollRequest) -> dict[str, Any]:
         """cdc.poll."""
         subscription = await allowed(self._registry.get(who, id), who, self._queries)
         database = self.databases.database(subscription.db)
@@ -199,7 +201,7 @@ class Feeds:
         finally:
             self.readers.remove(id, poll)
 
-    async def open(self, who: Principal, id: str, opening: Opening, begin: From) -> Stream:
+    async def open(self, who: Principal, id: str, opening: Transport, begin: ReaderPosition) -> Stream:
         """Open the stream of a subscription."""
         self.readers.check_room()
         subscription = await allowed(self._registry.get(who, id), who, self._queries)
@@ -241,7 +243,13 @@ class Feeds:
         return name, database, await self.run(check, params, database.source, who)
 
     async def open_changes(
-        self, who: Principal, params: SubscribeTable, opening: Opening, begin: From, *, upto: int | None = None
+        self,
+        who: Principal,
+        params: SubscribeTable,
+        opening: Transport,
+        begin: ReaderPosition,
+        *,
+        upto: int | None = None,
     ) -> Stream:
         """Open a stream without a stored subscription."""
         name, database, request = await self._asked(who, params)
@@ -262,7 +270,7 @@ class Feeds:
         return stream
 
     async def open_batches(
-        self, who: Principal, params: SubscribeTable, begin: From, *, upto: int | None = None
+        self, who: Principal, params: SubscribeTable, begin: ReaderPosition, *, upto: int | None = None
     ) -> Batches:
         """Open a stream of one table's changes as Arrow, without a stored subscription."""
         if params.table is None or params.start == SNAPSHOT:
@@ -279,7 +287,7 @@ class Feeds:
         consumer = Consumer(database, hub, hub.view(request.options), self.run, self._registry)
         await self.run(consumer.view.warm, database.source)
         batches = Batches(consumer, cursor=cursor, upto=upto)
-        self.readers.streams[batches] = Opening("arrow", silent)
+        self.readers.streams[batches] = Transport("arrow", silent)
         return batches
 
     def _start(self, database: Database, request: Request) -> int:
@@ -345,7 +353,7 @@ class Feeds:
     def _opened(
         self,
         consumer: Consumer,
-        opening: Opening,
+        opening: Transport,
         cursor: int,
         reader: SnapshotReader | None,
         *,

@@ -9,7 +9,7 @@ from headwater.errors import LimitExceeded, Unavailable
 from headwater.feeds.arrow_batches import Batches
 from headwater.feeds.deliver.poll import Poll
 from headwater.feeds.deliver.stream import Stream
-from headwater.feeds.deliver.stream_request import Opening
+from headwater.feeds.deliver.stream_request import Transport
 
 TRANSPORTS = ("sse", "websocket", "ndjson", "arrow", "grpc", "gateway")
 
@@ -19,7 +19,7 @@ class OpenReaders:
 
     def __init__(self, max_streams: int) -> None:
         self._max_streams = max_streams
-        self.streams: dict[Stream | Batches, Opening] = {}
+        self.streams: dict[Stream | Batches, Transport] = {}
         self.other_streams = 0  # change feeds of gRPC, under the same limit
         self._by_subscription: dict[str, set[Stream | Poll]] = {}
         self._closed: Counter[tuple[str, str]] = Counter()  # deliveries of closed streams by transport and database
@@ -116,5 +116,5 @@ class OpenReaders:
         return counts
 
 
-def _labels(stream: Stream | Batches, opening: Opening) -> tuple[str, str]:
+def _labels(stream: Stream | Batches, opening: Transport) -> tuple[str, str]:
     return opening.transport, stream.consumer.view.options.db

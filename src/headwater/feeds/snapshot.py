@@ -271,9 +271,9 @@ class SnapshotReader:
         known, now = self.state.forms.get(table.name), _form(table)
         if known is None or known == now:
             return False
-        return known[1:] != now[1:] or self._was_made_anew(table)
+        return known[1:] != now[1:] or self._was_recreated(table)
 
-    def _was_made_anew(self, table: Table) -> bool:
+    def _was_recreated(self, table: Table) -> bool:
         """Return whether `table` was dropped or rebuilt since the snapshot began; an added column does not count."""
         log = self._database.log
         log.wait_beyond(self._database.source.head() - 1, LOG_SECONDS)

@@ -230,7 +230,7 @@ class Subscriptions:
         _check_page(limit, after)
         name = None if db is None else real_name(db)
         if name is not None:
-            who.glimpse(name)
+            who.check_any_scope(name)
             self._databases.database(name)  # raises NotFound for an unknown database
         found = [self._registry.get(who, id)] if id is not None else self._registry.visible_to(who, name)
         found = sorted(

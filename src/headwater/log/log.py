@@ -18,7 +18,7 @@ class Retention(msgspec.Struct, frozen=True):
     age_ms: int | None = None
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class BlockInfo(msgspec.Struct, frozen=True, gc=False):
     """Place and size of a block, for retention."""
 
     first: int
@@ -146,7 +146,7 @@ class Log(Protocol):
         """
         ...
 
-    def blocks(self) -> list[Held]:
+    def blocks(self) -> list[BlockInfo]:
         """Return the blocks that are kept, the oldest first."""
         ...
 

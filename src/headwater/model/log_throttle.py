@@ -6,7 +6,7 @@ SECONDS = 60.0
 MOST = 64  # kinds of messages remembered
 
 
-class Repeats:
+class LogThrottle:
     """Throttles messages by `kind`. Not thread-safe."""
 
     def __init__(self, seconds: float = SECONDS) -> None:

@@ -159,7 +159,7 @@ class Principal(msgspec.Struct, frozen=True):
         """Return the `tables` that are in the caller's scopes."""
         return [table for table in tables if self.may(db, table)]
 
-    def glimpse(self, db: str) -> None:
+    def check_any_scope(self, db: str) -> None:
         """Raise Forbidden unless any part of `db` is in the caller's scopes."""
         if not self.sees(db):
             raise self._denied(db)

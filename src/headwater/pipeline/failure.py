@@ -19,7 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MARK = "headwater-error: "
-_TOLD = re.compile(rf"^.*?{_MARK}(\{{.*\}})\s*$", re.MULTILINE)
+_NOTE = re.compile(rf"^.*?{_MARK}(\{{.*\}})\s*$", re.MULTILINE)
 _TRACEBACK = re.compile(
     r"Traceback \(most recent call last\):\n(?:\s.*\n)+(?P<line>[A-Za-z_][\w.]*(?:: .*)?)$", re.MULTILINE
 )
@@ -45,7 +45,7 @@ def note(error: HeadwaterError) -> HeadwaterError:
     return error
 
 
-def noted(act: Callable[P, T]) -> Callable[P, T]:
+def report_errors(act: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function that Spark calls in its workers, so that Headwater errors leave it with their note."""
 
     @wraps(act)
@@ -58,7 +58,7 @@ def noted(act: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def noted_each(act: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+def report_generator_errors(act: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
     """Decorate a generator that Spark runs in its workers, so that Headwater errors leave it with their note."""
 
     @wraps(act)
@@ -79,7 +79,7 @@ def cause_of(error: BaseException) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         return error
     text = _text(error)
-    found = _TOLD.search(text)
+    found = _NOTE.search(text)
     if found:
         told: dict[str, Any] = msgspec.json.decode(found[1])
         return error_of(told["code"], told["message"], told["details"])

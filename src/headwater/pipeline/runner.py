@@ -13,13 +13,13 @@ import msgspec
 
 from headwater.errors import HeadwaterError, NotOwner, Unavailable
 from headwater.pipeline.failure import cause_of, is_gone
-from headwater.pipeline.run.carry import Carried, Carry
-from headwater.pipeline.run.events import Silent, Watcher
-from headwater.pipeline.run.job_cancellation import Brake
-from headwater.pipeline.run.ownership import Heart, owner_name
+from headwater.pipeline.run.carry import Carry, CarryResult
+from headwater.pipeline.run.events import NullWatcher, Watcher
+from headwater.pipeline.run.job_cancellation import JobCancellation
+from headwater.pipeline.run.ownership import LeaseRenewal, owner_name
 from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.resources import check_promises, session_of, sink_of
-from headwater.pipeline.run.server_check import Seen, greet, refusal
+from headwater.pipeline.run.server_check import TableAnswer, describe_tables, refusal
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
 from headwater.pipeline.run.task import Task
 from headwater.pipeline.verify.verify import TableReport, verify
@@ -33,7 +33,7 @@ RETRY_SECONDS = 1.0  # between two attempts to take a lease that another server 
 class Summary(msgspec.Struct, frozen=True):
     """The result of a run, table by table."""
 
-    tables: tuple[Carried, ...]
+    tables: tuple[CarryResult, ...]
     reports: tuple[TableReport, ...] = ()
 
     @property
@@ -58,7 +58,7 @@ def run(
     Raise Unavailable if, with `once`, no server answers at the start.
     """
     check_promises(spec)
-    stop, watcher = stop or threading.Event(), watcher or Silent()
+    stop, watcher = stop or threading.Event(), watcher or NullWatcher()
     seen, away = _greeted(spec, once)
     with ExitStack() as stack:
         meta = stack.enter_context(MetaStore.open(spec.meta))
@@ -88,26 +88,26 @@ def run(
         return Summary(carried, tuple(reports))
 
 
-def _greeted(spec: PipelineSpec, once: bool) -> tuple[list[Seen], Unavailable | None]:
+def _greeted(spec: PipelineSpec, once: bool) -> tuple[list[TableAnswer], Unavailable | None]:
     """Return the server's answer for each table, or the error if no server answers and the run is not `once`."""
     try:
-        return greet(spec), None
+        return describe_tables(spec), None
     except Unavailable as error:
         if once:
             raise
         return [None] * len(spec.tables), error
 
 
-def _refuse(task: Task, why: HeadwaterError, spec: PipelineSpec, meta: MetaStore, watcher: Watcher) -> Carried:
+def _refuse(task: Task, why: HeadwaterError, spec: PipelineSpec, meta: MetaStore, watcher: Watcher) -> CarryResult:
     """Report and record the failure of a table that the server cannot serve."""
     watcher.failed(task, why)
     with suppress(HeadwaterError):  # another server works on the table, and records the failure itself
-        heart = Heart(meta, task, owner_name(), spec.lease_seconds)
+        heart = LeaseRenewal(meta, task, owner_name(), spec.lease_seconds)
         try:
             meta.fail(task, f"{why.code}: {why.message}", heart.fence)
         finally:
             heart.stop()
-    return Carried(task, 0, 0, why)
+    return CarryResult(task, 0, 0, why)
 
 
 def _carry(
@@ -119,15 +119,18 @@ def _carry(
     watcher: Watcher,
     stop: threading.Event,
     once: bool,
-) -> Carried:
+) -> CarryResult:
     """Carry one table, from taking its lease to releasing it; a failure does not affect other tables."""
     fence: int | None = None
     try:
         with _leased(meta, task, spec, stop, watcher, for_ever=not once) as heart:
             if heart is None:
-                return Carried(task, 0, 0)
+                return CarryResult(task, 0, 0)
             fence = heart.fence
-            with sink_of(spec, table, task, meta, spark, heart.fence) as sink, Brake(spark, heart, stop, str(task)):
+            with (
+                sink_of(spec, table, task, meta, spark, heart.fence) as sink,
+                JobCancellation(spark, heart, stop, str(task)),
+            ):
                 carry = Carry(
                     spark, spec, table, task, sink, meta, watcher, heart=heart, stop=stop, until_caught_up=once
                 )
@@ -136,19 +139,19 @@ def _carry(
                 return done
     except Exception as error:
         if stop.is_set() and is_gone(error):
-            return Carried(task, 0, 0)  # the stop request has also ended Java
+            return CarryResult(task, 0, 0)  # the stop request has also ended Java
         cause = cause_of(error)
         watcher.failed(task, cause)
         if fence is not None:
             with suppress(HeadwaterError):  # another server owns the task now, or the meta store does not answer
                 meta.fail(task, f"{cause.code}: {cause.message}", fence)
-        return Carried(task, 0, 0, cause)
+        return CarryResult(task, 0, 0, cause)
 
 
 @contextmanager
 def _leased(
     meta: MetaStore, task: Task, spec: PipelineSpec, stop: threading.Event, watcher: Watcher, *, for_ever: bool
-) -> Iterator[Heart | None]:
+) -> Iterator[LeaseRenewal | None]:
     """Take the lease on `task` and renew it; None if `stop` was set before the lease was free.
 
     A server that died holds its lease until it expires, so the wait is always at least that long.
@@ -157,7 +160,7 @@ def _leased(
     until = time.monotonic() + spec.lease_seconds + RETRY_SECONDS
     while True:
         try:
-            heart = Heart(meta, task, owner, spec.lease_seconds)
+            heart = LeaseRenewal(meta, task, owner, spec.lease_seconds)
             break
         except NotOwner as error:
             asked += 1

@@ -22,7 +22,7 @@ from headwater.model.literal import Value
 from headwater.model.row_msgpack import encode_row
 from headwater.queries.dependencies.bound_dependencies import bind
 from headwater.queries.dependencies.guards import GuardState
-from headwater.queries.dependencies.instance_versions import MAX_BEHIND, Versions
+from headwater.queries.dependencies.instance_versions import MAX_BEHIND, InstanceVersions
 from headwater.queries.dependencies.instances import (
     Analyses,
     Args,
@@ -36,11 +36,11 @@ from headwater.queries.dependencies.instances import (
 from headwater.queries.etag.causality import Token, demand, floor_of, lacking
 from headwater.queries.etag.query_etag import QueryTag, read_tag
 from headwater.queries.etag.table_versions import TableVersions
-from headwater.queries.head_checks import Looks, Run, Seen
-from headwater.queries.prepared import Prepared
+from headwater.queries.head_checks import HeadCheck, HeadChecks, Run
+from headwater.queries.prepared import PreparedQuery
 from headwater.queries.uncacheable_reasons import Reasons
-from headwater.sources.query import Read
-from headwater.sources.read import Look
+from headwater.sources.query import ReadResult
+from headwater.sources.read import SourceHead
 
 FLOOR_SECONDS = 2.0  # longest wait until the log reaches the floor of a request
 ATTEMPTS = 5  # executions of one request while the schema keeps changing
@@ -62,7 +62,7 @@ class Answer(msgspec.Struct, frozen=True):
     instance: Instance
     offset: int
     etag: str | None = None  # None if the answer is not cacheable
-    read: Read | None = None
+    read: ReadResult | None = None
     matched: str = ""  # the client's tag that is current, without its quotes
     seen: dict[str, int] = {}  # offset of the last change of each table
     shared: bool = False  # another request executed the query
@@ -111,10 +111,10 @@ def _precision(found: Analysis) -> str:
     return "column" if any(place.columns is not None for place in found.dependencies) else "table"
 
 
-def _moment(seen: Seen) -> tuple[int, ...]:
+def _moment(check: HeadCheck) -> tuple[int, ...]:
     """Return a key that is equal for head checks whose requests may share one execution."""
-    is_whole = seen.is_caught_up and seen.look.settled
-    return (seen.look.head, seen.look.schema) if is_whole else (seen.number,)
+    is_whole = check.is_caught_up and check.source_head.settled
+    return (check.source_head.head, check.source_head.schema) if is_whole else (check.number,)
 
 
 def _newest_first(tags: Sequence[str], prefix: str) -> list[tuple[str, QueryTag]]:
@@ -131,12 +131,12 @@ class Answering:
         self._instances = Instances()
         self._analyses = Analyses()
         self._generation = database.log.generation  # analyses do not outlive it: another one may have any schema
-        self._flights: dict[Hashable, asyncio.Task[Read | None]] = {}
+        self._flights: dict[Hashable, asyncio.Task[ReadResult | None]] = {}
         self._watched: dict[Hashable, None] = {}  # instances tracked because clients request them, the oldest first
         self._held: dict[Hashable, Instance] = {}  # instances with subscribers
-        self.versions = Versions(database.source, database.log)
+        self.versions = InstanceVersions(database.source, database.log)
         self.tables = TableVersions(database.log)
-        self._looks = Looks(database, self._advance, lambda: self.versions.is_near and self.tables.is_near)
+        self._head_checks = HeadChecks(database, self._advance, lambda: self.versions.is_near and self.tables.is_near)
 
     def _advance(self) -> None:
         self.versions.advance()
@@ -152,7 +152,7 @@ class Answering:
                 if is_held:
                     return work()
             if not is_last:
-                await self._looks.catch_up(self.versions.catch_up)
+                await self._head_checks.catch_up(self.versions.catch_up)
         return None
 
     async def _with_tables(self, work: Callable[..., T], *args: object) -> T:
@@ -173,7 +173,7 @@ class Answering:
 
     async def ask(
         self,
-        prepared: Prepared,
+        prepared: PreparedQuery,
         args: Args,
         *,
         format: str,
@@ -186,19 +186,21 @@ class Answering:
         """
         self.numbers.asked += 1
         for _ in range(ATTEMPTS):
-            seen = await self._looks.look()
-            instance = await self.instance(prepared, args, seen.look)
+            check = await self._head_checks.check()
+            instance = await self.instance(prepared, args, check.source_head)
             if floor is not None:
-                await self._rise(floor, instance.analysis.tables)
-                seen = await self._looks.look()  # an execution that began before the wait may lack the awaited changes
-                instance = await self.instance(prepared, args, seen.look)
+                await self._wait_for_floor(floor, instance.analysis.tables)
+                check = (
+                    await self._head_checks.check()
+                )  # an execution that began before the wait may lack the awaited changes
+                instance = await self.instance(prepared, args, check.source_head)
             if not instance.analysis.is_cacheable:
                 self.numbers.uncacheable += 1
                 self.numbers.reasons.answered(instance.analysis)
                 tags = ()
-            if tags and (known := await self._known(instance, format, tags, seen)) is not None:
+            if tags and (known := await self._known(instance, format, tags, check)) is not None:
                 return known
-            read, shared = await self._executed(instance, seen)
+            read, shared = await self._executed(instance, check)
             if read is not None:
                 answer = await self._answer(instance, format, read)
                 return msgspec.structs.replace(answer, shared=True) if shared else answer
@@ -207,13 +209,15 @@ class Answering:
 
     def moment(self) -> Hashable:
         """Return a key that stays equal until the next commit; None if the head is not available without a thread."""
-        seen = self._looks.peek()
-        return None if seen is None else (self.database.log.generation, seen.look.head, seen.look.schema)
+        check = self._head_checks.peek()
+        return (
+            None if check is None else (self.database.log.generation, check.source_head.head, check.source_head.schema)
+        )
 
-    async def _known(self, instance: Instance, format: str, tags: Sequence[str], seen: Seen) -> Answer | None:
+    async def _known(self, instance: Instance, format: str, tags: Sequence[str], check: HeadCheck) -> Answer | None:
         self.numbers.conditional += 1
         instance.returned = True
-        if not (seen.is_caught_up and seen.look.settled):
+        if not (check.is_caught_up and check.source_head.settled):
             return None
         with self._timed():
             found = await self._found(instance, _newest_first(tags, instance.prefix(format)))
@@ -262,9 +266,9 @@ class Answering:
         is_quick = reached - chosen[1].offset <= MAX_BEHIND or versions.is_known(*place)
         return *chosen, versions.is_current(*place) if is_quick else None, reached
 
-    async def _executed(self, instance: Instance, seen: Seen) -> tuple[Read | None, bool]:
+    async def _executed(self, instance: Instance, check: HeadCheck) -> tuple[ReadResult | None, bool]:
         """Execute the query once for all requests of this instance at the same head; return whether it was shared."""
-        key = (instance.key, *_moment(seen))
+        key = (instance.key, *_moment(check))
         flight = self._flights.get(key)
         if flight is not None:
             self.numbers.shared += 1
@@ -275,14 +279,14 @@ class Answering:
         flight.add_done_callback(lambda _: self._flights.pop(key, None))
         return await asyncio.shield(flight), False
 
-    async def _execute(self, instance: Instance) -> Read | None:
+    async def _execute(self, instance: Instance) -> ReadResult | None:
         self.numbers.executed += 1
         if instance.asked >= WATCH_AFTER:
             await self._at_once(lambda: self._watch(instance))  # before the read: guards of unwatched ones are dropped
-        found: Read | None = await self._run(self._read, instance)
+        found: ReadResult | None = await self._run(self._read, instance)
         return found
 
-    def read(self, instance: Instance) -> Read | None:
+    def read(self, instance: Instance) -> ReadResult | None:
         """Execute the query now; blocks. Record the guards of its answer if it is watched. Callable from any thread."""
         source, analysis, versions = self.database.source, instance.analysis, self.versions
         is_wanted = self._can_use_guards(instance) and versions.wants_guards(instance.key, instance.bound)
@@ -298,13 +302,13 @@ class Answering:
         is_asked_about = instance.returned or instance.key in self._held
         return is_asked_about and bool(instance.analysis.guards) and instance.unguarded < MAX_UNGUARDED
 
-    def _read(self, instance: Instance) -> Read | None:
+    def _read(self, instance: Instance) -> ReadResult | None:
         found = self.read(instance)
         with suppress(HeadwaterError):  # a full disk must not fail the answer
             self.tables.save()
         return found
 
-    async def _answer(self, instance: Instance, format: str, read: Read) -> Answer:
+    async def _answer(self, instance: Instance, format: str, read: ReadResult) -> Answer:
         known = await self._seen(instance, read.offset)
         if not instance.analysis.is_cacheable or not read.settled:
             return Answer(instance, read.offset, None, read, seen=known)
@@ -315,7 +319,7 @@ class Answering:
             self._compare(instance, tag.offset, read)
         return Answer(instance, read.offset, tag.write(weak=not instance.analysis.is_total), read, seen=known)
 
-    def _compare(self, instance: Instance, position: int, read: Read) -> None:
+    def _compare(self, instance: Instance, position: int, read: ReadResult) -> None:
         """Count whether the answer differs from the last stale one: unchanged answers were invalidated for nothing."""
         if bytes_of(read.rows) > MAX_COMPARED:
             return
@@ -337,7 +341,7 @@ class Answering:
         self.tables.advance()
         return self.tables.reached(tables)
 
-    async def _rise(self, floor: Token, tables: Sequence[str]) -> None:
+    async def _wait_for_floor(self, floor: Token, tables: Sequence[str]) -> None:
         """Wait up to FLOOR_SECONDS until the log reaches `floor`; raise PreconditionFailed otherwise."""
         wanted = floor_of(floor, self.database.source.name, tables)
         reached = await self._with_tables(self._tables_reached, tables)
@@ -373,7 +377,7 @@ class Answering:
     def hold(self, instance: Instance, *, last: int | None = None, since: int | None = None) -> None:
         """Track a subscribed instance, so that its tag is canonical until `release`. Callable from any thread.
 
-        For `last` and `since` see `Versions.watch`.
+        For `last` and `since` see `InstanceVersions.watch`.
         """
         self._held[instance.key] = instance
         if last is not None or self.versions.last(instance.key) is None:
@@ -385,30 +389,30 @@ class Answering:
         if key not in self._watched:
             self.versions.forget(key)
 
-    async def understood(self, prepared: Prepared, args: Args) -> tuple[Instance, int]:
+    async def understood(self, prepared: PreparedQuery, args: Args) -> tuple[Instance, int]:
         """Return the query with these arguments, analysed now, and an offset that the log had reached before."""
-        seen = await self._looks.look()
-        head = self._reached(seen)
-        return await self.instance(prepared, args, seen.look), head
+        check = await self._head_checks.check()
+        head = self._reached(check)
+        return await self.instance(prepared, args, check.source_head), head
 
-    async def meaning(self, prepared: Prepared) -> Analysis:
+    async def meaning(self, prepared: PreparedQuery) -> Analysis:
         """Return the current dependencies of the query, for any arguments."""
-        seen = await self._looks.look()
-        return (await self.analysis(prepared, seen.look))[0]
+        check = await self._head_checks.check()
+        return (await self.analysis(prepared, check.source_head))[0]
 
     async def head(self) -> int:
         """Return an offset that the log has reached now."""
-        return self._reached(await self._looks.look())
+        return self._reached(await self._head_checks.check())
 
-    def _reached(self, seen: Seen) -> int:
+    def _reached(self, check: HeadCheck) -> int:
         """Return the head, or the end of the log where the head is ahead: only logged changes can be read."""
-        return min(seen.look.head, self.database.log.latest)
+        return min(check.source_head.head, self.database.log.latest)
 
     # --- instances and analyses ------------------------------------------------------------------------------
 
-    async def instance(self, prepared: Prepared, args: Args, look: Look) -> Instance:
-        """Return the query with these arguments, analysed as of `look` or later."""
-        analysis, schema = await self.analysis(prepared, look)
+    async def instance(self, prepared: PreparedQuery, args: Args, source_head: SourceHead) -> Instance:
+        """Return the query with these arguments, analysed as of `source_head` or later."""
+        analysis, schema = await self.analysis(prepared, source_head)
         named = named_args(analysis.parameters, args)
         if args_size(named) <= ENCODED_AT_ONCE:
             key = instance_key(prepared.id, named)
@@ -430,7 +434,7 @@ class Answering:
 
     def _bound(
         self,
-        prepared: Prepared,
+        prepared: PreparedQuery,
         analysis: Analysis,
         args: dict[str, Value],
         generation: str,
@@ -448,12 +452,12 @@ class Answering:
             self.versions.watch(made.key, bound, last=last, since=last)
         return made
 
-    async def analysis(self, prepared: Prepared, look: Look) -> tuple[Analysis, int]:
-        """Return the dependencies of the query, and a schema version, not older than `look`, for which they hold."""
+    async def analysis(self, prepared: PreparedQuery, source_head: SourceHead) -> tuple[Analysis, int]:
+        """Return the dependencies of the query and their schema version, which is not older than `source_head`."""
         if self._generation != self.database.log.generation:
             self._generation, self._analyses = self.database.log.generation, Analyses()
         known = self._analyses.get(prepared.id)
-        if known is not None and known[1] == look.schema:
+        if known is not None and known[1] == source_head.schema:
             return known
         found: tuple[Analysis, int] = await self._run(self._analysed, prepared)
         if known is not None and known[0].epoch == found[0].epoch:
@@ -462,11 +466,11 @@ class Answering:
         self.numbers.analysis(found[0])
         return found
 
-    def _analysed(self, prepared: Prepared) -> tuple[Analysis, int]:
+    def _analysed(self, prepared: PreparedQuery) -> tuple[Analysis, int]:
         source = self.database.source
         for _ in range(ATTEMPTS):
-            before = source.look().schema
+            before = source.read_head().schema
             analysis = source.analyse(prepared.sql)
-            if source.look().schema == before:
+            if source.read_head().schema == before:
                 return analysis, before
         raise Busy("the schema keeps changing", hint="Retry in a moment.")

@@ -38,7 +38,7 @@ FORMAT = FileFormat(
 )
 
 
-class Prepared(msgspec.Struct, frozen=True):
+class PreparedQuery(msgspec.Struct, frozen=True):
     """One query of one database."""
 
     id: str
@@ -78,7 +78,7 @@ class PreparedQueries:
         self._lock = threading.Lock()  # guards the fields below
         with file.connection() as connection:
             found = connection.execute("SELECT id, db, sql, form, name, role FROM prepared")
-            self._known: dict[str, Prepared] = {row[0]: Prepared(*row) for row in found}
+            self._known: dict[str, PreparedQuery] = {row[0]: PreparedQuery(*row) for row in found}
         self._used = Counter[str]()  # places and bytes of callers below owners, in all and by database
         self._bytes = 0
         for each in self._known.values():
@@ -89,7 +89,9 @@ class PreparedQueries:
         """Open the file at `path`, or create it."""
         return cls(SqliteStore(FORMAT, path, vfs=vfs), most)
 
-    def add(self, db: str, sql: str, *, form: bytes | None = None, name: str | None = None, role: str = "") -> Prepared:
+    def add(
+        self, db: str, sql: str, *, form: bytes | None = None, name: str | None = None, role: str = ""
+    ) -> PreparedQuery:
         """Store a query that a caller in `role` prepared; update the name and role of one that is stored already."""
         if len(sql) > MAX_TEXT:
             raise InvalidRequest(f"the query exceeds {MAX_TEXT} characters", hint="Bind long values as arguments.")
@@ -97,7 +99,7 @@ class PreparedQueries:
             raise InvalidRequest(f"`name` must be a text of 1 to {MAX_NAME} printable characters")
         if len(form or b"") > MAX_FORM:
             raise InvalidRequest(f"the query exceeds {MAX_FORM} bytes", hint="Bind long values as arguments.")
-        made = Prepared(query_id(db, sql), db, sql, form, name, role)
+        made = PreparedQuery(query_id(db, sql), db, sql, form, name, role)
         with self._lock:
             if (known := self._known.get(made.id)) is not None:
                 return self._renew(known, known.name if name is None else name, role)
@@ -109,7 +111,7 @@ class PreparedQueries:
             self._count(made)
             return made
 
-    def _check_room(self, made: Prepared) -> None:
+    def _check_room(self, made: PreparedQuery) -> None:
         """Raise LimitExceeded if there is no room for one more query. The caller holds the lock."""
         taken = [(len(self._known), self._bytes, 1.0)]
         if not made.is_owners:
@@ -124,7 +126,7 @@ class PreparedQueries:
                     hint="Bind values that differ as arguments, or raise queries.max_prepared.",
                 )
 
-    def _count(self, each: Prepared, sign: int = 1) -> None:
+    def _count(self, each: PreparedQuery, sign: int = 1) -> None:
         """Count a query that was added, or with `sign` -1 one that was removed."""
         self._bytes += sign * each.size
         if not each.is_owners:
@@ -133,7 +135,7 @@ class PreparedQueries:
             self._used[f"places of {each.db}"] += sign
             self._used[f"bytes of {each.db}"] += sign * each.size
 
-    def _renew(self, known: Prepared, name: str | None, role: str) -> Prepared:
+    def _renew(self, known: PreparedQuery, name: str | None, role: str) -> PreparedQuery:
         """Update the name and role, unless a higher role prepared the query. The caller holds the lock."""
         if RANK.get(role, 0) < RANK.get(known.role, 0):
             return known
@@ -146,7 +148,7 @@ class PreparedQueries:
         self._count(renewed)
         return renewed
 
-    def get(self, id: str) -> Prepared:
+    def get(self, id: str) -> PreparedQuery:
         """Return the query with this id; NotFound."""
         found = self._known.get(id)
         if found is None:

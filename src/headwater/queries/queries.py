@@ -14,22 +14,22 @@ from headwater.model.database_name import real_name
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.principal import OWNER, Principal
 from headwater.queries.answers import Answer, Answering, Numbers
-from headwater.queries.dependencies.instance_versions import Versions
+from headwater.queries.dependencies.instance_versions import InstanceVersions
 from headwater.queries.dependencies.instances import Args
 from headwater.queries.etag.causality import Token
 from headwater.queries.head_checks import Run
 from headwater.queries.missing_names import no_table
 from headwater.queries.patch.recent_results import Results
-from headwater.queries.prepared import MAX_TEXT, Prepared, PreparedQueries, query_id, unknown_query
+from headwater.queries.prepared import MAX_TEXT, PreparedQueries, PreparedQuery, query_id, unknown_query
 from headwater.queries.sql_normal_form import normal_form
 
 MAX_CHECKED = 10_000
 
 
-class Explained(msgspec.Struct, frozen=True):
+class Explanation(msgspec.Struct, frozen=True):
     """A query and its analysis."""
 
-    prepared: Prepared
+    prepared: PreparedQuery
     analysis: Analysis
 
 
@@ -63,17 +63,17 @@ class Queries:
         db: str | None = None,
         form: bytes | None = None,
         name: str | None = None,
-    ) -> Explained:
+    ) -> Explanation:
         """Store a query under an id derived from its text; InvalidRequest if `sql` is not a query."""
         found = await self.explain(principal, sql, db=db)
         made, role = found.prepared, principal.role
         kept = await self.run(lambda: self._prepared.add(made.db, made.sql, form=form, name=name, role=role))
-        return Explained(kept, found.analysis)
+        return Explanation(kept, found.analysis)
 
-    async def explain(self, principal: Principal, sql: str, *, db: str | None = None) -> Explained:
+    async def explain(self, principal: Principal, sql: str, *, db: str | None = None) -> Explanation:
         """Return the dependencies of a query without storing it."""
-        made = unkept(sql, db)
-        principal.glimpse(made.db)
+        made = transient_query(sql, db)
+        principal.check_any_scope(made.db)
         source = self._databases.database(made.db).source
         source.check_sql(principal.role)
         with principal.understanding(made.db):
@@ -82,17 +82,17 @@ class Queries:
         principal.check_reads(made.db, found)
         if found.calls:
             principal.need(OWNER, f"a query with the volatile function {found.calls[0]}()")
-        return Explained(made, found)
+        return Explanation(made, found)
 
-    async def explain_prepared(self, principal: Principal, id: str) -> Explained:
+    async def explain_prepared(self, principal: Principal, id: str) -> Explanation:
         """Return the current dependencies of a stored query."""
         found = self.get(principal, id)
         await self.allow(principal, found)
         async with self._naming_tables(principal, found.db):
             analysis = await self.answering(found.db).meaning(found)
-        return Explained(unkept(found.sql, found.db), analysis)
+        return Explanation(transient_query(found.sql, found.db), analysis)
 
-    def get(self, principal: Principal, id: str) -> Prepared:
+    def get(self, principal: Principal, id: str) -> PreparedQuery:
         """Return the query with this id; NotFound if it is unknown or its database is outside the caller's scopes."""
         found = self._prepared.get(id)
         if not principal.sees(found.db):
@@ -102,7 +102,7 @@ class Queries:
     async def ask(
         self,
         principal: Principal,
-        prepared: Prepared,
+        prepared: PreparedQuery,
         args: Args,
         *,
         format: str,
@@ -127,9 +127,9 @@ class Queries:
             tables = await self.run(self._databases.database(db).source.describe)
             raise no_table(error, principal, db, tables) from None
 
-    async def allow(self, principal: Principal, prepared: Prepared) -> None:
+    async def allow(self, principal: Principal, prepared: PreparedQuery) -> None:
         """Raise Forbidden if a query reads tables outside the caller's scopes, or its role must not send such SQL."""
-        principal.glimpse(prepared.db)
+        principal.check_any_scope(prepared.db)
         answering = self.answering(prepared.db)
         if principal.role != OWNER:
             await self._check_text(principal, prepared)
@@ -138,7 +138,7 @@ class Queries:
                 found = await answering.meaning(prepared)
             principal.check_reads(prepared.db, found)
 
-    async def _check_text(self, principal: Principal, prepared: Prepared) -> None:
+    async def _check_text(self, principal: Principal, prepared: PreparedQuery) -> None:
         """Raise Forbidden unless the caller, or the highest role that prepared the query, may send its SQL."""
         if prepared.role:
             self._databases.database(prepared.db).source.check_sql(prepared.role)
@@ -171,12 +171,12 @@ class Queries:
         """Return the number of prepared queries."""
         return self._prepared.count
 
-    def versions(self) -> Mapping[str, Versions]:
+    def versions(self) -> Mapping[str, InstanceVersions]:
         """Return the tracked instances by database."""
         return {db: found.versions for db, found in list(self._answering.items())}
 
 
-def unkept(sql: str, db: str | None) -> Prepared:
+def transient_query(sql: str, db: str | None) -> PreparedQuery:
     """Return a query with its id, without storing it."""
     if len(sql) > MAX_TEXT:
         raise InvalidRequest(f"the query exceeds {MAX_TEXT} characters", hint="Bind long values as arguments.")
@@ -187,4 +187,4 @@ def unkept(sql: str, db: str | None) -> Prepared:
     if "\0" in sql:
         raise InvalidRequest("the query contains a NUL character", hint="Bind it as an argument.")
     name, text = real_name(db), normal_form(sql)
-    return Prepared(query_id(name, text), name, text)
+    return PreparedQuery(query_id(name, text), name, text)

@@ -18,7 +18,7 @@ class Stats:
     def snapshot(self, principal: Principal, db: str | None = None) -> dict[str, DatabaseStatus]:
         """Return the status of every database in the caller's scopes; NotFound if `db` (default `main`) is none."""
         name = real_name(db)
-        principal.glimpse(name)
+        principal.check_any_scope(name)
         found = {each: status for each, status in self._databases.status().items() if principal.sees(each)}
         if name not in found:
             raise NotFound(f"there is no database {name!r}", hint=nearest(name, found))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from headwater.model.change import Transaction
-from headwater.sources.read import Look
+from headwater.sources.read import SourceHead
 
 STOPPED = "stopped"  # name of the note for a clean stop: everything that capture reported is in the log
 
@@ -45,11 +45,11 @@ class Capturable(Protocol):
         """Connect again, because the name now refers to another database."""
         ...
 
-    def look(self) -> Look:
+    def read_head(self) -> SourceHead:
         """Return the current head of the database; costs one small read."""
         ...
 
-    def glance(self) -> Look | None:
+    def peek_head(self) -> SourceHead | None:
         """Return the current head if that takes microseconds and needs no waiting; else None."""
         ...
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from headwater.errors import TxExpired
-from headwater.sources.write import Work, Written
+from headwater.sources.write import Work, WriteResult
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Interactive(ABC):
         """Run `work` in the transaction; a failure undoes only this step."""
         return self._submit(lambda: self._run(work))
 
-    def commit(self) -> Future[Written[None]]:
+    def commit(self) -> Future[WriteResult[None]]:
         """Commit the transaction."""
         return self._submit(self._commit)
 
@@ -69,7 +69,7 @@ class Interactive(ABC):
         """Undo the step that failed with `error`; return the error for the caller."""
 
     @abstractmethod
-    def _commit(self) -> Written[None]:
+    def _commit(self) -> WriteResult[None]:
         """Commit and end the transaction."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from headwater.sources.read import Readable
 Args = Sequence[Value] | dict[str, Value]  # arguments of a statement, by position or by name
 
 
-class Read(msgspec.Struct, frozen=True):
+class ReadResult(msgspec.Struct, frozen=True):
     """Rows, and the log offset that was current in the read transaction that saw them."""
 
     columns: tuple[str, ...]
@@ -43,7 +43,7 @@ class Queryable(Readable, Protocol):
         """Return whether the engine itself reports that `sql` writes nothing."""
         ...
 
-    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:
+    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> ReadResult:
         """Run one read-only statement for a caller in this role."""
         ...
 
@@ -59,7 +59,7 @@ class Queryable(Readable, Protocol):
         """
         ...
 
-    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
+    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> ReadResult | None:
         """Run `analysis.sql` with its parameters by name; return None if the epoch has changed since.
 
         With `guards`, also return the rows each guard selects in the same transaction, at most MAX_KEYS; None for one

@@ -12,7 +12,7 @@ from headwater.model.keys.key import Span
 from headwater.model.table import Key, Row, Table
 
 
-class Look(msgspec.Struct, frozen=True):
+class SourceHead(msgspec.Struct, frozen=True):
     """The head of a database: its newest offset and a number that changes with its schema, read at the same time."""
 
     head: int
@@ -186,11 +186,11 @@ class Readable(Reader, Protocol):
         """Return the address at which the bulk worker opens the database; NotSupported if it has no bulk reads."""
         ...
 
-    def look(self) -> Look:
+    def read_head(self) -> SourceHead:
         """Return the current head of the database; costs one small read."""
         ...
 
-    def glance(self) -> Look | None:
+    def peek_head(self) -> SourceHead | None:
         """Return the current head if that takes microseconds and needs no waiting, as on an event loop; else None."""
         ...
 

@@ -128,7 +128,7 @@ class SourceKind(ABC):
         raise NotSupported(f"Headwater leaves nothing behind in {name!r}")
 
 
-class Registered(msgspec.Struct, frozen=True):
+class RegistryEntry(msgspec.Struct, frozen=True):
     """One line of the registry."""
 
     schemes: tuple[str, ...]
@@ -136,9 +136,9 @@ class Registered(msgspec.Struct, frozen=True):
     example: str
 
 
-KINDS: dict[str, Registered] = {
-    "sqlite": Registered(("sqlite:///", "sqlite:"), "headwater.sources.sqlite.kind", "a SQLite file (app.db)"),
-    "postgres": Registered(("postgresql://", "postgres://"), "headwater.sources.postgres.kind", "postgresql://…"),
+KINDS: dict[str, RegistryEntry] = {
+    "sqlite": RegistryEntry(("sqlite:///", "sqlite:"), "headwater.sources.sqlite.kind", "a SQLite file (app.db)"),
+    "postgres": RegistryEntry(("postgresql://", "postgres://"), "headwater.sources.postgres.kind", "postgresql://…"),
 }
 FILES = "sqlite"  # the kind of a database given as a path
 

@@ -27,7 +27,7 @@ class Result(msgspec.Struct, frozen=True):
     truncated: bool = False  # there were more rows than one answer may hold
 
 
-class Written(msgspec.Struct, Generic[T], frozen=True):
+class WriteResult(msgspec.Struct, Generic[T], frozen=True):
     """The value that a write returned, and its offsets in the log."""
 
     value: T
@@ -95,7 +95,7 @@ class Tx(Protocol):
         """Run `work` in the transaction; a failure undoes only this step."""
         ...
 
-    def commit(self) -> Future[Written[None]]:
+    def commit(self) -> Future[WriteResult[None]]:
         """Commit the transaction."""
         ...
 
@@ -107,7 +107,7 @@ class Tx(Protocol):
 class Writable(Protocol):
     """A source that accepts writes. Every method is thread-safe."""
 
-    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
+    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[WriteResult[T]]:
         """Run `work` of a caller in this role in its own transaction; the future is done when the write is durable.
 
         Many transactions are committed together, and callers take turns."""

@@ -18,7 +18,7 @@ from tests.cli.cli_process import HEADWATER, TIMEOUT, Served, environment, refus
 
 from headwater.cli.failure import Failure
 from headwater.cli.feed import LONGEST_WAIT, Broken, Feed
-from headwater.cli.filters import Place, key, moment, start
+from headwater.cli.filters import FeedTarget, key, moment, start
 from headwater.cli.output.changes import line
 from headwater.cli.remote import Remote
 from headwater.client.sse import Frame
@@ -382,7 +382,7 @@ class Unsteady(Feed):
 
     def __init__(self, *connections: list[Frame] | Exception) -> None:
         self.notices: list[str] = []
-        super().__init__("http://x", Place("main", None), {}, notice=self.notices.append)
+        super().__init__("http://x", FeedTarget("main", None), {}, notice=self.notices.append)
         self._each = iter(connections)
 
     def connect(self) -> Generator[list[Frame]]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headwater.cli.demo.command import fold
+from headwater.cli.demo.command import apply_changes
 from headwater.cli.output.changes import WIDEST, as_json, images, line
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import UNAVAILABLE
@@ -82,4 +82,4 @@ def test_folding_applies_every_change_in_order() -> None:
         part(Change(Op.UPDATE, USERS, before=(1, "a"), after=(2, "b")), Change(Op.INSERT, USERS, after=(1, "c"))),
         part(Change(Op.DELETE, USERS, before=(1, "c"))),
     ]
-    assert fold(parts) == {"users": {(2,): (2, "b")}}
+    assert apply_changes(parts) == {"users": {(2,): (2, "b")}}

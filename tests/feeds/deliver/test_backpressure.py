@@ -17,7 +17,7 @@ from headwater.feeds.deliver.backpressure import (
     states_between,
     why_lost,
 )
-from headwater.log.disk.retention import Spent
+from headwater.log.disk.retention import EvictionProgress
 
 
 def at(lag: int, *, retention: int | None = 4096, paused: bool = False, lost: bool = False) -> Pressure:
@@ -270,7 +270,7 @@ SHARES = [(0.49, "healthy"), (0.5, "pressure"), (0.74, "pressure"), (0.75, "thro
 @pytest.mark.parametrize(("share", "state"), SHARES)
 def test_limit_by_bytes_or_age_applies_if_stricter(share: float, state: str) -> None:
     found = pressure(
-        cursor=0, latest=1, limits=LagLimits.of(1000), paused=False, lost=False, spent=Spent(share, 7, 5_000)
+        cursor=0, latest=1, limits=LagLimits.of(1000), paused=False, lost=False, spent=EvictionProgress(share, 7, 5_000)
     )
     assert (found.state, found.remaining_until_resnapshot, found.will_expire_at_ms) == (state, 7, 5_000)
 
@@ -283,6 +283,6 @@ def test_limit_by_count_applies_if_stricter() -> None:
         paused=False,
         lost=False,
         will_expire_at_ms=4_000,
-        spent=Spent(0.1, 50, 5_000),
+        spent=EvictionProgress(0.1, 50, 5_000),
     )
     assert (found.state, found.remaining_until_resnapshot, found.will_expire_at_ms) == ("throttle", 2, 4_000)

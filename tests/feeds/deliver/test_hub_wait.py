@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.feeds.deliver.hub_wait import Waiting
+from headwater.feeds.deliver.hub_wait import HubWait
 
 
 class Group:
@@ -51,6 +51,6 @@ def test_change_published_at_the_timeout_is_not_skipped(passing: bool, reached: 
             hub.group.published, hub.group.offset = (1, 4) if passing else (0, 0)
 
         asyncio.get_running_loop().call_soon(publish_too_late_to_wake)
-        return await Waiting(hub, None).beyond(3, 0.01)  # type: ignore[arg-type]
+        return await HubWait(hub, None).beyond(3, 0.01)  # type: ignore[arg-type]
 
     assert asyncio.run(wait()) == reached

@@ -17,7 +17,7 @@ from headwater.errors import InvalidRequest, NotFound, TransactionTooLarge, Unav
 from headwater.feeds.deliver import poll as polling
 from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.hub import Hub
-from headwater.feeds.deliver.poll import Asked, Poll
+from headwater.feeds.deliver.poll import Poll, PollRequest
 from headwater.feeds.groups import log_reader
 from headwater.feeds.options import Options
 from headwater.feeds.subscription import Subscription
@@ -46,7 +46,7 @@ class Here:
 
     def poll(self, held: Subscription, *, caught_up: bool = True, **asked: Any) -> Poll:
         consumer = Consumer(self.fed, self.hub, self.hub.view(held.options), run, self.registry, held)
-        return Poll(consumer, Asked(**asked), caught_up=caught_up)
+        return Poll(consumer, PollRequest(**asked), caught_up=caught_up)
 
     async def answer(self, held: Subscription, **asked: Any) -> dict[str, Any]:
         return await self.poll(held, **asked).answer()

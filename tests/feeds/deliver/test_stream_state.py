@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from headwater.errors import Unauthorized
-from headwater.feeds.deliver.end_reason import Ending
+from headwater.feeds.deliver.end_reason import EndReason
 from headwater.feeds.deliver.stream_state import (
     Action,
     Advanced,
@@ -32,17 +32,17 @@ from headwater.feeds.deliver.stream_state import (
 ERROR = Unauthorized("the credential was revoked")
 REPORTED, BEHIND = CatchingUp(), CatchingUp(target=9)
 DELIVERING = (Snapshotting(), REPORTED, BEHIND, Live(3, 1), Live(3, 1, target=9))
-STATES: tuple[State, ...] = (*DELIVERING, *(Paused(held) for held in DELIVERING), Ended(Ending("closed", "left")))
+STATES: tuple[State, ...] = (*DELIVERING, *(Paused(held) for held in DELIVERING), Ended(EndReason("closed", "left")))
 ENDS: dict[Event, tuple[Ended, tuple[Action, ...]]] = {
-    Completed(): (Ended(Ending("complete", "everything asked for was sent")), ()),
-    Closed("bad_frame", "no JSON"): (Ended(Ending("bad_frame", "no JSON")), ()),
+    Completed(): (Ended(EndReason("complete", "everything asked for was sent")), ()),
+    Closed("bad_frame", "no JSON"): (Ended(EndReason("bad_frame", "no JSON")), ()),
     Lost("wal_horizon_exceeded"): (
-        Ended(Ending("resnapshot_required", "wal_horizon_exceeded")),
+        Ended(EndReason("resnapshot_required", "wal_horizon_exceeded")),
         (Action.SEND_RESNAPSHOT,),
     ),
-    Failed(ERROR): (Ended(Ending(ERROR.code, ERROR.message, ERROR)), (Action.SEND_FAILED,)),
+    Failed(ERROR): (Ended(EndReason(ERROR.code, ERROR.message, ERROR)), (Action.SEND_FAILED,)),
     Stopped(): (
-        Ended(Ending("stopping", "the server is stopping")),
+        Ended(EndReason("stopping", "the server is stopping")),
         (Action.SEND_LAST_CHECKPOINT, Action.SEND_FAREWELL),
     ),
 }

@@ -11,7 +11,7 @@ from tests.model.model_values import VALUES
 from tests.suite.examples import examples
 
 from headwater.errors import HeadwaterError
-from headwater.feeds.formats.images import Image, shown
+from headwater.feeds.formats.images import Image, image_columns
 from headwater.feeds.formats.registry import MAKERS, encoder
 from headwater.feeds.formats.sochdb import EVENT, WATCH, varint
 from headwater.feeds.formats.values import PLAIN
@@ -48,7 +48,7 @@ def image_of(table: Table, row: Row | None, unknown: set[str]) -> bytes:
         return b""
     if table == SHAPE:
         return bytes(row[1])  # type: ignore[arg-type]
-    return Image(table, shown(table, SHAPES[EVENT]), PLAIN)(row, unknown)
+    return Image(table, image_columns(table, SHAPES[EVENT]), PLAIN)(row, unknown)
 
 
 def defined(part: Transaction, offset: int, change: Change, op: Op) -> dict[str, bytes]:

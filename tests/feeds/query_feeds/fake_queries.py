@@ -9,7 +9,7 @@ from tests.feeds.feed_database import Fed
 
 from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.query_groups import InstanceGroups
-from headwater.feeds.query_feeds.query_instances import Answered, Reason
+from headwater.feeds.query_feeds.query_instances import AnswerHash, Reason
 from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.model.change import Change, Op
 from headwater.model.table import Row
@@ -29,7 +29,7 @@ class Fake:
         self, table: str = "items", holds: Holds = lambda row: True, *, key: Hashable = 0, head: int = 0
     ) -> None:
         self.tables, self.holds, self.key, self.head, self.prefix = (table,), holds, key, head, f"p{key}"
-        self.answers: list[Answered | None] = []
+        self.answers: list[AnswerHash | None] = []
         self.steady_from: int | None = None
         self.asked = 0
 
@@ -50,7 +50,7 @@ class Fake:
     def offset_of(self, etag: str) -> int | None:
         return None
 
-    def answer(self) -> Answered | None:
+    def answer(self) -> AnswerHash | None:
         return self.answers.pop(0)
 
     @property

@@ -29,7 +29,7 @@ from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.groups.log_reader import Page
 from headwater.feeds.query_feeds import relevant_changes
 from headwater.feeds.query_feeds.answer_confirmation import AnswerConfirmation
-from headwater.feeds.query_feeds.query_instances import Answered
+from headwater.feeds.query_feeds.query_instances import AnswerHash
 from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.model.change import Change, Op
 
@@ -351,7 +351,7 @@ def test_result_known_to_be_unchanged_is_not_read_again() -> None:
     assert len(instance.answers) == 1, "the query did not run"
     instance.steady_from = None
     fed.commit(insert(5))
-    instance.answers = [Answered(5, b"a")]
+    instance.answers = [AnswerHash(5, b"a")]
     assert offsets(everything(fed, seen, after=1)) == [], "the answer before it is the one that was known"
 
 
@@ -366,12 +366,12 @@ def test_knowledge_of_an_earlier_result_is_not_used_for_a_later_one() -> None:
     assert offsets(everything(fed, seen, after=2)) == []
     instance.steady_from = None
     fed.commit(insert(4))
-    instance.answers = [Answered(4, b"a")]
+    instance.answers = [AnswerHash(4, b"a")]
     assert offsets(everything(fed, seen, after=3)) == [4]
 
 
 def confirmed(fed: Fed, instance: Fake, *answers: tuple[int, bytes] | None) -> QueryView:
-    instance.answers = [None if one is None else Answered(*one) for one in answers]
+    instance.answers = [None if one is None else AnswerHash(*one) for one in answers]
     return QueryView(options(instance, confirm=True), fed.source, instance, confirming=AnswerConfirmation())
 
 
@@ -407,7 +407,7 @@ def test_new_analysis_forgets_known_results() -> None:
     seen = confirmed(fed, instance, (1, b"a"))
     everything(fed, seen)
     other = Fake(key="other")
-    other.answers = [Answered(2, b"a")]
+    other.answers = [AnswerHash(2, b"a")]
     seen.set_instance(other)
     fed.commit(insert(2))
     assert offsets(everything(fed, seen, after=1)) == [2]

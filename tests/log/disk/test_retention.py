@@ -6,20 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.log.disk.block_codec import MAX_RAW
-from headwater.log.disk.retention import Kept, Spent, next_horizon, runs
-from headwater.log.log import Held, Retention
+from headwater.log.disk.retention import EvictionProgress, RetentionLimits, next_horizon, runs
+from headwater.log.log import BlockInfo, Retention
 from headwater.log.transaction_parts import BLOCK_CHANGES
 
 
-def blocks(*counts: int, size: int = 100) -> list[Held]:
+def blocks(*counts: int, size: int = 100) -> list[BlockInfo]:
     first, found = 1, []
     for number, count in enumerate(counts):
-        found.append(Held(first, count, size, size * 3, commit_ms_last=1000 * number))
+        found.append(BlockInfo(first, count, size, size * 3, commit_ms_last=1000 * number))
         first += count
     return found
 
 
-def horizon(retention: Retention, held: list[Held], now: int = 0, at: int = 1) -> int:
+def horizon(retention: Retention, held: list[BlockInfo], now: int = 0, at: int = 1) -> int:
     total = sum(block.bytes for block in held)
     return next_horizon(retention, held, horizon=at, latest=held[-1].upto, total=total, now_ms=now)
 
@@ -92,22 +92,22 @@ def test_neighbouring_runs_never_fit_into_a_single_block(counts: list[int]) -> N
 
 
 def test_cursor_share_counts_the_bytes_of_its_unread_blocks() -> None:
-    kept = Kept(Retention(changes=None, bytes=400), blocks(10, 10, 10))
+    kept = RetentionLimits(Retention(changes=None, bytes=400), blocks(10, 10, 10))
     assert [kept.spent(cursor, now_ms=0).share for cursor in (0, 9, 10, 29, 30)] == [0.75, 0.75, 0.5, 0.25, 0.0]
     assert kept.spent(0, now_ms=0).remaining == 10  # 100 bytes are left, and ten changes have as many
 
 
 def test_cursor_share_counts_the_age_of_its_oldest_unread_block() -> None:
-    kept = Kept(Retention(changes=None, age_ms=10_000), blocks(10, 10, 10))
-    assert kept.spent(5, now_ms=5_000) == Spent(0.5, None, 10_000)
-    assert kept.spent(15, now_ms=5_000) == Spent(0.4, None, 11_000)
-    assert kept.spent(30, now_ms=5_000) == Spent()
+    kept = RetentionLimits(Retention(changes=None, age_ms=10_000), blocks(10, 10, 10))
+    assert kept.spent(5, now_ms=5_000) == EvictionProgress(0.5, None, 10_000)
+    assert kept.spent(15, now_ms=5_000) == EvictionProgress(0.4, None, 11_000)
+    assert kept.spent(30, now_ms=5_000) == EvictionProgress()
 
 
 def test_cursor_share_above_1_is_exactly_a_cursor_below_the_horizon() -> None:
     """What `next_horizon` drops, and no more, has spent its limit."""
     for retention in (Retention(changes=None, bytes=250), Retention(changes=None, age_ms=1_500)):
         held = blocks(10, 10, 10, 10)
-        kept, first = Kept(retention, held), horizon(retention, held, now=3_000)
+        kept, first = RetentionLimits(retention, held), horizon(retention, held, now=3_000)
         for cursor in (0, 10, 20):
             assert (kept.spent(cursor, now_ms=3_000).share > 1) == (cursor + 1 < first), cursor

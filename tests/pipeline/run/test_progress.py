@@ -17,7 +17,7 @@ from headwater.errors import ConfigError, NotFound, NotOwner, PipelineError, Una
 from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
 from headwater.pipeline.run.meta_database import META, PROGRESS, SUBSCRIBE, VERSION, MetaDatabase
-from headwater.pipeline.run.ownership import Heart, owner_name, release, renew, take
+from headwater.pipeline.run.ownership import LeaseRenewal, owner_name, release, renew, take
 from headwater.pipeline.run.progress import FAILED, LOG, SNAPSHOT, MetaStore, RangeProgress, Task
 from headwater.pipeline.run.spec import PipelineSpec, SinkSpec, TableSpec
 from headwater.pipeline.sinks.sink import Plan, State
@@ -429,12 +429,12 @@ class Clock:
 
 def test_heartbeat_takes_renews_and_releases_the_lease(lite: MetaStore) -> None:
     task, clock = lite.subscribe(SPEC, ORDERS), Clock()
-    heart = Heart(lite, task, "a", LONG, clock=clock)
+    heart = LeaseRenewal(lite, task, "a", LONG, clock=clock)
     assert heart.fence == 1 and only(lite).owner == "a"
     with pytest.raises(NotOwner):
-        Heart(lite, task, "b", LONG)
+        LeaseRenewal(lite, task, "b", LONG)
     clock.now = LONG - 1
-    assert heart.beat()
+    assert heart.renew()
     clock.now = LONG + 1  # counted from the last renewal
     assert not heart.lost.is_set()
     heart.stop()
@@ -443,16 +443,16 @@ def test_heartbeat_takes_renews_and_releases_the_lease(lite: MetaStore) -> None:
 
 def test_heartbeat_reports_a_lease_taken_by_another_owner_as_lost(lite: MetaStore) -> None:
     task = lite.subscribe(SPEC, ORDERS)
-    heart = Heart(lite, task, "a", LONG)
+    heart = LeaseRenewal(lite, task, "a", LONG)
     lite.reset("lake", force=True)
-    Heart(lite, task, "b", LONG).stop()
-    assert not heart.beat() and heart.lost.is_set()
+    LeaseRenewal(lite, task, "b", LONG).stop()
+    assert not heart.renew() and heart.lost.is_set()
     heart.stop()
 
 
 def test_heartbeat_thread_reports_a_reset_lease_as_lost(lite: MetaStore) -> None:
     task = lite.subscribe(SPEC, ORDERS)
-    heart = Heart(lite, task, "a", 0.3)
+    heart = LeaseRenewal(lite, task, "a", 0.3)
     lite.reset("lake", force=True)
     assert heart.lost.wait(PATIENCE)
     heart.stop()
@@ -460,12 +460,12 @@ def test_heartbeat_thread_reports_a_reset_lease_as_lost(lite: MetaStore) -> None
 
 def test_lease_is_lost_after_its_full_duration_without_an_answer_of_the_store(tmp_path: Path) -> None:
     meta, clock = MetaStore.open(str(tmp_path / "meta.db")), Clock()
-    heart = Heart(meta, meta.subscribe(SPEC, ORDERS), "a", LONG, clock=clock)
+    heart = LeaseRenewal(meta, meta.subscribe(SPEC, ORDERS), "a", LONG, clock=clock)
     meta.database = Broken()  # type: ignore[assignment]
     clock.now = LONG - 1
-    assert heart.beat() and not heart.lost.is_set()
+    assert heart.renew() and not heart.lost.is_set()
     clock.now = LONG
-    assert heart.lost.is_set() and not heart.beat()  # also while a question hangs
+    assert heart.lost.is_set() and not heart.renew()  # also while a question hangs
     heart.stop()
 
 

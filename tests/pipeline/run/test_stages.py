@@ -11,7 +11,7 @@ from headwater.client.responses import Described
 from headwater.errors import SchemaChanged, SinkFenced, SinkGap
 from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
-from headwater.pipeline.run.stages import Apply, Begin, Evolve, Load, Wait, decide, lowest, standing
+from headwater.pipeline.run.stages import Apply, Begin, Evolve, Load, Wait, decide, lowest, span_progress
 from headwater.pipeline.sinks.sink import Plan, State, Step, check
 
 TABLE = Table("orders", (Column("id", "i64"), Column("what", "str")), ("id",), version=3)
@@ -182,14 +182,14 @@ def test_lowest_needed_offset_is_the_lowest_of_the_loaded_spans() -> None:
 
 def test_child_ranges_inherit_stage_version_and_key() -> None:
     state = State(PLAN, 100, {SPANS[0]: 110, SPANS[1]: 120})
-    whole = standing(state, Span.all())
+    whole = span_progress(state, Span.all())
     assert (whole.stage, whole.version, whole.last_key) == ("snapshot", 110, SPANS[1].end)
-    left, middle, right = (standing(state, span) for span in spans_at(15, 25))
+    left, middle, right = (span_progress(state, span) for span in spans_at(15, 25))
     assert (left.stage, left.last_offset) == ("log", 110)
     assert (middle.stage, middle.last_key) == ("snapshot", encode_key((20,)))
     assert (right.stage, right.last_key) == ("snapshot", encode_key((25,)))
     live = State(PLAN, 300)
-    assert {standing(live, span).last_offset for span in spans_at(5, 6, 7)} == {300}
+    assert {span_progress(live, span).last_offset for span in spans_at(5, 6, 7)} == {300}
 
 
 def test_random_ranges_report_exactly_the_missing_keys() -> None:
@@ -202,7 +202,7 @@ def test_random_ranges_report_exactly_the_missing_keys() -> None:
         missing = {key for key in range(100) for span in state.missing if span.contains(encode_key((key,)))}
         told = set()
         for span in spans_at(*sorted(chance.sample(range(100), chance.randrange(0, 6)))):
-            found = standing(state, span)
+            found = span_progress(state, span)
             if found.stage != "log":
                 told |= {
                     k for k in range(100) if span.contains(encode_key((k,))) and encode_key((k,)) >= found.last_key

@@ -9,7 +9,7 @@ from headwater.errors import PipelineError, SchemaChanged, SinkUnfit
 from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
 from headwater.pipeline.run.spec import PipelineSpec, SinkSpec, TableSpec
-from headwater.pipeline.run.table_plan import check_choice, check_origin, chosen
+from headwater.pipeline.run.table_plan import carried_table, check_choice, check_origin
 from headwater.pipeline.sinks.sink import Plan
 
 COLUMNS = tuple(Column(name, "i64") for name in ("id", "a", "b"))
@@ -24,17 +24,17 @@ def names(table: Table) -> tuple[str, ...]:
 
 
 def test_chosen_columns_include_the_key() -> None:
-    assert chosen(SPEC, TABLE) is TABLE
-    assert names(chosen(TableSpec("orders", SPEC.sink, columns=("b",)), TABLE)) == ("id", "b")
+    assert carried_table(SPEC, TABLE) is TABLE
+    assert names(carried_table(TableSpec("orders", SPEC.sink, columns=("b",)), TABLE)) == ("id", "b")
 
 
 def test_pinned_columns_are_those_of_the_sink_and_a_dropped_column_is_refused() -> None:
     pinned = TableSpec("orders", SPEC.sink, schema="pin")
     wider = replace(TABLE, columns=(*COLUMNS, Column("c", "str")), version=4)
-    assert names(chosen(pinned, wider, TABLE)) == ("id", "a", "b")
+    assert names(carried_table(pinned, wider, TABLE)) == ("id", "a", "b")
     with pytest.raises(SchemaChanged, match="'b'"):
-        chosen(pinned, replace(TABLE, columns=COLUMNS[:2]), TABLE)
-    assert names(chosen(pinned, wider)) == ("id", "a", "b", "c"), "the first snapshot pins what there is"
+        carried_table(pinned, replace(TABLE, columns=COLUMNS[:2]), TABLE)
+    assert names(carried_table(pinned, wider)) == ("id", "a", "b", "c"), "the first snapshot pins what there is"
 
 
 @pytest.mark.parametrize(

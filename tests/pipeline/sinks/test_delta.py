@@ -29,7 +29,7 @@ from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
 from headwater.pipeline.sinks.delta.delta_spark import merge_sql
 from headwater.pipeline.sinks.delta.layout import OVER, merge_of, part_app, step_app
 from headwater.pipeline.sinks.delta.merge import TooLarge
-from headwater.pipeline.sinks.delta.part import DONE, FENCED, UNFIT, PartWriter, Place
+from headwater.pipeline.sinks.delta.part import DONE, FENCED, UNFIT, PartWriter, TableLocation
 from headwater.pipeline.sinks.registry import is_exactly_once, open_sink, read_settings
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step
 from headwater.pipeline.spark.part_ends import ended, with_end
@@ -52,7 +52,7 @@ def told(count: int = 5) -> Story:
 
 
 def writer_of(place: str, plan: Plan, *parts: Part, mode: str = UPSERT) -> PartWriter:
-    return PartWriter(Place(place), plan, parts, mode, 1 << 26)
+    return PartWriter(TableLocation(place), plan, parts, mode, 1 << 26)
 
 
 def batches(story: Story, part: Part) -> Any:

@@ -5,7 +5,7 @@ import traceback
 import pytest
 
 from headwater.errors import HeadwaterError, OffsetExpired, PipelineError, SchemaChanged, Unavailable
-from headwater.pipeline.failure import cause_of, explain, note, noted, noted_each
+from headwater.pipeline.failure import cause_of, explain, note, report_errors, report_generator_errors
 
 
 def as_spark_tells(error: Exception) -> Exception:
@@ -38,11 +38,11 @@ def test_headwater_error_is_its_own_cause() -> None:
 
 
 def test_noted_functions_and_generators_keep_their_errors() -> None:
-    @noted
+    @report_errors
     def call() -> None:
         raise Unavailable("a")
 
-    @noted_each
+    @report_generator_errors
     def each():
         yield 1
         raise Unavailable("b")

@@ -13,7 +13,7 @@ from tests.pipeline.table_model import TABLE, Story, frame_of, row
 from headwater.errors import SinkUnfit
 from headwater.model.table import Column, Table
 from headwater.pipeline.failure import cause_of
-from headwater.pipeline.transform.compaction import free, last_per_key, quoted
+from headwater.pipeline.transform.compaction import last_per_key, quoted, unused_name
 from headwater.pipeline.transform.scd2 import versions
 from headwater.pipeline.transform.schema import changes_schema, identity_of
 
@@ -91,7 +91,7 @@ def shuffles(frame: DataFrame) -> int:
 
 
 def test_free_column_name_differs_from_existing_names_in_any_case() -> None:
-    assert free("_x", ["_X", "__x"]) == "___x"
+    assert unused_name("_x", ["_X", "__x"]) == "___x"
     assert quoted("a`b") == "`a``b`"
 
 

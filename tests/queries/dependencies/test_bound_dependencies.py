@@ -20,7 +20,7 @@ from headwater.model.dependencies.dependency import AllOf, AnyOf, Condition, Con
 from headwater.model.literal import U64, UNAVAILABLE, Date, Embedding, Json
 from headwater.model.table import Row
 from headwater.queries.dependencies import bound_dependencies
-from headwater.queries.dependencies.bound_dependencies import MAX_TEMPLATE_LEAVES, Bound, _binder, bind
+from headwater.queries.dependencies.bound_dependencies import MAX_TEMPLATE_LEAVES, BoundDependencies, _binder, bind
 from headwater.queries.dependencies.template import leaves
 
 NEAR = 2**53 + 1  # a REAL column would round it
@@ -116,7 +116,7 @@ SOURCE = MemorySource("m")
 T = TABLES["t"]
 
 
-def bound(*dependencies: Dependency, **args: Any) -> Bound:
+def bound(*dependencies: Dependency, **args: Any) -> BoundDependencies:
     return bind(SOURCE, TABLES, analysis(*dependencies), args)
 
 

@@ -12,7 +12,7 @@ from tests.sources.memory_source import MemorySource
 
 from headwater.model.change import Change, Op
 from headwater.model.dependencies.dependency import AllOf, Const, Dependency, Param, Test
-from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies, bind
 from headwater.queries.dependencies.change_sketch import Sketch
 
 SOURCE = MemorySource("m")
@@ -40,7 +40,7 @@ def test_sketch_is_never_below_the_last_relevant_change(slots: int, most: int, o
     assert below > 100
 
 
-def keyed(number: int) -> Bound:
+def keyed(number: int) -> BoundDependencies:
     both = AllOf((Test("a", "eq", (Param("p"),)), Test("d", "gt", (Const(0),))))
     return bind(SOURCE, TABLES, analysis(Dependency("t", frozenset({"a", "d"}), both)), {"p": number})
 

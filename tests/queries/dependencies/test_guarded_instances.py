@@ -17,12 +17,12 @@ from headwater.errors import OffsetExpired
 from headwater.model.dependencies.dependency import Analysis
 from headwater.queries.answers import WATCH_AFTER, Answering, Numbers
 from headwater.queries.dependencies import guarded_instances
-from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies, bind
 from headwater.queries.dependencies.guards import GuardState
-from headwater.queries.dependencies.instance_versions import Versions
+from headwater.queries.dependencies.instance_versions import InstanceVersions
 from headwater.queries.dependencies.instances import Instance
-from headwater.queries.prepared import Prepared, query_id
-from headwater.sources.query import Read
+from headwater.queries.prepared import PreparedQuery, query_id
+from headwater.sources.query import ReadResult
 from headwater.sources.sqlite.query.analysis import analysis as analyse
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -49,13 +49,13 @@ class Shop:
         self.args = {"1": "a"}
         self.tables = app.source.describe()
         self.bound = self.bind()
-        self.versions = Versions(app.source, app.log)
+        self.versions = InstanceVersions(app.source, app.log)
         self.versions.watch("mine", self.bound)
 
-    def bind(self) -> Bound:
+    def bind(self) -> BoundDependencies:
         return bind(self.app.source, self.tables, self.analysis, self.args)
 
-    def read(self) -> tuple[Read, GuardState]:
+    def read(self) -> tuple[ReadResult, GuardState]:
         read = self.app.source.answer(self.analysis, self.args, guards=True)
         assert read is not None
         made = GuardState.record(self.app.source, self.tables, self.analysis, self.args, self.bound, read)
@@ -282,12 +282,12 @@ def test_only_often_requested_or_subscribed_instances_have_guards(
     wanted: list[bool] = []
     real = SqliteSource.answer
 
-    def answer(source: SqliteSource, *given: Any, guards: bool = False) -> Read | None:
+    def answer(source: SqliteSource, *given: Any, guards: bool = False) -> ReadResult | None:
         wanted.append(guards)
         return real(source, *given, guards=guards)
 
     monkeypatch.setattr(SqliteSource, "answer", answer)
-    prepared = Prepared(query_id("main", SQL), "main", SQL)
+    prepared = PreparedQuery(query_id("main", SQL), "main", SQL)
 
     async def work() -> None:
         answering = Answering(whole.database("main"), _in_place, Numbers())
@@ -311,7 +311,7 @@ def test_only_often_requested_or_subscribed_instances_have_guards(
 
 def test_instance_with_too_many_keys_stops_requesting_guards(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analyse, "MAX_KEYS", 0)
-    prepared = Prepared(query_id("main", SQL), "main", SQL)
+    prepared = PreparedQuery(query_id("main", SQL), "main", SQL)
 
     async def work() -> None:
         answering = Answering(whole.database("main"), _in_place, Numbers())
@@ -325,7 +325,7 @@ def test_instance_with_too_many_keys_stops_requesting_guards(whole: Whole, monke
 
 def test_outdated_instance_is_not_watched_after_its_answer(whole: Whole) -> None:
     """The read took long, and the query was analysed again concurrently: other changes are relevant now."""
-    prepared = Prepared(query_id("main", SQL), "main", SQL)
+    prepared = PreparedQuery(query_id("main", SQL), "main", SQL)
 
     async def work() -> None:
         answering = Answering(whole.database("main"), _in_place, Numbers())

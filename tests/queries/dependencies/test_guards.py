@@ -29,9 +29,9 @@ from headwater.model.dependencies.dependency import (
 )
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Row
-from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies, bind
 from headwater.queries.dependencies.guards import GuardState
-from headwater.sources.query import Read
+from headwater.sources.query import ReadResult
 
 G = Test("region", "eq", (Param("g"),))
 
@@ -93,11 +93,11 @@ class Live:
     def __init__(self, app: Running, found: Analysis, args: dict[str, Any]) -> None:
         self.app, self.analysis, self.args = app, found, args
         self.tables = app.source.describe()
-        self.bound: Bound = bind(app.source, self.tables, found, args)
+        self.bound: BoundDependencies = bind(app.source, self.tables, found, args)
         self.told = self.held_back = self.changed = 0
         self.execute()
 
-    def read(self, sql: str) -> Read:
+    def read(self, sql: str) -> ReadResult:
         return self.app.source.read(sql, {name: self.args[name] for name in self.args if f":{name}" in sql})
 
     def execute(self) -> None:
@@ -170,7 +170,7 @@ T, U = TABLES["t"], TABLES["u"]
 
 
 def recorded(found: Analysis, *keys: list[Row] | None, answer: tuple[Row, ...] = (), **args: Any) -> GuardState:
-    read = Read((), answer, 5, keys=tuple(None if rows is None else tuple(rows) for rows in keys))
+    read = ReadResult((), answer, 5, keys=tuple(None if rows is None else tuple(rows) for rows in keys))
     return GuardState.record(SOURCE, TABLES, found, args, bind(SOURCE, TABLES, found, args), read)
 
 

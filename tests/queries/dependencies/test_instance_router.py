@@ -12,14 +12,14 @@ from tests.sources.memory_source import MemorySource
 from headwater.model.change import Change, Op
 from headwater.model.dependencies.dependency import AllOf, AnyOf, Const, Dependency, Param, Test
 from headwater.queries.dependencies import instance_router as router_module
-from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies, bind
 from headwater.queries.dependencies.instance_router import Router
 
 SOURCE = MemorySource("m")
 T = TABLES["t"]
 
 
-def naive(bounds: dict[int, Bound], asked: Change) -> dict[int, int]:
+def naive(bounds: dict[int, BoundDependencies], asked: Change) -> dict[int, int]:
     found = {key: bound.matters(asked) for key, bound in bounds.items()}
     return {key: place for key, place in found.items() if place is not None}
 
@@ -28,7 +28,7 @@ def one_history(seed: int, *, odd: float, instances: int, changes: int) -> int:
     """Add and remove instances between changes, and return the number of hits."""
     rng = random.Random(seed)
     queries = [query(rng) for _ in range(rng.randrange(1, 12))]
-    router, bounds, hits = Router(SOURCE), dict[int, Bound](), 0
+    router, bounds, hits = Router(SOURCE), dict[int, BoundDependencies](), 0
     for turn in range(changes):
         for _ in range(rng.randrange(instances)):
             key = rng.randrange(instances * 4)

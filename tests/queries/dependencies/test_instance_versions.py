@@ -10,8 +10,8 @@ import pytest
 from tests.capture.captured_database import Running, running
 
 from headwater.queries.dependencies import instance_versions
-from headwater.queries.dependencies.bound_dependencies import Bound, bind
-from headwater.queries.dependencies.instance_versions import Versions
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies, bind
+from headwater.queries.dependencies.instance_versions import InstanceVersions
 
 QUERIES = [
     ("SELECT v FROM t WHERE k = ?", [1]),
@@ -31,7 +31,7 @@ def one(tmp_path: Path) -> Iterator[Running]:
         yield made
 
 
-def bound(one: Running, sql: str, args: list[int]) -> Bound:
+def bound(one: Running, sql: str, args: list[int]) -> BoundDependencies:
     analysis = one.source.analyse(sql)
     named = dict(zip(analysis.parameters, args, strict=True))
     return bind(one.source, one.source.describe(), analysis, named)
@@ -56,7 +56,7 @@ def write(one: Running, chooser: random.Random) -> None:
 def test_current_tag_has_the_same_answer(one: Running, seed: int) -> None:
     """Check tags of every age, of instances that are watched, were watched, or never were."""
     chooser = random.Random(seed)
-    found = Versions(one.source, one.log)
+    found = InstanceVersions(one.source, one.log)
     bounds = [bound(one, sql, args) for sql, args in QUERIES]
     held: list[tuple[int, int, object]] = []
     stale = 0
@@ -83,7 +83,7 @@ def test_current_tag_has_the_same_answer(one: Running, seed: int) -> None:
 
 
 def test_watched_instance_knows_its_last_relevant_change_before_the_watch(one: Running) -> None:
-    found, mine = Versions(one.source, one.log), bound(one, *QUERIES[0])
+    found, mine = InstanceVersions(one.source, one.log), bound(one, *QUERIES[0])
     one.run("INSERT INTO t VALUES (1, 1)")
     one.caught_up()
     mattered = one.log.latest
@@ -101,7 +101,7 @@ def test_watched_instance_knows_its_last_relevant_change_before_the_watch(one: R
 
 
 def test_tag_beyond_the_log_is_not_current(one: Running) -> None:
-    found, mine = Versions(one.source, one.log), bound(one, *QUERIES[0])
+    found, mine = InstanceVersions(one.source, one.log), bound(one, *QUERIES[0])
     assert found.is_current("mine", mine, one.log.latest)
     assert not found.is_current("mine", mine, one.log.latest + 1)
 
@@ -113,13 +113,13 @@ def test_tag_older_than_the_scan_limit_is_not_current(one: Running, monkeypatch:
     for key in range(10, 20):
         one.run(f"INSERT INTO t VALUES ({key}, 1)")
     one.caught_up()
-    found = Versions(one.source, one.log)  # as after a restart: it knows nothing of what was before
+    found = InstanceVersions(one.source, one.log)  # as after a restart: it knows nothing of what was before
     assert not found.is_current("mine", mine, before)
     assert found.is_current("mine", mine, one.log.latest - 3), "a few changes are looked at one by one"
 
 
 def test_new_generation_makes_all_tags_stale(one: Running) -> None:
-    found, mine = Versions(one.source, one.log), bound(one, *QUERIES[0])
+    found, mine = InstanceVersions(one.source, one.log), bound(one, *QUERIES[0])
     found.watch("mine", mine)
     one.log.restart(first=one.log.latest + 2, reason="a test")
     found.advance()

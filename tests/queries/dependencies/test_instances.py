@@ -9,15 +9,17 @@ from tests.queries.dependencies.bound_tables import analysis
 
 from headwater.model.literal import Embedding, Json, Value
 from headwater.queries.dependencies import instances
-from headwater.queries.dependencies.bound_dependencies import Bound
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies
 from headwater.queries.dependencies.instances import Analyses, Instance, Instances, args_size, instance_key
 from headwater.queries.etag.query_etag import LONG, Question
-from headwater.queries.prepared import Prepared, query_id
+from headwater.queries.prepared import PreparedQuery, query_id
 
 
 def instance(value: Value, sql: str = "SELECT ?") -> Instance:
-    prepared = Prepared(query_id("main", sql), "main", sql)
-    return Instance(prepared, analysis(sql=sql), {"1": value}, Bound(()), tables={}, generation="g", schema=1)
+    prepared = PreparedQuery(query_id("main", sql), "main", sql)
+    return Instance(
+        prepared, analysis(sql=sql), {"1": value}, BoundDependencies(()), tables={}, generation="g", schema=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_instance_put_again_is_counted_once() -> None:
 
 def test_analyses_beyond_the_limits_evict_the_least_recently_used() -> None:
     texts = [f"SELECT {number}" for number in range(4)]
-    made = [Prepared(query_id("main", sql), "main", sql) for sql in texts]
+    made = [PreparedQuery(query_id("main", sql), "main", sql) for sql in texts]
     size = instances.TEXT_FACTOR * len(texts[0])
     for known in (Analyses(most=3), Analyses(max_bytes=3 * size)):
         for each in made[:3]:

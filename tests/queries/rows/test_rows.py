@@ -13,11 +13,11 @@ from headwater.model.literal import U64, DateTime, Json, Value
 from headwater.model.predicate import Expr, eq, parse_expr
 from headwater.model.principal import ANONYMOUS
 from headwater.queries.etag.row_etag import row_etag
-from headwater.queries.rows.rows import Found, Place, Rows, Stored
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.rows.rows import FoundRow, Rows, StoredResult, TableAddress
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.transactions import Transactions
 
-USERS = Place("users")
+USERS = TableAddress("users")
 ALL = parse_expr({"lit": {"t": "bool", "v": True}})
 DDL = """CREATE TABLE users (
     id INTEGER PRIMARY KEY, email TEXT NOT NULL UNIQUE, age INTEGER, born DATETIME,
@@ -38,20 +38,20 @@ def rows(files: Files) -> Rows:
     return Rows(files, Transactions(files))
 
 
-def get(rows: Rows, key: list[Value], place: Place = USERS) -> Found:
+def get(rows: Rows, key: list[Value], place: TableAddress = USERS) -> FoundRow:
     found = rows.get(ANONYMOUS, place, key)
-    return found.result(PATIENCE) if isinstance(found, Pending) else found
+    return found.result(PATIENCE) if isinstance(found, PendingAnswer) else found
 
 
-def insert(rows: Rows, *values: dict[str, Value], place: Place = USERS, **more: Any) -> Stored:
+def insert(rows: Rows, *values: dict[str, Value], place: TableAddress = USERS, **more: Any) -> StoredResult:
     return rows.insert(ANONYMOUS, place, values, **more).result(PATIENCE)
 
 
-def update(rows: Rows, where: Expr, place: Place = USERS, **more: Any) -> Stored:
+def update(rows: Rows, where: Expr, place: TableAddress = USERS, **more: Any) -> StoredResult:
     return rows.update(ANONYMOUS, place, where, more.pop("values"), **more).result(PATIENCE)
 
 
-def delete(rows: Rows, where: Expr, place: Place = USERS, **more: Any) -> Stored:
+def delete(rows: Rows, where: Expr, place: TableAddress = USERS, **more: Any) -> StoredResult:
     return rows.delete(ANONYMOUS, place, where, **more).result(PATIENCE)
 
 
@@ -77,22 +77,22 @@ def test_missing_row_and_missing_table_are_not_found(rows: Rows) -> None:
     with pytest.raises(NotFound):
         get(rows, [1])
     with pytest.raises(NotFound) as found:
-        get(rows, [1], Place("user"))
+        get(rows, [1], TableAddress("user"))
     assert found.value.hint == "Did you mean 'users'?"
     with pytest.raises(NotFound):
-        get(rows, [1], Place("users", "nowhere"))
+        get(rows, [1], TableAddress("users", "nowhere"))
     for write in (
-        lambda: insert(rows, {"a": 1}, place=Place("nope")),
-        lambda: update(rows, ALL, Place("nope"), values={"a": 1}),
-        lambda: delete(rows, ALL, Place("nope")),
+        lambda: insert(rows, {"a": 1}, place=TableAddress("nope")),
+        lambda: update(rows, ALL, TableAddress("nope"), values={"a": 1}),
+        lambda: delete(rows, ALL, TableAddress("nope")),
     ):
         with pytest.raises(NotFound):
             write()
 
 
 def test_default_is_another_name_of_main(rows: Rows) -> None:
-    insert(rows, {"email": "a"}, place=Place("users", "default"))
-    one, other = get(rows, [1], Place("users", "default")), get(rows, [1], Place("users", "main"))
+    insert(rows, {"email": "a"}, place=TableAddress("users", "default"))
+    one, other = get(rows, [1], TableAddress("users", "default")), get(rows, [1], TableAddress("users", "main"))
     assert one == other
 
 
@@ -103,7 +103,7 @@ def test_a_key_of_the_wrong_width_or_kind_is_refused(rows: Rows, key: list[Value
 
 
 def test_a_composite_key_finds_its_row(rows: Rows) -> None:
-    place = Place("pairs")
+    place = TableAddress("pairs")
     insert(rows, {"a": "x", "b": 1, "v": b"1"}, {"a": "x", "b": 2, "v": b"2"}, place=place)
     assert get(rows, ["x", 2], place).row == ("x", 2, b"2")
     with pytest.raises(InvalidRequest):
@@ -111,10 +111,10 @@ def test_a_composite_key_finds_its_row(rows: Rows) -> None:
 
 
 def test_a_table_without_a_primary_key_has_no_rows_by_key(rows: Rows) -> None:
-    insert(rows, {"line": "x"}, place=Place("lines"))
+    insert(rows, {"line": "x"}, place=TableAddress("lines"))
     with pytest.raises(InvalidRequest, match="no primary key"):
-        get(rows, [1], Place("lines"))
-    assert delete(rows, eq("line", "x"), Place("lines")).affected == 1
+        get(rows, [1], TableAddress("lines"))
+    assert delete(rows, eq("line", "x"), TableAddress("lines")).affected == 1
 
 
 def test_a_failure_in_row_three_leaves_no_row_and_no_change(files: Files, rows: Rows) -> None:
@@ -238,7 +238,7 @@ def test_hostile_names_are_only_names(files: Files, rows: Rows) -> None:
         f'CREATE TABLE "{name.replace(chr(34), chr(34) * 2)}" (k INTEGER PRIMARY KEY, '
         f'"{column.replace(chr(34), chr(34) * 2)}" TEXT)'
     )
-    place = Place(name)
+    place = TableAddress(name)
     insert(rows, {"k": 1, column: "'; DELETE FROM users; --"}, place=place)
     assert get(rows, [1], place).row == (1, "'; DELETE FROM users; --")
     assert update(rows, eq(column, "'; DELETE FROM users; --"), place, values={column: "x"}).affected == 1
@@ -246,4 +246,4 @@ def test_hostile_names_are_only_names(files: Files, rows: Rows) -> None:
     insert(rows, {"email": "still there"})
     for hostile in ('users"; --', "users; DROP TABLE users", "users\0", "", "main.users", "_headwater"):
         with pytest.raises((NotFound, InvalidRequest)):
-            insert(rows, {"email": "x"}, place=Place(hostile))
+            insert(rows, {"email": "x"}, place=TableAddress(hostile))

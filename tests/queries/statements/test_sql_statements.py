@@ -11,7 +11,7 @@ from headwater.errors import DuplicateKey, Forbidden, InvalidRequest, NotFound, 
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.principal import ANONYMOUS, EDITOR, Principal, Scope
 from headwater.queries.missing_names import no_table
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.sql import Outcome, Statement, check_format
 from headwater.queries.statements.transactions import Transactions
 
@@ -30,7 +30,7 @@ class Run:
 
     def __call__(self, sql: str, args: Any = (), *, who: Principal = ANONYMOUS, **more: Any) -> Outcome:
         found = self.statement.execute(who, sql, args, **more)
-        return found.result(PATIENCE) if isinstance(found, Pending) else found
+        return found.result(PATIENCE) if isinstance(found, PendingAnswer) else found
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from tests.suite.deadlines import PATIENCE
 from headwater.errors import Busy, Conflict, DuplicateKey, HeadwaterError, InvalidRequest, NotFound, TxExpired
 from headwater.model.predicate import eq
 from headwater.model.principal import ANONYMOUS, EDITOR, VIEWER, Principal, Scope
-from headwater.queries.rows.rows import Place, Rows
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.rows.rows import Rows, TableAddress
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.sql import Statement
 from headwater.queries.statements.transactions import Transactions, one_tx
 
-USERS = Place("users")
+USERS = TableAddress("users")
 MALLORY = Principal("mallory")
 
 
@@ -36,7 +36,7 @@ def transactions(files: Files) -> Any:
 
 
 def see(found: Any) -> Any:
-    return found.result(PATIENCE) if isinstance(found, Pending) else found
+    return found.result(PATIENCE) if isinstance(found, PendingAnswer) else found
 
 
 def test_a_commit_makes_everything_visible_at_once(files: Files, transactions: Transactions) -> None:
@@ -119,8 +119,8 @@ def test_a_transaction_is_bound_to_its_database(files: Files, transactions: Tran
     rows = Rows(files, transactions)
     tx = transactions.begin(ANONYMOUS, db="other").tx
     with pytest.raises(InvalidRequest):
-        rows.insert(ANONYMOUS, Place("users", "main"), [{"email": "x"}], tx=tx)
-    rows.insert(ANONYMOUS, Place("users"), [{"email": "x"}], tx=tx).result(PATIENCE)
+        rows.insert(ANONYMOUS, TableAddress("users", "main"), [{"email": "x"}], tx=tx)
+    rows.insert(ANONYMOUS, TableAddress("users"), [{"email": "x"}], tx=tx).result(PATIENCE)
     transactions.commit(ANONYMOUS, tx).result(PATIENCE)
     assert files.rows("SELECT email FROM users", db="other") == [("x",)]
     with pytest.raises(NotFound):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from headwater.errors import LimitExceeded
-from headwater.ranges.changefeed.catch_up_limits import Catchups
+from headwater.ranges.changefeed.catch_up_limits import CatchUpLimits
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 def test_debt_is_paid_back_with_time() -> None:
     async def main() -> None:
         clock = Clock()
-        catchups = Catchups(2, 600, clock=clock)
+        catchups = CatchUpLimits(2, 600, clock=clock)
         async with catchups.place("a", 5_000):  # whoever has anything left may begin
             pass
         with pytest.raises(LimitExceeded) as refused:
@@ -41,7 +41,7 @@ def test_debt_is_paid_back_with_time() -> None:
 
 def test_late_catch_up_waits_and_leaving_frees_its_slot() -> None:
     async def main() -> None:
-        catchups = Catchups(1, 10**9)
+        catchups = CatchUpLimits(1, 10**9)
         order: list[str] = []
 
         async def read(name: str, may_end: asyncio.Event) -> None:
@@ -70,7 +70,7 @@ def test_late_catch_up_waits_and_leaving_frees_its_slot() -> None:
 def test_accounts_with_full_budget_are_removed() -> None:
     async def main() -> None:
         clock = Clock()
-        catchups = Catchups(1, 60, clock=clock)
+        catchups = CatchUpLimits(1, 60, clock=clock)
         for number in range(50):
             async with catchups.place(f"caller {number}", 1):
                 pass

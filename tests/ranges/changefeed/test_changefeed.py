@@ -14,10 +14,10 @@ from headwater.errors import HeadwaterError, NotFound, NotSupported, OffsetExpir
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
-from headwater.ranges.changefeed.catch_up_limits import Catchups
-from headwater.ranges.changefeed.changefeed import INLINE, PAGE, ChangeFeed, Checkpoint, Pace, Rooms, Steady
-from headwater.ranges.changefeed.watched_spans import Cover, Emptied, Put, Reshaped, SpanChange, Spans, Watched
-from headwater.ranges.pull.durable_wait import Waiting
+from headwater.ranges.changefeed.catch_up_limits import CatchUpLimits
+from headwater.ranges.changefeed.changefeed import INLINE, PAGE, ChangeFeed, Checkpoint, FeedContext, Pace, Steady
+from headwater.ranges.changefeed.watched_spans import Cover, Emptied, Put, Reshaped, SpanChange, Spans, WatchedSpan
+from headwater.ranges.pull.durable_wait import DurableWaits
 from headwater.sources.sqlite.key_order import order
 
 
@@ -27,7 +27,7 @@ class Life:
     def __init__(
         self,
         fed: Fed,
-        *watched: Watched,
+        *watched: WatchedSpan,
         cursor: int = 0,
         floor: int = 0,
         patience: float = 60.0,
@@ -36,8 +36,8 @@ class Life:
     ) -> None:
         self.fed, self.is_stopping, self.is_there = fed, False, True
         self.calls = 0  # in threads
-        self.waiting = Waiting()
-        rooms = Rooms(self.waiting, Catchups(2, 10**9), self._run, lambda: self.is_stopping)
+        self.waiting = DurableWaits()
+        rooms = FeedContext(self.waiting, CatchUpLimits(2, 10**9), self._run, lambda: self.is_stopping)
         pace = Pace(checkpoints=checkpoints, patience=patience)
         self.spans = spans = make(fed.source, watched)
         self.feed = ChangeFeed(fed, lambda: self.is_there, spans, cursor, floor, pace, rooms, lambda event: event)
@@ -142,7 +142,7 @@ def test_page_is_sent_before_the_check_that_ends_the_feed() -> None:
         async def refuse() -> None:
             raise Unavailable("too many wait")
 
-        life.feed.look = refuse
+        life.feed.before_checkpoint = refuse
         assert len(keys(await life.more())) == 3
         with pytest.raises(Unavailable):
             await life.more()
@@ -175,9 +175,9 @@ def test_table_with_an_unknown_collation_is_followed_as_a_whole() -> None:
         life.commit(insert(1), Change(Op.INSERT, odd, None, ("a",)), Change(Op.UPDATE, odd, ("a",), ("A",)))
         found = keys(await life.steady())
         assert found == [encode_key((1,)), encode_key(("a",)), encode_key(("a",)), encode_key(("A",))]
-        assert len(keys(await Life(fed, Watched("odd", Span())).steady())) == 3
+        assert len(keys(await Life(fed, WatchedSpan("odd", Span())).steady())) == 3
         with pytest.raises(NotSupported):  # not: in or out of the span by bytes that mean nothing
-            await Life(fed, Watched("odd", Span(b"", encode_key(("b",))))).steady()
+            await Life(fed, WatchedSpan("odd", Span(b"", encode_key(("b",))))).steady()
 
     asyncio.run(main())
 
@@ -264,7 +264,7 @@ def test_reader_overtaken_by_the_horizon_gets_an_error() -> None:
 def test_truncate_and_drop_are_sent_for_each_span() -> None:
     async def main() -> None:
         low, high = Span(b"", encode_key((5,))), Span(encode_key((5,)), None)
-        life = Life(Fed(), Watched("items", low), Watched("items", high))
+        life = Life(Fed(), WatchedSpan("items", low), WatchedSpan("items", high))
         life.commit(insert(1), name("x"))
         life.commit(Change(Op.TRUNCATE, ITEMS), Change(Op.TRUNCATE, NAMES))
         events = await life.steady()
@@ -313,7 +313,7 @@ def test_rows_without_a_key_have_an_empty_one() -> None:
 
 def test_equal_spans_have_one_checkpoint() -> None:
     async def main() -> None:
-        whole, part = Watched("items", Span()), Watched("items", Span(b"a", b"b"))
+        whole, part = WatchedSpan("items", Span()), WatchedSpan("items", Span(b"a", b"b"))
         life = Life(Fed(), whole, part, whole, part)
         life.commit(insert(1))
         events = await life.steady()
@@ -324,7 +324,7 @@ def test_equal_spans_have_one_checkpoint() -> None:
 
 def test_checkpoints_of_many_spans_are_made_in_a_thread() -> None:
     async def main() -> None:
-        watched = [Watched("items", Span(encode_key((id,)), encode_key((id + 1,)))) for id in range(INLINE + 1)]
+        watched = [WatchedSpan("items", Span(encode_key((id,)), encode_key((id + 1,)))) for id in range(INLINE + 1)]
         for spans, threads in ((watched[:INLINE], 0), (watched, 1)):
             life = Life(Fed(), *spans, checkpoints=0.0)
             life.commit(insert(1))

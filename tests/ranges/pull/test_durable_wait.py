@@ -11,7 +11,7 @@ from headwater.errors import LimitExceeded
 from headwater.log.live.live_log import LiveLog
 from headwater.model.work.work_context import CALLER
 from headwater.ranges.pull import durable_wait
-from headwater.ranges.pull.durable_wait import Waiting
+from headwater.ranges.pull.durable_wait import DurableWaits
 
 
 class Log:
@@ -33,7 +33,7 @@ class Log:
             listener()
 
 
-def waiting(room: Waiting, log: Log, offset: int, caller: str = "") -> asyncio.Task[None]:
+def waiting(room: DurableWaits, log: Log, offset: int, caller: str = "") -> asyncio.Task[None]:
     async def wait() -> None:
         CALLER.set(caller)
         await room.beyond(cast(LiveLog, log), offset, 60, lambda: True)
@@ -57,7 +57,7 @@ def test_only_waits_whose_offset_is_durable_are_woken(monkeypatch: pytest.Monkey
         inherited(event)
 
     async def work() -> None:
-        room, log = Waiting(), Log()
+        room, log = DurableWaits(), Log()
         far = [waiting(room, log, 5) for _ in range(10)]
         near = waiting(room, log, 0)
         await turns()
@@ -78,7 +78,7 @@ def test_only_waits_whose_offset_is_durable_are_woken(monkeypatch: pytest.Monkey
 
 def test_caller_has_a_share_of_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        room, log = Waiting(most=8), Log()
+        room, log = DurableWaits(most=8), Log()
         mine = [waiting(room, log, 0, "ada") for _ in range(2)]
         await turns()
         with pytest.raises(LimitExceeded, match="of your requests wait"):

@@ -14,7 +14,7 @@ from headwater.model.arrow import Images
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.ranges.pull import table_changes
-from headwater.ranges.pull.jobs import Pick
+from headwater.ranges.pull.jobs import Selection
 from headwater.ranges.pull.table_changes import _WENT, Gatherer
 from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
@@ -65,7 +65,7 @@ def test_changes_processed_together_equal_those_one_by_one(
 
 
 def _gatherer(reader: SqliteReader, log: MemoryLog) -> Gatherer:
-    return Gatherer(reader, log, NOW, Pick(), lambda: False)
+    return Gatherer(reader, log, NOW, Selection(), lambda: False)
 
 
 def test_ddl_text_of_many_comments_is_read_in_linear_time() -> None:

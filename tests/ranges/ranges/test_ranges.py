@@ -33,7 +33,7 @@ from headwater.model.keys.range import Range
 from headwater.model.principal import ANONYMOUS, Principal, Scope
 from headwater.ranges.pull.table_status import Described
 from headwater.ranges.ranges import lease as leases
-from headwater.ranges.ranges.lease import hold_again
+from headwater.ranges.ranges.lease import restore_leases
 from headwater.ranges.ranges.ranges import Ranges
 from headwater.ranges.ranges.store import Store
 
@@ -471,7 +471,7 @@ def test_a_lease_that_ran_out_or_is_of_another_history_is_not_held_again(one: On
     one.log.release(pull.name)
     one.store.put_lease(type(pull)("main", "late", "t", 0, pull.generation, pull.kept, until_ms=1), now_ms=0)
     one.store.put_lease(type(pull)("main", "old", "t", 0, "gone", pull.kept, pull.until_ms), now_ms=0)
-    hold_again(one.store, "main", one.log, max_bytes=1 << 30)
+    restore_leases(one.store, "main", one.log, max_bytes=1 << 30)
     held = {each.subscriber: one.log.held(each.name) for each in one.store.leases("main")}
     assert held == {"lake": True, "late": False, "old": False}
 

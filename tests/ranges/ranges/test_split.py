@@ -17,13 +17,13 @@ from headwater.ranges.ranges.split import (
     Split,
     applied,
     bounds,
-    cut,
     measured,
     pieces,
     resized,
     sample_size,
     sizes,
     spans_of,
+    split_into_spans,
     within,
 )
 from headwater.sources.read import Point, Sample
@@ -50,7 +50,7 @@ def covers(found: list[Span]) -> bool:
 
 @given(POINTS, st.integers(1, 5000))
 def test_spans_hold_every_key_once_and_none_is_empty(points: tuple[Point, ...], target: int) -> None:
-    found = cut(sample(*points), target)
+    found = split_into_spans(sample(*points), target)
     assert covers(found)
     assert len(found) <= pieces(round(sum(p.bytes for p in points)), target)
     if len(found) > 1:
@@ -68,18 +68,18 @@ def test_no_share_is_larger_than_its_part_and_one_row(points: tuple[Point, ...],
 
 
 def test_the_last_span_is_bounded_like_the_others() -> None:
-    found = sizes(sample(*even(1000)), cut(sample(*even(1000)), 1010))
+    found = sizes(sample(*even(1000)), split_into_spans(sample(*even(1000)), 1010))
     assert len(found) == 10 and {size.rows for size in found} == {100}
 
 
 def test_a_table_without_keys_or_order_is_one_span() -> None:
-    assert cut(Sample(T, 0, 0), 10) == [Span.all()]
-    assert cut(Sample(T, 10**6, 10**9), 10) == [Span.all()]
+    assert split_into_spans(Sample(T, 0, 0), 10) == [Span.all()]
+    assert split_into_spans(Sample(T, 10**6, 10**9), 10) == [Span.all()]
     assert sizes(Sample(T, 10**6, 10**9), [Span.all()]) == [(10**6, 10**9)]
 
 
 def test_heavy_row_is_not_followed_by_tiny_ranges() -> None:
-    found = cut(sample(Point(b"a", 1, 900), Point(b"b", 1, 1), Point(b"c", 1, 1), Point(b"d", 1, 98)), 100)
+    found = split_into_spans(sample(Point(b"a", 1, 900), Point(b"b", 1, 1), Point(b"c", 1, 1), Point(b"d", 1, 98)), 100)
     assert found == [Span(b"", b"b"), Span(b"b", None)]
 
 
@@ -117,7 +117,7 @@ def test_neighbours_that_are_small_together_are_merged_and_not_before() -> None:
 def test_ranges_that_were_just_resized_are_left_alone(
     points: tuple[Point, ...], target: int, later: tuple[Point, ...]
 ) -> None:
-    found = cut(sample(*points), target)
+    found = split_into_spans(sample(*points), target)
     ids = iter(range(1000, 10_000))
     ranges = [Range(n, 1, span) for n, span in enumerate(found)]
     for _ in range(6):

@@ -14,9 +14,9 @@ from headwater.errors import LogDamaged, Unavailable
 from headwater.model.keys.key import Span
 from headwater.model.keys.range import Range
 from headwater.ranges.ranges.split import Merge, Split, applied, spans_of
-from headwater.ranges.ranges.store import Cut, Others, Pull, Store
+from headwater.ranges.ranges.store import OtherLeases, Pull, RangeBasis, Store
 
-CUT = Cut("g", 1, 100, 0)
+CUT = RangeBasis("g", 1, 100, 0)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
-def begin(store: Store, *bounds: bytes, table: str = "t", cut: Cut = CUT, db: str = "main") -> list[Range]:
+def begin(store: Store, *bounds: bytes, table: str = "t", cut: RangeBasis = CUT, db: str = "main") -> list[Range]:
     store.begin(db, table, cut, lambda new_id: [Range(new_id(), 1, span, 5, 50) for span in spans_of(bounds)])
     return store.ranges(db, table)
 
@@ -77,10 +77,10 @@ def test_concurrent_first_requests_split_a_table_once(store: Store) -> None:
 
 def test_new_split_has_new_ids_and_old_ids_lead_to_all_ranges(store: Store) -> None:
     old = begin(store, b"m")
-    new = begin(store, b"a", b"b", cut=Cut("g", 2, 100, 0))
+    new = begin(store, b"a", b"b", cut=RangeBasis("g", 2, 100, 0))
     assert not {one.id for one in old} & {one.id for one in new}
     assert store.heirs("main", "t", old[0].id, 1) == new
-    newest = begin(store, cut=Cut("other", 1, 100, 0))
+    newest = begin(store, cut=RangeBasis("other", 1, 100, 0))
     assert store.heirs("main", "t", old[0].id, 1) == store.heirs("main", "t", new[2].id, 1) == newest
 
 
@@ -165,8 +165,8 @@ def test_a_subscriber_gives_up_all_leases_on_a_table_and_no_others(store: Store)
 def test_leases_next_to_a_new_one_are_counted_without_the_replaced_and_the_ended(store: Store) -> None:
     for each in (pull(owner="ann"), pull(range=7, owner="bob"), pull("z", owner="ann"), pull("y", until=5)):
         store.put_lease(each, now_ms=0)
-    assert store.others(pull(owner="ann"), now_ms=5) == Others(2, 1, frozenset({"ann", "bob"}))
-    assert store.others(pull("y", owner="ann"), now_ms=5) == Others(3, 2, frozenset())
+    assert store.others(pull(owner="ann"), now_ms=5) == OtherLeases(2, 1, frozenset({"ann", "bob"}))
+    assert store.others(pull("y", owner="ann"), now_ms=5) == OtherLeases(3, 2, frozenset())
 
 
 def test_drop_with_an_owner_leaves_the_leases_of_others(store: Store) -> None:

@@ -11,33 +11,33 @@ from headwater.ranges.pull.jobs import (
     END,
     FAILURE,
     HEAD,
-    Done,
+    CacheCounters,
+    DatabaseLocation,
     Job,
     LogJob,
-    Pick,
-    Place,
+    Selection,
     SnapshotJob,
     TablesJob,
+    changes_gone,
     decode_end,
     decode_failure,
     decode_job,
     encode_end,
     encode_failure,
     encode_job,
-    gone,
     job_length,
 )
 from headwater.sources.read import BulkAddress
 
-PLACE = Place("main", BulkAddress("sqlite", "/a/b.db", 7), "/a/b.log.db", 8, "g1")
+PLACE = DatabaseLocation("main", BulkAddress("sqlite", "/a/b.db", 7), "/a/b.log.db", 8, "g1")
 
 
 @pytest.mark.parametrize(
     "job",
     [
         SnapshotJob(PLACE, "näme", 5),
-        SnapshotJob(PLACE, "t", 5, Pick(Span(b"\x00\xff", b"\x01"), ("a", "b"), "a > 1")),
-        LogJob(PLACE, "t", 1, 2**62, 3, Pick(Span(b"a", None))),
+        SnapshotJob(PLACE, "t", 5, Selection(Span(b"\x00\xff", b"\x01"), ("a", "b"), "a > 1")),
+        LogJob(PLACE, "t", 1, 2**62, 3, Selection(Span(b"a", None))),
         TablesJob(PLACE, (), 0, 1),
     ],
 )
@@ -53,10 +53,10 @@ def test_a_name_that_no_table_can_have_is_not_found() -> None:
 
 
 def test_end_frame_has_the_cache_counters() -> None:
-    data = encode_end(Done(3, 2, 10))
+    data = encode_end(CacheCounters(3, 2, 10))
     kind, rows, length = HEAD.unpack(data[: HEAD.size])
     assert (kind, rows, length) == (END, 0, len(data) - HEAD.size)
-    assert decode_end(data[HEAD.size :]) == Done(3, 2, 10)
+    assert decode_end(data[HEAD.size :]) == CacheCounters(3, 2, 10)
 
 
 def through(error: HeadwaterError) -> HeadwaterError:
@@ -86,6 +86,6 @@ def test_a_stale_epoch_keeps_its_ranges() -> None:
 
 
 def test_trimmed_offset_error_has_its_reason() -> None:
-    found = through(gone(3, 10, 20, "truncated", "table 't' was emptied"))
+    found = through(changes_gone(3, 10, 20, "truncated", "table 't' was emptied"))
     assert (found.code, found.status, found.message) == ("resnapshot_required", 410, "table 't' was emptied")
     assert found.extra == {"earliest_offset": 10, "latest_offset": 20, "resnapshot_reason": "truncated"}

@@ -31,7 +31,7 @@ from headwater.model.table import Key, Row
 from headwater.model.work.fair_shares import FairPlaces
 from headwater.ranges.pull import log_slices, snapshot, table_changes
 from headwater.ranges.pull.arrow_pieces import snapshot_pieces
-from headwater.ranges.pull.jobs import LogJob, Pick, SnapshotJob
+from headwater.ranges.pull.jobs import LogJob, Selection, SnapshotJob
 from headwater.ranges.pull.log_slices import log_pieces
 from headwater.ranges.pull.snapshot import read_as_of, shape_of
 from headwater.ranges.pull.undo import LOG_DISAGREES
@@ -525,7 +525,7 @@ def test_a_reader_that_left_ends_the_work(side: Side) -> None:
     upto = side.durable()
     with pytest.raises(Unavailable, match="left"):
         bytes_of(snapshot_pieces(side.reader, side.log, SnapshotJob(side.place, "t", 1), lambda: True))
-    job = LogJob(side.place, "t", 0, upto, None, Pick(where="1"))
+    job = LogJob(side.place, "t", 0, upto, None, Selection(where="1"))
     with pytest.raises(Unavailable, match="left"):
         bytes_of(log_pieces(side.reader, side.log.disk, side.cache, job, lambda: True))
 
@@ -593,10 +593,10 @@ def test_condition_checks_few_rows_between_two_checks_of_the_reader(
 
     monkeypatch.setattr(SqliteCondition, "holds", judge)
     if kind == "snapshot":
-        job = SnapshotJob(side.place, "t", upto, Pick(where="1"))
+        job = SnapshotJob(side.place, "t", upto, Selection(where="1"))
         bytes_of(snapshot_pieces(side.reader, side.log, job, left))
     else:
-        changes = LogJob(side.place, "t", 0, upto, None, Pick(where="1"))
+        changes = LogJob(side.place, "t", 0, upto, None, Selection(where="1"))
         bytes_of(log_pieces(side.reader, side.log.disk, side.cache, changes, left))
     judged = [place for place, what in enumerate(asked) if what.startswith("rows")]
     assert len(judged) >= 20 and all(asked[place] == "rows 10" for place in judged[:-1])

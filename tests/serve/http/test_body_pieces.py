@@ -18,7 +18,7 @@ from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation
 from headwater.model.literal import Json, to_lit, to_plain
 from headwater.serve.rpc import body_pieces, query_body
 from headwater.serve.rpc.body_pieces import Pieces, csv_pieces, data_pieces, encode_with
-from headwater.sources.query import Read
+from headwater.sources.query import ReadResult
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +35,10 @@ VALUES = (
 
 
 @st.composite
-def reads(draw: st.DrawFn) -> Read:
+def reads(draw: st.DrawFn) -> ReadResult:
     width = draw(st.integers(1, 4))
     rows = draw(st.lists(st.tuples(*[VALUES] * width), max_size=12))
-    return Read(tuple(f'c"{place}' for place in range(width)), tuple(rows), 0, draw(st.booleans()))
+    return ReadResult(tuple(f'c"{place}' for place in range(width)), tuple(rows), 0, draw(st.booleans()))
 
 
 SIZES = pytest.mark.parametrize("size", [8, 64, 1 << 20])
@@ -56,7 +56,7 @@ def pieces_of(size: int) -> Iterator[None]:
 @given(read=reads())
 @SIZES
 @pytest.mark.parametrize("format", ["rows_json", "objects_json", "plain_json"])
-def test_pieces_of_json_are_the_json(size: int, format: str, read: Read) -> None:
+def test_pieces_of_json_are_the_json(size: int, format: str, read: ReadResult) -> None:
     whole = msgspec.json.encode({"etag": "x", "data": query_body.data_of(read, format)})
     with pieces_of(size):
         made = encode_with({"etag": "x", "data": query_body.encode_data(read, format)})
@@ -67,7 +67,7 @@ def test_pieces_of_json_are_the_json(size: int, format: str, read: Read) -> None
 
 @given(read=reads())
 @SIZES
-def test_pieces_of_csv_do_not_depend_on_their_size(size: int, read: Read) -> None:
+def test_pieces_of_csv_do_not_depend_on_their_size(size: int, read: ReadResult) -> None:
     with pieces_of(size):
         made = csv_pieces(read).joined()
     assert csv_pieces(read).joined() == made
@@ -77,7 +77,7 @@ def test_pieces_of_csv_do_not_depend_on_their_size(size: int, read: Read) -> Non
 def test_pieces_of_arrow_hold_every_row(size: int) -> None:
     rows = tuple((place, "x" * place) for place in range(100))
     with pieces_of(size):
-        body = query_body._arrow(Read(("id", "v"), rows, 0))
+        body = query_body._arrow(ReadResult(("id", "v"), rows, 0))
     found = pa.ipc.open_stream(body.joined()).read_all().to_pydict()
     assert (found["id"], found["v"]) == ([row[0] for row in rows], [row[1] for row in rows])
 
@@ -85,14 +85,14 @@ def test_pieces_of_arrow_hold_every_row(size: int) -> None:
 def test_json_values_are_counted_by_their_text() -> None:
     rows = tuple((Json('"' + "x" * 1000 + '"'),) for _ in range(100))
     with pieces_of(4096):
-        body = data_pieces(Read(("a",), rows, 0), to_lit)
-        large = data_pieces(Read(("a",), ((Json("[" + "1," * 50_000 + "1]"),),), 0), to_lit)
+        body = data_pieces(ReadResult(("a",), rows, 0), to_lit)
+        large = data_pieces(ReadResult(("a",), ((Json("[" + "1," * 50_000 + "1]"),),), 0), to_lit)
     assert max(map(len, body)) < 10_000 and max(map(len, large)) < 10_000
     assert msgspec.json.decode(large.joined())["rows"][0][0]["v"] == [1] * 50_001
 
 
 def test_answer_without_rows_is_whole() -> None:
-    read = Read(("a",), (), 0)
+    read = ReadResult(("a",), (), 0)
     assert msgspec.json.decode(data_pieces(read, to_lit).joined()) == {"columns": [{"name": "a"}], "rows": []}
     assert query_body._arrow(read).size > 0
     assert csv_pieces(read).joined() == b"a\r\n"
@@ -100,25 +100,25 @@ def test_answer_without_rows_is_whole() -> None:
 
 def test_encoded_form_past_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MEMORY, "max_bytes", 1000)
-    read = Read(("a",), (("\x01" * 300,),), 0)  # each character becomes six
+    read = ReadResult(("a",), (("\x01" * 300,),), 0)  # each character becomes six
     with pytest.raises(AnswerTooLarge):
         data_pieces(read, to_plain)
     with pytest.raises(AnswerTooLarge):
-        csv_pieces(Read(("a",), (("é" * 600,),), 0))
+        csv_pieces(ReadResult(("a",), (("é" * 600,),), 0))
 
 
 def test_body_without_free_memory_is_refused_and_keeps_none() -> None:
     MEMORY.reserve(MEMORY.max_memory - (2 << 20))
     try:
         with pytest.raises(Busy):
-            data_pieces(Read(("a",), (("x" * (4 << 20),),), 0), to_lit)
+            data_pieces(ReadResult(("a",), (("x" * (4 << 20),),), 0), to_lit)
         assert MEMORY.used == MEMORY.max_memory - (2 << 20)
     finally:
         MEMORY.release(MEMORY.max_memory - (2 << 20))
 
 
 def test_body_holds_its_memory_until_it_is_gone() -> None:
-    body = data_pieces(Read(("a",), (("x" * (4 << 20),),), 0), to_lit)
+    body = data_pieces(ReadResult(("a",), (("x" * (4 << 20),),), 0), to_lit)
     assert MEMORY.used >= 4 << 20
     del body
     assert MEMORY.used == 0

@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 from headwater.config import Secret
 from headwater.serve.http.routes import ROUTES, Route
-from headwater.serve.http.security_headers import PLAIN, shielded
+from headwater.serve.http.security_headers import PLAIN, with_security_headers
 
 DATA = {
     "x-content-type-options": "nosniff",
@@ -121,8 +121,8 @@ def test_response_with_tls_has_hsts(tmp_path: Path) -> None:
 def test_a_page_keeps_its_own_policy_and_is_in_no_frame() -> None:
     page = [(b"content-type", b"text/html; charset=utf-8")]
     own = [*page, (b"content-security-policy", b"default-src 'self'")]
-    assert shielded(own, tls=False) == own + PLAIN
-    assert (b"content-security-policy", b"frame-ancestors 'none'") in shielded(page, tls=False)
+    assert with_security_headers(own, tls=False) == own + PLAIN
+    assert (b"content-security-policy", b"frame-ancestors 'none'") in with_security_headers(page, tls=False)
 
 
 def test_answers_that_a_page_can_embed_are_kept_from_other_origins(client: Client) -> None:

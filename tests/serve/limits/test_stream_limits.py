@@ -3,11 +3,11 @@
 import pytest
 
 from headwater.errors import LimitExceeded
-from headwater.serve.limits.stream_limits import Places
+from headwater.serve.limits.stream_limits import StreamCounts
 
 
 def test_client_over_its_stream_limit_is_refused() -> None:
-    places = Places(2)
+    places = StreamCounts(2)
     with places.take("a"), places.take("a"):
         with pytest.raises(LimitExceeded) as refused, places.take("a"):
             pass
@@ -19,7 +19,7 @@ def test_client_over_its_stream_limit_is_refused() -> None:
 
 
 def test_addresses_of_one_ipv6_network_share_the_limit() -> None:
-    places = Places(2)
+    places = StreamCounts(2)
     with places.take("2001:db8:1:2::1"), places.take("2001:db8:1:2:ffff::9"):
         with pytest.raises(LimitExceeded), places.take("2001:db8:1:2::3"):
             pass
@@ -31,7 +31,7 @@ def test_addresses_of_one_ipv6_network_share_the_limit() -> None:
 
 
 def test_stream_is_uncounted_after_an_error() -> None:
-    places = Places(1)
+    places = StreamCounts(1)
     with pytest.raises(RuntimeError), places.take("a"):
         raise RuntimeError
     with places.take("a"):

@@ -10,7 +10,7 @@ from headwater.config import ServeConfig
 from headwater.model.principal import Principal
 from headwater.serve.api import Api
 from headwater.serve.limits.limits import Limits
-from headwater.serve.limits.stream_limits import Places
+from headwater.serve.limits.stream_limits import StreamCounts
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.envelope import Rpc
 from headwater.serve.rpc.methods import METHODS
@@ -33,7 +33,7 @@ OWNER = {
 def code(role: str, method: str) -> str:
     bridge = Bridge(threads=1)
     api = Api.over(NoDatabases())
-    rpc = Rpc(api, bridge, Metrics(dict), Limits(ServeConfig(), api, Places(1)))
+    rpc = Rpc(api, bridge, Metrics(dict), Limits(ServeConfig(), api, StreamCounts(1)))
     body = json.dumps({"id": 1, "method": method, "params": {"unknown": 1}}).encode()
     try:
         _, reply = asyncio.run(rpc.envelope(Principal("somebody", role), body, "somewhere"))

@@ -21,7 +21,7 @@ from headwater.sources.postgres.schema.column_probe import Columns
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.logins import Logins
-from headwater.sources.postgres.snapshot_visibility import Places
+from headwater.sources.postgres.snapshot_visibility import VisibleOffsets
 from headwater.sources.postgres.write.interactive_transaction import PostgresTx
 from headwater.sources.postgres.write.writer import Writers
 from headwater.sources.write import Result
@@ -99,7 +99,7 @@ class Rig:
         self.shapes = Shapes()
         self.columns = Columns(self.pool)
         self.reading = PostgresReads(self.pool, self.pool, self.shapes, self.log, self.columns, take=take)
-        analyses = Analyses(self.pool, cast(Places, self.log), "publication")
+        analyses = Analyses(self.pool, cast(VisibleOffsets, self.log), "publication")
         callers = Callers(Logins(Server("rig", "postgresql://"), PostgresConfig()), self.pool, seconds=30.0)
         self.queries = PostgresQueries(callers, analyses, self.log, seconds=30.0)
         self.writers = Writers(lambda role: self.connect(), self.shapes, self.log, **options)

@@ -81,7 +81,7 @@ class PgRig:
         """The source is gone; what was not logged is gone with it, and nothing was said to anybody."""
         self.source._halt()
         self.source._side.close()
-        self.source._sight.close()
+        self.source._visible_commits.close()
         self.source._pool.close()
         self.source._writers.close()
 

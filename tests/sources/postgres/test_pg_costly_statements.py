@@ -19,7 +19,7 @@ from tests.suite.deadlines import PATIENCE, wait_until
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, TxExpired
 from headwater.model.work.work_context import CALLER
 from headwater.sources.postgres import protocol_session as links
-from headwater.sources.postgres.abandoned_statements import MOST, Abandoned
+from headwater.sources.postgres.abandoned_statements import MOST, AbandonedStatements
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.errors import CANCELED, state_of
 from headwater.sources.postgres.protocol_session import WORDS, Link, Pool
@@ -67,7 +67,7 @@ def running(db: Any, start: str) -> bool:
 
 @pytest.mark.usefixtures("hasty")
 def test_statement_without_interrupts_is_abandoned_at_its_limit(pg: Server) -> None:
-    pool = Pool(pg.connect, 1, Abandoned(1))
+    pool = Pool(pg.connect, 1, AbandonedStatements(1))
     with pytest.raises(InvalidRequest) as found:
         pool.read(lambda link: link.run(DEAF, max_rows=1), 0.5)
     assert state_of(found.value) == CANCELED
@@ -81,7 +81,7 @@ def test_statement_without_interrupts_is_abandoned_at_its_limit(pg: Server) -> N
 
 @pytest.mark.usefixtures("hasty")
 def test_statement_is_accepted_once_abandoned_ones_have_ended(pg: Server) -> None:
-    pool = Pool(pg.connect, 1, Abandoned(1))
+    pool = Pool(pg.connect, 1, AbandonedStatements(1))
     with pytest.raises(InvalidRequest):
         pool.read(lambda link: link.run(DEAF, max_rows=1), 0.5)
 
@@ -104,7 +104,7 @@ def as_caller(name: str, call: Callable[..., Any], *args: Any) -> Any:
 
 
 def test_caller_with_an_abandoned_statement_is_refused_alone() -> None:
-    abandoned = Abandoned()
+    abandoned = AbandonedStatements()
     abandoned.add(7, "eve")
     assert abandoned.may_refuse("eve") and abandoned.may_refuse("eve", is_trusted=True)
     assert not any(abandoned.may_refuse(name) for name in ("alice", "", "anonymous"))
@@ -115,7 +115,7 @@ def test_caller_with_an_abandoned_statement_is_refused_alone() -> None:
 
 
 def test_too_many_abandoned_statements_refuse_all_but_trusted_work() -> None:
-    abandoned = Abandoned()
+    abandoned = AbandonedStatements()
     for number in range(MOST):
         assert not abandoned.may_refuse("alice")
         abandoned.add(number, f"caller {number % 3}")
@@ -129,7 +129,7 @@ def test_too_many_abandoned_statements_refuse_all_but_trusted_work() -> None:
 
 
 def test_callers_without_authentication_are_no_single_caller() -> None:
-    abandoned = Abandoned()
+    abandoned = AbandonedStatements()
     abandoned.add(1, "")
     abandoned.add(2, "anonymous")
     assert not abandoned.may_refuse("") and not abandoned.may_refuse("anonymous")
@@ -192,7 +192,7 @@ def test_write_of_another_caller_is_accepted_during_an_abandoned_statement(pg_ri
 
 
 def test_severed_transaction_is_counted_for_its_caller(pg: Server) -> None:
-    abandoned = Abandoned()
+    abandoned = AbandonedStatements()
     link = Link(pg.connect, abandoned)
     as_caller("eve", lambda: link.begin(seconds=5))
     link.sever()  # by the clock of the transaction, a thread of no caller

@@ -88,7 +88,7 @@ def test_capture_follows_and_a_large_transaction_is_whole(base: Base, tmp_path: 
         parts = list(database.log.scan(after=0))
         assert {part.id for part in parts[:-1]} == {parts[0].id} and parts[-1].last
         assert sum(change.op is Op.INSERT for part in parts for change in part.changes) == 60_000
-        found, reached = database.look(5)
+        found, reached = database.wait_for_head(5)
         assert reached and found.head == 60_010
         assert app.status()[name].error is None and app.status()[name].lag_changes == 0
         database.log.flush()

@@ -448,7 +448,7 @@ def test_head_is_unavailable_while_the_stream_is_behind(
     monkeypatch.setattr("headwater.sources.postgres.capture.replication_buffer.MOST_CHANGES", 1)
     own.open()
     own.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')", "INSERT INTO t VALUES (3, 'c')")
-    assert own.source.look().settled is False
+    assert own.source.read_head().settled is False
     with pytest.raises(Unavailable):
         own.source.head()
     while own.latest < 3:
@@ -459,9 +459,9 @@ def test_head_is_unavailable_while_the_stream_is_behind(
 
 def test_schema_number_changes_with_every_schema_change(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE VIEW w AS SELECT k FROM t", "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'")
-    seen = [own.source.look().schema]
+    seen = [own.source.read_head().schema]
     own.run("INSERT INTO t VALUES (1, 'a')", "ANALYZE t", "VACUUM t", "CREATE TEMP TABLE x(a int PRIMARY KEY)")
-    assert own.source.look().schema == seen[0]
+    assert own.source.read_head().schema == seen[0]
     for statement in (
         "ALTER TABLE t RENAME COLUMN v TO vv",
         "ALTER TABLE t ALTER COLUMN vv SET NOT NULL",
@@ -474,7 +474,7 @@ def test_schema_number_changes_with_every_schema_change(rig: Callable[..., PgRig
         "DROP TABLE t",
     ):
         own.run(statement)
-        seen.append(own.source.look().schema)
+        seen.append(own.source.read_head().schema)
     assert len({*seen}) == len(seen)
 
 

@@ -17,7 +17,7 @@ from headwater.cli.output.tables import add_output
 from headwater.model.clock import Timestamp, parse_ts, ts_of_ms
 
 if TYPE_CHECKING:
-    from headwater.serve.grpc.changefeed_client import Dialled
+    from headwater.serve.grpc.changefeed_client import ServerConnection
 
 RETRY_SECONDS = 1.0
 OFFSET = "offset:"
@@ -154,12 +154,12 @@ def _address(args: argparse.Namespace) -> str:
     return found
 
 
-def _dial(args: argparse.Namespace) -> Dialled:
+def _dial(args: argparse.Namespace) -> ServerConnection:
     import importlib.util
 
     if importlib.util.find_spec("grpc") is None:
         raise Failure("this needs the library grpcio", hint="pip install 'headwater[grpc]'")
-    from headwater.serve.grpc.changefeed_client import Dialled
+    from headwater.serve.grpc.changefeed_client import ServerConnection
 
     config, address = load_config(args), _address(args)
     if address == "off":
@@ -170,7 +170,7 @@ def _dial(args: argparse.Namespace) -> Dialled:
         with open(ca, "rb") as file:
             trusted = file.read()
     tls = bool(args.tls or args.ca or (args.grpc is None and config.serve.tls_cert is not None))
-    return Dialled(address, credential(config), tls=tls, ca=trusted)
+    return ServerConnection(address, credential(config), tls=tls, ca=trusted)
 
 
 # --- output ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from headwater.cli.failure import OK, Failure
-from headwater.cli.filters import add_filters, add_images, filters, find_place, moment, natural, start
+from headwater.cli.filters import add_filters, add_images, filters, find_target, moment, natural, start
 from headwater.cli.output.tables import add_output, print_json, print_table, printable
 from headwater.cli.remote import Remote, add_server, open_remote
 from headwater.model.formats import PLAIN
@@ -125,7 +125,7 @@ def _seek(remote: Remote, args: argparse.Namespace) -> Any:
 
 
 def _create(remote: Remote, args: argparse.Namespace) -> Any:
-    params = filters(args, find_place(remote, args.table))
+    params = filters(args, find_target(remote, args.table))
     given = {"name": args.name, "start": args.start}
     return remote.call(
         "cdc.subscribe_table", **params, **{name: each for name, each in given.items() if each is not None}
@@ -134,7 +134,7 @@ def _create(remote: Remote, args: argparse.Namespace) -> Any:
 
 def _backtest(remote: Remote, args: argparse.Namespace) -> Any:
     shown = {"include": {"before": True, "after": True}, "format": PLAIN}
-    params = shown | filters(args, find_place(remote, args.table))
+    params = shown | filters(args, find_target(remote, args.table))
     return remote.call("cdc.backtest", **params, **({} if args.since is None else {"start": args.since}))
 
 

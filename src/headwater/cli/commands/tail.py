@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli.failure import OK
-from headwater.cli.filters import add_filters, add_images, filters, find_place, natural, start
+from headwater.cli.filters import add_filters, add_images, filters, find_target, natural, start
 from headwater.cli.output.tables import add_output
 from headwater.cli.remote import Remote, add_server, open_remote
 from headwater.model.control_events import LAST_EVENTS, ControlEvent
@@ -67,7 +67,7 @@ def _feed(args: argparse.Namespace, notes: Notes) -> Feed:
 
     remote = open_remote(args)
     try:
-        place = find_place(remote, args.table)
+        place = find_target(remote, args.table)
         params = {"include": BOTH, "format": PLAIN} | filters(args, place)
         query = {name: value for name, value in params.items() if name not in ("db", "table")}
         last_id = ""

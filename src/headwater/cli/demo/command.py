@@ -16,10 +16,10 @@ from headwater.cli.failure import OK, UNREACHABLE, Failure
 from headwater.model.quantity import counted
 
 if TYPE_CHECKING:
-    from headwater.cli.demo.database import Ground
+    from headwater.cli.demo.database import DemoDatabases
     from headwater.cli.demo.follower import Arrival, Follower
     from headwater.cli.demo.output import Page
-    from headwater.cli.demo.server_process import Child
+    from headwater.cli.demo.server_process import ServerProcess
     from headwater.model.change import Transaction
 
 PATIENCE_SECONDS = 10.0
@@ -40,10 +40,10 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from headwater.cli.demo.database import ground_of
+    from headwater.cli.demo.database import demo_databases
 
     with tempfile.TemporaryDirectory(prefix="headwater-demo-") as folder:
-        ground = ground_of(args.source, args.url, Path(folder))
+        ground = demo_databases(args.source, args.url, Path(folder))
         try:
             _play(Path(folder), ground)
         finally:
@@ -51,16 +51,16 @@ def _run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _play(data: Path, ground: Ground) -> None:
+def _play(data: Path, ground: DemoDatabases) -> None:
     from headwater.cli.demo.output import Page
-    from headwater.cli.demo.server_process import Child
+    from headwater.cli.demo.server_process import ServerProcess
 
     page = Page()
     page.heading(1, ground.title)
-    child = Child(data, ground.databases, ground.settings)
+    child = ServerProcess(data, ground.databases, ground.settings)
     page.say(f"process {child.pid} answers at {child.url} after {child.seconds:.2f} s")
     try:
-        story = Story(page, data, child, ground)
+        story = DemoSteps(page, data, child, ground)
     except BaseException:
         child.stop()
         raise
@@ -70,10 +70,10 @@ def _play(data: Path, ground: Ground) -> None:
         story.close()
 
 
-class Story:
+class DemoSteps:
     """The steps, in order. Commits and orders are counted when they are acknowledged."""
 
-    def __init__(self, page: Page, data: Path, child: Child, ground: Ground) -> None:
+    def __init__(self, page: Page, data: Path, child: ServerProcess, ground: DemoDatabases) -> None:
         from headwater.log.disk.disk_log import DiskLog
 
         self._page, self._data, self._child, self._ground = page, data, child, ground
@@ -126,10 +126,10 @@ class Story:
         """Orders 1 to 8 have the quantities 1 2 3 4 1 2 3 4: the first is large from now on, the third no more."""
         from headwater.cli.demo import shop
         from headwater.cli.demo.follower import Follower
-        from headwater.cli.filters import Place
+        from headwater.cli.filters import FeedTarget
 
         self._page.heading(3, f"A second feed, only of rows where {LARGE}")
-        large = Follower(self._child.url, Place("main", "orders"), where=LARGE)
+        large = Follower(self._child.url, FeedTarget("main", "orders"), where=LARGE)
         try:
             for order, quantity in ((2, 1), (4, 5), (3, 2), (1, 9)):
                 shop.reorder(self._child.remote, order, quantity)
@@ -183,7 +183,7 @@ class Story:
         self._check(self._latest() == before, f"the log still ends at offset {before}")
 
     def _kill(self) -> None:
-        from headwater.cli.demo.server_process import Child
+        from headwater.cli.demo.server_process import ServerProcess
 
         self._page.heading(7, "kill -9 while orders come in")
         enough, counted = threading.Event(), [0]
@@ -201,7 +201,7 @@ class Story:
         self._ground.order(FROM_OUTSIDE, WHILE_DOWN)
         self._outside += WHILE_DOWN
         self._page.say(f"with no server at all, the other program makes {WHILE_DOWN} commits")
-        self._child = Child(self._data, self._ground.databases, self._ground.settings)
+        self._child = ServerProcess(self._data, self._ground.databases, self._ground.settings)
         self._restart_seconds = self._child.seconds
         self._page.say(f"process {self._child.pid} takes over after {self._restart_seconds:.2f} s")
         last = self._arrived[-1].offset
@@ -238,7 +238,7 @@ class Story:
             brought == [fields_of(each) for each in wire(parts)],
             f"the feed brought these {len(brought)} changes, in order, each once, over {self._connections} connections",
         )
-        folded = fold(parts)
+        folded = apply_changes(parts)
         for table in sorted(folded):
             rows = self._rows(table)
             self._check(folded[table] == rows, f"{table}: the log folds to the {len(rows)} rows of the table")
@@ -307,11 +307,11 @@ class Story:
     def _connect(self) -> Follower:
         """The feed of every table, on from the last change that arrived."""
         from headwater.cli.demo.follower import Follower
-        from headwater.cli.filters import Place
+        from headwater.cli.filters import FeedTarget
 
         self._connections += 1
         last_id = str(self._arrived[-1].offset) if self._arrived else ""
-        return Follower(self._child.url, Place("main", None), last_id=last_id)
+        return Follower(self._child.url, FeedTarget("main", None), last_id=last_id)
 
     def _show_new(self, *, live: bool = False) -> list[Arrival]:
         new = self._feed.take(self._latest())
@@ -357,7 +357,7 @@ def fields_of(found: dict[str, Any]) -> list[Any]:
     return [found.get(name) for name in ("offset", "table", "op", "pk", "before", "after", "ddl")]
 
 
-def fold(parts: list[Transaction]) -> dict[str, dict[Any, Any]]:
+def apply_changes(parts: list[Transaction]) -> dict[str, dict[Any, Any]]:
     """The rows that result from applying every change in order, by table and key."""
     from headwater.model.change import Op
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 URL = "HEADWATER_DEMO_URL"  # where the other program writes; never in its arguments
 
 
-class Ground(Protocol):
+class DemoDatabases(Protocol):
     """The databases `main` and `web`, and a program that writes to them without the server."""
 
     title: str  # of the first step
@@ -47,7 +47,7 @@ class Ground(Protocol):
         ...
 
 
-class SqliteGround:
+class SqliteDemo:
     """Files in the data folder."""
 
     title = "A server on an embedded database"
@@ -72,10 +72,10 @@ class SqliteGround:
         _outside(writers.SQLITE_VISITS, str(self._data / "web.db"), str(rows))
 
     def close(self) -> None:
-        """See Ground. The folder goes with the demo."""
+        """See DemoDatabases. The folder goes with the demo."""
 
 
-class PostgresGround:
+class PostgresDemo:
     """Two databases on a server: one that is started here, or the one at `url`."""
 
     outside = "Another program writes straight into PostgreSQL, with plain psycopg"
@@ -112,7 +112,7 @@ class PostgresGround:
         return _outside(writers.POSTGRES_ORDERS, str(first), str(commits), url=self._urls["main"])
 
     def open_web(self, remote: Remote) -> None:
-        """See Ground. It is served from the start."""
+        """See DemoDatabases. It is served from the start."""
 
     def visit(self, rows: int) -> None:
         """Fill its table of visits; with 0 rows, change some of them: deletes, updates, new keys."""
@@ -126,16 +126,16 @@ class PostgresGround:
             _said(writers.POSTGRES_DROP, self._admin, *self._names)
 
 
-def ground_of(source: str, url: str | None, data: Path) -> Ground:
+def demo_databases(source: str, url: str | None, data: Path) -> DemoDatabases:
     """Return the databases that the flags choose."""
     if source == "sqlite":
         if url is not None:
             raise Failure("--url belongs to --source postgres", exit_code=USAGE)
-        return SqliteGround(data)
+        return SqliteDemo(data)
     if url is not None and urlsplit(url).password is not None:
         hint = "Give it by PGPASSWORD or ~/.pgpass: others see arguments."
         raise Failure("the URL holds a password", hint=hint, exit_code=USAGE)
-    return PostgresGround(data, url)
+    return PostgresDemo(data, url)
 
 
 def _database(url: str, name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from headwater.cli.failure import Failure
 from headwater.cli.feed import Broken, Feed
-from headwater.cli.filters import Place
+from headwater.cli.filters import FeedTarget
 from headwater.cli.output.changes import OPS
 from headwater.client.sse import Frame
 from headwater.model.formats import PLAIN
@@ -33,7 +33,7 @@ class Arrival(NamedTuple):
 class Follower:
     """A connected feed: every change from then on arrives, or those after `last_id`."""
 
-    def __init__(self, url: str, place: Place, *, last_id: str = "", **query: str) -> None:
+    def __init__(self, url: str, place: FeedTarget, *, last_id: str = "", **query: str) -> None:
         self._feed = Feed(url, place, SHOWN | query, last_id=last_id)
         try:
             self._batches = self._feed.connect()

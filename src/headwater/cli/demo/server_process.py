@@ -21,7 +21,7 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("HEADWATER_", "SKEINDB_"))}
 
 
-class Child:
+class ServerProcess:
     """`headwater serve` on a free port."""
 
     def __init__(self, data: Path, databases: Sequence[str] = (), settings: Mapping[str, str] = {}) -> None:

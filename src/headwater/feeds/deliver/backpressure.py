@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headwater.log.disk.retention import Spent
+from headwater.log.disk.retention import EvictionProgress
 from headwater.model.clock import MAX_MS
 
 NO_LIMIT = 2**63 - 1  # retention without a limit by count
 WARN_SHARE, THROTTLE_SHARE = 0.5, 0.75  # shares of a limit by bytes or age
-NOTHING_SPENT = Spent()
+NOTHING_SPENT = EvictionProgress()
 SMOOTH_MS = 10_000  # a rate this long ago has about a third of the weight of the current rate
 
 HEALTHY, PRESSURE, THROTTLE = "healthy", "pressure", "throttle"
@@ -52,7 +52,7 @@ def pressure(
     paused: bool,
     lost: bool,
     will_expire_at_ms: int | None = None,
-    spent: Spent = NOTHING_SPENT,
+    spent: EvictionProgress = NOTHING_SPENT,
 ) -> Pressure:
     """Return the pressure on a subscriber at `cursor` by the strictest limit; `lost`: `why_lost` gave a reason."""
     lag = max(latest - cursor, 0)
@@ -63,7 +63,7 @@ def pressure(
     return Pressure(state, lag, _remaining(lag, limits, spent), paused, expires)
 
 
-def _remaining(lag: int, limits: LagLimits, spent: Spent) -> int:
+def _remaining(lag: int, limits: LagLimits, spent: EvictionProgress) -> int:
     by_count = max(limits.retention - lag, 0)
     return by_count if spent.remaining is None else min(by_count, spent.remaining)
 
@@ -146,7 +146,7 @@ def forecasted(
     limits: LagLimits,
     paused: bool,
     lost: bool,
-    spent: Spent = NOTHING_SPENT,
+    spent: EvictionProgress = NOTHING_SPENT,
 ) -> Pressure:
     """Return the current pressure with its forecast, and add it to the forecast as a sample."""
     forecast.observe(now_ms, latest, cursor)

@@ -15,7 +15,7 @@ logger = logging.getLogger("headwater.feeds")
 CLOSED, COMPLETE, STOPPING, RESNAPSHOT_REQUIRED = "closed", "complete", "stopping", "resnapshot_required"
 
 
-class Ending(msgspec.Struct, frozen=True):
+class EndReason(msgspec.Struct, frozen=True):
     """Why a stream ended."""
 
     code: str  # one of the above, or the code of an error

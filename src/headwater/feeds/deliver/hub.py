@@ -36,7 +36,7 @@ from headwater.model.bounded_cache import BoundedCache
 from headwater.model.change import Transaction
 from headwater.model.table import Table
 from headwater.model.work.work_context import shared_context
-from headwater.sources.read import Look, Readable
+from headwater.sources.read import Readable, SourceHead
 
 logger = logging.getLogger("headwater.feeds")
 
@@ -256,10 +256,10 @@ class Hub:
         without this check, a feed would keep the old analysis. A source with a cheap head check logs every such change.
         """
         source = self._source
-        if source.glance() is not None:
+        if source.peek_head() is not None:
             return False
         with contextlib.suppress(HeadwaterError):
-            found: Look = await self._run(source.look)
+            found: SourceHead = await self._run(source.read_head)
             known, self._schema = self._schema, found.schema
             return known != found.schema
         return False

@@ -15,7 +15,7 @@ def silent(id: int | str, word: str, data: bytes) -> bytes:
     return b""
 
 
-class Waiting:
+class HubWait:
     """One reader that reads the log itself and sleeps between reads."""
 
     def __init__(self, hub: Hub, view: View) -> None:

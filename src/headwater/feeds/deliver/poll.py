@@ -9,7 +9,7 @@ import msgspec
 
 from headwater.errors import OffsetExpired
 from headwater.feeds.deliver.consumer import Consumer
-from headwater.feeds.deliver.hub_wait import Waiting
+from headwater.feeds.deliver.hub_wait import HubWait
 from headwater.feeds.deliver.start_position import check_reached
 from headwater.feeds.groups.log_reader import Page
 from headwater.feeds.snapshot import SnapshotPage, SnapshotReader
@@ -19,7 +19,7 @@ MOST_BYTES = 8 << 20  # of one page
 SCAN_SECONDS = 0.5  # how long a poll searches on while no change passes its filter
 
 
-class Asked(msgspec.Struct, frozen=True):
+class PollRequest(msgspec.Struct, frozen=True):
     """The parameters of one poll."""
 
     from_offset: int | None = None
@@ -31,11 +31,11 @@ class Asked(msgspec.Struct, frozen=True):
 class Poll:
     """One call of cdc.poll."""
 
-    def __init__(self, consumer: Consumer, request: Asked, *, caught_up: bool) -> None:
+    def __init__(self, consumer: Consumer, request: PollRequest, *, caught_up: bool) -> None:
         self.consumer, self._request = consumer, request
         self._caught_up = caught_up  # whether the log holds everything that was committed before the request
         self._deadline = time.monotonic() + request.wait_ms / 1000
-        self._waiting = Waiting(consumer.hub, consumer.view)
+        self._waiting = HubWait(consumer.hub, consumer.view)
         subscription = consumer.subscription
         assert subscription is not None
         self._subscription = subscription

@@ -12,7 +12,7 @@ from headwater.errors import HeadwaterError, OffsetExpired
 from headwater.feeds.deliver.backpressure import HEALTHY, RESNAPSHOT_REQUIRED, Pressure
 from headwater.feeds.deliver.catch_up_page import Piece, read_piece
 from headwater.feeds.deliver.consumer import Consumer
-from headwater.feeds.deliver.end_reason import CLOSED, Ending, known
+from headwater.feeds.deliver.end_reason import CLOSED, EndReason, known
 from headwater.feeds.deliver.stream_state import (
     Action,
     Advanced,
@@ -89,7 +89,7 @@ class Stream:
         consumer.hub.streams.add(self)
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> EndReason | None:
         """Why the stream has ended; None while it goes on."""
         return self.state.ending if isinstance(self.state, Ended) else None
 

@@ -8,7 +8,7 @@ from headwater.feeds.formats.frame import Frame
 from headwater.feeds.options import Options
 
 
-class Opening(msgspec.Struct, frozen=True):
+class Transport(msgspec.Struct, frozen=True):
     """The parameters of a transport: its name, its frame function, and the bytes of a ping and of the end."""
 
     transport: str
@@ -25,7 +25,7 @@ class Opening(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(options, format=self.format, before=True, after=True, key=self.key)
 
 
-class From(msgspec.Struct, frozen=True):
+class ReaderPosition(msgspec.Struct, frozen=True):
     """The position that a reader sent: the offset of a parameter, else the id of the last frame it received."""
 
     offset: int | None = None

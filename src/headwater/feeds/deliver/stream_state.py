@@ -14,7 +14,7 @@ from enum import Enum, auto
 import msgspec
 
 from headwater.errors import HeadwaterError
-from headwater.feeds.deliver.end_reason import COMPLETE, RESNAPSHOT_REQUIRED, STOPPING, Ending
+from headwater.feeds.deliver.end_reason import COMPLETE, RESNAPSHOT_REQUIRED, STOPPING, EndReason
 
 
 class Snapshotting(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Paused(msgspec.Struct, frozen=True):
 class Ended(msgspec.Struct, frozen=True):
     """Nothing follows."""
 
-    ending: Ending
+    ending: EndReason
 
 
 State = Delivering | Paused | Ended
@@ -146,15 +146,15 @@ def next_state(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
         return state, ()
     match event:
         case Completed():
-            return Ended(Ending(COMPLETE, "everything asked for was sent")), ()
+            return Ended(EndReason(COMPLETE, "everything asked for was sent")), ()
         case Closed(code, message):
-            return Ended(Ending(code, message)), ()
+            return Ended(EndReason(code, message)), ()
         case Lost(reason):
-            return Ended(Ending(RESNAPSHOT_REQUIRED, reason)), (Action.SEND_RESNAPSHOT,)
+            return Ended(EndReason(RESNAPSHOT_REQUIRED, reason)), (Action.SEND_RESNAPSHOT,)
         case Failed(error):
-            return Ended(Ending(error.code, error.message, error)), (Action.SEND_FAILED,)
+            return Ended(EndReason(error.code, error.message, error)), (Action.SEND_FAILED,)
         case Stopped():
-            ending = Ending(STOPPING, "the server is stopping")
+            ending = EndReason(STOPPING, "the server is stopping")
             return Ended(ending), (Action.SEND_LAST_CHECKPOINT, Action.SEND_FAREWELL)
         case PauseChanged(paused):
             held = unpaused(state)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from urllib.parse import quote
 
-from headwater.feeds.formats.images import Key, delivered
+from headwater.feeds.formats.images import Key, delivered_images
 from headwater.feeds.formats.native import plain
 from headwater.feeds.formats.values import LIT, clean, encode, name
 from headwater.feeds.options import Shape
@@ -38,7 +38,7 @@ class CloudEvents:
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
-        before, after = delivered(change, op)
+        before, after = delivered_images(change, op)
         row = before if after is None else after
         parts = (
             self._id,

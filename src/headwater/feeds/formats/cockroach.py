@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.feeds.formats.images import Image, Key, Unknown, delivered, shown, unavailable
+from headwater.feeds.formats.images import Image, Key, Unknown, delivered_images, image_columns, unavailable
 from headwater.feeds.formats.values import PLAIN, clean, encode, name
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
@@ -15,7 +15,7 @@ class _Plan:
     """The parts that all changes of one version of a table have in common."""
 
     def __init__(self, table: Table, shape: Shape) -> None:
-        self.image = Image(table, shown(table, shape), PLAIN)
+        self.image = Image(table, image_columns(table, shape), PLAIN)
         self.key = Key(table, PLAIN)
         self.topic = b'"topic":' + name(table.name)
 
@@ -30,7 +30,7 @@ class Cockroach:
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
-        before, after = delivered(change, op)
+        before, after = delivered_images(change, op)
         if before is None and after is None:
             return b"{" + _other(change, op) + plan.topic + _updated(part.ts)
         return self._row(plan, before, after, part.ts)

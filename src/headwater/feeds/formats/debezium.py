@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.feeds.formats.envelope import Plan
 from headwater.feeds.formats.fast_rows import Made, Odd
-from headwater.feeds.formats.images import Key, delivered
+from headwater.feeds.formats.images import Key, delivered_images
 from headwater.feeds.formats.values import PLAIN, clean, encode
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
@@ -51,7 +51,7 @@ class Debezium:
         plan = self.plan(change.table)
         if op is Op.SCHEMA_CHANGE:
             return self._schema_change(plan, part, offset, change)
-        before, after = delivered(change, op)
+        before, after = delivered_images(change, op)
         if plan.made is not None:
             try:
                 return self._quick(plan, plan.made, part, offset, op, before, after)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headwater import __version__
 from headwater.feeds.formats.fast_rows import quick
-from headwater.feeds.formats.images import Image, Key, shown
+from headwater.feeds.formats.images import Image, Key, image_columns
 from headwater.feeds.formats.values import PLAIN, Form, name
 from headwater.feeds.options import Shape
 from headwater.model.change import Transaction
@@ -23,7 +23,7 @@ class Plan:
 
     def __init__(self, table: Table, shape: Shape) -> None:
         db = name(shape.db)
-        names = shown(table, shape)
+        names = image_columns(table, shape)
         self.before, self.after, self.form = shape.before, shape.after, _FORM
         self.columns = fields(table, names)
         self.keys = fields(table, table.key)

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import base64
 
-from headwater.feeds.formats.images import Image, Key, Unknown, delivered, identity, identity_of, shown, unavailable
+from headwater.feeds.formats.images import (
+    Image,
+    Key,
+    Unknown,
+    delivered_images,
+    identity,
+    identity_of,
+    image_columns,
+    unavailable,
+)
 from headwater.feeds.formats.sochdb import txn_id
 from headwater.feeds.formats.values import PLAIN, encode, name
 from headwater.feeds.options import Shape
@@ -24,7 +33,7 @@ class _Plan:
 
     def __init__(self, table: Table, shape: Shape) -> None:
         self.heads = {op: b',"table":%b,"operation":"%b"' % (name(table.name), op.word.encode()) for op in Op}
-        self.image = Image(table, shown(table, shape), PLAIN)
+        self.image = Image(table, image_columns(table, shape), PLAIN)
         self.key = Key(table, PLAIN) if table.primary_key else None
         self.identity = identity_of(table, PLAIN)
         self.pairs = (table.index[KEY], table.index[VALUE]) if holds_pairs(table) else None
@@ -40,7 +49,7 @@ class Gateway:
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
-        before, after = delivered(change, op)
+        before, after = delivered_images(change, op)
         head = b'{"sequence":%d,"timestamp_us":%d,"txn_id":%d' % (offset, part.commit_ts_us, txn_id(part))
         ddl = b',"ddl":' + name(change.ddl or "") if op is Op.SCHEMA_CHANGE else b""
         return head + plan.heads[op] + self._rows(plan, before, after) + ddl + b"}"

@@ -15,12 +15,12 @@ INSERT, DELETE = Op.INSERT, Op.DELETE  # a lookup of an enum member costs as muc
 Unknown = set[str]  # names of columns that an image lacks, because the source did not send them (unchanged TOAST)
 
 
-def delivered(change: Change, op: Op) -> tuple[Row | None, Row | None]:
+def delivered_images(change: Change, op: Op) -> tuple[Row | None, Row | None]:
     """Return the before and after images that are delivered with `op`."""
     return (None if op is INSERT else change.before, None if op is DELETE else change.after)
 
 
-def shown(table: Table, shape: Shape) -> list[str]:
+def image_columns(table: Table, shape: Shape) -> list[str]:
     """Return the columns of images, in the order in which they are written."""
     names = [column.name for column in table.visible if not shape.columns or column.name in shape.columns]
     return sorted(names, key=clean)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from headwater.feeds.formats.images import Image, Key, Unknown, delivered, identity, identity_of, shown, unavailable
+from headwater.feeds.formats.images import (
+    Image,
+    Key,
+    Unknown,
+    delivered_images,
+    identity,
+    identity_of,
+    image_columns,
+    unavailable,
+)
 from headwater.feeds.formats.values import LIT, PLAIN, Form, encode, name
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
@@ -19,7 +28,7 @@ class _Plan:
     def __init__(self, table: Table, shape: Shape, form: Form) -> None:
         named = b',"db":' + name(shape.db) + b',"table":' + name(table.name)
         self.heads = {op: named + b',"op":"%b"' % op.word.encode() for op in Op}
-        self.image = Image(table, shown(table, shape), form)
+        self.image = Image(table, image_columns(table, shape), form)
         self.pk = Key(table, form) if table.primary_key else None
         self.identity = identity_of(table, form)
         self.schema = b',"schema":%d' % table.version
@@ -35,7 +44,7 @@ class Native:
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """See Encoder. Written for speed: one join, and one condition for each rare field."""
         plan = self._plans(change.table)
-        before, after = delivered(change, op)
+        before, after = delivered_images(change, op)
         row = before if after is None else after
         unknown: Unknown = set()
         number, place = encode(offset), offset - part.first

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 
 from headwater.errors import HeadwaterError
-from headwater.feeds.formats.images import Image, Unknown, delivered, shown
+from headwater.feeds.formats.images import Image, Unknown, delivered_images, image_columns
 from headwater.feeds.formats.values import PLAIN, clean
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
@@ -69,7 +69,7 @@ class _Plan:
             self.image: Write = lambda row, unknown: value(row)
         else:
             self.key = _keys(table, source)
-            self.image = Image(table, shown(table, shape), PLAIN)
+            self.image = Image(table, image_columns(table, shape), PLAIN)
 
 
 def _raw(table: Table, column: str) -> Callable[[Row], bytes]:
@@ -118,7 +118,7 @@ class Events:
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
-        before, after = delivered(change, op)
+        before, after = delivered_images(change, op)
         row = before if after is None else after
         last, unknown = self._last, set[str]()
         if last[0] is not part:
@@ -155,7 +155,7 @@ class Watched:
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
-        before, after = delivered(change, op)
+        before, after = delivered_images(change, op)
         unknown: Unknown = set()
         parts = (
             b"\x08" + varint(offset),

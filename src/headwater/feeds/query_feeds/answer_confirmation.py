@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 
 from headwater.errors import OffsetExpired
-from headwater.feeds.query_feeds.query_instances import Answered, QueryInstance
+from headwater.feeds.query_feeds.query_instances import AnswerHash, QueryInstance
 from headwater.feeds.query_feeds.relevant_changes import relevant, transaction_of
 from headwater.log.live.live_log import LiveLog
 
@@ -26,7 +26,7 @@ class AnswerConfirmation:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._prefix = ""  # the ETag prefix of the instance that `_known` and `_needless` belong to
-        self._known: Answered | None = None
+        self._known: AnswerHash | None = None
         self._needless: OrderedDict[int, None] = OrderedDict()  # offsets
 
     def prime(self, instance: QueryInstance) -> None:
@@ -62,7 +62,7 @@ class AnswerConfirmation:
         if steady is None or steady >= first:
             return False
         if self._known is not None and steady <= self._known.offset < offset:
-            self._known = Answered(offset, self._known.digest)  # the result is the same at `offset`
+            self._known = AnswerHash(offset, self._known.digest)  # the result is the same at `offset`
         return True
 
     def _note(self, offset: int) -> None:

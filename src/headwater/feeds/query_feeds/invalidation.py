@@ -6,7 +6,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
-from headwater.feeds.formats.images import Image, Key, Unknown, delivered, identity, identity_of, shown, unavailable
+from headwater.feeds.formats.images import (
+    Image,
+    Key,
+    Unknown,
+    delivered_images,
+    identity,
+    identity_of,
+    image_columns,
+    unavailable,
+)
 from headwater.feeds.formats.values import LIT, PLAIN, Form, clean, encode, name
 from headwater.feeds.options import Shape
 from headwater.feeds.query_feeds.query_instances import QueryInstance
@@ -33,7 +42,7 @@ class _Plan:
 
     def __init__(self, table: Table, shape: Shape, form: Form) -> None:
         self.head = b',"db":' + name(shape.db) + b',"table":' + name(table.name) + b',"op":"invalidate"'
-        self.image = Image(table, shown(table, shape), form)
+        self.image = Image(table, image_columns(table, shape), form)
         self.pk = Key(table, form) if table.primary_key else None
         self.identity = identity_of(table, form)
         self.schema = b',"schema":%d' % table.version
@@ -51,7 +60,7 @@ class Native:
         """Return one compact JSON object. `op` selects the images of the last change; None: no images."""
         part, offset, change, place = found.last
         plan = self._plans(change.table)
-        before, after = (None, None) if op is None else delivered(change, op)
+        before, after = (None, None) if op is None else delivered_images(change, op)
         unknown: Unknown = set()
         number, at = encode(offset), offset - part.first
         tag = encode(instance.tag(offset))

@@ -25,7 +25,7 @@ class Reason(msgspec.Struct, frozen=True):
     condition: str  # described in words
 
 
-class Answered(msgspec.Struct, frozen=True):
+class AnswerHash(msgspec.Struct, frozen=True):
     """The hash of a query result, and the offset at which the result was read."""
 
     offset: int
@@ -101,7 +101,7 @@ class QueryInstance(Protocol):
         """Return the offset in an ETag of this instance, in any result format; None for any other ETag."""
         ...
 
-    def answer(self) -> Answered | None:
+    def answer(self) -> AnswerHash | None:
         """Run the query now and return the hash of its result; None if results cannot be compared. Blocks."""
         ...
 

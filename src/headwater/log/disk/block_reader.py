@@ -14,7 +14,7 @@ from headwater.errors import LogDamaged, Unavailable
 from headwater.log.disk.block_codec import decode
 from headwater.log.disk.shape_store import Shapes
 from headwater.log.disk.store import FORMAT, State, load_state
-from headwater.log.log import Held
+from headwater.log.log import BlockInfo
 from headwater.model.change import Transaction
 from headwater.model.table import Table
 
@@ -118,12 +118,12 @@ class Reader:
         return list(chain.from_iterable(map(self._decoded, blocks)))
 
     @contextmanager
-    def sizes(self, offset: int) -> Iterator[Iterator[Held]]:
+    def sizes(self, offset: int) -> Iterator[Iterator[BlockInfo]]:
         """Yield the sizes of the blocks from the one that holds `offset` on."""
         with self._connection() as connection:
             rows = connection.execute(_SIZES, (offset,))
             try:
-                yield (Held(*row) for row in rows)
+                yield (BlockInfo(*row) for row in rows)
             finally:
                 rows.close()
 

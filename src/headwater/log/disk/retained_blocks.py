@@ -11,7 +11,7 @@ from headwater.log.disk.block_codec import encode_group
 from headwater.log.disk.block_reader import Reader
 from headwater.log.disk.log_writer import Writer
 from headwater.log.disk.retention import held_back, next_horizon, runs
-from headwater.log.log import Held, Retention
+from headwater.log.log import BlockInfo, Retention
 from headwater.log.transaction_parts import BLOCK_CHANGES, joined
 from headwater.model.change import Transaction
 
@@ -34,7 +34,7 @@ class RetainedBlocks:
         self._writer, self._reader = writer, reader
         self._due = 0  # the horizon if nothing were held
 
-    def sizes(self) -> list[Held]:
+    def sizes(self) -> list[BlockInfo]:
         """See Log.blocks."""
         with self._writer().file.connection() as connection:
             return _blocks_after(connection, -1, -1)
@@ -82,7 +82,7 @@ class RetainedBlocks:
                 if len(blocks) < MERGE_STEP:
                     return 0
 
-    def _join(self, writer: Writer, run: list[Held]) -> int:
+    def _join(self, writer: Writer, run: list[BlockInfo]) -> int:
         parts: list[Transaction] = []
         while not parts or parts[-1].upto < run[-1].upto:
             offset = parts[-1].upto + 1 if parts else run[0].first
@@ -99,9 +99,9 @@ class RetainedBlocks:
         return len(run) - len(blocks)
 
 
-def _blocks_after(connection: apsw.Connection, first: int, limit: int) -> list[Held]:
+def _blocks_after(connection: apsw.Connection, first: int, limit: int) -> list[BlockInfo]:
     """Return at most `limit` blocks that begin after `first`."""
-    return [Held(*row) for row in connection.execute(_BLOCKS, (first, limit))]
+    return [BlockInfo(*row) for row in connection.execute(_BLOCKS, (first, limit))]
 
 
 def _block_of(connection: apsw.Connection, offset: int) -> int:

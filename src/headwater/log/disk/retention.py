@@ -9,14 +9,14 @@ from itertools import accumulate
 import msgspec
 
 from headwater.log.disk.block_codec import MAX_RAW
-from headwater.log.log import Held, Retention
+from headwater.log.log import BlockInfo, Retention
 from headwater.log.transaction_parts import BLOCK_CHANGES
 
 SLACK = 2  # a step may be so many times its size for the sake of a whole transaction
 
 
 def next_horizon(
-    retention: Retention, oldest: Iterable[Held], *, horizon: int, latest: int, total: int, now_ms: int
+    retention: Retention, oldest: Iterable[BlockInfo], *, horizon: int, latest: int, total: int, now_ms: int
 ) -> int:
     """Return the next horizon, never an earlier one: exact by the count, block by block for bytes and age.
 
@@ -32,7 +32,7 @@ def next_horizon(
     return horizon
 
 
-class Spent(msgspec.Struct, frozen=True):
+class EvictionProgress(msgspec.Struct, frozen=True):
     """How close a cursor is to being evicted by bytes and by age."""
 
     share: float = 0.0  # of the stricter limit; from 1 on the cursor is evicted
@@ -40,19 +40,19 @@ class Spent(msgspec.Struct, frozen=True):
     expires_at_ms: int | None = None  # when the limit by age is reached; None: there is none, or nothing is unread
 
 
-class Kept:
+class RetentionLimits:
     """The limits by bytes and age, measured by the blocks of one moment."""
 
-    def __init__(self, retention: Retention, blocks: Sequence[Held]) -> None:
+    def __init__(self, retention: Retention, blocks: Sequence[BlockInfo]) -> None:
         self._retention, self._blocks = retention, blocks
         self._uptos = [block.upto for block in blocks]
         self._bytes = [*accumulate((block.bytes for block in reversed(blocks)), initial=0)][::-1]  # from each block on
 
-    def spent(self, cursor: int, *, now_ms: int) -> Spent:
+    def spent(self, cursor: int, *, now_ms: int) -> EvictionProgress:
         """Return how much of both limits a reader at `cursor` has used."""
         place = bisect_right(self._uptos, cursor)
         if place == len(self._blocks):
-            return Spent()
+            return EvictionProgress()
         block, retention = self._blocks[place], self._retention
         shares, remaining, expires = [0.0], None, None
         if retention.bytes is not None:
@@ -62,7 +62,7 @@ class Kept:
         if retention.age_ms is not None:
             shares.append((now_ms - block.commit_ms_last) / retention.age_ms)
             expires = block.commit_ms_last + retention.age_ms
-        return Spent(max(shares), remaining, expires)
+        return EvictionProgress(max(shares), remaining, expires)
 
 
 def held_back(due: int, hold: int | None, *, horizon: int) -> int:
@@ -70,19 +70,19 @@ def held_back(due: int, hold: int | None, *, horizon: int) -> int:
     return due if hold is None else max(horizon, min(due, hold))
 
 
-def _over(retention: Retention, block: Held, latest: int, total: int, now_ms: int) -> bool:
+def _over(retention: Retention, block: BlockInfo, latest: int, total: int, now_ms: int) -> bool:
     too_many = retention.bytes is not None and total > retention.bytes and block.upto < latest
     too_old = retention.age_ms is not None and block.commit_ms_last < now_ms - retention.age_ms
     return too_many or too_old
 
 
-def runs(blocks: Iterable[Held]) -> Iterator[list[Held]]:
+def runs(blocks: Iterable[BlockInfo]) -> Iterator[list[BlockInfo]]:
     """Yield runs of adjacent blocks that fit into one, each as long as possible.
 
     The last run is left out: it may still grow, and rewriting a block at every commit would cost more
     than it saves.
     """
-    run: list[Held] = []
+    run: list[BlockInfo] = []
     count = raw = 0
     for block in blocks:
         if run and (count + block.count > BLOCK_CHANGES or raw + block.raw > MAX_RAW):
@@ -92,7 +92,7 @@ def runs(blocks: Iterable[Held]) -> Iterator[list[Held]]:
         count, raw = count + block.count, raw + block.raw
 
 
-def step_end(blocks: Iterable[Held], after: int, *, latest: int, changes: int, bytes: int) -> int:
+def step_end(blocks: Iterable[BlockInfo], after: int, *, latest: int, changes: int, bytes: int) -> int:
     """Return the last offset of a step after `after`, by the sizes of the blocks from the one with `after + 1` on."""
     end = after
     for block in blocks:

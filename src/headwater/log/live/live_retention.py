@@ -8,13 +8,13 @@ from collections.abc import Callable
 import msgspec
 
 from headwater.errors import OffsetExpired
-from headwater.log.disk.retention import Kept, Spent
+from headwater.log.disk.retention import EvictionProgress, RetentionLimits
 from headwater.log.live.head import Head
 from headwater.log.log import Log, Retention
 
 MEASURE_SECONDS = 1.0  # between two measurements of the blocks
 MEASURE_SHARE = 20  # a measurement may take one part in so many of the time
-_UNLIMITED = Kept(Retention(), ())
+_UNLIMITED = RetentionLimits(Retention(), ())
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -115,10 +115,10 @@ class LiveRetention:
         began = self._clock()
         if (retention.bytes is None and retention.age_ms is None) or began < self._measure_at:
             return
-        self._kept = Kept(retention, self._wrapped.blocks())
+        self._kept = RetentionLimits(retention, self._wrapped.blocks())
         self._measure_at = began + max(MEASURE_SECONDS, MEASURE_SHARE * (self._clock() - began))
 
-    def spent(self, cursor: int) -> Spent:
+    def spent(self, cursor: int) -> EvictionProgress:
         """Return how close a reader at `cursor` is to being evicted by bytes and age."""
         return self._kept.spent(cursor, now_ms=self._now_ms())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.log.log import Held, Log
+from headwater.log.log import BlockInfo, Log
 
 
 class WrappedLog:
@@ -42,7 +42,7 @@ class WrappedLog:
         """Keep `notes` durably, all in one step."""
         self.wrapped.set_notes(**notes)
 
-    def blocks(self) -> list[Held]:
+    def blocks(self) -> list[BlockInfo]:
         """Return the blocks that are kept, the oldest first."""
         return self.wrapped.blocks()
 

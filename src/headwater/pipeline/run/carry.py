@@ -20,9 +20,9 @@ from headwater.model.keys.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.failure import cause_of
 from headwater.pipeline.run.events import Watcher
-from headwater.pipeline.run.ownership import Heart
+from headwater.pipeline.run.ownership import LeaseRenewal
 from headwater.pipeline.run.progress import MetaStore
-from headwater.pipeline.run.shape_changes import beyond_held, came_filled, following
+from headwater.pipeline.run.shape_changes import following, has_initial_values, with_next_shape_change
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
 from headwater.pipeline.run.stages import (
     FAIL,
@@ -37,13 +37,13 @@ from headwater.pipeline.run.stages import (
     Wait,
     decide,
     lowest,
-    standing,
+    span_progress,
 )
-from headwater.pipeline.run.table_plan import check_choice, check_origin, chosen
+from headwater.pipeline.run.table_plan import carried_table, check_choice, check_origin
 from headwater.pipeline.run.task import SNAPSHOT, STAGES, RangeProgress, Task
 from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Sink, State
 from headwater.pipeline.spark.frames import Server, changes_frame, rows_frame
-from headwater.pipeline.transform.compaction import about
+from headwater.pipeline.transform.compaction import change_columns
 from headwater.pipeline.transform.row_counts import Counting
 from headwater.pipeline.transform.schema import rows_schema
 from headwater.pipeline.transform.whole_rows import READ_AGAIN, check_whole, fill_unknown, refuse_unknown
@@ -57,7 +57,7 @@ ATTEMPTS = 8  # failures in a row (with `once`), or unfinished snapshots in a ro
 RESET = "reset"
 
 
-class Carried(msgspec.Struct, frozen=True):
+class CarryResult(msgspec.Struct, frozen=True):
     """The result of carrying one table."""
 
     task: Task
@@ -79,7 +79,7 @@ class Carry:
         meta: MetaStore,
         watcher: Watcher,
         *,
-        heart: Heart,
+        heart: LeaseRenewal,
         stop: threading.Event,
         until_caught_up: bool,
     ) -> None:
@@ -92,13 +92,13 @@ class Carry:
         self._goal: int | None = None  # with `once`: the head of the log at the first request
         self._rows = 0
         self._copied: State | None = None
-        self._told = ""
+        self._reported_stage = ""
         self._anew = ""  # why a failure makes a new snapshot necessary
         self._begun = 0  # snapshots in a row that were not finished
         self._is_sparing = False  # whether the source may leave values out
         self._held = ""  # the plan for which the server retains the log
 
-    def run(self) -> Carried:
+    def run(self) -> CarryResult:
         """Run until stopped, cancelled or, with `once`, caught up; raise errors that a retry cannot fix."""
         failures = 0
         try:
@@ -114,7 +114,7 @@ class Carry:
                     self._take_in(cause_of(error), failures)
             state = self._sink.state()
             self._copy(state)
-            return Carried(self._task, 0 if state is None else state.offset, self._rows)
+            return CarryResult(self._task, 0 if state is None else state.offset, self._rows)
         finally:
             self._client.close()
 
@@ -163,20 +163,20 @@ class Carry:
         return Begin(RESET) if self._meta.is_reset(self._task) else None
 
     def _next(self, state: State | None) -> Action:
-        seen = self._look(state)
-        self._is_sparing = bool(seen.remedy)
+        status = self._describe(state)
+        self._is_sparing = bool(status.remedy)
         if not self._keeps:
-            check_whole(seen)
+            check_whole(status)
         if self._once:
-            self._goal = seen.latest if self._goal is None else self._goal
-            seen = msgspec.structs.replace(seen, latest=min(seen.latest, max(self._goal, self._needed(state))))
+            self._goal = status.latest if self._goal is None else self._goal
+            status = msgspec.structs.replace(status, latest=min(status.latest, max(self._goal, self._needed(state))))
         if state is None:
             return Begin(FIRST)
         check_choice(state.plan, self._table)
         return decide(
             state,
-            seen,
-            shape=self._shape(state, seen),
+            status,
+            shape=self._shape(state, status),
             policy=self._table.schema,
             wave=2 * self._spec.parallelism,
         )
@@ -186,20 +186,20 @@ class Carry:
         """Return whether the sink has the unchanged values: with `where`, it lacks rows that match only now."""
         return self._sink.keeps and self._sink.mode == UPSERT and not self._table.where
 
-    def _shape(self, state: State, seen: Described) -> int:
+    def _shape(self, state: State, status: Described) -> int:
         """Return the table version of the sink's columns; 0 if the sink took it before it was final."""
         has = state.plan.table
-        is_same = has.version != seen.table.version or chosen(self._table, seen.table).names == has.names
+        is_same = has.version != status.table.version or carried_table(self._table, status.table).names == has.names
         return has.version if is_same or self._table.schema == PIN else 0
 
-    def _look(self, state: State | None) -> Described:
+    def _describe(self, state: State | None) -> Described:
         table = self._table
         if state is None:
             return self._client.describe(table.db, table.table)
         step = (self._spec.step_rows, self._spec.step_bytes)
         shape = state.plan.table.version
-        seen = self._client.describe(table.db, table.table, after=state.offset, shape=shape, step=step)
-        return beyond_held(self._client, table, state, seen)
+        status = self._client.describe(table.db, table.table, after=state.offset, shape=shape, step=step)
+        return with_next_shape_change(self._client, table, state, status)
 
     def _needed(self, state: State | None) -> int:
         """Return the offset up to which the log must be read so that all spans are even, whatever the goal is."""
@@ -247,7 +247,7 @@ class Carry:
             registered.generation,
             registered.version,
             spans,
-            chosen(self._table, now, None if state is None or reason == RESET else state.plan.table),
+            carried_table(self._table, now, None if state is None or reason == RESET else state.plan.table),
             db=table.db,
             columns=table.columns,
             where=table.where,
@@ -272,7 +272,7 @@ class Carry:
             where=self._table.where,
             ends=self._sink.needs_ends,
         )
-        self._tell(SNAPSHOT)
+        self._report_stage(SNAPSHOT)
         began = time.monotonic()
         counting = Counting(frame, end=frame.columns[-1] if self._sink.needs_ends else None)
         rows = self._counted(counting, lambda counted: self._sink.load(counted, state.plan, parts))
@@ -297,15 +297,15 @@ class Carry:
             frame = frame.coalesce(1)  # one task reads the frame, and nothing is shuffled
         began = time.monotonic()
         frame = fill_unknown(frame, shape) if self._is_sparing and self._keeps else refuse_unknown(frame)
-        counting = Counting(frame, about(frame).change_type)
+        counting = Counting(frame, change_columns(frame).change_type)
         changes = self._counted(counting, lambda counted: self._sink.apply(counted, step, shape))
         self._watcher.stepped(self._task, step.upto, changes, time.monotonic() - began)
 
     def _evolve(self, state: State) -> None:
         """Take one change of the shape: two changes later, a column with this name may be a different column."""
-        seen = self._look(state)
-        shape = following(self._table, state.plan.table, seen)
-        if self._sink.mode == UPSERT and came_filled(self._client, self._table, state, seen, shape):
+        status = self._describe(state)
+        shape = following(self._table, state.plan.table, status)
+        if self._sink.mode == UPSERT and has_initial_values(self._client, self._table, state, status, shape):
             self._anew = SCHEMA_CHANGED
         else:
             self._sink.evolve(shape)
@@ -333,8 +333,8 @@ class Carry:
 
     def _live(self, after: int) -> None:
         table = self._table
-        seen = self._client.describe(table.db, table.table, after=after, wait_ms=WAIT_MS)
-        self._watcher.live(self._task, after, seen.latest)
+        status = self._client.describe(table.db, table.table, after=after, wait_ms=WAIT_MS)
+        self._watcher.live(self._task, after, status.latest)
 
     def _counted(self, counting: Counting, act: Callable[[DataFrame], None]) -> int:
         """Run `act` on the frame; return how many rows or changes Spark counted."""
@@ -354,19 +354,19 @@ class Carry:
         rows = [_row(state, each) for each in self._ranges]
         self._meta.save(self._task, rows, self._heart.fence)
         stage = min((row.stage for row in rows), key=STAGES.index, default="register")
-        self._tell(stage)
+        self._report_stage(stage)
         for row in rows:
             self._watcher.range_moved(self._task, row)
         self._copied = state
 
-    def _tell(self, stage: str) -> None:
-        if stage != self._told:
-            self._told = stage
+    def _report_stage(self, stage: str) -> None:
+        if stage != self._reported_stage:
+            self._reported_stage = stage
             self._watcher.stage(self._task, stage)
 
 
 def _row(state: State, each: Range) -> RangeProgress:
-    found = standing(state, each.span)
+    found = span_progress(state, each.span)
     return RangeProgress(
         range_id=each.id,
         epoch=each.epoch,

@@ -77,7 +77,7 @@ class Watcher(Protocol):
         ...
 
 
-class Silent:
+class NullWatcher:
     """A receiver that ignores all events."""
 
     def started(self, task: Task, reason: str, rows: int, ranges: int) -> None: ...

@@ -8,25 +8,25 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headwater.pipeline.run.ownership import Heart
+from headwater.pipeline.run.ownership import LeaseRenewal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GRACE_SECONDS = 20.0  # for a running commit after a stop request; supervisors kill after 30
-_LOOK_SECONDS = 0.5
+_CHECK_SECONDS = 0.5
 
 
-class Brake:
+class JobCancellation:
     """A context manager for the thread that starts the jobs. Cancellation is safe: a commit is atomic."""
 
-    def __init__(self, spark: SparkSession, heart: Heart, stop: threading.Event, what: str) -> None:
+    def __init__(self, spark: SparkSession, heart: LeaseRenewal, stop: threading.Event, what: str) -> None:
         self._spark, self._heart, self._stop = spark, heart, stop
         self._group, self._what = f"headwater-{secrets.token_hex(8)}", what
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"brake of {what}", daemon=True)
 
-    def __enter__(self) -> Brake:
+    def __enter__(self) -> JobCancellation:
         self._spark.sparkContext.setJobGroup(self._group, self._what, interruptOnCancel=True)
         self._thread.start()
         return self
@@ -37,7 +37,7 @@ class Brake:
 
     def _watch(self) -> None:
         asked = 0.0
-        while not self._over.wait(_LOOK_SECONDS):
+        while not self._over.wait(_CHECK_SECONDS):
             if self._stop.is_set():
                 asked = asked or time.monotonic()
             if self._heart.lost.is_set() or (asked and time.monotonic() - asked > GRACE_SECONDS):

@@ -83,7 +83,7 @@ class _Lapse(threading.Event):
         return super().is_set() or self._is_over()
 
 
-class Heart:
+class LeaseRenewal:
     """A lease that a thread renews until `stop`; `lost` is set as soon as another server may hold the lease."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Heart:
             with suppress(HeadwaterError):  # the lease expires by itself
                 release(self._meta, self._task, self._owner, self.fence)
 
-    def beat(self) -> bool:
+    def renew(self) -> bool:
         """Renew once; return whether the lease is still ours: without an answer of the store, until it expires."""
         asked = self._clock()
         try:
@@ -126,5 +126,5 @@ class Heart:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._seconds / BEATS):
-            if not self.beat():
+            if not self.renew():
                 return

@@ -143,7 +143,7 @@ class MetaStore:
 
     def begun(self, task: Task, fence: int) -> None:
         """Record that the sink has begun a snapshot, which completes a requested reset."""
-        self._tell(task, fence, resnapshot=0)
+        self._update(task, fence, resnapshot=0)
 
     def progress(self, task: Task) -> list[RangeProgress]:
         """Return the ranges of the task in key order, as last saved."""
@@ -155,7 +155,7 @@ class MetaStore:
     def save(self, task: Task, rows: Sequence[RangeProgress], fence: int) -> None:
         """Replace the progress of a task; raise NotOwner if another server has taken the task."""
         with self.database.transaction() as connection:
-            self._told(connection, task, fence)
+            self._update_row(connection, task, fence)
             connection.execute(sa.delete(PROGRESS).where(*_named(task.name, task.db, task.table, PROGRESS)))
             if rows:
                 connection.execute(sa.insert(PROGRESS), [_columns(task, row) for row in rows])
@@ -163,7 +163,7 @@ class MetaStore:
     def fail(self, task: Task, reason: str, fence: int | None = None) -> None:
         """Record that the task and its ranges failed; the next lease clears the error."""
         with self.database.transaction() as connection:
-            self._told(connection, task, fence, error=reason)
+            self._update_row(connection, task, fence, error=reason)
             connection.execute(
                 sa.update(PROGRESS)
                 .where(*_named(task.name, task.db, task.table, PROGRESS))
@@ -172,17 +172,17 @@ class MetaStore:
 
     def verified(self, task: Task, offset: int) -> None:
         """Record that source and sink were equal at `offset`."""
-        self._tell(task, None, verified_through=offset)
+        self._update(task, None, verified_through=offset)
 
     def ledger(self, task: Task, fence: int | None = None) -> Ledger:
         """Return the ledger for a sink that stores no state; with a fence, only the owner can write."""
         return Ledger(self, task, fence)
 
-    def _tell(self, task: Task, fence: int | None, **values: Any) -> None:
+    def _update(self, task: Task, fence: int | None, **values: Any) -> None:
         with self.database.transaction() as connection:
-            self._told(connection, task, fence, **values)
+            self._update_row(connection, task, fence, **values)
 
-    def _told(self, connection: sa.Connection, task: Task, fence: int | None, **values: Any) -> None:
+    def _update_row(self, connection: sa.Connection, task: Task, fence: int | None, **values: Any) -> None:
         """Write `values` if the fence is the newest; as the first statement it locks out others until the commit."""
         fenced = [] if fence is None else [SUBSCRIBE.c.fence == fence]
         update = sa.update(SUBSCRIBE).where(of_task(task), *fenced).values(**values, updated_ms=self.database.now)
@@ -204,7 +204,7 @@ class Ledger:
 
     def save(self, state: State) -> None:
         """Store the state; raise NotOwner if another server has taken the task."""
-        self._store._tell(self._task, self._fence, state=_pack(state))
+        self._store._update(self._task, self._fence, state=_pack(state))
 
 
 # --- rows and values -------------------------------------------------------------------------------------

@@ -10,15 +10,15 @@ from headwater.pipeline.transform.schema import rows_schema
 PATIENCE_SECONDS = 3.0  # longest wait for a server that does not answer: it may be starting
 TIMEOUT_SECONDS = 5.0
 
-Seen = Described | HeadwaterError | None
+TableAnswer = Described | HeadwaterError | None
 
 
-def greet(spec: PipelineSpec) -> list[Seen]:
+def describe_tables(spec: PipelineSpec) -> list[TableAnswer]:
     """Return the server's description of each table, or its error; None if the server asks for a retry.
 
     Raise Unavailable if no server answers at the address.
     """
-    found: list[Seen] = []
+    found: list[TableAnswer] = []
     with Client(spec.server, token_file=spec.token_file, timeout=TIMEOUT_SECONDS, patience=PATIENCE_SECONDS) as client:
         for table in spec.tables:
             try:
@@ -42,7 +42,7 @@ def hint_of(spec: PipelineSpec, where: str) -> str:
     return f"Is `headwater serve` running? `server` in {where} says {spec.server}"
 
 
-def refusal(seen: Seen, table: TableSpec, *, is_new: bool) -> HeadwaterError | None:
+def refusal(seen: TableAnswer, table: TableSpec, *, is_new: bool) -> HeadwaterError | None:
     """Return why `table` cannot be carried. Only a new sink's columns are checked: others follow the table's shape."""
     if not isinstance(seen, Described):
         return seen

@@ -19,7 +19,7 @@ from headwater.config.setting_types import (
     NAMES,
     TEXT,
     TEXTS,
-    Kind,
+    SettingType,
     integer,
     need,
     one_of,
@@ -46,8 +46,8 @@ def _server(value: Any) -> str:
     return str(value).rstrip("/")
 
 
-NAME = Kind("a name of letters, digits, _ . and -, at most 64", _name)
-SERVER = Kind("a URL like http://127.0.0.1:7171, without a password", _server)
+NAME = SettingType("a name of letters, digits, _ . and -, at most 64", _name)
+SERVER = SettingType("a URL like http://127.0.0.1:7171, without a password", _server)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Key(NamedTuple):
     """One key of a pipeline file."""
 
     name: str
-    kind: Kind
+    kind: SettingType
     default: Any
     doc: str
 
@@ -138,7 +138,9 @@ TABLE_KEYS = (
     Key("table", TEXT, MISSING, "the table; this or `tables` is needed"),
     Key("tables", NAMES, MISSING, "several tables of one database that go to sinks of one kind"),
     *_keys(TableSpec),
-    Key("sink", Kind("a table with kind and settings", _table), MISSING, "where it goes, as [table.sink]; needed"),
+    Key(
+        "sink", SettingType("a table with kind and settings", _table), MISSING, "where it goes, as [table.sink]; needed"
+    ),
 )
 
 

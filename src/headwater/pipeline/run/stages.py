@@ -66,39 +66,39 @@ class Wait(msgspec.Struct, frozen=True):
 Action = Begin | Load | Apply | Evolve | Wait
 
 
-def decide(state: State | None, seen: Described, *, shape: int, policy: str, wave: int) -> Action:
-    """Return the next action. `seen` describes the log, requested with the sink's offset and `shape`.
+def decide(state: State | None, status: Described, *, shape: int, policy: str, wave: int) -> Action:
+    """Return the next action. `status` describes the log, requested with the sink's offset and `shape`.
 
     `shape` is the table version of the sink's columns, `wave` the number of spans read at a time.
     """
     if state is None:
         return Begin(FIRST)
-    if lost := why_lost(state, seen):
+    if lost := why_lost(state, status):
         return Begin(lost)
-    is_same = seen.table.version == shape
+    is_same = status.table.version == shape
     if policy == FAIL and not is_same:
         raise SchemaChanged(
-            f"table {seen.table.name!r} has another shape since offset {seen.schema_changed_at or state.offset}",
+            f"table {status.table.name!r} has another shape since offset {status.schema_changed_at or state.offset}",
             hint="Set schema to `evolve` or `pin`, or reset the pipeline to take a new snapshot.",
         )
     if missing := state.missing:
         return Load(tuple(missing[:wave])) if is_same else Begin(SCHEMA_CHANGED)
-    if is_same or (policy == PIN and seen.changed_to is None):  # otherwise a pinned column was dropped
-        is_done = state.is_even and seen.latest <= state.offset
-        return Wait(state.offset) if is_done else _apply(state, seen, seen.latest, shape)
-    if seen.resnapshot or _was_read_after(state, seen.schema_changed_at):
+    if is_same or (policy == PIN and status.changed_to is None):  # otherwise a pinned column was dropped
+        is_done = state.is_even and status.latest <= state.offset
+        return Wait(state.offset) if is_done else _apply(state, status, status.latest, shape)
+    if status.resnapshot or _was_read_after(state, status.schema_changed_at):
         return Begin(SCHEMA_CHANGED)
-    if seen.schema_changed_at is None or seen.schema_changed_at <= state.offset + 1:
+    if status.schema_changed_at is None or status.schema_changed_at <= state.offset + 1:
         return Evolve()
-    return _apply(state, seen, seen.schema_changed_at - 1, shape)
+    return _apply(state, status, status.schema_changed_at - 1, shape)
 
 
-def why_lost(state: State, seen: Described) -> str:
+def why_lost(state: State, status: Described) -> str:
     """Return why the log cannot bring the sink up to date; "" if it can."""
-    if state.plan.generation != seen.generation:
+    if state.plan.generation != status.generation:
         return LOG_GENERATION_CHANGED
     needed = lowest(state)
-    return WAL_HORIZON_EXCEEDED if needed is not None and needed + 1 < seen.horizon else ""
+    return WAL_HORIZON_EXCEEDED if needed is not None and needed + 1 < status.horizon else ""
 
 
 def lowest(state: State) -> int | None:
@@ -113,8 +113,8 @@ def _was_read_after(state: State, changed_at: int | None) -> bool:
     return changed_at is not None and any(version >= changed_at for version in state.loaded.values())
 
 
-def _apply(state: State, seen: Described, latest: int, shape: int) -> Apply:
-    upto = min(latest, seen.step_upto or latest)
+def _apply(state: State, status: Described, latest: int, shape: int) -> Apply:
+    upto = min(latest, status.step_upto or latest)
     if not state.is_even:  # spans may have been read at higher offsets than the step would reach
         upto = max(upto, min(state.reached(span) for span in state.plan.spans))
     step = Step(state.plan.id, state.plan.generation, state.offset, max(upto, state.offset))
@@ -124,7 +124,7 @@ def _apply(state: State, seen: Described, latest: int, shape: int) -> Apply:
     return Apply(step, shape, tuple(each for each in slices if each.after < each.upto))
 
 
-class Standing(msgspec.Struct, frozen=True):
+class SpanProgress(msgspec.Struct, frozen=True):
     """The progress of one range of the server, derived from the state of the sink."""
 
     stage: str  # register, snapshot, log
@@ -133,7 +133,7 @@ class Standing(msgspec.Struct, frozen=True):
     last_offset: int
 
 
-def standing(state: State, span: Span) -> Standing:
+def span_progress(state: State, span: Span) -> SpanProgress:
     """Return the progress of `span`, any interval of keys. Ranges split and merge; the sink's spans stay as planned.
 
     A child range thus has the stage, the version and the last key of its parent, limited to its own keys.
@@ -144,10 +144,10 @@ def standing(state: State, span: Span) -> Standing:
     versions = [state.loaded.get(each, state.offset) for each in inside if each not in missing]
     if not missing.intersection(inside):
         reached = min((state.reached(each) for each in inside), default=state.offset)
-        return Standing("log", min(versions, default=state.plan.offset), b"", reached)
+        return SpanProgress("log", min(versions, default=state.plan.offset), b"", reached)
     last = max(span.start, loaded[-1].end or b"") if loaded else span.start
     stage = "snapshot" if len(missing) < len(state.plan.spans) else "register"
-    return Standing(stage, min(versions, default=state.plan.offset), last, 0)
+    return SpanProgress(stage, min(versions, default=state.plan.offset), last, 0)
 
 
 def _prefix(inside: Sequence[Span], missing: set[Span]) -> list[Span]:

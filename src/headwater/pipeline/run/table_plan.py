@@ -11,7 +11,7 @@ from headwater.pipeline.run.stages import PIN
 from headwater.pipeline.sinks.sink import Plan
 
 
-def chosen(spec: TableSpec, table: Table, held: Table | None = None) -> Table:
+def carried_table(spec: TableSpec, table: Table, held: Table | None = None) -> Table:
     """Return `table` with the carried columns, always with its key; a pinned table has the columns of `held`."""
     if held is not None and spec.schema == PIN:
         return _pinned(table, held)

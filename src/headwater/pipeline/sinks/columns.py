@@ -15,7 +15,7 @@ def numbered(frame: DataFrame) -> DataFrame:
     return frame.toDF(*map(str, range(len(frame.columns))))
 
 
-def came_again(name: str) -> PipelineError:
+def column_reappeared(name: str) -> PipelineError:
     """Return the error for a new column whose name has old values in the sink, which keeps dropped columns."""
     return PipelineError(
         f"column {name!r} was dropped and added again, and the sink still has values of the dropped column",

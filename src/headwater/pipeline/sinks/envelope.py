@@ -9,7 +9,7 @@ from headwater import __version__
 from headwater.model.table import Table
 from headwater.pipeline.sinks.history import as_history
 from headwater.pipeline.sinks.sink import DEBEZIUM, Part
-from headwater.pipeline.transform.compaction import DELETE, PREIMAGE, About, about, quoted
+from headwater.pipeline.transform.compaction import DELETE, PREIMAGE, ChangeColumns, change_columns, quoted
 from headwater.pipeline.transform.scd2 import SNAPSHOT
 from headwater.pipeline.transform.schema import identity_of, rows_schema
 
@@ -34,19 +34,19 @@ class Envelope:
         """Return the envelopes of snapshot rows; partition i of the frame holds the rows of part i."""
         from pyspark.sql import functions as f
 
-        told = as_history(frame, table, parts)
-        image = _image(told)
-        lines = told.select(f.lit(SNAPSHOT).alias("op"), f.when(f.lit(False), image).alias("old"), image.alias("new"))
-        return self._written(lines, table, frame.columns, about(told))
+        about = as_history(frame, table, parts)
+        image = _image(about)
+        lines = about.select(f.lit(SNAPSHOT).alias("op"), f.when(f.lit(False), image).alias("old"), image.alias("new"))
+        return self._written(lines, table, frame.columns, change_columns(about))
 
     def of_changes(self, frame: DataFrame, table: Table) -> DataFrame:
         """Return the envelopes of changes, one per update; those of one key are in one partition, by offset."""
         from pyspark.sql import functions as f
 
-        told = about(frame)
-        is_old = f.col(quoted(told.change_type)).isin(PREIMAGE, DELETE)
+        about = change_columns(frame)
+        is_old = f.col(quoted(about.change_type)).isin(PREIMAGE, DELETE)
         images = frame.select(
-            f.col(quoted(told.offset)).alias("at"), is_old.alias("is_old"), _image(frame).alias("image")
+            f.col(quoted(about.offset)).alias("at"), is_old.alias("is_old"), _image(frame).alias("image")
         )
         paired = images.groupBy("at").agg(
             f.first(f.when(f.col("is_old"), f.col("image")), ignorenulls=True).alias("old"),
@@ -54,7 +54,7 @@ class Envelope:
         )
         placed = paired.select("at", f.posexplode(self._lines(table)).alias("place", "line"))
         lines = placed.select("at", "place", "line.op", "line.old", "line.new")
-        made = self._written(lines, table, frame.columns[:-5], told, "at", "place")
+        made = self._written(lines, table, frame.columns[:-5], about, "at", "place")
         return made.repartition("key").sortWithinPartitions("at", "place").select("key", "value")
 
     def _lines(self, table: Table) -> Column:
@@ -80,7 +80,9 @@ class Envelope:
             .otherwise(f.array(*gone, *come))
         )
 
-    def _written(self, lines: DataFrame, table: Table, columns: Sequence[str], told: About, *kept: str) -> DataFrame:
+    def _written(
+        self, lines: DataFrame, table: Table, columns: Sequence[str], about: ChangeColumns, *kept: str
+    ) -> DataFrame:
         from pyspark.sql import functions as f
 
         misfit = rows_schema(table).names[-1]
@@ -88,26 +90,26 @@ class Envelope:
         shown = [name for name in columns if name != misfit]
         key = f.to_json(f.struct(*(row[name].alias(name) for name in identity_of(table))), _JSON)
         write = self._debezium if self._form == DEBEZIUM else self._plain
-        value = f.to_json(f.struct(*write(table, shown, row, told), row[misfit].alias("misfit")), _JSON)
+        value = f.to_json(f.struct(*write(table, shown, row, about), row[misfit].alias("misfit")), _JSON)
         return lines.select(*kept, key.alias("key"), f.when(f.col("op").isNotNull(), value).alias("value"))
 
-    def _plain(self, table: Table, shown: Sequence[str], row: Column, told: About) -> list[Column]:
+    def _plain(self, table: Table, shown: Sequence[str], row: Column, about: ChangeColumns) -> list[Column]:
         from pyspark.sql import functions as f
 
         return [
             f.col("op"),
             f.lit(table.name).alias("table"),
-            row[told.offset].alias("offset"),
-            row[told.txn].alias("txn"),
-            f.unix_millis(row[told.commit_timestamp]).alias("ts_ms"),
+            row[about.offset].alias("offset"),
+            row[about.txn].alias("txn"),
+            f.unix_millis(row[about.commit_timestamp]).alias("ts_ms"),
             _shown("old", shown).alias("before"),
             _shown("new", shown).alias("after"),
         ]
 
-    def _debezium(self, table: Table, shown: Sequence[str], row: Column, told: About) -> list[Column]:
+    def _debezium(self, table: Table, shown: Sequence[str], row: Column, about: ChangeColumns) -> list[Column]:
         from pyspark.sql import functions as f
 
-        ts, offset, txn = f.unix_millis(row[told.commit_timestamp]), row[told.offset], row[told.txn]
+        ts, offset, txn = f.unix_millis(row[about.commit_timestamp]), row[about.offset], row[about.txn]
         source = f.struct(
             f.lit(__version__).alias("version"),
             f.lit("headwater").alias("connector"),

@@ -13,7 +13,7 @@ import msgspec
 from headwater.errors import SinkFenced, SinkUnfit
 from headwater.model.table import Table
 from headwater.pipeline.sinks.sink import HISTORY, Part, Plan, State, Step, check
-from headwater.pipeline.transform.compaction import about, quoted
+from headwater.pipeline.transform.compaction import change_columns, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,7 +75,7 @@ class LedgerSink:
         todo = check(self.state(), step)
         if todo is None:
             return
-        self._send_changes(frame.where(f"{quoted(about(frame).offset)} > {todo.after}"), todo, table)
+        self._send_changes(frame.where(f"{quoted(change_columns(frame).offset)} > {todo.after}"), todo, table)
         state = self._of_plan(step.plan)
         loaded = {span: version for span, version in state.loaded.items() if version > step.upto}
         self._ledger.save(State(state.plan, max(state.offset, step.upto), loaded))

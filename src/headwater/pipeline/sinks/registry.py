@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headwater.config.reader import read_values
 from headwater.config.setting_types import FLAG, TEXT, TEXTS, integer, one_of
-from headwater.config.setting_types import Kind as SettingKind
+from headwater.config.setting_types import SettingType as SettingKind
 from headwater.errors import ConfigError
 from headwater.model.suggestion import nearest
 from headwater.pipeline.sinks.sink import FORMATS, MODES, Sink
@@ -25,7 +25,7 @@ class Needs(NamedTuple):
     ledger: Any = None  # load() and save(State), for sinks that cannot store their own state
 
 
-class Kind(NamedTuple):
+class SinkKind(NamedTuple):
     """One kind of sink: the function that creates it, its settings and its delivery guarantee."""
 
     module: str
@@ -54,12 +54,12 @@ _SQL = {
 _KAFKA = {"servers": TEXT, "topic": TEXT, "format": one_of(*FORMATS), "tombstones": FLAG, "options": TEXTS}
 
 KINDS = {
-    "delta": Kind("delta.delta", "open_delta", _DELTA, ("path",)),
-    "delta-spark": Kind("delta.delta_spark", "open_delta_spark", _DELTA, ("path",)),
-    "parquet": Kind("parquet.parquet", "open_parquet", _PARQUET, ("path",)),
-    "sql": Kind("sql.sql", "open_sql", _SQL, ("table",)),
-    "kafka": Kind("kafka", "open_kafka", _KAFKA, ("servers", "topic"), exactly_once=False),
-    "foreach": Kind("foreach", "open_foreach", {"function": TEXT}, ("function",), exactly_once=False),
+    "delta": SinkKind("delta.delta", "open_delta", _DELTA, ("path",)),
+    "delta-spark": SinkKind("delta.delta_spark", "open_delta_spark", _DELTA, ("path",)),
+    "parquet": SinkKind("parquet.parquet", "open_parquet", _PARQUET, ("path",)),
+    "sql": SinkKind("sql.sql", "open_sql", _SQL, ("table",)),
+    "kafka": SinkKind("kafka", "open_kafka", _KAFKA, ("servers", "topic"), exactly_once=False),
+    "foreach": SinkKind("foreach", "open_foreach", {"function": TEXT}, ("function",), exactly_once=False),
 }
 
 
@@ -93,7 +93,7 @@ def open_sink(kind: str, settings: dict[str, Any], *, name: str, spark: SparkSes
     return make(read_settings(kind, settings), Needs(name, spark, ledger))
 
 
-def _kind(kind: str) -> Kind:
+def _kind(kind: str) -> SinkKind:
     if kind not in KINDS:
         raise ConfigError(f"there is no sink of kind {kind!r}", hint=nearest(kind, KINDS))
     return KINDS[kind]

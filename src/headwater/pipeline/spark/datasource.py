@@ -17,9 +17,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from headwater.client import Client, Described
 from headwater.errors import ConfigError
-from headwater.pipeline.failure import noted, noted_each
-from headwater.pipeline.spark.log_status import look, shape_schema, start_of
-from headwater.pipeline.spark.offsets import Place, Reading, check_place, cut, next_place
+from headwater.pipeline.failure import report_errors, report_generator_errors
+from headwater.pipeline.spark.log_status import describe_log, shape_schema, start_of
+from headwater.pipeline.spark.offsets import StreamOffset, StreamParameters, check_offset, next_offset, split_log
 from headwater.pipeline.spark.options import LogPiece, Options, RowsPiece, parse
 from headwater.pipeline.spark.part_ends import ended, with_end
 from headwater.pipeline.transform import schema
@@ -41,37 +41,37 @@ class HeadwaterDataSource(DataSource):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        self.seen: Described | None = None  # from the request for the schema
+        self.status: Described | None = None  # from the request for the schema
 
     @classmethod
     def name(cls) -> str:
         return "headwater"
 
-    @noted
+    @report_errors
     def schema(self) -> StructType:
         options = parse(self.options)
         with closing(connect(options)) as client:
-            self.seen = look(client, options)
-            return schema.struct_of(_columns(client, options, self.seen))
+            self.status = describe_log(client, options)
+            return schema.struct_of(_columns(client, options, self.status))
 
-    @noted
+    @report_errors
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(parse(self.options), self.seen, schema)
+        return BatchReader(parse(self.options), self.status, schema)
 
-    @noted
+    @report_errors
     def streamReader(self, schema: StructType) -> LogStream:
-        return LogStream(parse(self.options), self.seen, schema)
+        return LogStream(parse(self.options), self.status, schema)
 
 
-def _columns(client: Client, options: Options, seen: Described) -> pa.Schema:
+def _columns(client: Client, options: Options, status: Described) -> pa.Schema:
     if options.tables:
         return schema.tables_schema()
     if not options.is_log:
-        rows = schema.rows_schema(seen.table, options.columns)
+        rows = schema.rows_schema(status.table, options.columns)
         return with_end(rows) if options.ends else rows
-    if options.shape in (None, seen.table.version):
-        return schema.changes_schema(seen.table, options.columns)
-    return shape_schema(client, options, seen)
+    if options.shape in (None, status.table.version):
+        return schema.changes_schema(status.table, options.columns)
+    return shape_schema(client, options, status)
 
 
 class Piece(InputPartition):
@@ -122,10 +122,10 @@ def read(options: Options, columns: StructType, piece: InputPartition) -> Iterat
 class BatchReader(DataSourceReader):
     """Reader of rows as of one offset, or of a slice of the log; defaults are from the description at schema time."""
 
-    def __init__(self, options: Options, seen: Described | None, columns: StructType) -> None:
-        self._options, self._seen, self._columns = options, seen, columns
+    def __init__(self, options: Options, status: Described | None, columns: StructType) -> None:
+        self._options, self._status, self._columns = options, status, columns
 
-    @noted
+    @report_errors
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         if options.generation is not None:
@@ -133,30 +133,30 @@ class BatchReader(DataSourceReader):
             if given is not None:
                 return [Piece(options.generation, what, options.shape) for what in given]
         with closing(connect(options)) as client:
-            seen = self._seen or look(client, options)
-            generation = options.generation or seen.generation
-            found = self._log(client, seen) if options.is_log else self._rows(client, seen)
-        shape = options.shape or (None if options.tables else seen.table.version)
+            status = self._status or describe_log(client, options)
+            generation = options.generation or status.generation
+            found = self._log(client, status) if options.is_log else self._rows(client, status)
+        shape = options.shape or (None if options.tables else status.table.version)
         return [Piece(generation, what, shape) for what in found]
 
-    def _rows(self, client: Client, seen: Described) -> Sequence[RowsPiece]:
+    def _rows(self, client: Client, status: Described) -> Sequence[RowsPiece]:
         options = self._options
         if options.parts is not None:
             return options.parts
-        version = seen.latest if options.version is None else options.version
+        version = status.latest if options.version is None else options.version
         ranges = client.ranges(options.db, options.table, options.range_bytes)
         return [RowsPiece(each.span, version) for each in ranges]
 
-    def _log(self, client: Client, seen: Described) -> Sequence[LogPiece]:
+    def _log(self, client: Client, status: Described) -> Sequence[LogPiece]:
         options = self._options
         if options.slices is not None:
             return options.slices
-        after = start_of(client, options, seen) if options.after is None else options.after
-        upto = seen.latest if options.upto is None else options.upto
-        check_place(Place(options.generation or seen.generation, after), seen)
-        return list(cut(after, upto, options.rows_per_partition))
+        after = start_of(client, options, status) if options.after is None else options.after
+        upto = status.latest if options.upto is None else options.upto
+        check_offset(StreamOffset(options.generation or status.generation, after), status)
+        return list(split_log(after, upto, options.rows_per_partition))
 
-    @noted_each
+    @report_generator_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read(self._options, self._columns, partition)
 
@@ -164,54 +164,54 @@ class BatchReader(DataSourceReader):
 class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream of changes as they are committed; one connection, in a process of its own, requests the offsets."""
 
-    def __init__(self, options: Options, seen: Described | None, columns: StructType) -> None:
+    def __init__(self, options: Options, status: Described | None, columns: StructType) -> None:
         if not options.is_log:
             raise ConfigError(
                 "the start of the stream is missing",
                 hint="Set startingOffset to earliest, latest or an offset, or set startingTimestamp.",
             )
         self._options, self._columns = options, columns
-        shape = 0 if options.tables else options.shape or (seen.table.version if seen else 0)
-        self._reading = Reading(shape, options.policy, options.max_rows)
+        shape = 0 if options.tables else options.shape or (status.table.version if status else 0)
+        self._reading = StreamParameters(shape, options.policy, options.max_rows)
         self._client: Client | None = None  # created where offsets are requested; readers in tasks have their own
-        self._latest: Place | None = None
+        self._latest: StreamOffset | None = None
 
-    @noted
+    @report_errors
     def initialOffset(self) -> dict[str, Any]:
-        seen = self._look()
+        status = self._describe()
         assert self._client is not None
-        after = start_of(self._client, self._options, seen)
-        place = Place(seen.generation, after, self._reading.shape)
-        check_place(place, seen)
-        return place.told()
+        after = start_of(self._client, self._options, status)
+        place = StreamOffset(status.generation, after, self._reading.shape)
+        check_offset(place, status)
+        return place.to_json()
 
-    @noted
+    @report_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        place = Place.read(start)
+        place = StreamOffset.read(start)
         reading = self._reading
         if isinstance(limit, ReadAllAvailable):
             reading = msgspec.structs.replace(reading, max_rows=None)
         wait_ms = IDLE_MS if reading.target is None else 0
-        return next_place(place, self._look(place, wait_ms), reading).told()
+        return next_offset(place, self._describe(place, wait_ms), reading).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
 
-    @noted
+    @report_errors
     def prepareForTriggerAvailableNow(self) -> None:
-        self._reading = msgspec.structs.replace(self._reading, target=self._look().latest)
+        self._reading = msgspec.structs.replace(self._reading, target=self._describe().latest)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return None if self._latest is None else self._latest.told()
+        return None if self._latest is None else self._latest.to_json()
 
-    @noted
+    @report_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        first, last = Place.read(start), Place.read(end)
-        check_place(first, self._look(first))  # Spark plans a batch of an earlier run before it requests offsets
-        pieces = cut(first.offset, last.offset, self._options.rows_per_partition)
+        first, last = StreamOffset.read(start), StreamOffset.read(end)
+        check_offset(first, self._describe(first))  # Spark plans a batch of an earlier run before it requests offsets
+        pieces = split_log(first.offset, last.offset, self._options.rows_per_partition)
         return [Piece(last.generation, what, self._reading.shape or None) for what in pieces]
 
-    @noted_each
+    @report_generator_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read(self._options, self._columns, partition)
 
@@ -222,12 +222,14 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._client is not None:
             self._client.close()
 
-    def _look(self, place: Place | None = None, wait_ms: int = 0) -> Described:
+    def _describe(self, place: StreamOffset | None = None, wait_ms: int = 0) -> Described:
         if self._client is None:
             self._client = connect(self._options)
         after = None if place is None else place.offset
-        seen = look(self._client, self._options, after=after, wait_ms=wait_ms, shape=self._reading.shape or None)
+        status = describe_log(
+            self._client, self._options, after=after, wait_ms=wait_ms, shape=self._reading.shape or None
+        )
         if not self._reading.shape and not self._options.tables:
-            self._reading = msgspec.structs.replace(self._reading, shape=seen.table.version)
-        self._latest = Place(seen.generation, seen.latest, self._reading.shape)
-        return seen
+            self._reading = msgspec.structs.replace(self._reading, shape=status.table.version)
+        self._latest = StreamOffset(status.generation, status.latest, self._reading.shape)
+        return status

@@ -14,31 +14,31 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def look(
+def describe_log(
     client: Client, options: Options, *, after: int | None = None, wait_ms: int = 0, shape: int | None = None
 ) -> Described:
     """Return the description of the table, or of the first of several, and of its log."""
     return client.describe(options.db, _table(client, options), after=after, wait_ms=wait_ms, shape=shape)
 
 
-def start_of(client: Client, options: Options, seen: Described) -> int:
+def start_of(client: Client, options: Options, status: Described) -> int:
     """Return the offset after which a read without a checkpoint begins."""
     start = options.starting_offset
     if options.starting_ms is not None:
         return _at_time(client, options, options.starting_ms)
     if start is None or start == LATEST:
-        return seen.latest
-    return seen.horizon - 1 if start == EARLIEST else int(start)
+        return status.latest
+    return status.horizon - 1 if start == EARLIEST else int(start)
 
 
-def shape_schema(client: Client, options: Options, seen: Described) -> pa.Schema:
+def shape_schema(client: Client, options: Options, status: Described) -> pa.Schema:
     """Return the schema of changes in a former shape of the table, taken from a response in that shape."""
     batches = client.log(
         options.db,
         options.table,
-        generation=seen.generation,
-        after=seen.latest - 1,
-        upto=seen.latest,
+        generation=status.generation,
+        after=status.latest - 1,
+        upto=status.latest,
         shape=options.shape,
         columns=options.columns,
     )

@@ -16,10 +16,10 @@ from headwater.errors import OffsetExpired, PipelineError, SchemaChanged
 from headwater.pipeline.spark.options import EVOLVE, FAIL, LogPiece
 
 ROWS_PER_CHANGE = 2  # an update is two rows: before and after
-_ANEW = "Read the table again as a batch, then start the stream with a new checkpoint folder."
+_RESTART_HINT = "Read the table again as a batch, then start the stream with a new checkpoint folder."
 
 
-class Place(msgspec.Struct, frozen=True):
+class StreamOffset(msgspec.Struct, frozen=True):
     """A position in the log as stored in Spark's checkpoint; `shape` is the table version of the rows read so far."""
 
     generation: str
@@ -27,22 +27,22 @@ class Place(msgspec.Struct, frozen=True):
     shape: int = 0  # 0: changes of several tables, which have no shape
 
     @classmethod
-    def read(cls, told: dict[str, Any]) -> Place:
+    def read(cls, stored: dict[str, Any]) -> StreamOffset:
         """Return the position stored in a checkpoint; raise PipelineError if the checkpoint is not ours."""
         try:
-            return msgspec.convert(told, cls)
+            return msgspec.convert(stored, cls)
         except msgspec.ValidationError as error:
             raise PipelineError(
                 f"the checkpoint contains no offset of Headwater: {error}",
                 hint="It belongs to another source; give this query a checkpoint folder of its own.",
             ) from None
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the position as a checkpoint stores it."""
         return {"generation": self.generation, "offset": self.offset, "shape": self.shape}
 
 
-class Reading(msgspec.Struct, frozen=True):
+class StreamParameters(msgspec.Struct, frozen=True):
     """The fixed parameters of a stream's run: the shape of its rows, the policy, and the limits of a batch."""
 
     shape: int
@@ -51,39 +51,39 @@ class Reading(msgspec.Struct, frozen=True):
     target: int | None = None  # with availableNow: the end of the log when the run began
 
 
-def check_place(place: Place, seen: Described) -> None:
+def check_offset(place: StreamOffset, status: Described) -> None:
     """Raise an error if the log cannot continue after `place`."""
-    if place.generation != seen.generation:
+    if place.generation != status.generation:
         raise PipelineError(
-            f"the log of {seen.db!r} began the new generation {seen.generation};"
+            f"the log of {status.db!r} began the new generation {status.generation};"
             f" the offset belongs to generation {place.generation}",
-            hint=_ANEW,
+            hint=_RESTART_HINT,
             resnapshot_reason="log_generation_changed",
         )
-    if place.offset > seen.latest:
+    if place.offset > status.latest:
         raise PipelineError(
-            f"the log ends at offset {seen.latest}, before the query's offset {place.offset}",
+            f"the log ends at offset {status.latest}, before the query's offset {place.offset}",
             hint="Is this the server that the checkpoint was made with? Use the right one, or a new checkpoint folder.",
         )
-    if place.offset + 1 < seen.horizon:
-        raise OffsetExpired(place.offset, seen.horizon, seen.latest)
+    if place.offset + 1 < status.horizon:
+        raise OffsetExpired(place.offset, status.horizon, status.latest)
 
 
-def next_place(start: Place, seen: Described, reading: Reading) -> Place:
+def next_offset(start: StreamOffset, status: Described, reading: StreamParameters) -> StreamOffset:
     """Return the end of the next batch; `start` itself if there is nothing to read."""
-    check_place(start, seen)
-    upto = seen.latest if reading.target is None else min(seen.latest, reading.target)
+    check_offset(start, status)
+    upto = status.latest if reading.target is None else min(status.latest, reading.target)
     if reading.shape:
-        _check_shape(start, seen, reading)
-        upto = _before_change(start, seen, reading, upto)
+        _check_shape(start, status, reading)
+        upto = _before_change(start, status, reading, upto)
     if reading.max_rows is not None:
         upto = min(upto, start.offset + max(reading.max_rows // ROWS_PER_CHANGE, 1))
     if upto <= start.offset:
         return start
-    return Place(start.generation, upto, reading.shape)
+    return StreamOffset(start.generation, upto, reading.shape)
 
 
-def cut(after: int, upto: int, size: int) -> Iterator[LogPiece]:
+def split_log(after: int, upto: int, size: int) -> Iterator[LogPiece]:
     """Cut (after, upto] into pieces that end at multiples of `size`, so that repeated requests give equal pieces."""
     while after < upto:
         end = min((after // size + 1) * size, upto)
@@ -91,32 +91,32 @@ def cut(after: int, upto: int, size: int) -> Iterator[LogPiece]:
         after = end
 
 
-def _check_shape(start: Place, seen: Described, reading: Reading) -> None:
-    name, now = seen.table.name, seen.table.version
+def _check_shape(start: StreamOffset, status: Described, reading: StreamParameters) -> None:
+    name, now = status.table.name, status.table.version
     if reading.policy != EVOLVE and start.shape != reading.shape:
         raise SchemaChanged(
             f"the query read shape {start.shape} of table {name!r} so far, and now shape {reading.shape}",
             hint=f"Set option shape to {start.shape} to keep its columns, or schemaPolicy to evolve.",
         )
-    passed = seen.schema_changed_at is None and reading.policy == EVOLVE  # changed while the query was starting
+    passed = status.schema_changed_at is None and reading.policy == EVOLVE  # changed while the query was starting
     if now != reading.shape and (passed or reading.policy == FAIL):
         raise SchemaChanged(f"table {name!r} has shape {now}, and was read as shape {reading.shape}")
 
 
-def _before_change(start: Place, seen: Described, reading: Reading, upto: int) -> int:
+def _before_change(start: StreamOffset, status: Described, reading: StreamParameters, upto: int) -> int:
     """Return `upto`, or the last offset before a change of the shape that the stream must not pass silently."""
-    changed_at = seen.schema_changed_at
-    if changed_at is None or (reading.policy != EVOLVE and not seen.resnapshot):
+    changed_at = status.schema_changed_at
+    if changed_at is None or (reading.policy != EVOLVE and not status.resnapshot):
         return upto
     if start.offset + 1 < changed_at:
         return min(upto, changed_at - 1)
-    if seen.resnapshot:
+    if status.resnapshot:
         raise SchemaChanged(
-            f"table {seen.table.name!r} was rebuilt at offset {changed_at}: rows may have changed unseen",
-            hint=_ANEW,
+            f"table {status.table.name!r} was rebuilt at offset {changed_at}: rows may have changed unseen",
+            hint=_RESTART_HINT,
             resnapshot_reason="schema_changed",
         )
     raise SchemaChanged(
-        f"table {seen.table.name!r} has another shape from offset {changed_at} on; everything before is delivered",
+        f"table {status.table.name!r} has another shape from offset {changed_at} on; everything before is delivered",
         hint="Start the query again with the same checkpoint to go on in the new shape, or set schemaPolicy to pin.",
     )

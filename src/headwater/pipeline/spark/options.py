@@ -11,7 +11,7 @@ import msgspec
 
 from headwater.client.protocol import parse_url
 from headwater.config.reader import checked, unknown
-from headwater.config.setting_types import TEXT, Kind, integer, need
+from headwater.config.setting_types import TEXT, SettingType, integer, need
 from headwater.errors import ConfigError
 from headwater.model.clock import parse_ts, ts_ms
 from headwater.model.database_name import real_name
@@ -190,29 +190,29 @@ def _flag(text: str) -> bool:
     return text.lower() == "true"
 
 
-_OPTIONS: dict[str, tuple[str, Kind]] = {  # option -> the field or fields it sets, and its kind
-    "url": ("url", Kind("the address of a server", lambda text: parse_url(text).url)),
-    "token_file": ("token_file", Kind("the path of a file", TEXT.check)),
-    "db": ("db", Kind("the name of a database", real_name)),
-    "table": ("table", Kind("the name of a table", TEXT.check)),
-    "tables": ("tables", Kind("names with commas between, or *", _tables)),
-    "columns": ("columns", Kind("names with commas between, or a JSON list", _names)),
-    "where": ("where", Kind("a condition on the row", TEXT.check)),
-    "version": ("generation version", Kind("an offset, or <generation>.<offset>", _version)),
-    "generation": ("generation", Kind("the generation of a log", TEXT.check)),
-    "parts": ("parts", Kind("JSON [[start, end or null, version], …] with keys in hex", _parts)),
-    "ends": ("ends", Kind("true or false", _flag)),
+_OPTIONS: dict[str, tuple[str, SettingType]] = {  # option -> the field or fields it sets, and its kind
+    "url": ("url", SettingType("the address of a server", lambda text: parse_url(text).url)),
+    "token_file": ("token_file", SettingType("the path of a file", TEXT.check)),
+    "db": ("db", SettingType("the name of a database", real_name)),
+    "table": ("table", SettingType("the name of a table", TEXT.check)),
+    "tables": ("tables", SettingType("names with commas between, or *", _tables)),
+    "columns": ("columns", SettingType("names with commas between, or a JSON list", _names)),
+    "where": ("where", SettingType("a condition on the row", TEXT.check)),
+    "version": ("generation version", SettingType("an offset, or <generation>.<offset>", _version)),
+    "generation": ("generation", SettingType("the generation of a log", TEXT.check)),
+    "parts": ("parts", SettingType("JSON [[start, end or null, version], …] with keys in hex", _parts)),
+    "ends": ("ends", SettingType("true or false", _flag)),
     "after": ("after", _OFFSET),
     "upto": ("upto", _OFFSET),
-    "slices": ("slices", Kind("JSON [[start, end or null, after, upto], …] with keys in hex", _slices)),
+    "slices": ("slices", SettingType("JSON [[start, end or null, after, upto], …] with keys in hex", _slices)),
     "shape": ("shape", integer(1)._replace(words="the version of a table's shape")),
     "rowsPerPartition": ("rows_per_partition", integer(1)),
     "rangeBytes": ("range_bytes", integer(1)),
-    "startingOffset": ("starting_offset", Kind("earliest, latest, or the offset after which to begin", _start)),
+    "startingOffset": ("starting_offset", SettingType("earliest, latest, or the offset after which to begin", _start)),
     "startingTimestamp": (
         "starting_ms",
-        Kind("milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z", _time),
+        SettingType("milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z", _time),
     ),
     "maxRowsPerTrigger": ("max_rows", integer(1)),
-    "schemaPolicy": ("policy", Kind("evolve, pin or fail", _policy)),
+    "schemaPolicy": ("policy", SettingType("evolve, pin or fail", _policy)),
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headwater.errors import Unavailable
 from headwater.pipeline.failure import note
-from headwater.pipeline.transform.compaction import free
+from headwater.pipeline.transform.compaction import unused_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def end_column(names: Sequence[str]) -> str:
     """Return the name of the end column, which differs from the columns `names`."""
-    return free("_end", names)
+    return unused_name("_end", names)
 
 
 def with_end(schema: pa.Schema) -> pa.Schema:

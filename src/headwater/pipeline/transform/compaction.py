@@ -19,7 +19,7 @@ DELETED = "_deleted"
 PREIMAGE, DELETE = "update_preimage", "delete"
 
 
-class About(NamedTuple):
+class ChangeColumns(NamedTuple):
     """The names of the columns that describe a change; they get another name if the table has such a column itself."""
 
     change_type: str
@@ -29,12 +29,12 @@ class About(NamedTuple):
     txn: str
 
 
-def about(frame: DataFrame) -> About:
+def change_columns(frame: DataFrame) -> ChangeColumns:
     """Return the names of the columns that describe a change: always the last five of the frame."""
-    return About(*frame.columns[-5:])
+    return ChangeColumns(*frame.columns[-5:])
 
 
-def free(name: str, taken: Sequence[str]) -> str:
+def unused_name(name: str, taken: Sequence[str]) -> str:
     """Return `name` with as many leading underscores as it needs to differ from `taken`."""
     used = {each.lower() for each in taken}
     while name.lower() in used:
@@ -55,20 +55,20 @@ def last_per_key(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
     """
     from pyspark.sql import functions as f
 
-    told = about(frame)
-    row = free("_row", frame.columns)
+    about = change_columns(frame)
+    row = unused_name("_row", frame.columns)
     whole = f.struct(*[f.col(quoted(name)) for name in frame.columns])
-    last = frame.groupBy(*map(quoted, identity)).agg(f.max_by(whole, place(told)).alias(row))
+    last = frame.groupBy(*map(quoted, identity)).agg(f.max_by(whole, image_order(about)).alias(row))
     columns = [f.col(row)[name].alias(name) for name in frame.columns]
-    gone = f.col(row)[told.change_type].isin(PREIMAGE, DELETE)
-    return refuse_nulls(last.select(*columns, gone.alias(free(DELETED, frame.columns))), identity)
+    gone = f.col(row)[about.change_type].isin(PREIMAGE, DELETE)
+    return refuse_nulls(last.select(*columns, gone.alias(unused_name(DELETED, frame.columns))), identity)
 
 
-def place(told: About) -> Column:
+def image_order(about: ChangeColumns) -> Column:
     """Return the sort order of the images of one key: by offset, the preimage of a change first."""
     from pyspark.sql import functions as f
 
-    return f.struct(f.col(quoted(told.offset)), f.col(quoted(told.change_type)) != PREIMAGE)
+    return f.struct(f.col(quoted(about.offset)), f.col(quoted(about.change_type)) != PREIMAGE)
 
 
 def refuse_nulls(frame: DataFrame, identity: Sequence[str]) -> DataFrame:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from headwater.pipeline.transform.compaction import DELETE, PREIMAGE, About, about, free, place, quoted, refuse_nulls
+from headwater.pipeline.transform.compaction import (
+    DELETE,
+    PREIMAGE,
+    ChangeColumns,
+    change_columns,
+    image_order,
+    quoted,
+    refuse_nulls,
+    unused_name,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,10 +39,10 @@ class Versioned(NamedTuple):
     is_current: str
 
 
-def versioned(told: About, names: Sequence[str]) -> Versioned:
-    """Return the column names of a history with the row columns `names` and the change columns `told`."""
-    own = [free(name, [*names, *told]) for name in ("_valid_from", "_valid_to", "_is_current")]
-    return Versioned(told.change_type, told.commit_version, told.offset, told.txn, *own)
+def versioned(about: ChangeColumns, names: Sequence[str]) -> Versioned:
+    """Return the column names of a history with the row columns `names` and the change columns `about`."""
+    own = [unused_name(name, [*names, *about]) for name in ("_valid_from", "_valid_to", "_is_current")]
+    return Versioned(about.change_type, about.commit_version, about.offset, about.txn, *own)
 
 
 def versions(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
@@ -45,14 +54,14 @@ def versions(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    told = about(frame)
+    about = change_columns(frame)
     names = frame.columns[:-5]
-    held = versioned(told, names)
-    what = free("_action", [*names, *held])
-    images = Window.partitionBy(*map(quoted, identity)).orderBy(place(told))
-    time = f.col(quoted(told.commit_timestamp))
-    opens = ~f.col(quoted(told.change_type)).isin(PREIMAGE, DELETE)
-    first, last = f.row_number().over(images) == 1, f.lead(quoted(told.offset)).over(images).isNull()
+    held = versioned(about, names)
+    what = unused_name("_action", [*names, *held])
+    images = Window.partitionBy(*map(quoted, identity)).orderBy(image_order(about))
+    time = f.col(quoted(about.commit_timestamp))
+    opens = ~f.col(quoted(about.change_type)).isin(PREIMAGE, DELETE)
+    first, last = f.row_number().over(images) == 1, f.lead(quoted(about.offset)).over(images).isNull()
     actions = f.array_compact(f.array(f.when(first, CLOSE), f.when(opens, OPEN)))
     chain = {held.valid_to: f.lead(time).over(images), held.is_current: last, what: actions}
     chained = refuse_nulls(frame, identity).withColumns(chain).withColumn(what, f.explode(quoted(what)))

@@ -20,7 +20,7 @@ from headwater.errors import PipelineError, SourceUnfit
 from headwater.model import arrow
 from headwater.model.table import Table
 from headwater.pipeline.failure import note
-from headwater.pipeline.transform.compaction import DELETE, PREIMAGE, about, place, quoted
+from headwater.pipeline.transform.compaction import DELETE, PREIMAGE, change_columns, image_order, quoted
 from headwater.pipeline.transform.schema import identity_of
 from headwater.pipeline.transform.unchanged_columns import UNKNOWN
 
@@ -45,9 +45,9 @@ def refuse_unknown(frame: DataFrame) -> DataFrame:
     """Return the frame of changes; its job fails at a row that lacks a value, unless the row is an old image."""
     from pyspark.sql import functions as f
 
-    told, misfit = about(frame), frame.columns[-6]
+    about, misfit = change_columns(frame), frame.columns[-6]
     said = f.raise_error(f.lit(note(unknown()).__notes__[-1] + "\n"))
-    is_unknown = f.col(quoted(misfit)).contains(UNKNOWN) & ~f.col(quoted(told.change_type)).isin(PREIMAGE, DELETE)
+    is_unknown = f.col(quoted(misfit)).contains(UNKNOWN) & ~f.col(quoted(about.change_type)).isin(PREIMAGE, DELETE)
     checked = f.when(is_unknown, said).otherwise(f.col(quoted(misfit))).alias(misfit)
     return frame.select(*(checked if name == misfit else f.col(quoted(name)) for name in frame.columns))
 
@@ -67,12 +67,12 @@ def fill_unknown(frame: DataFrame, table: Table) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    told, misfit = about(frame), frame.columns[-6]
+    about, misfit = change_columns(frame), frame.columns[-6]
     names = [arrow.column_name(table, column) for column in table.columns if column.kind in _LARGE]
     large = [name for name in names if name in frame.columns[:-6] and name not in identity_of(table)]
-    kind, offset, said = (f.col(quoted(name)) for name in (told.change_type, told.offset, misfit))
+    kind, offset, said = (f.col(quoted(name)) for name in (about.change_type, about.offset, misfit))
     is_image = ~kind.isin(PREIMAGE, DELETE)
-    images = Window.partitionBy(*map(quoted, identity_of(table))).orderBy(place(told))
+    images = Window.partitionBy(*map(quoted, identity_of(table))).orderBy(image_order(about))
     is_after_its_own = (f.lag(offset).over(images) == offset) & (f.lag(kind).over(images) == PREIMAGE)
     in_place = f.coalesce(is_after_its_own, f.lit(False))
     columns, rest = {}, said

@@ -17,10 +17,10 @@ from headwater.errors import HeadwaterError, PipelineError
 from headwater.model.keys.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.failure import cause_of
-from headwater.pipeline.run.events import Silent, Watcher
+from headwater.pipeline.run.events import NullWatcher, Watcher
 from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.resources import session_of, sink_of
-from headwater.pipeline.run.server_check import greet
+from headwater.pipeline.run.server_check import describe_tables
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
 from headwater.pipeline.run.table_plan import check_origin
 from headwater.pipeline.sinks.sink import Part, Sink, State, Step
@@ -96,9 +96,9 @@ def verify(
     spark: SparkSession | None = None,
 ) -> list[TableReport]:
     """Compare every table of `spec`; with `repair`, fix bad ranges and compare them again."""
-    watcher = watcher or Silent()
+    watcher = watcher or NullWatcher()
     if spark is None:
-        greet(spec)  # fails before Spark is started needlessly
+        describe_tables(spec)  # fails before Spark is started needlessly
     with ExitStack() as stack:
         meta = stack.enter_context(MetaStore.open(spec.meta))
         session = spark or stack.enter_context(session_of(spec, master))
@@ -145,7 +145,7 @@ class Verification:
             report = self._explained(state, report)
         if not bad or not repair:
             return report
-        self._mend(state, bad, [each.span for each in report.ranges])
+        self._repair(state, bad, [each.span for each in report.ranges])
         after = self._compared()[1]
         return after if after.bad else msgspec.structs.replace(report, repaired=len(bad))
 
@@ -224,7 +224,7 @@ class Verification:
         rows = self._sink.rows(self._spark).select(*map(quoted, names))
         return placed(hashed(rows), identity_of(state.plan.table), spans)
 
-    def _mend(self, state: State, bad: list[Span], spans: list[Span]) -> None:
+    def _repair(self, state: State, bad: list[Span], spans: list[Span]) -> None:
         from pyspark.sql.functions import col
 
         numbers, identity = [spans.index(span) for span in bad], identity_of(state.plan.table)

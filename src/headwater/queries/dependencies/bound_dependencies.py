@@ -38,7 +38,7 @@ _AS_IS = {"INTEGER": int, "INT": int, "BIGINT": int, "TEXT": str}
 _WHOLE = 2.0**53  # from here on a float does not represent every integer
 
 
-class Place(msgspec.Struct, frozen=True):
+class TableReference(msgspec.Struct, frozen=True):
     """One reference to a table in an instance."""
 
     template: Template
@@ -49,10 +49,10 @@ class Place(msgspec.Struct, frozen=True):
         return self.template.matters(change, self.values)
 
 
-class Bound(msgspec.Struct, frozen=True):
+class BoundDependencies(msgspec.Struct, frozen=True):
     """The dependencies of one instance."""
 
-    places: tuple[Place, ...]
+    places: tuple[TableReference, ...]
 
     def matters(self, change: Change) -> int | None:
         """Return the first place to which `change` is relevant, as its index in `Analysis.dependencies`."""
@@ -63,14 +63,16 @@ class Bound(msgspec.Struct, frozen=True):
         return None
 
 
-def bind(source: Queryable, tables: Mapping[str, Table], analysis: Analysis, args: Mapping[str, Value]) -> Bound:
+def bind(
+    source: Queryable, tables: Mapping[str, Table], analysis: Analysis, args: Mapping[str, Value]
+) -> BoundDependencies:
     """Return the dependencies of `analysis` with these arguments; `tables` are the tables it was made for.
 
     A part of a condition that cannot be encoded (an operand that the column rejects, an unknown collation) is
     dropped: then more rows are relevant.
     """
     binder = _binder(source)
-    return Bound(tuple(binder.place(each, tables.get(each.table), args) for each in analysis.dependencies))
+    return BoundDependencies(tuple(binder.place(each, tables.get(each.table), args) for each in analysis.dependencies))
 
 
 # --- trees with values -----------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ class _Binder:
         self._shapes = shapes_of(source)
         self._templates: BoundedCache[Hashable, Template] = BoundedCache(MAX_TEMPLATES, MAX_TEMPLATE_LEAVES)
 
-    def place(self, dependency: Dependency, table: Table | None, args: Mapping[str, Value]) -> Place:
+    def place(self, dependency: Dependency, table: Table | None, args: Mapping[str, Value]) -> TableReference:
         """Return one dependency bound to its arguments."""
         values: list[Held] = []
         tree: Tree = True
@@ -185,7 +187,7 @@ class _Binder:
                 values = []
         if len(values) > MAX_LEAVES:
             tree, values = True, []
-        return Place(self._template(dependency, table, tree), tuple(values))
+        return TableReference(self._template(dependency, table, tree), tuple(values))
 
     def _tree(self, condition: Condition, shape: Shape, args: Mapping[str, Value], depth: int) -> _Tree:
         if depth > MAX_DEPTH:

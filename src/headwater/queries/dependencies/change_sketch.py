@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from headwater.model.change import Change
 from headwater.model.table import Column
-from headwater.queries.dependencies.bound_dependencies import Bound, Place
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies, TableReference
 from headwater.queries.dependencies.column_bytes import View, difference
 from headwater.queries.dependencies.template import SPANS, Path, Template, Values, is_unclear
 
@@ -38,14 +38,14 @@ class Sketch:
         for record in self._tables.get(change.table.name, {}).values():
             record.apply(offset, change)
 
-    def version(self, bound: Bound) -> int:
+    def version(self, bound: BoundDependencies) -> int:
         """Return an offset after which no applied change was relevant to `bound`."""
         return max((self._record(place).version(place) for place in bound.places), default=0)
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def _record(self, place: Place) -> _Record:
+    def _record(self, place: TableReference) -> _Record:
         template, path = place.template, _exact_path(place.template)
         columns = () if path is None else path.columns
         signature = template.table, template.columns, columns, template.definitions
@@ -80,7 +80,7 @@ class _Record:
         self._floor = offset  # lower bound for every slot
         self._slots = array("Q", [0]) * (1 if path is None else slots)
 
-    def version(self, place: Place) -> int:
+    def version(self, place: TableReference) -> int:
         """Return the highest offset in the slots of `place`, which has this signature."""
         if place.template.tree is False:
             return self._floor  # no row fulfils the condition

@@ -13,7 +13,7 @@ MAX_HELD_KEYS = 1_000_000  # of all instances together: about 100 MB
 MAX_ASKED = 10_000  # guard checks in one pass over the log: about 100 ms
 
 
-class Guarded:
+class GuardedInstances:
     """Guards by instance, each with the offset of its answer. Not thread-safe."""
 
     def __init__(self) -> None:

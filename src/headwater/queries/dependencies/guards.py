@@ -14,10 +14,10 @@ from headwater.model.change import Change
 from headwater.model.dependencies.dependency import MAX_KEYS, Analysis, KeyGuard, Param, TopGuard
 from headwater.model.literal import Value
 from headwater.model.table import Row, Table
-from headwater.queries.dependencies.bound_dependencies import Bound
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies
 from headwater.queries.dependencies.column_bytes import Shapes, View, shapes_of
 from headwater.queries.dependencies.template import is_unclear
-from headwater.sources.query import Queryable, Read
+from headwater.sources.query import Queryable, ReadResult
 
 
 class _Keys(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class GuardState:
     that was made from the rows it touched.
     """
 
-    def __init__(self, shapes: Shapes, bound: Bound, guards: Sequence[_Guard]) -> None:
+    def __init__(self, shapes: Shapes, bound: BoundDependencies, guards: Sequence[_Guard]) -> None:
         self._shapes = shapes
         self._bound = bound
         self._guards = list(guards)
@@ -91,8 +91,8 @@ class GuardState:
         tables: Mapping[str, Table],
         analysis: Analysis,
         args: Mapping[str, Value],
-        bound: Bound,
-        answer: Read,
+        bound: BoundDependencies,
+        answer: ReadResult,
     ) -> GuardState:
         """Return the guards of `answer`, which was read with its keys."""
         shapes = shapes_of(source)
@@ -148,7 +148,7 @@ def _made(
     shapes: Shapes,
     table: Table,
     args: Mapping[str, Value],
-    answer: Read,
+    answer: ReadResult,
     rows: Sequence[Row] | None,
 ) -> list[_Guard]:
     """Return a list with the guard, or an empty list if it could not be recorded."""
@@ -172,7 +172,7 @@ def _cells(shapes: Shapes, table: Table, column: str, rows: Sequence[Row]) -> fr
 
 
 def _last(
-    guard: TopGuard, shapes: Shapes, table: Table, args: Mapping[str, Value], answer: Read
+    guard: TopGuard, shapes: Shapes, table: Table, args: Mapping[str, Value], answer: ReadResult
 ) -> tuple[bytes, ...] | None:
     """Return the sort key of the last row, if the answer fills its LIMIT."""
     full = args.get(guard.rows.name) if isinstance(guard.rows, Param) else guard.rows.value

@@ -13,7 +13,7 @@ from typing import Any
 from headwater.model.change import Change
 from headwater.model.keys.span_index import SpanIndex
 from headwater.model.table import Row, Table
-from headwater.queries.dependencies.bound_dependencies import Bound, Place
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies, TableReference
 from headwater.queries.dependencies.column_bytes import Encode, View, Watched, difference
 from headwater.queries.dependencies.intervals import Spans
 from headwater.queries.dependencies.template import POINT, SPANS, Fit, Holds, Path, Template, Values, is_unclear
@@ -35,12 +35,12 @@ class Router:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, key: Hashable, bound: Bound) -> None:
+    def add(self, key: Hashable, bound: BoundDependencies) -> None:
         """Route to `key` the changes that are relevant to `bound`, in place of its earlier dependencies."""
         self.remove(key)
         self._entries[key] = tuple(self._enter(key, number, place) for number, place in enumerate(bound.places))
 
-    def _enter(self, key: Hashable, number: int, place: Place) -> _Entry:
+    def _enter(self, key: Hashable, number: int, place: TableReference) -> _Entry:
         name = place.template.table
         if name not in self._tables:
             self._tables[name] = _Routes()
@@ -206,7 +206,7 @@ class _Routes:
             for ranges in home.ranges:
                 yield from ranges
 
-    def add(self, key: Hashable, number: int, place: Place) -> _Entry:
+    def add(self, key: Hashable, number: int, place: TableReference) -> _Entry:
         """Add one table reference of the instance `key`."""
         home = self.homes.get(place.template)
         if home is None:

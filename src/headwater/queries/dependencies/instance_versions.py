@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from headwater.errors import OffsetExpired
 from headwater.log.log import Log
 from headwater.model.work.try_lock import try_lock
-from headwater.queries.dependencies.bound_dependencies import Bound
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies
 from headwater.queries.dependencies.change_sketch import Sketch
-from headwater.queries.dependencies.guarded_instances import Guarded
+from headwater.queries.dependencies.guarded_instances import GuardedInstances
 from headwater.queries.dependencies.guards import GuardState
 from headwater.queries.dependencies.instance_router import Router
 from headwater.sources.query import Queryable
@@ -28,7 +28,7 @@ LEAST_BEHIND = 8
 ROUTED_AT_ONCE = 50_000  # changes times watched instances that the event loop may apply
 
 
-class Watched:
+class WatchedInstance:
     """An instance whose last relevant change is known, if its offset is after `since`.
 
     `steady` is the offset of the last change that may have changed the answer. Guards proved that all later relevant
@@ -38,7 +38,7 @@ class Watched:
 
     __slots__ = ("bound", "last", "since", "steady")
 
-    def __init__(self, bound: Bound, last: int, since: int) -> None:
+    def __init__(self, bound: BoundDependencies, last: int, since: int) -> None:
         self.bound, self.last, self.since, self.steady = bound, last, since, last
 
     def matters(self, offset: int) -> None:
@@ -46,7 +46,7 @@ class Watched:
         self.last = self.steady = offset
 
 
-class Versions:
+class InstanceVersions:
     """The instance versions of one database. Thread-safe."""
 
     def __init__(self, source: Queryable, log: Log) -> None:
@@ -54,7 +54,7 @@ class Versions:
         self._lock = threading.RLock()  # guards all fields below
         self.looked_at = 0  # routed changes
         self.seconds = 0.0  # time spent routing
-        self.guarded = Guarded()
+        self.guarded = GuardedInstances()
         self.allowed = 0  # tags that are current only because of guards
         self._leaving: deque[Hashable] = deque()  # keys to remove as soon as the lock is free
         self._begin()
@@ -63,7 +63,7 @@ class Versions:
         self._generation, self._applied = self._log.generation, self._log.latest
         self._router: Router = Router(self._source)
         self._sketch = Sketch(self._applied)
-        self._watched: dict[Hashable, Watched] = {}
+        self._watched: dict[Hashable, WatchedInstance] = {}
         self._leaving.clear()
         self.guarded.clear()
 
@@ -125,18 +125,20 @@ class Versions:
             watched.since = self._applied
             watched.matters(self._applied)
 
-    def watch(self, key: Hashable, bound: Bound, *, last: int | None = None, since: int | None = None) -> None:
+    def watch(
+        self, key: Hashable, bound: BoundDependencies, *, last: int | None = None, since: int | None = None
+    ) -> None:
         """Track an instance. The caller knows that after `since` no change but that at `last` was relevant to it."""
         with self._lock:
             self.advance()
             self.forget(key)  # takes effect immediately, because this thread holds the lock
             start = self._applied if since is None else since
-            self._watched[key] = watched = Watched(bound, start if last is None else last, start)
+            self._watched[key] = watched = WatchedInstance(bound, start if last is None else last, start)
             self._router.add(key, bound)
             if start < self._applied:
                 self._recall(watched)
 
-    def _recall(self, watched: Watched) -> None:
+    def _recall(self, watched: WatchedInstance) -> None:
         """Scan the log after `since` for relevant changes."""
         try:
             for part in self._log.scan(after=watched.since, upto=self._applied):
@@ -171,7 +173,7 @@ class Versions:
             watched = self._watched.get(key)
             return None if watched is None else (watched.last, self._applied)
 
-    def is_current(self, key: Hashable, bound: Bound, offset: int) -> bool:
+    def is_current(self, key: Hashable, bound: BoundDependencies, offset: int) -> bool:
         """Return whether the answer at `offset` is current at the applied offset; False if that is not known.
 
         If an offset is current, every later one is. May scan the log: see `is_known`.
@@ -194,7 +196,7 @@ class Versions:
         except OffsetExpired:
             return False
 
-    def is_known(self, key: Hashable, bound: Bound, offset: int) -> bool:
+    def is_known(self, key: Hashable, bound: BoundDependencies, offset: int) -> bool:
         """Return whether `is_current` needs no scan of the log."""
         with self._lock:
             if offset > self._applied or self._applied - offset > MAX_SCAN:
@@ -202,19 +204,19 @@ class Versions:
             watched = self._of(key, bound)
             return (watched is not None and offset >= watched.since) or self._sketch.version(bound) <= offset
 
-    def _of(self, key: Hashable, bound: Bound) -> Watched | None:
+    def _of(self, key: Hashable, bound: BoundDependencies) -> WatchedInstance | None:
         """Return the watched instance, if it has this analysis: with another one other changes are relevant."""
         found = self._watched.get(key)
         return found if found is not None and found.bound is bound else None
 
     # --- guards ----------------------------------------------------------------------------------------------
 
-    def wants_guards(self, key: Hashable, bound: Bound) -> bool:
+    def wants_guards(self, key: Hashable, bound: BoundDependencies) -> bool:
         """Return whether the next answer of an instance should record guards."""
         with self._lock:
             return self._of(key, bound) is not None and not self.guarded.is_whole(key)
 
-    def guard(self, key: Hashable, bound: Bound, state: GuardState, offset: int) -> None:
+    def guard(self, key: Hashable, bound: BoundDependencies, state: GuardState, offset: int) -> None:
         """Store the guards of the answer at `offset`, unless a later relevant change was applied without them."""
         with self._lock:
             self.advance()
@@ -227,7 +229,7 @@ class Versions:
         watched = self._watched.get(key)
         return watched is not None and (key in self.guarded or watched.steady < watched.last)
 
-    def steady(self, key: Hashable, bound: Bound, upto: int) -> int | None:
+    def steady(self, key: Hashable, bound: BoundDependencies, upto: int) -> int | None:
         """Return an offset from which the answer is unchanged until `upto` or later.
 
         None if no such offset is known, or if finding it takes applying more than MAX_SCAN changes.

@@ -12,9 +12,9 @@ from headwater.errors import InvalidRequest
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.literal import UNAVAILABLE, Value
 from headwater.model.table import Table
-from headwater.queries.dependencies.bound_dependencies import Bound
+from headwater.queries.dependencies.bound_dependencies import BoundDependencies
 from headwater.queries.etag.query_etag import Question, pack_args, sorted_args
-from headwater.queries.prepared import Prepared
+from headwater.queries.prepared import PreparedQuery
 
 MAX_INSTANCES = 20_000  # cached between requests
 MAX_ARGS_BYTES = 32 << 10  # of the arguments of a cached instance
@@ -50,10 +50,10 @@ class Instance:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedQuery,
         analysis: Analysis,
         args: dict[str, Value],
-        bound: Bound,
+        bound: BoundDependencies,
         *,
         tables: Mapping[str, Table],
         generation: str,
@@ -202,7 +202,7 @@ class Analyses:
 
     def __init__(self, most: int = MAX_ANALYSES, max_bytes: int = MAX_BYTES) -> None:
         self._most, self._max_bytes = most, max_bytes
-        self._known: OrderedDict[str, tuple[Prepared, Analysis, int]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[PreparedQuery, Analysis, int]] = OrderedDict()
         self.bytes = 0  # of all analyses, estimated
 
     def get(self, id: str) -> tuple[Analysis, int] | None:
@@ -213,7 +213,7 @@ class Analyses:
         self._known.move_to_end(id)
         return found[1:]
 
-    def put(self, prepared: Prepared, analysis: Analysis, schema: int) -> None:
+    def put(self, prepared: PreparedQuery, analysis: Analysis, schema: int) -> None:
         """Cache an analysis and evict the least recently used."""
         self.pop(prepared.id)
         self._known[prepared.id] = prepared, analysis, schema

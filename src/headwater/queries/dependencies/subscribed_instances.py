@@ -22,7 +22,7 @@ from headwater.queries.dependencies.instance_router import Router
 from headwater.queries.dependencies.instances import Instance
 from headwater.queries.etag.query_etag import QueryTag, read_tag
 from headwater.queries.etag.row_etag import opaque
-from headwater.queries.prepared import Prepared
+from headwater.queries.prepared import PreparedQuery
 from headwater.queries.queries import Queries
 from headwater.sources.query import Queryable
 
@@ -38,14 +38,14 @@ class Reason(msgspec.Struct, frozen=True):
     condition: str
 
 
-class Answered(msgspec.Struct, frozen=True):
+class AnswerHash(msgspec.Struct, frozen=True):
     """A hash of an answer, and the offset at which it was read."""
 
     offset: int
     digest: bytes
 
 
-class Asked:
+class AnalysedInstance:
     """An instance as analysed at `head` or later."""
 
     follows_all = False
@@ -99,7 +99,7 @@ class Asked:
             return None
         return tag.offset
 
-    def answer(self) -> Answered | None:
+    def answer(self) -> AnswerHash | None:
         """Execute the query now; blocks. Return None if the answer is truncated or not settled."""
         read = self._answering.read(self.instance)
         if read is None or read.truncated or not read.settled:
@@ -107,7 +107,7 @@ class Asked:
         digest = hashlib.blake2b(encode_row(read.columns), digest_size=16)
         for row in read.rows:
             digest.update(encode_row(row))
-        return Answered(read.offset, digest.digest())
+        return AnswerHash(read.offset, digest.digest())
 
     @property
     def is_guarded(self) -> bool:
@@ -119,7 +119,7 @@ class Asked:
         return self._answering.versions.steady(self.instance.key, self.instance.bound, upto)
 
 
-class Lost:
+class UnusableInstance:
     """An instance that cannot be executed now, because a table or column it reads is missing.
 
     Only a change of the schema can make it valid again.
@@ -131,7 +131,7 @@ class Lost:
     follows_all = False
     is_guarded = False
 
-    def __init__(self, prepared: Prepared, key: Hashable, url: str, head: int) -> None:
+    def __init__(self, prepared: PreparedQuery, key: Hashable, url: str, head: int) -> None:
         self.query_id, self.db, self.key, self.url, self.head = prepared.id, prepared.db, key, url, head
         self.prefix = "lost-" + prepared.id[2:13].ljust(11, "0")  # of no answer
         self.wanted: tuple[str, ...] = ()  # tables of which every change is relevant
@@ -152,7 +152,7 @@ class Lost:
         """Return None: no tag belongs to this instance."""
         return None
 
-    def answer(self) -> Answered | None:
+    def answer(self) -> AnswerHash | None:
         """Return None: there is no answer."""
         return None
 
@@ -161,7 +161,7 @@ class Lost:
         return None
 
 
-class Volatile(Lost):
+class VolatileInstance(UnusableInstance):
     """A query instance whose answers cannot be cached any more. A change of its tables or of the schema triggers it.
 
     If the query also reads data whose changes are not in the log, any change triggers it, so that no event is missed.
@@ -200,7 +200,7 @@ class Routing:
     def add(self, question: Any) -> None:
         """Route relevant changes to `question`."""
         self.remove(question.key)
-        if isinstance(question, Asked):
+        if isinstance(question, AnalysedInstance):
             self._router.add(question.key, question.instance.bound)
         else:
             wanted = self._lost[question.key] = question.wanted
@@ -226,12 +226,12 @@ class Routing:
         return [*found, *((key, 0) for key in others)]
 
 
-class Subscribed:
+class SubscribedInstances:
     """The instances that feeds subscribe to. Use it in the event loop, except `hold`."""
 
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
-        self._held: dict[tuple[str, Hashable], Asked] = {}  # with the latest analysis
+        self._held: dict[tuple[str, Hashable], AnalysedInstance] = {}  # with the latest analysis
         # Keys of one instance: its arguments may be given by position and by name.
         self._names: dict[tuple[str, Hashable], set[Hashable]] = {}
 
@@ -240,7 +240,8 @@ class Subscribed:
     ) -> Any:
         """Return the instance as analysed now.
 
-        Unless `strict`, a query that is invalid or not cacheable has an instance, too: `Lost` or `Volatile`.
+        Unless `strict`, a query that is invalid or not cacheable has an instance, too:
+        `UnusableInstance` or `VolatileInstance`.
         """
         prepared = self._queries.get(who or ADMIN, query_id)
         if who is not None:
@@ -252,7 +253,7 @@ class Subscribed:
             instance, head = await answering.understood(prepared, _values(args))
             if not instance.analysis.is_cacheable:
                 if not strict:
-                    return Volatile(instance, key, url, head)
+                    return VolatileInstance(instance, key, url, head)
                 reasons = "; ".join(instance.analysis.volatile)
                 raise NotSupported(
                     f"a query whose answer is not cacheable has no feed: {reasons}",
@@ -261,8 +262,8 @@ class Subscribed:
         except InvalidRequest:
             if strict:
                 raise
-            return Lost(prepared, key, url, await answering.head())
-        found = Asked(instance, key, url, head, answering)
+            return UnusableInstance(prepared, key, url, await answering.head())
+        found = AnalysedInstance(instance, key, url, head, answering)
         if (prepared.db, key) in self._held:
             self._held[prepared.db, key] = found
         return found
@@ -273,7 +274,7 @@ class Subscribed:
 
     def hold(self, db: str, question: Any, *, last: int | None = None, since: int | None = None) -> None:
         """Track an instance, so that its tag is canonical until `release`. Callable from any thread."""
-        if isinstance(question, Asked):
+        if isinstance(question, AnalysedInstance):
             self._held[db, question.key] = question
             self._names.setdefault((db, question.instance.key), set()).add(question.key)
             self._answering(question).hold(question.instance, last=last, since=since)
@@ -299,7 +300,7 @@ class Subscribed:
         found = versions.last(held.instance.key)
         return None if found is None else (held.prefix, *found)
 
-    def _answering(self, question: Asked) -> Answering:
+    def _answering(self, question: AnalysedInstance) -> Answering:
         return self._queries.answering(question.db)
 
 

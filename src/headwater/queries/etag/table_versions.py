@@ -66,7 +66,7 @@ class TableVersions:
         with self._lock:
             while self._log.latest > self._upto:
                 try:
-                    self._look()
+                    self._apply_log()
                     break
                 except OffsetExpired:  # the log was trimmed past our offset, or a new generation began
                     self._upto = max(self._upto, self._log.horizon - 1)
@@ -84,7 +84,7 @@ class TableVersions:
         with try_lock(self._lock) as is_held:
             yield is_held and self.is_near
 
-    def _look(self) -> None:
+    def _apply_log(self) -> None:
         for part in self._log.scan(after=self._upto):
             for offset, change in enumerate(part.changes, part.first):
                 self._last[change.table.name] = offset

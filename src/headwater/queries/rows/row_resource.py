@@ -21,7 +21,7 @@ from headwater.queries.etag.row_etag import row_etag
 from headwater.queries.missing_names import no_row
 from headwater.queries.rows.column_values import check_values
 from headwater.queries.rows.plain_json import read_key, read_row
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.transactions import Transactions
 from headwater.sources.write import Session
 
@@ -60,7 +60,7 @@ class Deleted(msgspec.Struct, frozen=True):
     causality: Token | None = None
 
 
-class Spot(msgspec.Struct, frozen=True):
+class AddressedRow(msgspec.Struct, frozen=True):
     """An address and its current row, None if there is none, inside a transaction."""
 
     session: Session
@@ -70,7 +70,7 @@ class Spot(msgspec.Struct, frozen=True):
     row: Row | None
 
     @classmethod
-    def look(cls, session: Session, db: str, address: Address) -> Spot:
+    def read(cls, session: Session, db: str, address: Address) -> AddressedRow:
         """Read the row at `address`."""
         table = session.describe(address.table)
         key = read_key(table, address.parts)
@@ -134,10 +134,10 @@ class Resources:
             raise no_row(table)
         return Shown(table, row, row_etag(db, table, row), offset)
 
-    def put(self, principal: Principal, address: Address, body: Body, conditions: Conditions) -> Pending[Shown]:
+    def put(self, principal: Principal, address: Address, body: Body, conditions: Conditions) -> PendingAnswer[Shown]:
         """Replace or create the row with exactly the columns in `body`; a missing column becomes NULL."""
 
-        def work(spot: Spot) -> Shown:
+        def work(spot: AddressedRow) -> Shown:
             spot.demand("PUT", conditions)
             values = self._whole(spot, body)
             if spot.row is None:
@@ -148,12 +148,12 @@ class Resources:
 
         return self._shown(principal, address, work)
 
-    def patch(self, principal: Principal, address: Address, body: Body, conditions: Conditions) -> Pending[Shown]:
+    def patch(self, principal: Principal, address: Address, body: Body, conditions: Conditions) -> PendingAnswer[Shown]:
         """Set the columns in `body`; NotFound if there is no row."""
         if not body.columns:
             raise InvalidRequest("the body has no columns", hint="Send at least one column to set.")
 
-        def work(spot: Spot) -> Shown:
+        def work(spot: AddressedRow) -> Shown:
             spot.there()
             spot.demand("PATCH", conditions)
             values = check_values(spot.table, read_row(spot.table, body.columns, lits=body.lits))
@@ -162,11 +162,11 @@ class Resources:
 
         return self._shown(principal, address, work)
 
-    def delete(self, principal: Principal, address: Address, conditions: Conditions) -> Pending[Deleted]:
+    def delete(self, principal: Principal, address: Address, conditions: Conditions) -> PendingAnswer[Deleted]:
         """Delete the row; NotFound if there is none."""
 
         def work(db: str, session: Session) -> None:
-            spot = Spot.look(session, db, address)
+            spot = AddressedRow.read(session, db, address)
             spot.there()
             spot.demand("DELETE", conditions)
             if not session.delete(spot.table.name, key_is(spot.table, spot.key), None).affected:
@@ -175,9 +175,11 @@ class Resources:
         principal.check(real_name(address.db), [address.table])
         return self._transactions.write(principal, address.db, None, work, lambda _, seen: Deleted(seen))
 
-    def _shown(self, principal: Principal, address: Address, work: Callable[[Spot], Shown]) -> Pending[Shown]:
+    def _shown(
+        self, principal: Principal, address: Address, work: Callable[[AddressedRow], Shown]
+    ) -> PendingAnswer[Shown]:
         def run(db: str, session: Session) -> Shown:
-            return work(Spot.look(session, db, address))
+            return work(AddressedRow.read(session, db, address))
 
         def finish(shown: Shown, seen: Token | None) -> Shown:
             return msgspec.structs.replace(shown, causality=seen)
@@ -185,7 +187,7 @@ class Resources:
         principal.check(real_name(address.db), [address.table])
         return self._transactions.write(principal, address.db, None, run, finish)
 
-    def _whole(self, spot: Spot, body: Body) -> dict[str, Value]:
+    def _whole(self, spot: AddressedRow, body: Body) -> dict[str, Value]:
         """Return every writable column, with NULL for those not in `body`, and the key only if `body` has it."""
         table = spot.table
         computed = {column.name for column in table.visible if column.generated}
@@ -204,7 +206,7 @@ class Resources:
             values[column.name] = None
         return values
 
-    def _check_key(self, spot: Spot, values: Mapping[str, Value]) -> None:
+    def _check_key(self, spot: AddressedRow, values: Mapping[str, Value]) -> None:
         """Raise InvalidRequest if the key in `values` differs from that in the URL, as the database compares them."""
         for name, wanted in zip(spot.table.primary_key, spot.key, strict=True):
             if name in values and not self._equal(spot, name, values[name], wanted):
@@ -212,7 +214,7 @@ class Resources:
                     f"{name!r} in the body differs from the key in the URL", hint="Omit it, or send the same value."
                 )
 
-    def _equal(self, spot: Spot, name: str, one: Value, other: Value) -> bool:
+    def _equal(self, spot: AddressedRow, name: str, one: Value, other: Value) -> bool:
         if type(one) is type(other) and one == other:
             return True
         source = self._databases.get(spot.db)
@@ -224,7 +226,7 @@ class Resources:
         return order(held[0]) == order(held[1])
 
 
-def _set(spot: Spot, values: Mapping[str, Value]) -> Shown:
+def _set(spot: AddressedRow, values: Mapping[str, Value]) -> Shown:
     """Update the row with `values` and return it; unchanged key columns are not written."""
     row, table = spot.there(), spot.table
     same_key = {name for name in table.primary_key if name in values and values[name] == row[table.index[name]]}

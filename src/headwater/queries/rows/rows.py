@@ -18,19 +18,19 @@ from headwater.queries.etag.causality import Token
 from headwater.queries.etag.row_etag import demand, row_etag
 from headwater.queries.missing_names import no_row
 from headwater.queries.rows.column_values import check_columns, check_key, check_values, column_of
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.transactions import Transactions
 from headwater.sources.write import Session
 
 
-class Place(msgspec.Struct, frozen=True):
+class TableAddress(msgspec.Struct, frozen=True):
     """A table of a database; without `db` the database of the transaction, else `main`."""
 
     table: str
     db: str | None = None
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundRow(msgspec.Struct, frozen=True):
     """One row; its tag is None if it was read inside a transaction."""
 
     table: Table
@@ -38,7 +38,7 @@ class Found(msgspec.Struct, frozen=True):
     etag: str | None = None
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredResult(msgspec.Struct, frozen=True):
     """The result of a write. `etag` is the new tag of the row, if the caller sent an expected tag."""
 
     affected: int
@@ -57,8 +57,8 @@ class Rows:
         self._transactions = transactions
 
     def get(
-        self, principal: Principal, place: Place, key: Sequence[Value], *, tx: str | None = None
-    ) -> Found | Pending[Found]:
+        self, principal: Principal, place: TableAddress, key: Sequence[Value], *, tx: str | None = None
+    ) -> FoundRow | PendingAnswer[FoundRow]:
         """Return the row whose primary key is `key`; NotFound if there is none."""
         if tx is not None:
             return self._transactions.inside(
@@ -71,86 +71,86 @@ class Rows:
         if place.table not in tables:
             raise NotFound(f"there is no table {place.table!r}", hint=nearest(place.table, principal.seen(db, tables)))
         table, row, _ = source.get(place.table, check_key(tables[place.table], key))
-        return Found(table, _there(table, row), row_etag(db, table, _there(table, row)))
+        return FoundRow(table, _there(table, row), row_etag(db, table, _there(table, row)))
 
     def insert(
         self,
         principal: Principal,
-        place: Place,
+        place: TableAddress,
         rows: Sequence[Mapping[str, Value]],
         *,
         returning: Sequence[str] | None = None,
         tx: str | None = None,
-    ) -> Pending[Stored]:
+    ) -> PendingAnswer[StoredResult]:
         """Insert all rows, or none on an error."""
         if not rows:
             raise InvalidRequest("`rows` is empty", hint="Send at least one row.")
 
-        def work(_: str, session: Session) -> Stored:
+        def work(_: str, session: Session) -> StoredResult:
             table = session.describe(place.table)
             columns = check_columns(table, returning or ())
             checked = [check_values(table, row) for row in rows]
             result, stored = session.insert(place.table, checked, returning=returning is not None)
             back = None if returning is None else tuple(_pick(table, row, columns) for row in stored)
-            return Stored(result.affected, result.last_insert_id, columns, back)
+            return StoredResult(result.affected, result.last_insert_id, columns, back)
 
         return self._write(principal, place, tx, work)
 
     def update(
         self,
         principal: Principal,
-        place: Place,
+        place: TableAddress,
         where: Expr,
         values: Mapping[str, Value],
         *,
         limit: int | None = None,
         if_match: str | None = None,
         tx: str | None = None,
-    ) -> Pending[Stored]:
+    ) -> PendingAnswer[StoredResult]:
         """Set `values` on the rows that match; with `if_match`, on the one row with this tag."""
         if not values:
             raise InvalidRequest("`set` is empty", hint="Send at least one column to set.")
 
-        def work(db: str, session: Session) -> Stored:
+        def work(db: str, session: Session) -> StoredResult:
             table = session.describe(place.table)
             _check_where(table, where)
             found = check_values(table, values)
             key = None if if_match is None else _tagged(session, db, table, where, if_match)
             affected = session.update(place.table, where, found, limit).affected
             tag = None if key is None or not affected else _new_tag(session, db, table, key, found)
-            return Stored(affected, etag=tag)
+            return StoredResult(affected, etag=tag)
 
         return self._write(principal, place, tx, work)
 
     def delete(
         self,
         principal: Principal,
-        place: Place,
+        place: TableAddress,
         where: Expr,
         *,
         limit: int | None = None,
         if_match: str | None = None,
         tx: str | None = None,
-    ) -> Pending[Stored]:
+    ) -> PendingAnswer[StoredResult]:
         """Delete the rows that match; with `if_match`, the one row with this tag."""
 
-        def work(db: str, session: Session) -> Stored:
+        def work(db: str, session: Session) -> StoredResult:
             table = session.describe(place.table)
             _check_where(table, where)
             if if_match is not None:
                 _tagged(session, db, table, where, if_match)
-            return Stored(session.delete(place.table, where, limit).affected)
+            return StoredResult(session.delete(place.table, where, limit).affected)
 
         return self._write(principal, place, tx, work)
 
     def _write(
-        self, principal: Principal, place: Place, tx: str | None, work: Callable[[str, Session], Stored]
-    ) -> Pending[Stored]:
-        def checked(db: str, session: Session) -> Stored:
+        self, principal: Principal, place: TableAddress, tx: str | None, work: Callable[[str, Session], StoredResult]
+    ) -> PendingAnswer[StoredResult]:
+        def checked(db: str, session: Session) -> StoredResult:
             principal.check(db, [place.table])
             return work(db, session)
 
-        def finish(stored: Stored, seen: Token | None) -> Stored:
+        def finish(stored: StoredResult, seen: Token | None) -> StoredResult:
             # Tags identify committed rows only: a write inside an open transaction has none.
             tag = stored.etag if seen is not None else None
             return msgspec.structs.replace(stored, etag=tag, causality=seen)
@@ -158,11 +158,11 @@ class Rows:
         return self._transactions.write(principal, place.db, tx, checked, finish)
 
 
-def _select(principal: Principal, db: str, session: Session, place: Place, key: Sequence[Value]) -> Found:
+def _select(principal: Principal, db: str, session: Session, place: TableAddress, key: Sequence[Value]) -> FoundRow:
     principal.check(db, [place.table])
     table = session.describe(place.table)
     rows = session.select(place.table, key_is(table, check_key(table, key)), 1)
-    return Found(table, _there(table, rows[0] if rows else None))
+    return FoundRow(table, _there(table, rows[0] if rows else None))
 
 
 def _there(table: Table, row: Row | None) -> Row:

@@ -10,7 +10,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 
-class Pending(Generic[T]):
+class PendingAnswer(Generic[T]):
     """A future of the source, and the function that turns its value into the answer.
 
     `finish` runs where the answer is awaited, not in the thread that commits.
@@ -26,6 +26,6 @@ class Pending(Generic[T]):
         """Wait for the answer and return it."""
         return self.finish(self.future.result(timeout))
 
-    def then(self, step: Callable[[T], A]) -> Pending[A]:
+    def then(self, step: Callable[[T], A]) -> PendingAnswer[A]:
         """Return a pending answer that applies `step` to this one."""
-        return Pending(self.future, lambda value: step(self.finish(value)))
+        return PendingAnswer(self.future, lambda value: step(self.finish(value)))

@@ -11,12 +11,12 @@ from headwater.model.principal import Principal
 from headwater.model.suggestion import nearest
 from headwater.model.table import Table
 from headwater.queries.etag.causality import Token
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.transactions import Transactions
 from headwater.sources.write import Session
 
 
-class Done(msgspec.Struct, frozen=True):
+class SchemaChangeResult(msgspec.Struct, frozen=True):
     """The result of a schema change. `changed` is False if nothing had to be done."""
 
     changed: bool
@@ -30,15 +30,15 @@ class Schema:
         self._databases = databases
         self._transactions = transactions
 
-    def create_database(self, principal: Principal, db: str) -> Done:
+    def create_database(self, principal: Principal, db: str) -> SchemaChangeResult:
         """Create an embedded database."""
         name = check_new_name(db)
         principal.check(name)
         if not self._databases.create(name):
             raise Conflict(f"database {name!r} exists already", hint="Use it, or choose another name.")
-        return Done(True)
+        return SchemaChangeResult(True)
 
-    def drop_database(self, principal: Principal, db: str) -> Done:
+    def drop_database(self, principal: Principal, db: str) -> SchemaChangeResult:
         """Delete an embedded database with everything in it."""
         name = real_name(db)
         principal.check(name)
@@ -47,7 +47,7 @@ class Schema:
         self._transactions.abandon(name)
         if not self._databases.drop(name):
             raise NotFound(f"there is no database {name!r}", hint=nearest(name, self.list_databases(principal)))
-        return Done(True)
+        return SchemaChangeResult(True)
 
     def list_databases(self, principal: Principal) -> list[str]:
         """Return the names of the databases in the caller's scopes."""
@@ -56,7 +56,7 @@ class Schema:
     def list_tables(self, principal: Principal, db: str | None = None) -> list[str]:
         """Return the names of the tables of one database in the caller's scopes."""
         name = real_name(db)
-        principal.glimpse(name)
+        principal.check_any_scope(name)
         mine = principal.tables(name)
         return sorted(table for table in self._databases.get(name).describe() if mine is None or table in mine)
 
@@ -71,7 +71,7 @@ class Schema:
 
     def create_table(
         self, principal: Principal, db: str | None, table: Table, *, if_not_exists: bool = False
-    ) -> Pending[Done]:
+    ) -> PendingAnswer[SchemaChangeResult]:
         """Create `table`, and its database if it does not exist."""
         name = real_name(db)
         principal.check(name)
@@ -80,21 +80,23 @@ class Schema:
         def work(_: str, session: Session) -> bool:
             return session.create_table(table, if_not_exists=if_not_exists)
 
-        pending = self._transactions.write(principal, name, None, work, Done)
+        pending = self._transactions.write(principal, name, None, work, SchemaChangeResult)
         if made:
             self._settle(pending, name)
         return pending
 
-    def drop_table(self, principal: Principal, db: str | None, table: str, *, if_exists: bool = False) -> Pending[Done]:
+    def drop_table(
+        self, principal: Principal, db: str | None, table: str, *, if_exists: bool = False
+    ) -> PendingAnswer[SchemaChangeResult]:
         """Drop `table` with its rows."""
         principal.check(real_name(db))
 
         def work(_: str, session: Session) -> bool:
             return session.drop_table(table, if_exists=if_exists)
 
-        return self._transactions.write(principal, db, None, work, Done)
+        return self._transactions.write(principal, db, None, work, SchemaChangeResult)
 
-    def _settle(self, pending: Pending[Done], name: str) -> None:
+    def _settle(self, pending: PendingAnswer[SchemaChangeResult], name: str) -> None:
         """Drop a database created for a table whose creation failed: a failed request must change nothing."""
         if pending.future.exception() is not None and not self._databases.get(name).describe():
             self._databases.drop(name)

@@ -16,7 +16,7 @@ from headwater.model.table import Row
 from headwater.queries.dependencies.instances import named_args
 from headwater.queries.etag.causality import Token
 from headwater.queries.missing_names import no_table
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.transactions import Transactions
 from headwater.sources.query import Args, Queryable
 from headwater.sources.write import Result, Session
@@ -52,7 +52,7 @@ class Statement:
         tx: str | None = None,
         named: bool = False,
         reads: bool = False,
-    ) -> Outcome | Pending[Outcome]:
+    ) -> Outcome | PendingAnswer[Outcome]:
         """Run one statement.
 
         `named` rejects rows in which two columns share a name, `reads` rejects a statement that writes.
@@ -61,7 +61,7 @@ class Statement:
         _check_args(args)
         if tx is None:
             name = real_name(db)
-            principal.glimpse(name)
+            principal.check_any_scope(name)
             source = self._databases.get(name)
             source.check_sql(principal.role)
             if principal.tables(name) is not None:

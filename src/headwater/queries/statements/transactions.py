@@ -15,8 +15,8 @@ from headwater.errors import Busy, InvalidRequest, NotFound, TxExpired
 from headwater.model.database_name import real_name
 from headwater.model.principal import OWNER, Principal
 from headwater.queries.etag.causality import Token, token
-from headwater.queries.statements.pending_answer import Pending
-from headwater.sources.write import Session, Tx, Work, Written
+from headwater.queries.statements.pending_answer import PendingAnswer
+from headwater.sources.write import Session, Tx, Work, WriteResult
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -28,7 +28,7 @@ MAX_IDLE_SECONDS = 60.0  # a transaction idle for longer is rolled back when the
 MAX_EXPIRED = 1_000  # remembered expired transactions, reported as `tx_expired` rather than `not_found`
 
 
-class Begun(msgspec.Struct, frozen=True):
+class BeginResult(msgspec.Struct, frozen=True):
     """The result of opening a transaction."""
 
     tx: str
@@ -36,7 +36,7 @@ class Begun(msgspec.Struct, frozen=True):
     read_only: bool
 
 
-class Finished(msgspec.Struct, frozen=True):
+class EndResult(msgspec.Struct, frozen=True):
     """The result of ending a transaction."""
 
     tx: str
@@ -76,10 +76,10 @@ class Transactions:
         # Raises Unauthorized if the caller's credential has expired: work may be queued for a minute.
         self.check_credential: Callable[[Principal], object] = lambda principal: None
 
-    def begin(self, principal: Principal, *, db: str | None = None, read_only: bool = False) -> Begun:
+    def begin(self, principal: Principal, *, db: str | None = None, read_only: bool = False) -> BeginResult:
         """Open a transaction on one database."""
         name = real_name(db)
-        principal.glimpse(name)
+        principal.check_any_scope(name)
         source = self._databases.get(name)
         self._roll_back(self._is_forgotten)
         self._reserve(principal, name)
@@ -90,21 +90,21 @@ class Transactions:
         finally:
             with self._lock:
                 self._beginning.remove((principal, name))
-        return Begun(tx.id, name, read_only)
+        return BeginResult(tx.id, name, read_only)
 
-    def commit(self, principal: Principal, tx: str) -> Pending[Finished]:
+    def commit(self, principal: Principal, tx: str) -> PendingAnswer[EndResult]:
         """Commit an open transaction."""
         held = self._take(principal, tx)
 
-        def finish(written: Written[None]) -> Finished:
-            return Finished(tx, "committed", _visible_token(principal, held.db, written.tables))
+        def finish(written: WriteResult[None]) -> EndResult:
+            return EndResult(tx, "committed", _visible_token(principal, held.db, written.tables))
 
-        return Pending(held.tx.commit(), finish)
+        return PendingAnswer(held.tx.commit(), finish)
 
-    def rollback(self, principal: Principal, tx: str) -> Pending[Finished]:
+    def rollback(self, principal: Principal, tx: str) -> PendingAnswer[EndResult]:
         """Roll back an open transaction."""
         held = self._take(principal, tx)
-        return Pending(held.tx.rollback(), lambda _: Finished(tx, "rolled_back"))
+        return PendingAnswer(held.tx.rollback(), lambda _: EndResult(tx, "rolled_back"))
 
     def write(
         self,
@@ -115,7 +115,7 @@ class Transactions:
         finish: Callable[[T, Token | None], A],
         *,
         as_owner: bool = False,
-    ) -> Pending[A]:
+    ) -> PendingAnswer[A]:
         """Run `work`, which receives the database's name, in the open transaction `tx`, or in one of its own.
 
         `finish` receives the causality token, None if the write is not committed. `as_owner` runs `work` with the
@@ -129,18 +129,20 @@ class Transactions:
         if tx is not None:
             held = self._use(principal, tx, db)
             future = self._run(held, lambda session: run(held.db, session))
-            return Pending(future, lambda value: finish(value, None))
+            return PendingAnswer(future, lambda value: finish(value, None))
         name = real_name(db)
-        principal.glimpse(name)
+        principal.check_any_scope(name)
         role = OWNER if as_owner else principal.role
         caller = principal.account
         written = self._databases.get(name).write(lambda session: run(name, session), role=role, caller=caller)
-        return Pending(written, lambda done: finish(done.value, _visible_token(principal, name, done.tables)))
+        return PendingAnswer(written, lambda done: finish(done.value, _visible_token(principal, name, done.tables)))
 
-    def inside(self, principal: Principal, tx: str, db: str | None, work: Callable[[str, Session], T]) -> Pending[T]:
+    def inside(
+        self, principal: Principal, tx: str, db: str | None, work: Callable[[str, Session], T]
+    ) -> PendingAnswer[T]:
         """Read in the open transaction `tx`."""
         held = self._use(principal, tx, db)
-        return Pending(self._run(held, lambda session: work(held.db, session)), lambda value: value)
+        return PendingAnswer(self._run(held, lambda session: work(held.db, session)), lambda value: value)
 
     def check(self, principal: Principal, tx: str, db: str | None) -> str:
         """Return the database of an open transaction of this caller; raise NotFound, TxExpired, InvalidRequest."""

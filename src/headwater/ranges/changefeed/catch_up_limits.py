@@ -23,7 +23,7 @@ class _Account:
     users: int = field(default=0)
 
 
-class Catchups:
+class CatchUpLimits:
     """At most `most` concurrent catch-ups per caller, more wait, and `budget` changes a minute. Use it in one loop.
 
     A caller with any budget left may start, however many changes it reads, and is in debt afterwards: a single reader

@@ -18,10 +18,10 @@ from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExp
 from headwater.log.live.live_log import LiveLog
 from headwater.model.change import image_bytes
 from headwater.model.clock import Timestamp, ts_ms, ts_text, wall_ms
-from headwater.ranges.changefeed.catch_up_limits import Catchups
-from headwater.ranges.changefeed.watched_spans import SpanChange, Spans, Stop, Watched, weight
-from headwater.ranges.pull.durable_wait import Waiting
-from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED, gone
+from headwater.ranges.changefeed.catch_up_limits import CatchUpLimits
+from headwater.ranges.changefeed.watched_spans import FeedStopped, SpanChange, Spans, WatchedSpan, weight
+from headwater.ranges.pull.durable_wait import DurableWaits
+from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED, changes_gone
 
 SKEW_MS = 60_000  # how far the clock of a client may be ahead of the server's
 SCAN = 16_384  # changes scanned for one page
@@ -50,7 +50,7 @@ class Steady(NamedTuple):
 class Checkpoint(NamedTuple):
     """The event that all changes up to `ts` have been sent, of one span, or of all spans if `watched` is None."""
 
-    watched: Watched | None
+    watched: WatchedSpan | None
     ts: Timestamp
     offset: int
     generation: str
@@ -109,7 +109,7 @@ def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> i
 
 def lost(log: LiveLog, after: int, reason: str, message: str = "") -> OffsetExpired:
     """Return the error for changes after `after` that are not available."""
-    error = gone(after, log.horizon, log.latest, reason, message)
+    error = changes_gone(after, log.horizon, log.latest, reason, message)
     error.extra["threshold"] = ts_text(threshold(log))
     return error
 
@@ -136,11 +136,11 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Rooms:
+class FeedContext:
     """The limits and functions that all feeds of a server share."""
 
-    waiting: Waiting
-    catchups: Catchups
+    waiting: DurableWaits
+    catchups: CatchUpLimits
     run: Callable[..., Awaitable[Any]]  # runs a blocking call in a thread
     is_stopping: Callable[[], bool]
 
@@ -156,7 +156,7 @@ class ChangeFeed:
         cursor: int,
         floor: Timestamp,
         pace: Pace,
-        rooms: Rooms,
+        rooms: FeedContext,
         make: Callable[[Event], Any],
     ) -> None:
         self._log, self._is_there, self._spans = database.log, is_there, spans
@@ -166,7 +166,9 @@ class ChangeFeed:
         self._promised = 0  # the time of the newest checkpoint
         self._due_at = time.monotonic() + pace.checkpoints
         self._behind_since: float | None = None
-        self.look: Callable[[], Awaitable[None]] | None = None  # called before each checkpoint; raises to end the feed
+        self.before_checkpoint: Callable[[], Awaitable[None]] | None = (
+            None  # called before each checkpoint; raises to end the feed
+        )
         self.least: Callable[[], float] = lambda: 0.0  # shortest interval of checkpoints, a limit of the caller
 
     async def pages(self, who: Hashable) -> AsyncIterator[list[Any]]:
@@ -203,7 +205,7 @@ class ChangeFeed:
         self._due_at = time.monotonic() + max(self._pace.checkpoints, self.least())
         if not self._promised:
             return []
-        spans: list[Watched | None] = [] if self._pace.only_resolved else [*self._spans.watched]
+        spans: list[WatchedSpan | None] = [] if self._pace.only_resolved else [*self._spans.watched]
         return [self._make(Checkpoint(each, self._promised, self.cursor, self.generation)) for each in [*spans, None]]
 
     @property
@@ -214,8 +216,8 @@ class ChangeFeed:
     async def _due(self) -> list[Any]:
         if time.monotonic() < self._due_at:
             return []
-        if self.look is not None:
-            await self.look()
+        if self.before_checkpoint is not None:
+            await self.before_checkpoint()
         few = self._pace.only_resolved or len(self._spans.watched) <= INLINE
         if few and self._log.recent(self.cursor, self.cursor + 1) is not None:
             return self.checkpoints()
@@ -283,11 +285,11 @@ class ChangeFeed:
             for offset, change in enumerate(part.changes, part.first):
                 try:
                     seen = () if skip else tuple(self._spans.changes_of(part, offset, change))
-                except Stop as stop:
+                except FeedStopped as stop:
                     if found or self.cursor > began:
                         return found
                     words = f"table {stop.table!r} was altered or rewritten at offset {offset}, without row changes"
-                    return gone(self.cursor, self._log.horizon, self._log.latest, SCHEMA_CHANGED, words)
+                    return changes_gone(self.cursor, self._log.horizon, self._log.latest, SCHEMA_CHANGED, words)
                 found += [self._make(each) for each in seen]  # all messages of a change, or none
                 size += sum(map(weight, seen))
                 self.cursor, self._last = offset, 0

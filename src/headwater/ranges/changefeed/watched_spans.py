@@ -19,7 +19,7 @@ from headwater.sources.read import Reader
 EVERY = (Span(),)
 
 
-class Watched(NamedTuple):
+class WatchedSpan(NamedTuple):
     """A span of keys of a table that a feed follows."""
 
     table: str
@@ -40,7 +40,7 @@ class Put(NamedTuple):
 class Emptied(NamedTuple):
     """Every key of a span was deleted."""
 
-    watched: Watched
+    watched: WatchedSpan
     offset: int
     part: Transaction
 
@@ -57,7 +57,7 @@ class Reshaped(NamedTuple):
 SpanChange = Put | Emptied | Reshaped
 
 
-class Stop(Exception):
+class FeedStopped(Exception):
     """Rows of `table` changed without row changes in the log: a feed of it cannot continue past this change."""
 
     def __init__(self, table: str) -> None:
@@ -90,7 +90,7 @@ class Cover:
 class Spans:
     """The spans of one feed; none means the whole database. It remembers the key columns of each table."""
 
-    def __init__(self, source: Reader, watched: Sequence[Watched]) -> None:
+    def __init__(self, source: Reader, watched: Sequence[WatchedSpan]) -> None:
         self.watched = tuple(dict.fromkeys(watched))
         by_table: dict[str, list[Span]] = {}
         for each in self.watched:
@@ -128,10 +128,10 @@ class Spans:
         table = change.table
         gone = stop_of(change)
         if gone == SCHEMA_CHANGED:
-            raise Stop(table.name)
+            raise FeedStopped(table.name)
         if gone:  # emptied, dropped or renamed: no rows are left under this name
             for span in spans:
-                yield Emptied(Watched(table.name, span), offset, part)
+                yield Emptied(WatchedSpan(table.name, span), offset, part)
         if change.op is Op.SCHEMA_CHANGE:
             if gone == TABLE_DROPPED:
                 self._keys.pop(table.name, None)
@@ -142,7 +142,7 @@ class Spans:
     def _check_key(self, table: Table) -> None:
         """Raise Stop if the key columns of a table changed: keys sent before are not comparable."""
         if self._keys.setdefault(table.name, table.key) != table.key:
-            raise Stop(table.name)
+            raise FeedStopped(table.name)
 
     def _sides(self, part: Transaction, offset: int, change: Change, cover: Cover) -> Iterator[SpanChange]:
         table, key_of, place = change.table, change.table.key_of, self._place(change.table)

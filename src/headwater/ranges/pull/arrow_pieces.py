@@ -17,9 +17,9 @@ from headwater.model.literal import UNAVAILABLE, to_plain
 from headwater.model.per_table import PerTable
 from headwater.model.suggestion import nearest
 from headwater.model.table import Row, Table
-from headwater.ranges.pull.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, gone
+from headwater.ranges.pull.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, changes_gone
 from headwater.ranges.pull.slice_cache import Slice
-from headwater.ranges.pull.snapshot import Past, read_as_of, shape_of
+from headwater.ranges.pull.snapshot import PastLog, read_as_of, shape_of
 from headwater.ranges.pull.table_changes import Ends, holding
 from headwater.sources.read import BulkReader, Condition, Reader
 
@@ -47,7 +47,7 @@ def columns_of(table: Table, names: Collection[str] | None) -> frozenset[str] | 
     return frozenset(name if name in table.index else own[name] for name in names)
 
 
-def snapshot_pieces(reader: BulkReader, log: Past, job: SnapshotJob, left: Gone) -> Iterator[Piece]:
+def snapshot_pieces(reader: BulkReader, log: PastLog, job: SnapshotJob, left: Gone) -> Iterator[Piece]:
     """Yield the rows as of one offset; each batch has the last key that it covers."""
     table = shape_of(reader, job.table)
     columns = columns_of(table, job.pick.columns)
@@ -74,7 +74,7 @@ def check_kept(log: Log, after: int, upto: int) -> None:
     """Raise OffsetExpired or InvalidRequest unless the log has all of (after, upto]."""
     horizon, latest = log.horizon, log.latest
     if after + 1 < horizon:
-        raise gone(after, horizon, latest, WAL_HORIZON_EXCEEDED)
+        raise changes_gone(after, horizon, latest, WAL_HORIZON_EXCEEDED)
     if upto > latest:
         raise InvalidRequest(f"offset {upto} is not in the log yet; the newest there is {latest}")
 

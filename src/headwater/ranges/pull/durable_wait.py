@@ -17,7 +17,7 @@ FLUSH_SECONDS = 0.01  # between two checks whether staged changes are durable: t
 CHECK_SECONDS = 1.0  # between two checks whether the database still exists
 
 
-class Waiting:
+class DurableWaits:
     """The concurrent waits of a server. Use it in one event loop."""
 
     def __init__(self, most: int = MOST) -> None:

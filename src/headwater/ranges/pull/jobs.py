@@ -22,7 +22,7 @@ MAX_JOB = 1 << 20  # bytes
 _LENGTH = struct.Struct(">I")
 
 
-class Place(msgspec.Struct, frozen=True):
+class DatabaseLocation(msgspec.Struct, frozen=True):
     """The location and identity of a database and its log: another inode or generation is another database."""
 
     db: str
@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True):
     generation: str
 
 
-class Pick(msgspec.Struct, frozen=True):
+class Selection(msgspec.Struct, frozen=True):
     """The selected rows and columns; key columns are always included."""
 
     span: Span = Span()
@@ -48,22 +48,22 @@ class Pick(msgspec.Struct, frozen=True):
 class SnapshotJob(msgspec.Struct, frozen=True, tag="snapshot"):
     """Read rows of a table as of `offset`."""
 
-    place: Place
+    place: DatabaseLocation
     table: str
     offset: int
-    pick: Pick = Pick()
+    pick: Selection = Selection()
     caller: str = ""
 
 
 class LogJob(msgspec.Struct, frozen=True, tag="log"):
     """Read changes of a table in (after, upto], converted to its version `shape`, or to the current one."""
 
-    place: Place
+    place: DatabaseLocation
     table: str
     after: int
     upto: int
     shape: int | None = None
-    pick: Pick = Pick()
+    pick: Selection = Selection()
     compression: str | None = None
     caller: str = ""
 
@@ -71,7 +71,7 @@ class LogJob(msgspec.Struct, frozen=True, tag="log"):
 class TablesJob(msgspec.Struct, frozen=True, tag="tables"):
     """Read changes of several tables, of all if none is named, in (after, upto]; rows as JSON."""
 
-    place: Place
+    place: DatabaseLocation
     tables: tuple[str, ...]
     after: int
     upto: int
@@ -81,7 +81,7 @@ class TablesJob(msgspec.Struct, frozen=True, tag="tables"):
 Job = SnapshotJob | LogJob | TablesJob
 
 
-class Done(msgspec.Struct, frozen=True):
+class CacheCounters(msgspec.Struct, frozen=True):
     """Counters of the slice cache, sent at the end of a job."""
 
     hits: int = 0
@@ -122,15 +122,15 @@ def decode_job(data: bytes) -> Job:
     return _jobs.decode(data)
 
 
-def encode_end(done: Done) -> bytes:
+def encode_end(done: CacheCounters) -> bytes:
     """Return the frame that ends a complete body."""
     data = _encoder.encode(done)
     return HEAD.pack(END, 0, len(data)) + data
 
 
-def decode_end(data: bytes) -> Done:
+def decode_end(data: bytes) -> CacheCounters:
     """Return the counters in the frame that ends a body."""
-    return msgspec.msgpack.decode(data, type=Done)
+    return msgspec.msgpack.decode(data, type=CacheCounters)
 
 
 def encode_failure(error: HeadwaterError) -> bytes:
@@ -165,7 +165,7 @@ def _kinds() -> dict[str, type[HeadwaterError]]:
 _BY_CODE = _kinds()
 
 
-def gone(after: int, horizon: int, latest: int, reason: str, message: str = "") -> OffsetExpired:
+def changes_gone(after: int, horizon: int, latest: int, reason: str, message: str = "") -> OffsetExpired:
     """Return the error for changes after `after` that are trimmed, or cannot be applied, for `reason`."""
     error = OffsetExpired(after, horizon, latest)
     error.extra["resnapshot_reason"] = reason

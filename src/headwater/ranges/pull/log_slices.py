@@ -11,7 +11,7 @@ from headwater.log.log import Log
 from headwater.model import arrow
 from headwater.model.table import Table
 from headwater.ranges.pull.arrow_pieces import Gone, Piece, check_kept, columns_of
-from headwater.ranges.pull.jobs import LZ4, TABLE_DROPPED, TRUNCATED, LogJob, gone
+from headwater.ranges.pull.jobs import LZ4, TABLE_DROPPED, TRUNCATED, LogJob, changes_gone
 from headwater.ranges.pull.slice_cache import Cache, Name, Slice, Stop
 from headwater.ranges.pull.table_changes import Gatherer
 from headwater.sources.read import BulkReader
@@ -151,7 +151,7 @@ class _LogAnswer:
             if self._job.after < offset <= self._job.upto:
                 words = {TRUNCATED: "emptied", TABLE_DROPPED: "dropped or renamed"}.get(reason, "altered or rewritten")
                 message = f"table {self._job.table!r} was {words} at offset {offset}, without row changes"
-                raise gone(self._job.after, self._horizon, self._latest, reason, message)
+                raise changes_gone(self._job.after, self._horizon, self._latest, reason, message)
 
 
 def _batches(data: bytes) -> Iterator[tuple[pa.RecordBatch, int]]:

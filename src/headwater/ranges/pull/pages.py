@@ -11,7 +11,7 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
-from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, WAL_HORIZON_EXCEEDED, gone
+from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, WAL_HORIZON_EXCEEDED, changes_gone
 from headwater.ranges.pull.snapshot import read_as_of
 from headwater.ranges.pull.table_changes import stop_of
 from headwater.sources.read import Reader
@@ -35,7 +35,7 @@ class Rows(NamedTuple):
     end: bool
 
 
-class Seen(NamedTuple):
+class KeyChange(NamedTuple):
     """The effect of a change on one key of a range. An image outside the range is omitted."""
 
     key: bytes
@@ -51,7 +51,7 @@ class Seen(NamedTuple):
 class Log(NamedTuple):
     """The changes of a range up to `upto`."""
 
-    seen: list[Seen]
+    seen: list[KeyChange]
     upto: int
 
 
@@ -118,7 +118,7 @@ class _Page:
         self._place = PerTable(lambda shape: source.order(shape, shape.key))
         self._weight = 0
         self._whole = 0  # number of changes of complete transactions
-        self.seen: list[Seen] = []
+        self.seen: list[KeyChange] = []
 
     @property
     def in_midst(self) -> bool:
@@ -145,19 +145,19 @@ class _Page:
             self._weight += 0 if row is None else row_weight(row)
         return True
 
-    def _sides(self, part: Transaction, offset: int, change: Change) -> Iterator[Seen]:
+    def _sides(self, part: Transaction, offset: int, change: Change) -> Iterator[KeyChange]:
         table, key_of, place = change.table, change.table.key_of, self._place(change.table)
         old = None if change.before is None else place(key_of(change.before))
         new = None if change.after is None else place(key_of(change.after))
         if old is not None and new is not None and old != new:
             if self._span.contains(old):
-                yield Seen(old, Op.DELETE, table, change.before, None, offset, part)
+                yield KeyChange(old, Op.DELETE, table, change.before, None, offset, part)
             if self._span.contains(new):
-                yield Seen(new, Op.INSERT, table, None, change.after, offset, part)
+                yield KeyChange(new, Op.INSERT, table, None, change.after, offset, part)
             return
         key = new if new is not None else old
         if key is not None and self._span.contains(key):
-            yield Seen(key, change.op, table, change.before, change.after, offset, part)
+            yield KeyChange(key, change.op, table, change.before, change.after, offset, part)
 
     def begin_transaction(self) -> None:
         """Mark the last change of the previous transaction."""
@@ -175,10 +175,10 @@ class _Page:
 
 def _stopped(log: LiveLog, table: str, after: int, reason: str) -> Exception:
     message = f"table {table!r} was {WORDS[reason]} at offset {after + 1}, without row changes"
-    return gone(after, log.horizon, log.latest, reason, message)
+    return changes_gone(after, log.horizon, log.latest, reason, message)
 
 
 def check_log(log: LiveLog, after: int) -> None:
     """Raise OffsetExpired if changes after `after` were trimmed."""
     if after + 1 < log.horizon:
-        raise gone(after, log.horizon, log.latest, WAL_HORIZON_EXCEEDED)
+        raise changes_gone(after, log.horizon, log.latest, WAL_HORIZON_EXCEEDED)

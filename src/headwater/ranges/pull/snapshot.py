@@ -26,7 +26,7 @@ Gone = Callable[[], bool]
 Piece = tuple[Table, Sequence[Row]]
 
 
-class Past(Protocol):
+class PastLog(Protocol):
     """The part of a log that undoing changes needs."""
 
     @property
@@ -55,7 +55,7 @@ class Past(Protocol):
 
 def read_as_of(
     source: Reader,
-    log: Past,
+    log: PastLog,
     table: Table,
     offset: int,
     *,
@@ -85,7 +85,7 @@ def shape_of(source: Reader, name: str) -> Table:
 class _Past:
     """One table as of one offset, and the offset up to which changes were undone."""
 
-    def __init__(self, source: Reader, log: Past, table: Table, offset: int, span: Span, gone: Gone) -> None:
+    def __init__(self, source: Reader, log: PastLog, table: Table, offset: int, span: Span, gone: Gone) -> None:
         head = source.head()
         if offset > head:
             raise InvalidRequest(f"offset {offset} does not exist yet; the newest is {head}")

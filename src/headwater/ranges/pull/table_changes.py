@@ -16,7 +16,7 @@ from headwater.model.clock import ts_ms
 from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
-from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, Pick
+from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, Selection
 from headwater.ranges.pull.slice_cache import Stop
 from headwater.sources.read import Condition, Reader
 
@@ -106,7 +106,7 @@ def holding(condition: Condition, rows: Sequence[Row], gone: Callable[[], bool])
 class Gatherer:
     """Collects the changes of `target` that `pick` selects. `batches` adds to `stops`. Not thread-safe."""
 
-    def __init__(self, reader: Reader, log: Log, target: Table, pick: Pick, gone: Callable[[], bool]) -> None:
+    def __init__(self, reader: Reader, log: Log, target: Table, pick: Selection, gone: Callable[[], bool]) -> None:
         self._log, self._gone = log, gone
         self._fit, self._ends = fit_to(target), Ends(log)
         self._condition = None if pick.where is None else reader.condition(target, pick.where)

@@ -43,68 +43,72 @@ class Step(NamedTuple):
     bytes: int
 
 
-def look(database: Database, who: Principal, db: str, table: str) -> Described:
+def wait_for_status(database: Database, who: Principal, db: str, table: str) -> Described:
     """Return the table and the state of its log, after a short wait for commits from before this call."""
     database.catch_up(CATCH_UP_SECONDS)
-    return _settled(database, who, db, table)
+    return _consistent_status(database, who, db, table)
 
 
-def look_again(database: Database, who: Principal, seen: Described) -> Described:
+def read_status(database: Database, who: Principal, status: Described) -> Described:
     """Return the table and the state of its log without a wait for earlier commits."""
-    return _settled(database, who, seen.db, seen.table.name, seen)
+    return _consistent_status(database, who, status.db, status.table.name, status)
 
 
-def _settled(database: Database, who: Principal, db: str, table: str, seen: Described | None = None) -> Described:
+def _consistent_status(
+    database: Database, who: Principal, db: str, table: str, status: Described | None = None
+) -> Described:
     """Return a table version and an end of the log that are consistent.
 
     If the table changed in between, the end may be after the schema change, and readers would not notice it.
     """
     shape = captured_table(database.source, table, who, db)  # after the catch-up, which applies DDL of other programs
     for _ in range(ATTEMPTS):
-        found = _described(database, db, shape, seen)
+        found = _described(database, db, shape, status)
         was, shape = shape, captured_table(database.source, table, who, db)
         if shape == was:
             return found
     raise Unavailable(f"the schema of {table!r} keeps changing", hint="Retry.")
 
 
-def _described(database: Database, db: str, shape: Table, seen: Described | None) -> Described:
+def _described(database: Database, db: str, shape: Table, status: Described | None) -> Described:
     log = database.log
     (closed, at), generation = log.closed, log.generation
-    if seen is None:
+    if status is None:
         with suppress(HeadwaterError):  # the disk may be full: report the state of the durable log anyway
             log.flush()
         remedy = database.source.remedy(shape.name)
     else:
-        remedy = seen.remedy
-    closed = closed if at <= log.durable else seen.closed if seen is not None else 0
+        remedy = status.remedy
+    closed = closed if at <= log.durable else status.closed if status is not None else 0
     return Described(db, shape, generation, log.horizon, log.durable, closed, remedy=remedy)
 
 
-def find_change(database: Database, who: Principal, seen: Described, after: int) -> Described:
-    """Return `seen` with the first schema change of the table after `after`, if there is one.
+def find_change(database: Database, who: Principal, status: Described, after: int) -> Described:
+    """Return `status` with the first schema change of the table after `after`, if there is one.
 
     The source shows a new schema before the log has the change: if the log has none, wait for the log and search again.
     """
-    found = _first_change(database.log, seen, after)
+    found = _first_change(database.log, status, after)
     if found.schema_changed_at is None:
         database.catch_up(SCHEMA_SECONDS)
-        now = _settled(database, who, seen.db, seen.table.name)
-        if now.latest > seen.latest:
+        now = _consistent_status(database, who, status.db, status.table.name)
+        if now.latest > status.latest:
             return _first_change(database.log, now, after)
     return found
 
 
-def _first_change(log: LiveLog, seen: Described, after: int) -> Described:
-    for part in log.scan(after=after, upto=max(seen.latest, after)):
+def _first_change(log: LiveLog, status: Described, after: int) -> Described:
+    for part in log.scan(after=after, upto=max(status.latest, after)):
         for number, change in enumerate(part.changes):
-            if change.op is Op.SCHEMA_CHANGE and change.table.name == seen.table.name:
+            if change.op is Op.SCHEMA_CHANGE and change.table.name == status.table.name:
                 at, to = part.first + number, change.table
-                return msgspec.structs.replace(seen, schema_changed_at=at, changed_to=to, resnapshot=change.resnapshot)
-    return seen
+                return msgspec.structs.replace(
+                    status, schema_changed_at=at, changed_to=to, resnapshot=change.resnapshot
+                )
+    return status
 
 
-def find_end(log: LiveLog, seen: Described, after: int, step: Step) -> Described:
-    """Return `seen` with the end offset of a step of that size after `after`."""
+def find_end(log: LiveLog, status: Described, after: int, step: Step) -> Described:
+    """Return `status` with the end offset of a step of that size after `after`."""
     end = log.reach(after, changes=step.changes, bytes=step.bytes)
-    return msgspec.structs.replace(seen, step_upto=min(end, seen.latest))
+    return msgspec.structs.replace(status, step_upto=min(end, status.latest))

@@ -8,7 +8,7 @@ from headwater.database import Database
 from headwater.errors import Conflict, InvalidRequest, LimitExceeded, OffsetExpired, Unavailable
 from headwater.log.live.live_log import LiveLog
 from headwater.model.principal import OWNER, Principal
-from headwater.ranges.ranges.store import Others, Pull, Store
+from headwater.ranges.ranges.store import OtherLeases, Pull, Store
 
 REGISTER_SECONDS = 10.0  # longest wait of a registration until the log has the commits from before it
 ATTEMPTS = 5  # retries after concurrent changes
@@ -16,7 +16,7 @@ MOST_LEASES = 10_000
 MOST_LEASES_PER_PRINCIPAL = 1_000  # of a principal that is not an owner, so that others have room
 
 
-def hold_again(store: Store, db: str, log: LiveLog, *, max_bytes: int) -> None:
+def restore_leases(store: Store, db: str, log: LiveLog, *, max_bytes: int) -> None:
     """Restore the leases of registered pulls in the log; call it before the log is trimmed."""
     for pull in store.leases(db):
         if pull.generation == log.generation:
@@ -41,7 +41,7 @@ def may_change(who: Principal, owner: str) -> bool:
     return who.role == OWNER or owner in ("", who.name)
 
 
-def check_lease(who: Principal, pull: Pull, others: Others) -> None:
+def check_lease(who: Principal, pull: Pull, others: OtherLeases) -> None:
     """Raise Conflict if another principal uses the name of a new lease, LimitExceeded if there is no room for it."""
     if not all(may_change(who, owner) for owner in others.holders):
         raise Conflict(

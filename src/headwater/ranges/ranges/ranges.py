@@ -28,22 +28,22 @@ from headwater.model.keys.range import Range
 from headwater.model.principal import OWNER, Principal
 from headwater.model.table import Table
 from headwater.ranges.captured_table import keyed_table
-from headwater.ranges.pull.durable_wait import Waiting
-from headwater.ranges.pull.table_status import Described, Step, find_change, find_end, look, look_again
+from headwater.ranges.pull.durable_wait import DurableWaits
+from headwater.ranges.pull.table_status import Described, Step, find_change, find_end, read_status, wait_for_status
 from headwater.ranges.ranges.lease import check_lease, check_subscriber, durable_now, may_change
 from headwater.ranges.ranges.split import (
     Merge,
     Split,
     applied,
     bounds,
-    cut,
     measured,
     pieces,
     resized,
     sample_size,
+    split_into_spans,
     within,
 )
-from headwater.ranges.ranges.store import Cut, Pull, Store
+from headwater.ranges.ranges.store import Pull, RangeBasis, Store
 from headwater.sources.read import Sample
 
 ATTEMPTS = 5  # retries after concurrent changes
@@ -51,7 +51,7 @@ SMALLEST_TARGET, LARGEST_TARGET = 1 << 20, 1 << 30  # bytes of a range that call
 GROWTH = 10  # ranges are measured again when a tenth of the rows of an average range may have changed
 
 
-class Listed(NamedTuple):
+class RangeList(NamedTuple):
     """The ranges of a table, and the generation of the log for which they are valid."""
 
     generation: str
@@ -92,7 +92,7 @@ class Ranges:
     ) -> None:
         self._databases, self._store, self._config, self._leases = databases, store, config, leases
         self._now_ms = now_ms
-        self._waiting = Waiting()
+        self._waiting = DurableWaits()
         # One lock per database: a lease is checked, held in the log and stored atomically, and so is its release.
         self._leasing: dict[str, threading.Lock] = {}
 
@@ -102,7 +102,7 @@ class Ranges:
 
     # --- splitting -------------------------------------------------------------------------------------------
 
-    def listed(self, who: Principal, db: str | None, table: str, target_bytes: int | None = None) -> Listed:
+    def listed(self, who: Principal, db: str | None, table: str, target_bytes: int | None = None) -> RangeList:
         """Return the ranges of `table`, split at the first call, and again as they grow and shrink.
 
         An owner's `target_bytes` is for every call from then on, another caller's only for a table never split before:
@@ -118,7 +118,7 @@ class Ranges:
         ranges = self._ranges(place)
         if target != held.target or _is_due(held, ranges, place.database.source.head()):
             self._resize(place, ranges, target)
-        return Listed(place.database.log.generation, self._ranges(place))
+        return RangeList(place.database.log.generation, self._ranges(place))
 
     def find(self, who: Principal, db: str | None, table: str, id: int, epoch: int) -> Span:
         """Return the keys of a range; StaleEpoch with the ranges that have replaced it, NotFound if it is unknown."""
@@ -139,7 +139,9 @@ class Ranges:
         self._ensure(place)
         return Entered(*place, self._live(place, self._ranges(place), id, epoch))
 
-    def split(self, who: Principal, db: str | None, table: str, id: int, epoch: int, at: bytes | None = None) -> Listed:
+    def split(
+        self, who: Principal, db: str | None, table: str, id: int, epoch: int, at: bytes | None = None
+    ) -> RangeList:
         """Split one range at the key `at` or in its middle, and return the two."""
         place = self._place(who, db, table)
         for _ in range(ATTEMPTS):
@@ -149,10 +151,10 @@ class Ranges:
             bound = _middle(sample, one) if at is None else _inside(sample.table, one, at)
             number = ranges.index(one)
             if self._change(place, held, ranges, [Split(number, (bound,))], sample):
-                return Listed(place.database.log.generation, self._ranges(place)[number : number + 2])
+                return RangeList(place.database.log.generation, self._ranges(place)[number : number + 2])
         raise _contended(table)
 
-    def merge(self, who: Principal, db: str | None, table: str, pair: Sequence[tuple[int, int]]) -> Listed:
+    def merge(self, who: Principal, db: str | None, table: str, pair: Sequence[tuple[int, int]]) -> RangeList:
         """Merge two neighbours, given by id and epoch, and return the result."""
         place = self._place(who, db, table)
         for _ in range(ATTEMPTS):
@@ -163,16 +165,16 @@ class Ranges:
                     "these ranges are not neighbours", hint="The end of the first must be the start of the second."
                 )
             if self._change(place, held, ranges, [Merge(first, last)], self._sample(place, len(ranges))):
-                return Listed(place.database.log.generation, self._ranges(place)[first : first + 1])
+                return RangeList(place.database.log.generation, self._ranges(place)[first : first + 1])
         raise _contended(table)
 
-    def _place(self, who: Principal, db: str | None, table: str) -> _Place:
+    def _place(self, who: Principal, db: str | None, table: str) -> _OpenTable:
         name = real_name(db)
         who.check(name, [table])
         database = self._databases.database(name)
-        return _Place(name, database, keyed_table(database.source, table, who, name))
+        return _OpenTable(name, database, keyed_table(database.source, table, who, name))
 
-    def _ranges(self, place: _Place) -> list[Range]:
+    def _ranges(self, place: _OpenTable) -> list[Range]:
         return self._store.ranges(place.db, place.table.name)
 
     def _bounded(self, target: int | None) -> int | None:
@@ -182,7 +184,7 @@ class Ranges:
         configured = self._config.target_bytes
         return min(max(target, min(SMALLEST_TARGET, configured)), max(LARGEST_TARGET, configured))
 
-    def _ensure(self, place: _Place, target: int | None = None, *, first_target: int | None = None) -> Cut:
+    def _ensure(self, place: _OpenTable, target: int | None = None, *, first_target: int | None = None) -> RangeBasis:
         """Return the generation, version and target of the ranges; split the table if it has no valid ranges.
 
         `target` replaces that of earlier ranges, `first_target` is used if there were none.
@@ -196,33 +198,33 @@ class Ranges:
         sample = self._sample(place, 1)
         if sample_size(count := pieces(sample.bytes, target)) > sample_size(1):
             sample = self._sample(place, count)
-        spans = cut(sample, target)
-        fresh = Cut(generation, place.table.version, target, head)
+        spans = split_into_spans(sample, target)
+        fresh = RangeBasis(generation, place.table.version, target, head)
         self._store.begin(
             place.db, name, fresh, lambda new_id: measured(sample, [Range(new_id(), 1, span) for span in spans])
         )
         return self._store.cut(place.db, name) or fresh
 
-    def _sample(self, place: _Place, count: int) -> Sample:
+    def _sample(self, place: _OpenTable, count: int) -> Sample:
         return place.database.source.sample(place.table.name, sample_size(count))
 
-    def _resize(self, place: _Place, ranges: list[Range], target: int) -> None:
+    def _resize(self, place: _OpenTable, ranges: list[Range], target: int) -> None:
         head = place.database.source.head()
         total = sum(one.bytes for one in ranges)
         sample = self._sample(place, max(pieces(total, target), len(ranges)))
         steps = resized(sample, [one.span for one in ranges], target)
-        held = Cut(place.database.log.generation, place.table.version, target, head)
+        held = RangeBasis(place.database.log.generation, place.table.version, target, head)
         self._change(place, held, ranges, steps, sample)  # a concurrent resize is equally good: ignore the result
 
     def _change(
-        self, place: _Place, held: Cut, ranges: list[Range], steps: Sequence[Split | Merge], sample: Sample
+        self, place: _OpenTable, held: RangeBasis, ranges: list[Range], steps: Sequence[Split | Merge], sample: Sample
     ) -> bool:
         def new(new_id: Callable[[], int]) -> list[Range]:
             return measured(sample, applied(ranges, steps, new_id))
 
         return self._store.change(place.db, place.table.name, held, ranges, new)
 
-    def _live(self, place: _Place, ranges: list[Range], id: int, epoch: int) -> Range:
+    def _live(self, place: _OpenTable, ranges: list[Range], id: int, epoch: int) -> Range:
         found = next((one for one in ranges if one.id == id), None)
         if found is not None and found.epoch == epoch:
             return found
@@ -346,19 +348,19 @@ class Ranges:
             )
         name = real_name(db)
         who.check(name, [table])
-        seen: Described = await run(look, self._databases.database(name), who, name, table)
-        if after is not None and wait_ms and seen.latest <= after:
+        status: Described = await run(wait_for_status, self._databases.database(name), who, name, table)
+        if after is not None and wait_ms and status.latest <= after:
             log = self._databases.database(name).log
             await self._waiting.beyond(log, after, wait_ms / 1000, lambda: name in self._databases.names())
-            seen = await run(look_again, self._databases.database(name), who, seen)
-        if after is not None and shape is not None and shape != seen.table.version:
-            seen = await run(find_change, self._databases.database(name), who, seen, after)
-        if after is not None and step is not None and seen.horizon <= after + 1 <= seen.latest:
-            seen = await run(find_end, self._databases.database(name).log, seen, after, step)
-        return seen
+            status = await run(read_status, self._databases.database(name), who, status)
+        if after is not None and shape is not None and shape != status.table.version:
+            status = await run(find_change, self._databases.database(name), who, status, after)
+        if after is not None and step is not None and status.horizon <= after + 1 <= status.latest:
+            status = await run(find_end, self._databases.database(name).log, status, after, step)
+        return status
 
 
-class _Place(NamedTuple):
+class _OpenTable(NamedTuple):
     """A table of an open database."""
 
     db: str
@@ -366,7 +368,7 @@ class _Place(NamedTuple):
     table: Table
 
 
-def _is_due(held: Cut, ranges: Sequence[Range], head: int) -> bool:
+def _is_due(held: RangeBasis, ranges: Sequence[Range], head: int) -> bool:
     rows = sum(one.rows for one in ranges)
     return (head - held.at) * GROWTH * len(ranges) > rows
 

@@ -56,7 +56,7 @@ def spans_of(bounds: Sequence[bytes]) -> list[Span]:
     return [Span(low, high) for low, high in pairwise(edges)] + [Span(edges[-1], None)]
 
 
-def cut(sample: Sample, target: int) -> list[Span]:
+def split_into_spans(sample: Sample, target: int) -> list[Span]:
     """Return spans of about `target` bytes that contain every key once."""
     return spans_of(bounds(sample.points, pieces(sample.bytes, target)))
 

@@ -62,7 +62,7 @@ _RANGE = "id, epoch, start, end, rows, bytes"
 _LIVE = f"SELECT {_RANGE} FROM range WHERE db = ? AND tab = ? AND live ORDER BY start"
 
 
-class Cut(msgspec.Struct, frozen=True):
+class RangeBasis(msgspec.Struct, frozen=True):
     """The table that ranges were made for: another generation or version has other keys, or another order."""
 
     generation: str
@@ -93,7 +93,7 @@ class Pull(msgspec.Struct, frozen=True):
         return f"pull:{self.subscriber}\0{self.table}\0{self.range}"
 
 
-class Others(NamedTuple):
+class OtherLeases(NamedTuple):
     """The live leases other than a new one: their numbers, and the principals that use its name."""
 
     total: int
@@ -118,19 +118,19 @@ class Store:
 
     # --- ranges ----------------------------------------------------------------------------------------------
 
-    def cut(self, db: str, table: str) -> Cut | None:
+    def cut(self, db: str, table: str) -> RangeBasis | None:
         """Return the table as its ranges were made for it; None if it has none."""
         with self._file.connection() as file:
             sql = "SELECT generation, version, target, at FROM cut WHERE db = ? AND tab = ?"
             row: Any = file.execute(sql, (db, table)).fetchone()
-            return None if row is None else Cut(*row)
+            return None if row is None else RangeBasis(*row)
 
     def ranges(self, db: str, table: str) -> list[Range]:
         """Return the ranges of `table`, in order."""
         with self._file.connection() as file:
             return _live(file, db, table)
 
-    def begin(self, db: str, table: str, cut: Cut, ranges: Callable[[Callable[[], int]], list[Range]]) -> None:
+    def begin(self, db: str, table: str, cut: RangeBasis, ranges: Callable[[Callable[[], int]], list[Range]]) -> None:
         """Split a table again, unless another thread just did; `ranges` returns the new ones, given a source of ids."""
         with self._file.transaction() as file:
             held = file.execute("SELECT generation, version FROM cut WHERE db = ? AND tab = ?", (db, table)).fetchone()
@@ -144,7 +144,7 @@ class Store:
         self,
         db: str,
         table: str,
-        cut: Cut,
+        cut: RangeBasis,
         old: Sequence[Range],
         new: Callable[[Callable[[], int]], list[Range]],
     ) -> bool:
@@ -186,7 +186,7 @@ class Store:
             file.execute("DELETE FROM lease WHERE until_ms <= ?", (now_ms,))
             file.execute("INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(pull))
 
-    def others(self, pull: Pull, *, now_ms: int) -> Others:
+    def others(self, pull: Pull, *, now_ms: int) -> OtherLeases:
         """Return the leases that a new one is checked against."""
         count = (
             "SELECT count(*), count(*) FILTER (WHERE owner = ?) FROM lease"
@@ -197,7 +197,7 @@ class Store:
         with self._file.connection() as file:
             row: Any = file.execute(count, (pull.owner, now_ms, *name, pull.range)).fetchone()
             found: list[Any] = file.execute(holders, (now_ms, *name)).fetchall()
-        return Others(row[0], row[1], frozenset(owner for (owner,) in found))
+        return OtherLeases(row[0], row[1], frozenset(owner for (owner,) in found))
 
     def leases(self, db: str) -> list[Pull]:
         """Return the leases of one database."""
@@ -238,7 +238,7 @@ def _put(file: apsw.Connection, db: str, table: str, ranges: Sequence[Range]) ->
     )
 
 
-def _put_cut(file: apsw.Connection, db: str, table: str, cut: Cut) -> None:
+def _put_cut(file: apsw.Connection, db: str, table: str, cut: RangeBasis) -> None:
     file.execute(
         "INSERT OR REPLACE INTO cut VALUES (?, ?, ?, ?, ?, ?)",
         (db, table, cut.generation, cut.version, cut.target, cut.at),

@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from headwater.errors import HeadwaterError, SourceMismatch, Unavailable
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.change import Transaction
-from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, Place, gone
+from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, DatabaseLocation, changes_gone
 from headwater.sources.read import BulkReader
 
 POLL_SECONDS = 0.005  # between two checks whether the log has grown
 IDLE_SECONDS = 30.0  # after which an unused database is closed: its files may have been deleted
 
-OpenReader = Callable[[Place, DiskLog], BulkReader]
+OpenReader = Callable[[DatabaseLocation, DiskLog], BulkReader]
 
 
 class DurableLog:
@@ -55,7 +55,7 @@ class DurableLog:
         return True
 
 
-class Opened:
+class OpenDatabase:
     """One open database and its users."""
 
     def __init__(self, reader: BulkReader, log: DurableLog) -> None:
@@ -77,24 +77,24 @@ class Databases:
     def __init__(self, open_reader: OpenReader, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._open_reader, self._clock = open_reader, clock
         self._lock = threading.Lock()  # guards all fields below
-        self._open: dict[Place, Opened] = {}
+        self._open: dict[DatabaseLocation, OpenDatabase] = {}
 
     @contextmanager
-    def use(self, place: Place) -> Iterator[Opened]:
+    def use(self, place: DatabaseLocation) -> Iterator[OpenDatabase]:
         """Open the database at `place` while in use; OffsetExpired if its log has another generation."""
         opened = self._take(place)
         try:
             log = opened.log
             if log.generation != place.generation:
-                raise gone(0, log.horizon, log.latest, LOG_GENERATION_CHANGED, "the log began a new generation")
+                raise changes_gone(0, log.horizon, log.latest, LOG_GENERATION_CHANGED, "the log began a new generation")
             try:
                 yield opened
             except SourceMismatch as error:
-                raise gone(0, log.horizon, log.latest, LOG_GENERATION_CHANGED, error.message) from error
+                raise changes_gone(0, log.horizon, log.latest, LOG_GENERATION_CHANGED, error.message) from error
         finally:
             self._give_back(opened)
 
-    def _take(self, place: Place) -> Opened:
+    def _take(self, place: DatabaseLocation) -> OpenDatabase:
         with self._lock:
             self._retire(place)
             opened = self._open.get(place)
@@ -103,17 +103,17 @@ class Databases:
             opened.users += 1
             return opened
 
-    def _opened(self, place: Place) -> Opened:
+    def _opened(self, place: DatabaseLocation) -> OpenDatabase:
         _check_inode(place)
         log = DiskLog.open(place.log, read_only=True)
         try:
             _check_inode(place)
-            return Opened(self._open_reader(place, log), DurableLog(log))
+            return OpenDatabase(self._open_reader(place, log), DurableLog(log))
         except BaseException:
             log.close()
             raise
 
-    def _retire(self, place: Place) -> None:
+    def _retire(self, place: DatabaseLocation) -> None:
         """Close databases of the same name in other files, and databases that are idle for long."""
         for other, opened in list(self._open.items()):
             is_idle = not opened.users and self._clock() - opened.used > IDLE_SECONDS
@@ -123,7 +123,7 @@ class Databases:
                 if not opened.users:
                     opened.close()
 
-    def _give_back(self, opened: Opened) -> None:
+    def _give_back(self, opened: OpenDatabase) -> None:
         with self._lock:
             opened.users -= 1
             opened.used = self._clock()
@@ -140,7 +140,7 @@ class Databases:
             self._open.clear()
 
 
-def _check_inode(place: Place) -> None:
+def _check_inode(place: DatabaseLocation) -> None:
     try:
         found = os.stat(place.log).st_ino
     except OSError as error:

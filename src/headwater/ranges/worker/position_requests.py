@@ -24,7 +24,7 @@ DESCRIBE, HEAD, BEGIN, EXACT = "describe", "head", "begin", "exact"
 _LENGTH = struct.Struct(">I")
 
 
-class Question(msgspec.Struct, frozen=True):
+class PositionRequest(msgspec.Struct, frozen=True):
     """A request; `word` is one of the constants above, and `snapshot` is for `exact`."""
 
     db: str
@@ -41,7 +41,7 @@ class Reply(msgspec.Struct, frozen=True):
     failed: Failed | None = None
 
 
-class Desk:
+class PositionServer:
     """Answers questions from `open` to `close`, in a thread for each connection."""
 
     def __init__(self, database: Callable[[str], Database]) -> None:
@@ -77,12 +77,12 @@ class Desk:
         with connection, contextlib.suppress(OSError, Unavailable), contextlib.ExitStack() as held:
             while (data := _received(connection)) is not None:
                 try:
-                    reply = self._reply(msgspec.msgpack.decode(data, type=Question), held)
+                    reply = self._reply(msgspec.msgpack.decode(data, type=PositionRequest), held)
                 except HeadwaterError as error:
                     reply = Reply(failed=failed_of(error))
                 _send(connection, msgspec.msgpack.encode(reply))
 
-    def _reply(self, question: Question, held: contextlib.ExitStack) -> Reply:
+    def _reply(self, question: PositionRequest, held: contextlib.ExitStack) -> Reply:
         database = self._database(question.db)
         source = database.source
         if database.log.generation != question.generation:
@@ -102,7 +102,7 @@ class Desk:
         return Reply(offset=positions.exact(question.snapshot))
 
 
-class Asked:
+class PositionClient:
     """The worker's side, for one database; implements `ServerPositions`. Thread-safe."""
 
     def __init__(self, path: str, db: str, generation: str) -> None:
@@ -146,7 +146,7 @@ class Asked:
 
     def _ask(self, connection: socket.socket, word: str, snapshot: str = "") -> Reply:
         try:
-            _send(connection, msgspec.msgpack.encode(Question(self._db, self._generation, word, snapshot)))
+            _send(connection, msgspec.msgpack.encode(PositionRequest(self._db, self._generation, word, snapshot)))
             data = _received(connection)
         except OSError as error:
             raise Unavailable(f"the server does not answer its worker: {error}", hint="Try again.") from error

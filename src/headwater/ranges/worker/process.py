@@ -21,14 +21,14 @@ from headwater.ranges.pull.jobs import (
     FAILURE,
     HEAD,
     PIECE,
-    Done,
+    CacheCounters,
+    DatabaseLocation,
     Job,
-    Place,
     decode_end,
     decode_failure,
     encode_job,
 )
-from headwater.ranges.worker.position_requests import Desk
+from headwater.ranges.worker.position_requests import PositionServer
 
 READY = b"ready\n"
 START_SECONDS = 30.0
@@ -65,14 +65,14 @@ class Numbers(msgspec.Struct):
 class WorkerProcess:
     """Runs at most one worker process. Use it in one event loop."""
 
-    def __init__(self, cache: str, cache_bytes: int, desk: Desk | None = None) -> None:
+    def __init__(self, cache: str, cache_bytes: int, desk: PositionServer | None = None) -> None:
         self._cache, self._cache_bytes = os.path.abspath(cache), cache_bytes
         self._desk = desk
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: str | None = None
         self._starting = asyncio.Lock()
         self._is_over = False
-        self._reported = Done()  # the last counters of the running worker
+        self._reported = CacheCounters()  # the last counters of the running worker
         self.numbers = Numbers()
 
     @property
@@ -136,7 +136,7 @@ class WorkerProcess:
             self._end()
             raise Unavailable("the bulk worker did not start", hint="See the server's standard error for the cause.")
         self.numbers.starts += 1
-        self._reported = Done()
+        self._reported = CacheCounters()
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -162,20 +162,20 @@ class WorkerProcess:
         async with self._starting:
             await asyncio.to_thread(self._end)
 
-    def report(self, done: Done) -> None:
+    def report(self, done: CacheCounters) -> None:
         """Add the counters that the worker sent at the end of a job; they start at 0 in each process."""
         numbers, before = self.numbers, self._reported
         numbers.hits += max(done.hits - before.hits, 0)
         numbers.misses += max(done.misses - before.misses, 0)
         numbers.cache_bytes = done.cache_bytes
-        self._reported = Done(max(done.hits, before.hits), max(done.misses, before.misses), done.cache_bytes)
+        self._reported = CacheCounters(max(done.hits, before.hits), max(done.misses, before.misses), done.cache_bytes)
 
 
 @runtime_checkable
 class Bulk(Protocol):
     """Databases that can be read in bulk."""
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> DatabaseLocation:
         """Return the location of the database `name`; NotFound. May access files."""
         ...
 

@@ -23,7 +23,7 @@ from headwater.ranges.pull.jobs import (
     HEAD,
     MAX_JOB,
     PIECE,
-    Done,
+    CacheCounters,
     Job,
     LogJob,
     SnapshotJob,
@@ -34,7 +34,7 @@ from headwater.ranges.pull.jobs import (
 )
 from headwater.ranges.pull.log_slices import log_pieces
 from headwater.ranges.pull.slice_cache import Cache, Slice
-from headwater.ranges.worker.open_databases import Databases, Opened, OpenReader
+from headwater.ranges.worker.open_databases import Databases, OpenDatabase, OpenReader
 
 logger = logging.getLogger("headwater.worker")
 
@@ -63,7 +63,7 @@ class Worker:
         with connection, contextlib.suppress(OSError):  # the reader closed the connection
             try:
                 self._run(connection, _read_job(connection))
-                done = Done(self._cache.hits, self._cache.misses, self._cache.bytes)
+                done = CacheCounters(self._cache.hits, self._cache.misses, self._cache.bytes)
                 connection.sendall(encode_end(done))
             except HeadwaterError as error:
                 connection.sendall(encode_failure(error))
@@ -87,7 +87,7 @@ class Worker:
                     return
                 _send(connection, piece)
 
-    def _pieces(self, connection: socket.socket, job: Job, opened: Opened) -> Generator[Piece, None, None]:
+    def _pieces(self, connection: socket.socket, job: Job, opened: OpenDatabase) -> Generator[Piece, None, None]:
         def left() -> bool:
             """Return whether the reader left. Every long loop calls this, so other jobs get their turn here."""
             self._places.yield_turn(whose_job(job))

@@ -14,7 +14,7 @@ import jwt
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError, Unauthorized
 from headwater.model.database_name import real_name
-from headwater.model.log_throttle import Repeats, counted
+from headwater.model.log_throttle import LogThrottle, counted
 from headwater.model.principal import EDITOR, JWT, OWNER, RANK, VIEWER, Principal, Scope, is_label
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Jwts:
     ) -> None:
         self._secret, self._keys = secret, keys
         self._issuer, self._audience = issuer, audience
-        self._repeats = Repeats()  # limits the log lines caused by bad tokens
+        self._repeats = LogThrottle()  # limits the log lines caused by bad tokens
         self._checked: Callable[[str], Principal] = functools.lru_cache(REMEMBERED)(self._check)
 
     @classmethod

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
-from headwater.feeds.deliver.stream_request import From, Opening
+from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
 from headwater.feeds.formats.gateway import GATEWAY, text_field
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
 from headwater.model.answer_limits import UNCOUNTED
 from headwater.model.principal import OWNER, VIEWER, Principal
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.sql import Outcome
 from headwater.serve.api import Api
 from headwater.serve.auth.open_sessions import Sessions
@@ -34,9 +34,9 @@ from headwater.serve.rpc.hidden_names import without_hidden_names
 from headwater.serve.rpc.methods import METHODS
 from headwater.serve.rpc.query_params import values_of
 from headwater.serve.thread_bridge import Bridge
-from headwater.sources.write import Result, Written
+from headwater.sources.write import Result, WriteResult
 
-OPENING = Opening("gateway", messages.line, format=GATEWAY)
+OPENING = Transport("gateway", messages.line, format=GATEWAY)
 SQL = METHODS["sql.exec"]
 
 Handler = Callable[[GatewaySocket, str | int, Any], Awaitable[bytes | Pieces | None]]  # None: the handler has answered
@@ -124,19 +124,19 @@ class Gateway:
     async def _sql(self, socket: GatewaySocket, id: str | int, request: messages.Sql) -> bytes | Pieces:
         socket.who.need(SQL.role, "sql", SQL.instead)
         result = await self._bridge.call(self._execute, socket.who, request)
-        if not isinstance(result, Pending):
+        if not isinstance(result, PendingAnswer):
             return _charged(socket, result)
         written = await self._bridge.wait(result.future)
-        if isinstance(written, Written) and isinstance(written.value, Result) and not is_small(written.value):
+        if isinstance(written, WriteResult) and isinstance(written.value, Result) and not is_small(written.value):
             payload = await self._bridge.call(lambda: messages.rows_payload(result.finish(written)))
             return _charged(socket, payload, is_written=True)
         return messages.rows_payload(result.finish(written))
 
-    def _execute(self, who: Principal, request: messages.Sql) -> bytes | Pieces | Pending[Outcome]:
+    def _execute(self, who: Principal, request: messages.Sql) -> bytes | Pieces | PendingAnswer[Outcome]:
         """Run the statement and encode its result, in a thread: a large answer would block the event loop."""
         args = values_of(request.params, "params")
         result = self._api.statement.execute(who, request.query, args, db=request.namespace)
-        return result if isinstance(result, Pending) else messages.rows_payload(result)
+        return result if isinstance(result, PendingAnswer) else messages.rows_payload(result)
 
     # --- keys and values -----------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Gateway:
             ops=request.operations or None,
             where=request.where,
         )
-        begin = From(request.start_sequence - 1 if request.start_sequence else None)
+        begin = ReaderPosition(request.start_sequence - 1 if request.start_sequence else None)
         with contextlib.ExitStack() as cleanup:
             cleanup.enter_context(
                 self._limits.count_stream(socket.who, self._limits.of_message(request), socket.client)

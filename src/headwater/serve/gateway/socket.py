@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unauthorized
-from headwater.feeds.deliver.end_reason import CLOSED, STOPPING, Ending
+from headwater.feeds.deliver.end_reason import CLOSED, STOPPING, EndReason
 from headwater.feeds.deliver.stream import Stream
 from headwater.serve.call import Call
 from headwater.serve.gateway.messages import error_payload, event_frames, fragments, frame
@@ -30,7 +30,7 @@ from headwater.serve.rpc.envelope import unexpected
 
 MOST_WAITING, MOST_BYTES = 64, 1 << 20  # requests that wait for their turn; beyond it reading stops
 MOST_SUBSCRIPTIONS = 64  # each may hold a piece while the client does not read
-SERVER_STOPS = Ending(STOPPING, "the server is stopping")
+SERVER_STOPS = EndReason(STOPPING, "the server is stopping")
 CLOSE_SECONDS = 5.0  # to send the close frame to a client that does not read
 
 Answer = Callable[["GatewaySocket", str | None], Awaitable[None]]
@@ -81,7 +81,7 @@ class GatewaySocket:
         self._call, self._answer, self._most = call, answer, most
         self._inbox = Inbox()
         self._writing = asyncio.Lock()
-        self._ended: asyncio.Future[Ending | None] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[EndReason | None] = asyncio.get_running_loop().create_future()
         self._is_answering = self._is_stopping = False
         self._followed: dict[str | int, asyncio.Task[None]] = {}
 
@@ -100,7 +100,7 @@ class GatewaySocket:
             if why is not None:
                 await self._close(why)
 
-    def end(self, why: Ending | None = None) -> None:
+    def end(self, why: EndReason | None = None) -> None:
         """End the socket, with the reason that is sent to the client; None if the client has disconnected."""
         if not self._ended.done():
             self._ended.set_result(why)
@@ -108,7 +108,7 @@ class GatewaySocket:
     def expire(self) -> None:
         """End the socket because its credential is no longer valid, even if the client does not read."""
         drop(self._call.scope)
-        self.end(Ending(Unauthorized.code, "the credential was revoked, or has expired"))
+        self.end(EndReason(Unauthorized.code, "the credential was revoked, or has expired"))
 
     def drain(self) -> None:
         """End the socket after the request that is being answered: the server stops."""
@@ -140,7 +140,7 @@ class GatewaySocket:
         async with self._writing:
             await self._call.raw({"type": websocket_protocol.FRAMES, "frames": make(*args)})
 
-    async def _close(self, why: Ending) -> None:
+    async def _close(self, why: EndReason) -> None:
         last = {"type": "websocket.close", **closing(why)}
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._call.send(last), CLOSE_SECONDS)
@@ -186,7 +186,7 @@ class GatewaySocket:
                     await self._send(event_frames, id, piece)
         except Busy as error:  # the piece was not sent, but the stream is past it
             drop(self._call.scope)
-            self.end(Ending(error.code, error.message))
+            self.end(EndReason(error.code, error.message))
             return
         finally:
             unread.release()
@@ -233,4 +233,4 @@ class GatewaySocket:
         if isinstance(error, websocket_protocol.Gone):
             self.end()
         elif isinstance(error, Exception):
-            self.end(Ending(HeadwaterError.code, unexpected(error, "the gateway").message))
+            self.end(EndReason(HeadwaterError.code, unexpected(error, "the gateway").message))

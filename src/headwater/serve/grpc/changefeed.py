@@ -15,13 +15,13 @@ from headwater.model.clock import ts_text
 from headwater.model.database_name import real_name
 from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.model.work.usage import Usage
-from headwater.ranges.changefeed.catch_up_limits import Catchups
-from headwater.ranges.changefeed.changefeed import SLOW, ChangeFeed, Pace, Rooms, begin, slow
+from headwater.ranges.changefeed.catch_up_limits import CatchUpLimits
+from headwater.ranges.changefeed.changefeed import SLOW, ChangeFeed, FeedContext, Pace, begin, slow
 from headwater.ranges.changefeed.watched_spans import Spans
-from headwater.ranges.pull.durable_wait import Waiting
+from headwater.ranges.pull.durable_wait import DurableWaits
 from headwater.serve.api import Api
 from headwater.serve.grpc.calls import Answer, Caller, Pour
-from headwater.serve.grpc.changefeed_messages import CheckpointBytes, Words, encoded, failure, images, response
+from headwater.serve.grpc.changefeed_messages import CheckpointBytes, EventEncoder, encoded, failure, images, response
 from headwater.serve.grpc.changefeed_request import (
     RangeEpoch,
     base_of,
@@ -47,8 +47,8 @@ class ChangeFeedService:
         self._api, self._run = api, bridge.call
         self._image = images()
         self._stopping = False
-        self._waiting = Waiting(sys.maxsize)  # no limit of its own: streams are limited
-        self._rooms: Rooms | None = None
+        self._waiting = DurableWaits(sys.maxsize)  # no limit of its own: streams are limited
+        self._rooms: FeedContext | None = None
         self._numbers = numbers
         self._spans: Usage[Hashable] = Usage()  # spans of the open feeds by caller, without owners
 
@@ -140,11 +140,11 @@ class ChangeFeedService:
             except NotFound:
                 return False
 
-        words = Words(self._image, request.with_diff)
+        words = EventEncoder(self._image, request.with_diff)
         spans = Spans(database.source, watched)
         feed = ChangeFeed(database, is_there, spans, cursor, base.ts or 0, pace, self._shared(), words)
         if range_epochs:
-            feed.look = lambda: self._check_ranges(who, range_epochs)
+            feed.before_checkpoint = lambda: self._check_ranges(who, range_epochs)
         return feed, count
 
     async def _check_ranges(self, who: Principal, range_epochs: list[RangeEpoch]) -> None:
@@ -154,11 +154,11 @@ class ChangeFeedService:
     def _feeds(self) -> Feeds:
         return self._api.feeding()
 
-    def _shared(self) -> Rooms:
+    def _shared(self) -> FeedContext:
         if self._rooms is None:
             config = self._feeds().config
-            self._numbers.catchups = Catchups(config.catchups, config.catchup_budget)
-            self._rooms = Rooms(self._waiting, self._numbers.catchups, self._run, lambda: self._stopping)
+            self._numbers.catchups = CatchUpLimits(config.catchups, config.catchup_budget)
+            self._rooms = FeedContext(self._waiting, self._numbers.catchups, self._run, lambda: self._stopping)
         return self._rooms
 
 

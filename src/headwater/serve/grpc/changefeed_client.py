@@ -29,7 +29,7 @@ class Ended(Exception):
         super().__init__(self.message)
 
 
-class Dialled:
+class ServerConnection:
     """A connection to a server. With `tls` it is encrypted, and `ca` is trusted besides the system's authorities."""
 
     def __init__(self, address: str, token: str | None = None, *, tls: bool = False, ca: bytes | None = None) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from headwater.errors import HeadwaterError, LimitExceeded, NotFound, OffsetExpired, StaleEpoch
-from headwater.feeds.formats.images import Image, Unknown, shown
+from headwater.feeds.formats.images import Image, Unknown, image_columns
 from headwater.feeds.formats.sochdb import varint
 from headwater.feeds.formats.values import PLAIN
 from headwater.feeds.options import Shape
 from headwater.model.clock import MAX_COUNTER, Timestamp, parse_ts, ts_ms
 from headwater.model.per_table import PerTable
 from headwater.ranges.changefeed.changefeed import Checkpoint, Event, Steady
-from headwater.ranges.changefeed.watched_spans import Emptied, Put, Reshaped, Watched
+from headwater.ranges.changefeed.watched_spans import Emptied, Put, Reshaped, WatchedSpan
 from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.serve.grpc.messages import message
 
@@ -29,7 +29,7 @@ class CheckpointBytes(bytes):
     """An encoded checkpoint."""
 
 
-class Words:
+class EventEncoder:
     """Encodes events; with `with_diff` also the previous row. Thread-safe: a large row is encoded in a thread."""
 
     def __init__(self, image: PerTable[Image], with_diff: bool) -> None:
@@ -70,7 +70,7 @@ class Words:
 
 def images() -> PerTable[Image]:
     """Return how rows of each table are encoded: plain JSON, as in pulls."""
-    return PerTable(lambda table: Image(table, shown(table, Shape("")), PLAIN))
+    return PerTable(lambda table: Image(table, image_columns(table, Shape("")), PLAIN))
 
 
 def encoded(event: Any) -> bytes:
@@ -121,7 +121,7 @@ def _steady(steady: Steady) -> Any:
     return _made("ChangeFeedEvent", steady_state=_made("SteadyState", **steady._asdict()))
 
 
-def _span(watched: Watched) -> Any:
+def _span(watched: WatchedSpan) -> Any:
     return _made("KeySpan", table=watched.table, start_key=watched.span.start, end_key=watched.span.end or b"")
 
 

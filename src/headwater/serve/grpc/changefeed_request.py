@@ -16,7 +16,7 @@ from headwater.model.keys.key import Span
 from headwater.model.principal import Principal
 from headwater.ranges.captured_table import keyed_table
 from headwater.ranges.changefeed.changefeed import Base
-from headwater.ranges.changefeed.watched_spans import Watched
+from headwater.ranges.changefeed.watched_spans import WatchedSpan
 from headwater.ranges.ranges.ranges import Ranges
 from headwater.serve.http.query_string import plain_spans
 from headwater.serve.limits.request_body import check_exponents
@@ -74,7 +74,7 @@ def least_interval(spans: int) -> float:
 
 def spans_of(
     who: Principal, name: str, database: Database, ranges: Ranges, request: Any
-) -> tuple[list[Watched], list[RangeEpoch]]:
+) -> tuple[list[WatchedSpan], list[RangeEpoch]]:
     """Return the spans without repeats, and which of them are ranges. Checks that the caller may see the tables."""
     if len(request.spans) > MOST_SPANS:
         raise InvalidRequest(f"{len(request.spans)} spans are requested", hint=f"Send at most {MOST_SPANS}.")
@@ -85,7 +85,7 @@ def spans_of(
                 watched.append(_of_range(who, name, ranges, each))
                 range_epochs.append(RangeEpoch(each.range_id, each.range_epoch))
             else:
-                watched.append(Watched(each.table, _span(who, name, database, each)))
+                watched.append(WatchedSpan(each.table, _span(who, name, database, each)))
         except InvalidRequest as error:
             raise type(error)(f"spans[{place}]: {error.message}", hint=error.hint) from None
     return list(dict.fromkeys(watched)), list(dict.fromkeys(range_epochs))
@@ -107,7 +107,7 @@ def enter(who: Principal, ranges: Ranges, range_epoch: RangeEpoch) -> tuple[str,
     return found.db, found.table.name, found.range.span
 
 
-def _of_range(who: Principal, name: str, ranges: Ranges, each: Any) -> Watched:
+def _of_range(who: Principal, name: str, ranges: Ranges, each: Any) -> WatchedSpan:
     if each.keys:
         raise InvalidRequest(
             "`keys` and `range_id` exclude each other", hint="Narrow a range by start_key and end_key."
@@ -118,11 +118,11 @@ def _of_range(who: Principal, name: str, ranges: Ranges, each: Any) -> Watched:
             f"range {each.range_id} belongs to table {table!r} of {db!r}", hint="Send this table, or none."
         )
     if not each.start_key and not each.end_key:
-        return Watched(table, span)
+        return WatchedSpan(table, span)
     part = span.intersect(_between(each))
     if part != Span(max(each.start_key, span.start), each.end_key or span.end):
         raise InvalidRequest(f"the keys are outside range {each.range_id}", hint="Send keys of the range, or none.")
-    return Watched(table, part)
+    return WatchedSpan(table, part)
 
 
 def _span(who: Principal, name: str, database: Database, each: Any) -> Span:

@@ -17,7 +17,7 @@ from headwater.errors import (
     StaleEpoch,
     Unauthorized,
 )
-from headwater.feeds.formats.images import Image, Unknown, shown
+from headwater.feeds.formats.images import Image, Unknown, image_columns
 from headwater.feeds.formats.values import PLAIN
 from headwater.feeds.options import Shape
 from headwater.model.change import Op
@@ -27,7 +27,7 @@ from headwater.model.keys.range import Range
 from headwater.model.per_table import PerTable
 from headwater.model.principal import VIEWER, Principal
 from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
-from headwater.ranges.pull.pages import PageLimits, Rows, Seen, check_log, log_page, rows_page
+from headwater.ranges.pull.pages import KeyChange, PageLimits, Rows, check_log, log_page, rows_page
 from headwater.ranges.ranges.lease import check_subscriber, durable_now
 from headwater.ranges.ranges.ranges import Entered, Ranges
 from headwater.serve.api import Api
@@ -59,7 +59,7 @@ class PullService:
 
     def __init__(self, api: Api, bridge: Bridge) -> None:
         self._api, self._run = api, bridge.call
-        self._image = PerTable(lambda table: Image(table, shown(table, Shape("")), PLAIN))
+        self._image = PerTable(lambda table: Image(table, image_columns(table, Shape("")), PLAIN))
 
     def methods(self) -> Mapping[str, Answer | Pour]:
         """Return the methods by name; the .proto file defines which of them stream."""
@@ -143,7 +143,7 @@ class PullService:
         data = [self._change_message(each) for each in found.seen]
         return _encoded("CdcPullLogResponse", log_data=data, current_log_index=found.upto)
 
-    def _change_message(self, seen: Seen) -> Any:
+    def _change_message(self, seen: KeyChange) -> Any:
         unknown: Unknown = set()
         write = self._image(seen.table)
         return _made(

@@ -12,7 +12,7 @@ from typing import Any
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, NotSupported, OffsetExpired, Unavailable
 from headwater.feeds.deliver.end_reason import STOPPING
 from headwater.feeds.deliver.stream import PAGE, Stream
-from headwater.feeds.deliver.stream_request import From, Opening
+from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
 from headwater.feeds.formats.sochdb import EVENT, WATCH
 from headwater.feeds.subscriptions.registry import may_see
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
@@ -51,7 +51,7 @@ def messages(piece: bytes) -> list[bytes]:
     return found
 
 
-EVENTS = Opening("grpc", frame, format=EVENT)
+EVENTS = Transport("grpc", frame, format=EVENT)
 
 
 @dataclass(eq=False)
@@ -133,7 +133,7 @@ class SubscriptionService:
         db, table, key = real_name(request.namespace), request.table, request.key
         everywhere = bool(key) and not table  # one key, in any table
         raw = not everywhere and table == kv_table.TABLE and await self._holds_pairs(caller.who, db)
-        opening = EVENTS if everywhere else Opening("grpc", frame, format=WATCH, key=_place(key, raw=raw))
+        opening = EVENTS if everywhere else Transport("grpc", frame, format=WATCH, key=_place(key, raw=raw))
         params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS)
         stream = await self._open(caller, params, opening)
         try:
@@ -157,10 +157,10 @@ class SubscriptionService:
         table = (await self._bridge.call(self._api.databases.get(db).describe)).get(kv_table.TABLE)
         return table is None or kv_table.holds_pairs(table)
 
-    async def _open(self, caller: Caller, params: SubscribeTable, opening: Opening, start: int = 0) -> Stream:
+    async def _open(self, caller: Caller, params: SubscribeTable, opening: Transport, start: int = 0) -> Stream:
         """Open a stream from the sequence `start` on; 0 is now."""
         caller.who.need(VIEWER, "a stream")
-        begin = From(start - 1) if start else From()
+        begin = ReaderPosition(start - 1) if start else ReaderPosition()
         try:
             return await self._api.feeding().open_changes(caller.who, params, opening, begin)
         except InvalidRequest as error:
@@ -177,7 +177,7 @@ class SubscriptionService:
         found = [subscription for subscription in self._open_subscriptions.values() if subscription.is_for(who)]
         if request.namespace:
             db = real_name(request.namespace)
-            who.glimpse(db)
+            who.check_any_scope(db)
             self._api.databases.get(db)
             found = [subscription for subscription in found if subscription.db == db]
         return _made("ListSubscriptionsResponse", subscriptions=[_info(subscription) for subscription in found])

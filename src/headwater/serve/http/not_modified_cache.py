@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError
 from headwater.model.principal import Principal
-from headwater.queries.prepared import Prepared
+from headwater.queries.prepared import PreparedQuery
 from headwater.serve.api import Api
 from headwater.serve.auth.gate import Gate
 from headwater.serve.call import Headers, Scope, Send
@@ -30,7 +30,7 @@ class Remembered(msgspec.Struct, frozen=True):
     """A request that was answered by 304, and what the answer depends on."""
 
     who: Principal
-    prepared: Prepared
+    prepared: PreparedQuery
     moment: Hashable  # the head of the database at that time
     headers: Headers
     size: int  # of the request, in bytes
@@ -44,7 +44,9 @@ class NotModifiedCache:
         self._known: dict[Hashable, Remembered] = {}
         self._bytes = 0  # of the cached requests
 
-    def remember(self, scope: Scope, who: Principal, prepared: Prepared, moment: Hashable, headers: Headers) -> None:
+    def remember(
+        self, scope: Scope, who: Principal, prepared: PreparedQuery, moment: Hashable, headers: Headers
+    ) -> None:
         """Remember a request that was answered by 304 with `headers`."""
         if moment is None or ticket_in(scope["query_string"]) is not None:  # a ticket expires
             return

@@ -17,7 +17,7 @@ SECURE: Headers = [*PLAIN, (b"strict-transport-security", b"max-age=31536000")]
 _DATA = [*PLAIN, CLOSED], [*SECURE, CLOSED]
 
 
-def shielded(headers: Headers, *, tls: bool) -> Headers:
+def with_security_headers(headers: Headers, *, tls: bool) -> Headers:
     """Return the headers of a response with the security headers added."""
     for name, value in headers:
         if name == b"content-type" and value.startswith(b"text/html"):

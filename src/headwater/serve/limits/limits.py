@@ -15,7 +15,7 @@ from headwater.serve.api import Api
 from headwater.serve.call import Scope
 from headwater.serve.limits.connection_limits import ConnectionLimits
 from headwater.serve.limits.rates import Buckets, place_of, too_often
-from headwater.serve.limits.stream_limits import Places, client_of
+from headwater.serve.limits.stream_limits import StreamCounts, client_of
 from headwater.serve.limits.tenant_quotas import Limited, Tenants
 
 MOST_RANGES = 10_000
@@ -26,7 +26,7 @@ _ALL = ("db", "sub_id")  # cdc.list without both fields covers every database
 class Limits:
     """The limits of one server; not thread-safe. Without a configured limit a request costs one lookup."""
 
-    def __init__(self, config: ServeConfig, api: Api, places: Places) -> None:
+    def __init__(self, config: ServeConfig, api: Api, places: StreamCounts) -> None:
         self._api, self._places = api, places
         self._callers = None if config.rate is None else Buckets(config.rate, config.burst)
         databases = api.databases

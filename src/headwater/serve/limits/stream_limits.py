@@ -11,7 +11,7 @@ from headwater.serve.call import Scope
 from headwater.serve.limits.rates import place_of
 
 
-class Places:
+class StreamCounts:
     """Counts streams and polls: at most `most` per client, by its address, or by the /64 of an IPv6 address."""
 
     def __init__(self, most: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headwater.ranges.changefeed.catch_up_limits import Catchups
+from headwater.ranges.changefeed.catch_up_limits import CatchUpLimits
 
 CHANGEFEED_METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, labels
     "headwater_changefeeds": ("gauge", "Open change feeds.", ()),
@@ -25,7 +25,7 @@ class Numbers:
     events: int = 0
     checkpoints: int = 0
     slow: int = 0
-    catchups: Catchups | None = None  # None before the first feed
+    catchups: CatchUpLimits | None = None  # None before the first feed
 
 
 CHANGEFED: dict[str, Callable[[Numbers], float]] = {

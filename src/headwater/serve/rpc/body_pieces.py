@@ -15,7 +15,7 @@ from headwater.model.answer_limits import MEMORY, Reservation, bytes_of, too_lar
 from headwater.model.literal import Json, to_plain
 from headwater.model.table import Row
 from headwater.serve.call import Send
-from headwater.sources.query import Read
+from headwater.sources.query import ReadResult
 from headwater.sources.write import Result
 
 PIECE = 1 << 20  # approximate bytes
@@ -31,7 +31,7 @@ Write = Callable[[Any], Any]
 _encode = msgspec.json.Encoder().encode
 
 
-def is_small(read: Read | Result) -> bool:
+def is_small(read: ReadResult | Result) -> bool:
     """Return whether an answer is small enough to encode on the event loop."""
     return len(read.rows) < MANY and bytes_of(read.rows) < SMALL
 
@@ -139,7 +139,7 @@ def encode_with(value: Any) -> bytes | Pieces:
     return found_pieces[0].around(before, after)
 
 
-def data_pieces(read: Read, write: Write, *, named: bool = False) -> Pieces:
+def data_pieces(read: ReadResult, write: Write, *, named: bool = False) -> Pieces:
     """Return `data` of an answer: columns and rows, each row an array, or an object if `named`."""
     body = Pieces()
     body.add(b'{"columns":' + _encode([{"name": name} for name in read.columns]) + b',"rows":')
@@ -226,7 +226,7 @@ class _JsonRows:
         yield mark + after
 
 
-def csv_pieces(read: Read) -> Pieces:
+def csv_pieces(read: ReadResult) -> Pieces:
     """Return CSV as in RFC 4180, with CRLF; NULL is empty, an empty text is quoted.
 
     Python's `csv` is not used: its output differs between versions, and one ETag must mean one sequence of bytes.

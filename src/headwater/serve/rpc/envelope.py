@@ -14,7 +14,7 @@ from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, Unsuppor
 from headwater.model.answer_limits import UNCOUNTED
 from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.model.work.work_context import CALLER
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.serve.api import Api
 from headwater.serve.limits.limits import Limits, identity
 from headwater.serve.limits.request_body import LARGE as LARGE_BODY
@@ -25,7 +25,7 @@ from headwater.serve.rpc.body_pieces import Pieces, encode_with, is_small
 from headwater.serve.rpc.hidden_names import without_hidden_names
 from headwater.serve.rpc.methods import METHODS, Method, refusal
 from headwater.serve.thread_bridge import Bridge
-from headwater.sources.write import Result, Written
+from headwater.sources.write import Result, WriteResult
 
 log = logging.getLogger(__name__)
 
@@ -185,9 +185,9 @@ class Rpc:
             result = await self._bridge.call(method.call, self._api, who, found)
         else:
             result = method.call(self._api, who, found)
-        if isinstance(result, Pending):
+        if isinstance(result, PendingAnswer):
             value = await self._bridge.wait(result.future)
-            if isinstance(value, Written) and isinstance(value.value, Result) and not is_small(value.value):
+            if isinstance(value, WriteResult) and isinstance(value.value, Result) and not is_small(value.value):
                 return await self._bridge.call(result.finish, value)
             return result.finish(value)
         return await result if isinstance(result, Coroutine) else result
@@ -200,7 +200,7 @@ class Rpc:
         """Call a blocking method and encode its result, in a thread: a large answer would block the event loop."""
         self._check_credential(who)  # the credential may have ended while the call waited for a thread
         result = method.call(self._api, who, found)
-        if isinstance(result, Pending):
+        if isinstance(result, PendingAnswer):
             return result
         encoded = encode_with(result)
         return encoded if isinstance(encoded, Pieces) else msgspec.Raw(encoded)

@@ -12,16 +12,16 @@ from typing import Any
 from headwater import __version__
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.feeds.deliver.backpressure import LagLimits, counters
-from headwater.feeds.deliver.poll import Asked
+from headwater.feeds.deliver.poll import PollRequest
 from headwater.feeds.subscriptions.subscribe_query import lits_of
 from headwater.model.database_name import real_name
 from headwater.model.literal import Value, from_json
 from headwater.model.predicate import Expr, parse_expr
 from headwater.model.principal import EDITOR, OWNER, VIEWER, Principal
-from headwater.queries.dependencies.subscribed_instances import Subscribed
+from headwater.queries.dependencies.subscribed_instances import SubscribedInstances
 from headwater.queries.etag.row_etag import one_tag
-from headwater.queries.rows.rows import Place
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.rows.rows import TableAddress
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.sql import check_format
 from headwater.queries.statements.transactions import one_tx
 from headwater.ranges.pull.table_status import Step
@@ -47,11 +47,11 @@ class Method:
 
 
 def _then(result: Any, step: Callable[[Any], Any]) -> Any:
-    return result.then(step) if isinstance(result, Pending) else step(result)
+    return result.then(step) if isinstance(result, PendingAnswer) else step(result)
 
 
-def _place(name: params.TableName) -> Place:
-    return Place(name.table, name.db)
+def _place(name: params.TableName) -> TableAddress:
+    return TableAddress(name.table, name.db)
 
 
 def _value(body: Any, path: str) -> Value:
@@ -206,7 +206,7 @@ async def _subscribe_query(api: Api, who: Principal, p: params.SubscribeToQuery)
 
 
 async def _query_subscribe(api: Api, who: Principal, p: query_params.QuerySubscribe) -> Any:
-    question = await Subscribed(api.asking()).find(None, p.query_id, lits_of(p.args), who=who)
+    question = await SubscribedInstances(api.asking()).find(None, p.query_id, lits_of(p.args), who=who)
     path, mark, args = question.url.partition("?")
     url = f"{path}/events{mark}{args}"
     keys = [f"{question.db}.{name}" for name in question.tables]
@@ -219,7 +219,7 @@ def _backtest(api: Api, who: Principal, p: params.Subscribe) -> Any:
 
 async def _poll(api: Api, who: Principal, p: params.Poll) -> Any:
     with contextlib.nullcontext() if api.gate is None else api.gate.sessions.cancelling(who):
-        return await api.feeding().poll(who, p.sub_id, Asked(p.from_offset, p.limit, p.wait_ms, p.cursor))
+        return await api.feeding().poll(who, p.sub_id, PollRequest(p.from_offset, p.limit, p.wait_ms, p.cursor))
 
 
 def _ack(api: Api, who: Principal, p: params.Ack) -> Any:

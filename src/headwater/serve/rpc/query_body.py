@@ -15,9 +15,9 @@ from headwater.model.literal import to_lit, to_plain
 from headwater.model.table import Column, Table
 from headwater.queries.answers import Answer
 from headwater.queries.etag.causality import token
-from headwater.queries.queries import Explained
+from headwater.queries.queries import Explanation
 from headwater.serve.rpc.body_pieces import Pieces, batches, csv_pieces, data_pieces, encode_with, is_small
-from headwater.sources.query import Read
+from headwater.sources.query import ReadResult
 
 
 def rpc_format(name: str | None) -> str:
@@ -29,7 +29,7 @@ def rpc_format(name: str | None) -> str:
     return name or ROWS
 
 
-def data_of(read: Read, format: str) -> dict[str, Any]:
+def data_of(read: ReadResult, format: str) -> dict[str, Any]:
     """Return `data` of an answer."""
     write = to_plain if format == PLAIN else to_lit
     rows: list[Any]
@@ -42,7 +42,7 @@ def data_of(read: Read, format: str) -> dict[str, Any]:
     return data | {"truncated": True} if read.truncated else data
 
 
-def columns_of(read: Read) -> list[dict[str, Any]]:
+def columns_of(read: ReadResult) -> list[dict[str, Any]]:
     """Return `columns` of an answer."""
     return [{"name": name} for name in read.columns]
 
@@ -57,7 +57,7 @@ def check_names(columns: tuple[str, ...]) -> None:
             )
 
 
-def encode_data(read: Read, format: str) -> Pieces:
+def encode_data(read: ReadResult, format: str) -> Pieces:
     """Return `data` of an answer, encoded piece by piece."""
     if format == OBJECTS:
         check_names(read.columns)
@@ -74,12 +74,12 @@ def body_of(answer: Answer, format: str) -> bytes | Pieces:
     return encode_with({"etag": answer.etag, "data": written_data(answer.read, format)})
 
 
-def written_data(read: Read, format: str) -> dict[str, Any] | Pieces:
+def written_data(read: ReadResult, format: str) -> dict[str, Any] | Pieces:
     """Return `data` of an answer, for `encode_with`."""
     return data_of(read, format) if is_small(read) else encode_data(read, format)
 
 
-def _arrow(read: Read) -> Pieces:
+def _arrow(read: ReadResult) -> Pieces:
     """Return an Arrow stream; the type of each column is derived from its values."""
     table = Table("answer", tuple(Column(name, _kind(read, place)) for place, name in enumerate(_unique(read.columns))))
     schema = arrow.schema(table)
@@ -96,7 +96,7 @@ def _arrow(read: Read) -> Pieces:
 _KINDS = {bool: "bool", int: "i64", float: "f64", str: "str", bytes: "bytes"}
 
 
-def _kind(read: Read, place: int) -> str:
+def _kind(read: ReadResult, place: int) -> str:
     types = {type(row[place]) for row in read.rows} - {type(None)}
     return _KINDS.get(types.pop(), "any") if len(types) == 1 else "any"
 
@@ -126,7 +126,7 @@ def about(answer: Answer) -> dict[str, Any]:
     }
 
 
-def prepared(found: Explained) -> dict[str, Any]:
+def prepared(found: Explanation) -> dict[str, Any]:
     """query.prepare"""
     query, analysis = found.prepared, found.analysis
     answer: dict[str, Any] = {
@@ -140,7 +140,7 @@ def prepared(found: Explained) -> dict[str, Any]:
     return answer if query.name is None else answer | {"name": query.name}
 
 
-def explained(found: Explained, words: list[str]) -> dict[str, Any]:
+def explained(found: Explanation, words: list[str]) -> dict[str, Any]:
     """query.explain"""
     analysis: Analysis = found.analysis
     return {

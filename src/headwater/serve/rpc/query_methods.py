@@ -14,14 +14,14 @@ from headwater.model.query.json_form import parse_query_of
 from headwater.queries.answers import Answer
 from headwater.queries.etag.causality import from_json
 from headwater.queries.etag.row_etag import opaque
-from headwater.queries.prepared import Prepared
-from headwater.queries.queries import Explained, unkept
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.prepared import PreparedQuery
+from headwater.queries.queries import Explanation, transient_query
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.serve.api import Api
 from headwater.serve.rpc import query_body
 from headwater.serve.rpc.body_pieces import is_small
 from headwater.serve.rpc.query_params import Execute, Explain, Prepare, Select, Text, check_cache, values_of
-from headwater.sources.query import Read
+from headwater.sources.query import ReadResult
 
 
 class QueryText(NamedTuple):
@@ -43,7 +43,7 @@ def text_of(api: Api, who: Principal, p: Text, *, tx: str | None = None) -> Quer
         return QueryText(p.sql, real_name(p.db))
     tx_db = None if tx is None else api.transactions.database_of(tx)
     query, db = parse_query_of(p.query, db=p.db if tx_db is None else tx_db)
-    who.glimpse(db)
+    who.check_any_scope(db)
     source = api.databases.get(db)
     with who.understanding(db):
         return QueryText(source.text(query), db, canonical_bytes(query))
@@ -80,12 +80,12 @@ async def select(api: Api, who: Principal, p: Select) -> Any:
     if p.tx is not None:
         return await _in_transaction(api, who, p, text.sql)
     tag = p.cache.if_none_match if p.cache.want_etag else None
-    result = await _execute(api, who, unkept(text.sql, text.db), p, tag, p.cache.min_causality)
+    result = await _execute(api, who, transient_query(text.sql, text.db), p, tag, p.cache.min_causality)
     return result if p.cache.want_etag else {**result, "etag": None}
 
 
 async def _execute(
-    api: Api, who: Principal, query: Prepared, p: Execute | Select, if_none_match: str | None, min_causality: Any
+    api: Api, who: Principal, query: PreparedQuery, p: Execute | Select, if_none_match: str | None, min_causality: Any
 ) -> dict[str, Any]:
     format = query_body.rpc_format(p.result_format)
     tags = () if if_none_match is None else (opaque(if_none_match),)
@@ -112,13 +112,13 @@ async def _in_transaction(api: Api, who: Principal, p: Select, sql: str) -> dict
     is_object = format == OBJECTS
     args = values_of(p.args)
     found = await api.run(lambda: api.statement.execute(who, sql, args, db=p.db, tx=p.tx, named=is_object, reads=True))
-    outcome = found.finish(await asyncio.wrap_future(found.future)) if isinstance(found, Pending) else found
-    read = Read(outcome.columns, outcome.rows, 0, outcome.truncated)
+    outcome = found.finish(await asyncio.wrap_future(found.future)) if isinstance(found, PendingAnswer) else found
+    read = ReadResult(outcome.columns, outcome.rows, 0, outcome.truncated)
     data = await api.run(lambda: query_body.written_data(read, format))
     return {"etag": None, "not_modified": False, "data": data}
 
 
-def _words(found: Explained) -> list[str]:
+def _words(found: Explanation) -> list[str]:
     from headwater.model.dependencies.description import words
 
     return list(words(found.analysis))

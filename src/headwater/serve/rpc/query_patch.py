@@ -16,19 +16,19 @@ from headwater.queries.etag.row_etag import opaque
 from headwater.queries.patch import patch
 from headwater.queries.patch.client_state import ClientState, diff_state
 from headwater.queries.patch.recent_results import Results
-from headwater.queries.queries import unkept
+from headwater.queries.queries import transient_query
 from headwater.serve.api import Api
 from headwater.serve.rpc.query_body import about, columns_of, rpc_format
 from headwater.serve.rpc.query_methods import text_of
 from headwater.serve.rpc.query_params import Patch, values_of
-from headwater.sources.query import Read
+from headwater.sources.query import ReadResult
 
 MANIPULATION = b"headwater-rows"
 MAX_PATCHED = 8 << 20  # bytes of a result: larger ones get no patches
 PATCHED = 226  # IM Used, RFC 3229
 
 
-def has_patches(read: Read) -> bool:
+def has_patches(read: ReadResult) -> bool:
     """Return whether results like this one can be patched."""
     return not read.truncated and bytes_of(read.rows) <= MAX_PATCHED
 
@@ -80,7 +80,7 @@ async def patch_method(api: Api, who: Principal, p: Patch) -> Any:
         query = asking.get(who, p.query_id)
     else:
         text = text_of(api, who, p)
-        query = unkept(text.sql, text.db)
+        query = transient_query(text.sql, text.db)
     tags = () if p.base_etag is None else (opaque(p.base_etag),)
     answer = await asking.ask(who, query, values_of(p.args), format=format, tags=tags)
     if answer.read is None:

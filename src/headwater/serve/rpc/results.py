@@ -12,14 +12,14 @@ from headwater.model import formats
 from headwater.model.clock import ts_text
 from headwater.model.literal import UNAVAILABLE, Value, to_lit, to_plain
 from headwater.model.table import Column, Row, Table
-from headwater.queries.rows.rows import Found, Stored
-from headwater.queries.statements.schema import Done
+from headwater.queries.rows.rows import FoundRow, StoredResult
+from headwater.queries.statements.schema import SchemaChangeResult
 from headwater.queries.statements.sql import Outcome
-from headwater.queries.statements.transactions import Begun, Finished
+from headwater.queries.statements.transactions import BeginResult, EndResult
 from headwater.ranges.pull.table_status import Described
-from headwater.ranges.ranges.ranges import Listed, Registered
+from headwater.ranges.ranges.ranges import RangeList, Registered
 from headwater.serve.rpc.query_body import written_data
-from headwater.sources.query import Read
+from headwater.sources.query import ReadResult
 
 OBJECTS = "application/vnd.headwater.objects+json"  # a row whose values are `Lit`s
 ROW_FORMATS = {None: to_lit, formats.OBJECTS: to_lit, formats.PLAIN: to_plain}
@@ -35,7 +35,7 @@ def _lits(names: Sequence[str], row: Sequence[Value]) -> dict[str, Any]:
     return {name: to_lit(value) for name, value in zip(names, row, strict=True)}
 
 
-def found(result: Found, format: str | None) -> dict[str, Any]:
+def found(result: FoundRow, format: str | None) -> dict[str, Any]:
     """data.get"""
     write, index = ROW_FORMATS[format], result.table.index
     row = {column.name: write(result.row[index[column.name]]) for column in result.table.visible}
@@ -50,7 +50,7 @@ def row_body(table: Table, row: Row, *, lits: bool) -> bytes:
     return msgspec.json.encode({name: to_plain(value) for name, value in pairs if value is not UNAVAILABLE})
 
 
-def stored(result: Stored) -> dict[str, Any]:
+def stored(result: StoredResult) -> dict[str, Any]:
     """data.insert, data.update, data.delete"""
     answer: dict[str, Any] = {"affected": result.affected, "last_insert_id": result.last_insert_id}
     if result.returning is not None:
@@ -64,7 +64,7 @@ def stored(result: Stored) -> dict[str, Any]:
 
 def outcome(result: Outcome, as_objects: bool) -> dict[str, Any]:
     """sql.exec"""
-    read = Read(result.columns, result.rows, 0, result.truncated)
+    read = ReadResult(result.columns, result.rows, 0, result.truncated)
     inner: dict[str, Any] = {
         "data": written_data(read, formats.OBJECTS if as_objects else formats.ROWS),
         "affected": result.affected,
@@ -75,18 +75,18 @@ def outcome(result: Outcome, as_objects: bool) -> dict[str, Any]:
     return {"result": inner}
 
 
-def begun(result: Begun) -> dict[str, Any]:
+def begun(result: BeginResult) -> dict[str, Any]:
     """tx.begin"""
     return {"tx": result.tx, "tx_id": result.tx, "db": result.db, "read_only": result.read_only}
 
 
-def finished(result: Finished) -> dict[str, Any]:
+def finished(result: EndResult) -> dict[str, Any]:
     """tx.commit, tx.rollback"""
     answer: dict[str, Any] = {"tx": result.tx, "tx_id": result.tx, "status": result.status}
     return answer if result.causality is None else answer | {"causality": result.causality}
 
 
-def done(result: Done) -> dict[str, Any]:
+def done(result: SchemaChangeResult) -> dict[str, Any]:
     """schema.create_* and schema.drop_*"""
     answer: dict[str, Any] = {"ok": True, "changed": result.changed}
     return answer if result.causality is None else answer | {"causality": result.causality}
@@ -146,7 +146,7 @@ def _shape(table: Table) -> dict[str, Any]:
     return {**msgspec.to_builtins(table), "key": list(table.key), "version": table.version}
 
 
-def listed(found: Listed) -> dict[str, Any]:
+def listed(found: RangeList) -> dict[str, Any]:
     """pull.ranges, pull.split, pull.merge"""
     return {"generation": found.generation, "ranges": [one.wire() for one in found.ranges]}
 

@@ -33,7 +33,7 @@ from headwater.serve.http.handlers.rows import RowPages
 from headwater.serve.http.not_modified_cache import NotModifiedCache
 from headwater.serve.http.query_string import parse_query, ticket_in
 from headwater.serve.http.routes import QUERY, ROUTES, Route, find
-from headwater.serve.http.security_headers import UNSHARED, shielded
+from headwater.serve.http.security_headers import UNSHARED, with_security_headers
 from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.request_body import (
     JSON,
@@ -254,7 +254,7 @@ class Application:
     async def _readyz(self, principal: Principal, request: Request) -> Response:
         name = request.query_params.get("db")
         if name is not None:  # only authenticated callers may learn which databases exist
-            self._admit(request.scope, Access.LOCKED, ("db",)).glimpse(real_name(name))
+            self._admit(request.scope, Access.LOCKED, ("db",)).check_any_scope(real_name(name))
         unready, is_storage_full = await self._bridge.call(self._api.readiness)
         if name is not None:
             unready = {"": unready.get(real_name(name), "not_found")}
@@ -342,7 +342,7 @@ def _guarded(scope: Scope, send: Send, extra: Headers) -> Send:
             if message["status"] == 304:
                 message["headers"] = [*message["headers"], *extra]
             else:
-                message["headers"] = shielded([*message["headers"], *full], tls=tls)
+                message["headers"] = with_security_headers([*message["headers"], *full], tls=tls)
         await send(message)
 
     return send_guarded

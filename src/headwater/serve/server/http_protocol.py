@@ -13,9 +13,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, RequestTooLarge
-from headwater.model.log_throttle import Repeats, counted
+from headwater.model.log_throttle import LogThrottle, counted
 from headwater.serve.call import Receive, Scope, Send
-from headwater.serve.http.security_headers import shielded
+from headwater.serve.http.security_headers import with_security_headers
 from headwater.serve.limits.connection_limits import HEALTH, ConnectionLimits
 from headwater.serve.limits.request_body import Refusal
 from headwater.serve.limits.slow_reader_limits import CONNECTION, SlowReaderLimits
@@ -32,7 +32,7 @@ _ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 class Seldom(logging.LoggerAdapter[logging.Logger]):
     """Logs a repeated warning at most once a minute: any client can cause one by sending invalid HTTP."""
 
-    repeats = Repeats()
+    repeats = LogThrottle()
 
     @property
     def level(self) -> int:
@@ -357,7 +357,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         refusal = Refusal(error, status=status, headers=[(b"connection", b"close"), (b"cache-control", b"no-store")])
         body = problem(error, status)
         head = [(b"content-type", PROBLEM), (b"content-length", b"%d" % len(body)), *refusal.headers]
-        head = shielded(head, tls=self.scheme == "https")
+        head = with_security_headers(head, tls=self.scheme == "https")
         self.transport.write(STATUS_LINE[status] + b"".join(b"%s: %s\r\n" % pair for pair in head) + b"\r\n" + body)
 
 
@@ -383,7 +383,7 @@ def _only_health(app: Any, error: LimitExceeded) -> Any:
         body = problem(error, error.status)
         headers = Refusal(error, headers=[(b"connection", b"close"), (b"content-type", PROBLEM)]).headers
         headers += [(b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
-        headers = shielded(headers, tls=scope["scheme"] == "https")
+        headers = with_security_headers(headers, tls=scope["scheme"] == "https")
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

@@ -20,7 +20,7 @@ import uvicorn
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.feeds.feeds import Feeds
-from headwater.queries.dependencies.subscribed_instances import Subscribed
+from headwater.queries.dependencies.subscribed_instances import SubscribedInstances
 from headwater.queries.queries import Prepares
 from headwater.ranges.worker.process import Bulk
 from headwater.serve.api import Api
@@ -34,7 +34,7 @@ from headwater.serve.http.handlers.table_snapshots import Snapshots
 from headwater.serve.http.websocket_protocol import FramedWebSocket
 from headwater.serve.limits.connection_limits import ConnectionLimits, connections_for, raise_open_files, spare_files
 from headwater.serve.limits.limits import Limits
-from headwater.serve.limits.stream_limits import Places
+from headwater.serve.limits.stream_limits import StreamCounts
 from headwater.serve.listen_address import bind, joined
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.methods import METHODS
@@ -142,8 +142,8 @@ class Server:
         databases = self._api.databases
         self._api.queries = databases.open_queries(self._bridge.call) if isinstance(databases, Prepares) else None
         if self._api.feeds is not None and self._api.queries is not None:
-            self._api.feeds.serve_queries(Subscribed(self._api.queries))
-        limits = Limits(self._config, self._api, Places(self._config.max_streams_per_client))
+            self._api.feeds.serve_queries(SubscribedInstances(self._api.queries))
+        limits = Limits(self._config, self._api, StreamCounts(self._config.max_streams_per_client))
         limits.connections.is_lowered = self._is_lowered
         metrics = self._metrics(self._api.feeds, limits)
         application = self._application(self._bridge, self._api.feeds, metrics, limits)

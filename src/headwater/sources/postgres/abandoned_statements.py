@@ -27,7 +27,7 @@ class _Process(msgspec.Struct, frozen=True):
     started: str | None = None  # when the process started, once known
 
 
-class Abandoned:
+class AbandonedStatements:
     """The server processes of a source whose connections were closed while they ran a statement. Thread-safe."""
 
     def __init__(self, most: int = MOST) -> None:

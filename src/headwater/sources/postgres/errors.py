@@ -21,7 +21,7 @@ from headwater.errors import (
     StorageFull,
     Unavailable,
 )
-from headwater.model.log_throttle import Repeats, counted
+from headwater.model.log_throttle import LogThrottle, counted
 
 SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED = "40001", "40P01", "55P03", "57014"
 DENIED = "42501"
@@ -33,7 +33,7 @@ RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # a retry may succeed
 _NAMELESS = frozenset({"22", "53", "54", "57"})
 _ADDRESS = re.compile(r'connection to server (at|on) .*? failed|could not translate host name "[^"]*"')
 _saying = threading.Lock()  # guards _repeats
-_repeats = Repeats()
+_repeats = LogThrottle()
 logger = logging.getLogger("headwater.postgres")
 _CONSTRAINT = "The statement breaks a constraint of the table; nothing was kept."
 _GRANT = "Grant the server's role what it needs in PostgreSQL; past row security that is ALTER ROLE … BYPASSRLS."
@@ -99,7 +99,7 @@ def from_result(result: pq.abc.PGresult) -> HeadwaterError:
         )
     )
     if not state:
-        return gone(_cut(result.error_message))
+        return connection_lost(_cut(result.error_message))
     found = fault(state, f"{text} ({detail})" if detail and state[:2] in ("23", "22") else text, hint)
     found.__dict__["sqlstate"] = state
     found.names_tables = state[:2] not in _NAMELESS
@@ -113,7 +113,7 @@ def timed_out() -> HeadwaterError:
     return found
 
 
-def away(error: Exception) -> HeadwaterError:
+def unreachable(error: Exception) -> HeadwaterError:
     """Log why no connection can be made, and return the error for callers, without the address."""
     text = " ".join(str(error).split())
     with _saying:
@@ -124,7 +124,7 @@ def away(error: Exception) -> HeadwaterError:
     return SourceError(reason, hint="Try again in a moment. Operators: the log has the address.")
 
 
-def gone(text: str) -> HeadwaterError:
+def connection_lost(text: str) -> HeadwaterError:
     """Return the error for a lost connection, without the address."""
     text = _ADDRESS.sub("the connection failed", " ".join(text.split()))
     return SourceError(f"the connection to PostgreSQL was lost: {text}", hint="The server reconnects; try again.")

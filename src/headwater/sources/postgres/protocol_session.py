@@ -23,8 +23,8 @@ from psycopg import pq
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, Unavailable
 from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation, too_large, weight
 from headwater.model.work.work_context import CALLER
-from headwater.sources.postgres.abandoned_statements import RUNNING, Abandoned
-from headwater.sources.postgres.errors import CANCELED, away, from_result, gone, state_of, timed_out
+from headwater.sources.postgres.abandoned_statements import RUNNING, AbandonedStatements
+from headwater.sources.postgres.errors import CANCELED, connection_lost, from_result, state_of, timed_out, unreachable
 from headwater.sources.postgres.received_bytes import ReceivedBytes
 from headwater.sources.postgres.types import SETTINGS
 from headwater.sources.postgres.values import Bound, array_text, cell_reader
@@ -75,12 +75,12 @@ class Answer(msgspec.Struct, frozen=True):
 class Link:
     """A connection, used by one thread at a time; `cancel` and `sever` may be called by other threads."""
 
-    def __init__(self, connect: Connect, abandoned: Abandoned | None = None) -> None:
+    def __init__(self, connect: Connect, abandoned: AbandonedStatements | None = None) -> None:
         try:
             self._connection = connect()
         except (psycopg.Error, SourceError) as error:
-            raise away(error) from error
-        self._abandoned = Abandoned() if abandoned is None else abandoned
+            raise unreachable(error) from error
+        self._abandoned = AbandonedStatements() if abandoned is None else abandoned
         self._caller = ""  # the caller of the transaction
         self._ending = threading.Lock()  # held while the socket is closed or shut down
         self._seconds: float | None = None  # time limit of each statement of the transaction
@@ -320,9 +320,9 @@ class Link:
         try:
             yield
         except psycopg.Error as error:
-            raise gone(str(error)) from error
+            raise connection_lost(str(error)) from error
         except ValueError as error:  # the socket is closed
-            raise gone(str(error)) from error
+            raise connection_lost(str(error)) from error
 
     # --- transactions ------------------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class Link:
         """Begin a transaction with a single snapshot and our settings.
 
         With `seconds` the transaction is for the caller of this context. Raises Busy while PostgreSQL runs statements
-        that it could not end: see Abandoned.
+        that it could not end: see AbandonedStatements.
         """
         limit = "" if seconds is None else f"; SET LOCAL statement_timeout = {max(round(seconds * 1000), 1)}"
         lock = f"; SET LOCAL lock_timeout = {round(lock_seconds * 1000)}" if lock_seconds else ""
@@ -420,11 +420,11 @@ class Pool:
     """Links for short work, at most `most` at a time. Thread-safe; work must not ask for another link."""
 
     def __init__(
-        self, connect: Connect, most: int = 8, abandoned: Abandoned | None = None, *, is_trusted: bool = False
+        self, connect: Connect, most: int = 8, abandoned: AbandonedStatements | None = None, *, is_trusted: bool = False
     ) -> None:
         """Create a pool; `is_trusted`: for our own statements and those of owners."""
         self._connect, self._is_trusted = connect, is_trusted
-        self.abandoned = Abandoned() if abandoned is None else abandoned
+        self.abandoned = AbandonedStatements() if abandoned is None else abandoned
         self._places = threading.BoundedSemaphore(most)
         self._most = most
         self._lock = threading.Lock()  # guards the fields below

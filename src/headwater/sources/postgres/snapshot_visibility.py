@@ -74,7 +74,7 @@ class SnapshotOffsets(SnapshotPositions, Protocol):
         ...
 
 
-def read_seen(
+def read_with_offset(
     pool: Pool, offsets: SnapshotOffsets, work: Callable[[Link], T], seconds: float | None = None
 ) -> tuple[T, int]:
     """Return the result of `work` in one snapshot, and an offset up to which it saw everything. Sets no barrier."""
@@ -83,7 +83,7 @@ def read_seen(
         return value, offsets.seen(snapshot)
 
 
-class Place(msgspec.Struct, frozen=True):
+class VisibleOffset(msgspec.Struct, frozen=True):
     """The offset up to which a snapshot sees everything."""
 
     offset: int
@@ -92,15 +92,15 @@ class Place(msgspec.Struct, frozen=True):
     schema: int | None = None  # the schema number at a moment after the snapshot, if it was read
 
 
-class Places(SnapshotOffsets, Protocol):
+class VisibleOffsets(SnapshotOffsets, Protocol):
     """Offsets for readers that accept less while the stream is behind."""
 
-    def place(self, snapshot: str) -> Place:
+    def place(self, snapshot: str) -> VisibleOffset:
         """Return the best offset known for `snapshot`, after a short wait for the stream."""
         ...
 
 
-class _Come(msgspec.Struct, frozen=True):
+class _ReceivedTransaction(msgspec.Struct, frozen=True):
     """A received transaction; readers with `ticket` or a later one see it."""
 
     xid: int
@@ -114,9 +114,9 @@ class Visibility:
     def __init__(self, offset: int = 0) -> None:
         self._lock = threading.RLock()  # guards the fields below
         self._forgotten = offset  # every reader sees everything up to here
-        self._kept: deque[_Come] = deque()  # visible, but perhaps not to earlier readers
+        self._kept: deque[_ReceivedTransaction] = deque()  # visible, but perhaps not to earlier readers
         self._visible = offset  # every read that begins now sees everything up to here
-        self._coming: deque[_Come] = deque()  # not known to be visible
+        self._coming: deque[_ReceivedTransaction] = deque()  # not known to be visible
         self._tickets = itertools.count(1)
         self._readers: set[int] = set()
         self._beginnings = 0
@@ -132,7 +132,7 @@ class Visibility:
     def log(self, xid: int, upto: int) -> None:
         """Append the received transaction `xid`, which ends at offset `upto`."""
         with self._lock:
-            self._coming.append(_Come(xid, upto))
+            self._coming.append(_ReceivedTransaction(xid, upto))
 
     def cut(self, offset: int) -> None:
         """Drop everything after `offset`: the stream sends it again."""
@@ -206,7 +206,7 @@ class Visibility:
             while self._coming and snapshot.sees(self._coming[0].xid):
                 each = self._coming.popleft()
                 self._visible = each.upto
-                self._kept.append(_Come(each.xid, each.upto, ticket))
+                self._kept.append(_ReceivedTransaction(each.xid, each.upto, ticket))
             self._forget()
 
     def __len__(self) -> int:

@@ -36,7 +36,7 @@ class Catalog:
         self.refresh()
         self._held = True
 
-    def look(self) -> None:
+    def refresh_unless_held(self) -> None:
         """Refresh unless the catalog is held."""
         if not self._held:
             self.refresh()
@@ -61,7 +61,7 @@ class Catalog:
 
     def shape(self, name: str) -> Shape:
         """Return the shape of a table; NotFound suggests the most similar name."""
-        self.look()
+        self.refresh_unless_held()
         if (shape := self._shapes.get(name)) is None:
             near = difflib.get_close_matches(name, self._shapes, 1)
             raise NotFound(f"there is no table {name!r}", hint=f"Did you mean {near[0]!r}?" if near else "")
@@ -86,7 +86,7 @@ class Catalog:
 
     def tables(self) -> dict[str, Table]:
         """Return every table of the user."""
-        self.look()
+        self.refresh_unless_held()
         return {name: shape.table for name, shape in self._shapes.items()}
 
     def decode(self, shape: Shape, stored: list[tuple[object, ...]]) -> list[Row]:

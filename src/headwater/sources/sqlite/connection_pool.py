@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headwater.sources.sqlite.connection import READ_HEAP, sqlite_errors
-from headwater.sources.sqlite.database_file import Connected
+from headwater.sources.sqlite.database_file import GuardedConnection
 
 
-def limit_temporary(reader: Connected) -> None:
+def limit_temporary(reader: GuardedConnection) -> None:
     """Keep sorts and temporary tables of a read-only connection in memory, where the heap limit applies.
 
     Temporary files have no limit. Connections that write still use them: for the undo of a large UPDATE and the sort of
@@ -25,18 +25,18 @@ class Pool:
 
     def __init__(
         self,
-        open_reader: Callable[[], Connected],
+        open_reader: Callable[[], GuardedConnection],
         size: int,
-        close_reader: Callable[[Connected], None] = lambda reader: reader.db.close(),
+        close_reader: Callable[[GuardedConnection], None] = lambda reader: reader.db.close(),
     ) -> None:
         self._open, self._close = open_reader, close_reader
         self._places = threading.Semaphore(size)
         # Guards _idle.
         self._lock = threading.Lock()
-        self._idle: list[Connected] = []
+        self._idle: list[GuardedConnection] = []
 
     @contextmanager
-    def read(self) -> Iterator[Connected]:
+    def read(self) -> Iterator[GuardedConnection]:
         """Yield a reader inside a read transaction."""
         with self._places:
             reader = self._take()
@@ -51,14 +51,14 @@ class Pool:
             finally:
                 self._give_back(reader)
 
-    def _give_back(self, reader: Connected) -> None:
+    def _give_back(self, reader: GuardedConnection) -> None:
         if reader.guard.is_linear:  # linear functions are slower for short values
             self._close(reader)
             return
         with self._lock:
             self._idle.append(reader)
 
-    def _take(self) -> Connected:
+    def _take(self) -> GuardedConnection:
         with self._lock:
             if self._idle:
                 return self._idle.pop()

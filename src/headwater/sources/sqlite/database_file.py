@@ -26,7 +26,7 @@ BUSY_SECONDS = 5.0
 _BUSY_STEP = 0.0005  # short and constant: a foreign writer in a loop leaves only short gaps
 
 
-class Connected(msgspec.Struct, frozen=True):
+class GuardedConnection(msgspec.Struct, frozen=True):
     """A connection with its authorizer and its catalog."""
 
     db: apsw.Connection
@@ -49,11 +49,11 @@ class File:
         self._connections: list[apsw.Connection] | None = []  # None once closed
         self.inode = os.stat(path).st_ino  # to detect another file at the path
 
-    def connect(self) -> Connected:
+    def connect(self) -> GuardedConnection:
         """Open a guarded connection: callers' statements may run on it."""
         db = self.connect_bare()
         guard = Guard(db, self._config.statement_seconds)
-        return Connected(db, guard, Catalog(guard))
+        return GuardedConnection(db, guard, Catalog(guard))
 
     def connect_bare(self) -> apsw.Connection:
         """Open a connection for our own statements only."""

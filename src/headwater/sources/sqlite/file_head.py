@@ -6,20 +6,20 @@ import threading
 
 import apsw
 
-from headwater.sources.read import Look
-from headwater.sources.sqlite.database_file import Connected, File
+from headwater.sources.read import SourceHead
+from headwater.sources.sqlite.database_file import File, GuardedConnection
 from headwater.sources.sqlite.query.analysis.analysis import Analyses
 
 
-class Glance:
+class HeadReader:
     """Dedicated connection that does not wait for locks. Thread-safe."""
 
     def __init__(self, file: File, analyses: Analyses) -> None:
         self._file, self._analyses = file, analyses
         self._lock = threading.Lock()  # guards _reader
-        self._reader: Connected | None = None
+        self._reader: GuardedConnection | None = None
 
-    def look(self) -> Look | None:
+    def read(self) -> SourceHead | None:
         """Return the head of the file; None if another thread is reading it, or SQLite fails, as on a lock."""
         if not self._lock.acquire(blocking=False):
             return None
@@ -27,7 +27,7 @@ class Glance:
             if self._reader is None:
                 self._reader = self._file.connect()
                 self._reader.db.set_busy_handler(None)
-            return self._analyses.glance(self._reader)
+            return self._analyses.peek_head(self._reader)
         except apsw.Error:
             return None
         finally:

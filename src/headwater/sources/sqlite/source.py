@@ -10,7 +10,7 @@ from headwater.sources.capture_stream import Notes
 from headwater.sources.file_lock import FileLock, InodeLock
 from headwater.sources.read import BulkAddress
 from headwater.sources.sqlite.capture.capture import SqliteCapture
-from headwater.sources.sqlite.capture.power_loss import Witness
+from headwater.sources.sqlite.capture.power_loss import ShutdownNotes
 from headwater.sources.sqlite.capture.trigger_installation import capturable
 from headwater.sources.sqlite.connection_pool import Pool
 from headwater.sources.sqlite.database_file import File, open_database
@@ -34,7 +34,7 @@ class SqliteSource(SqliteCapture, SqliteReads, SqliteQueries, SqliteWrites):
 
     def __init__(self, name: str, path: str, *, notes: Notes, config: SqliteConfig, vfs: str | None = None) -> None:
         self.name, self.path, self._notes, self._config, self._vfs = name, os.path.abspath(path), notes, config, vfs
-        self._lock, self._witness, self._is_open = FileLock(self.path), Witness(notes), False
+        self._lock, self._shutdown_notes, self._is_open = FileLock(self.path), ShutdownNotes(notes), False
         self._predicates, self._analyses = Predicates(), Analyses(lambda: self._vouched)
         try:
             self._open()
@@ -62,7 +62,7 @@ class SqliteSource(SqliteCapture, SqliteReads, SqliteQueries, SqliteWrites):
             self.name,
             file,
             self._lock,
-            self._witness,
+            self._shutdown_notes,
             self._writer.submit,
             self._guard,
             notes=self._notes,
@@ -107,7 +107,7 @@ class SqliteSource(SqliteCapture, SqliteReads, SqliteQueries, SqliteWrites):
     def close(self) -> None:
         """Finish queued writes and release the file."""
         self._shut()
-        self._witness.end()
+        self._shutdown_notes.end()
         self._lock.release()
 
     def _shut(self) -> None:

@@ -18,9 +18,9 @@ from tests.sources.postgres.pg_source import PgRig
 from headwater.database import Database
 from headwater.errors import SourceMismatch
 from headwater.model.change import Transaction
-from headwater.ranges.worker.position_requests import Asked, Desk
+from headwater.ranges.worker.position_requests import PositionClient, PositionServer
 from headwater.sources.postgres.capture import barriers
-from headwater.sources.query import Read
+from headwater.sources.query import ReadResult
 
 _numbers = itertools.count(1)
 
@@ -58,7 +58,7 @@ def gate(own: PgRig) -> Iterator[Gate]:
     made.open.set()
 
 
-def _ask(own: PgRig) -> Read:
+def _ask(own: PgRig) -> ReadResult:
     found = own.source.answer(own.source.analyse("SELECT a FROM t ORDER BY id"), {})
     assert found is not None
     return found
@@ -94,10 +94,10 @@ def test_answer_without_an_offset_in_time_is_reported_unsettled(own: PgRig, gate
 
 def test_worker_reading_across_a_new_generation_is_refused_and_leaves_no_thread(own: PgRig, tmp_path: Path) -> None:
     log = SimpleNamespace(generation="before")
-    desk = Desk(lambda name: cast("Database", SimpleNamespace(source=own.source, log=log)))
+    desk = PositionServer(lambda name: cast("Database", SimpleNamespace(source=own.source, log=log)))
     desk.open(str(tmp_path / "desk"))
     others = {*threading.enumerate()}
-    asked = Asked(str(tmp_path / "desk"), own.name, "before")
+    asked = PositionClient(str(tmp_path / "desk"), own.name, "before")
     with asked.reading():
         own.source._visibility.start(12)
         log.generation = "after"

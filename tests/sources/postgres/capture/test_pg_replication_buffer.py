@@ -11,7 +11,7 @@ from headwater.errors import InvalidRequest, SourceError
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.sources.postgres.capture import replication_buffer as module
-from headwater.sources.postgres.capture.replication_buffer import Held, Point, Shapes
+from headwater.sources.postgres.capture.replication_buffer import Point, ReplicationBuffer, Shapes
 from headwater.sources.postgres.capture.slot.server_history import brought_up
 from headwater.sources.postgres.query.statement_rules import placed
 
@@ -24,14 +24,14 @@ def part(xid: int, count: int, *, lsn: str = "0/0", start: int = 0, last: bool =
     return Transaction(str(xid), changes, start=start, last=last, position=lsn)
 
 
-def followed(held: Held, after: int) -> Iterator[Transaction]:
+def followed(held: ReplicationBuffer, after: int) -> Iterator[Transaction]:
     """Where everything is visible."""
     return held.follow(after, held.latest, held.large)
 
 
 def test_transaction_is_not_delivered_before_it_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CHANGES", 5)
-    held = Held(START)
+    held = ReplicationBuffer(START)
     held.put(part(1, 2, lsn="0/500"), 10, None)
     held.put(part(2, 3, lsn="0/600"), 10, None)
     assert [list(held.follow(10, visible, held.large)) for visible in (10, 11)] == [[], []]
@@ -44,7 +44,7 @@ def test_transaction_is_not_delivered_before_it_is_visible(monkeypatch: pytest.M
 
 
 def test_offsets_continue_after_the_log_and_incomplete_transactions_are_held() -> None:
-    held = Held(START)
+    held = ReplicationBuffer(START)
     held.put(part(1, 2, lsn="0/500"), 10, None)
     held.put(part(2, 3, last=False), 10, None)
     assert [each.first for each in followed(held, 10)] == [11]
@@ -57,7 +57,7 @@ def test_offsets_continue_after_the_log_and_incomplete_transactions_are_held() -
 
 
 def test_new_session_drops_the_incomplete_transaction() -> None:
-    held = Held(START)
+    held = ReplicationBuffer(START)
     held.put(part(1, 2, lsn="0/500"), 10, None)
     held.put(part(2, 3, last=False), 10, None)
     assert held.rewind().offset == 12 and held.latest == 12 and held.changes == 2
@@ -69,7 +69,7 @@ def test_large_transaction_is_released_as_it_is_read_and_is_resent_if_not_logged
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_CHANGES", 4)
-    held = Held(START)
+    held = ReplicationBuffer(START)
     held.put(part(1, 1, lsn="0/500"), 1, None)
     held.put(part(2, 3, last=False), 1, None)
     assert [each.upto for each in followed(held, 10)] == [11]
@@ -91,7 +91,7 @@ def test_large_transaction_read_in_part_is_resent_after_the_stream_was_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_CHANGES", 4)
-    held = Held(START)
+    held = ReplicationBuffer(START)
     held.put(part(1, 5, last=False), 1, None)
     assert next(followed(held, 10)).first == 11  # and no more of it is taken
     held.put(part(1, 1, start=5, lsn="0/900"), 1, None)
@@ -104,7 +104,7 @@ def test_large_transaction_read_in_part_is_resent_after_the_stream_was_cut(
 
 def test_reader_of_a_large_transaction_receives_an_error_when_it_is_rewound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CHANGES", 2)
-    held = Held(START)
+    held = ReplicationBuffer(START)
     held.put(part(2, 3, last=False), 1, None)
     parts = followed(held, 10)
     next(parts)

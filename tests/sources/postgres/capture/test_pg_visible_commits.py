@@ -26,7 +26,7 @@ from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.source import PostgresSource
-from headwater.sources.query import Read
+from headwater.sources.query import ReadResult
 
 TABLE = ("CREATE TABLE t(id int PRIMARY KEY, a text)", "INSERT INTO t VALUES (1, 'old')")
 LOCALLY = "SET synchronous_commit = local"
@@ -93,7 +93,7 @@ def own(pg: Server) -> Iterator[PgRig]:
 
 def ask(source: PostgresSource) -> tuple[Any, int, bool]:
     found = source.answer(source.analyse("SELECT a FROM t ORDER BY id"), {})
-    assert isinstance(found, Read)
+    assert isinstance(found, ReadResult)
     return [row[0] for row in found.rows], found.offset, found.settled
 
 

@@ -17,7 +17,7 @@ from headwater.model.dependencies.description import of_condition
 from headwater.model.literal import DateTime, Json
 from headwater.model.query.json_form import parse_query
 from headwater.sources.postgres.query.analysis import analysis
-from headwater.sources.query import Read
+from headwater.sources.query import ReadResult
 
 SCHEMA = [
     "CREATE TYPE mood AS ENUM ('sad', 'ok')",
@@ -348,7 +348,7 @@ def test_partial_order_is_extended_by_the_keys_of_its_tables(own: PgRig) -> None
 # --- epochs ------------------------------------------------------------------------------------------------
 
 
-def asked(own: PgRig, sql: str, **args: Any) -> Read:
+def asked(own: PgRig, sql: str, **args: Any) -> ReadResult:
     found = own.source.answer(own.source.analyse(sql), {str(name): value for name, value in args.items()})
     assert found is not None
     return found
@@ -378,11 +378,11 @@ def test_schema_change_that_alters_a_query_invalidates_its_analysis(
     rig: Callable[..., PgRig], sql: str, ddl: str
 ) -> None:
     own = rig(*SCHEMA)
-    found, before = own.source.analyse(sql), own.source.look().schema
+    found, before = own.source.analyse(sql), own.source.read_head().schema
     assert own.source.answer(found, {}) is not None
     for statement in ddl.format(publication=own.slot).split("; "):
         own.run(statement)
-    assert own.source.look().schema != before
+    assert own.source.read_head().schema != before
     assert own.source.answer(found, {}) is None
     again = own.source.analyse(sql)
     assert again.epoch != found.epoch and own.source.answer(again, {}) is not None

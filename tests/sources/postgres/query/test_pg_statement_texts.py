@@ -1,14 +1,14 @@
 """Texts of callers that are read in one pass, however they are made."""
 
-from headwater.sources.postgres.query.analysis.parameters import may_say_now
+from headwater.sources.postgres.query.analysis.parameters import may_depend_on_clock
 from headwater.sources.postgres.query.statement_rules import _WRITING_PLAN
 
 BREAKS = "\n" * 1_000_000  # quadratic reading would take hours
 
 
 def test_string_that_continues_on_the_next_line_is_found_in_one_pass() -> None:
-    assert not may_say_now(f"SELECT '{BREAKS}x")
-    assert may_say_now("SELECT 'n' \n\n 'o'")
+    assert not may_depend_on_clock(f"SELECT '{BREAKS}x")
+    assert may_depend_on_clock("SELECT 'n' \n\n 'o'")
 
 
 def test_plan_with_many_line_breaks_is_read_in_one_pass() -> None:

@@ -10,19 +10,19 @@ from tests.sources.sqlite.capture.test_file_history import T, running
 from tests.sources.sqlite_writer_process import Foreign
 
 from headwater.log.disk.disk_log import DiskLog
-from headwater.sources.sqlite.capture.power_loss import Witness, boot_id
+from headwater.sources.sqlite.capture.power_loss import ShutdownNotes, boot_id
 
 OTHER_BOOT = {"boot_id": "an earlier boot"}
 
 
-def witness(**notes: str) -> Witness:
+def witness(**notes: str) -> ShutdownNotes:
     log = MemoryLog()
     log.set_notes(**notes)
-    return Witness(log)
+    return ShutdownNotes(log)
 
 
 def test_reboot_under_foreign_writers_is_reported_as_doubt() -> None:
-    assert "machine went down" in witness(**OTHER_BOOT, foreign="yes").doubt()
+    assert "machine went down" in witness(**OTHER_BOOT, foreign="yes").loss_reason()
 
 
 @pytest.mark.parametrize(
@@ -35,15 +35,15 @@ def test_reboot_under_foreign_writers_is_reported_as_doubt() -> None:
     ],
 )
 def test_without_a_reboot_a_foreign_writer_or_a_crash_there_is_no_doubt(notes: dict[str, str]) -> None:
-    assert witness(**notes).doubt() == ""
+    assert witness(**notes).loss_reason() == ""
 
 
 def test_witness_records_boot_foreign_writers_and_orderly_stop() -> None:
     log = MemoryLog()
-    one = Witness(log)
+    one = ShutdownNotes(log)
     one.begin()
     assert (log.note("boot_id"), log.note("stopped"), log.note("foreign")) == (boot_id(), "", "")
-    one.saw_foreign()
+    one.note_foreign()
     one.end()
     assert (log.note("stopped"), log.note("foreign")) == ("yes", "yes")
 

@@ -19,13 +19,13 @@ def draws(members: Iterable[int], count: int, seed: int = 1, most_looks: int = 1
     numbers = sorted(members)
     looks = 0
 
-    def look(number: int) -> Around:
+    def find(number: int) -> Around:
         nonlocal looks
         looks += 1
         place = bisect_left(numbers, number)
         return Around(numbers[max(place - 8, 0) : place][::-1], numbers[place : place + 8])
 
-    found = spread(numbers[0], numbers[-1], count, look, Random(seed))
+    found = spread(numbers[0], numbers[-1], count, find, Random(seed))
     assert looks <= most_looks
     return numbers, sorted(found)
 

@@ -13,7 +13,7 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import NotFound
 from headwater.model.keys.key import Span
-from headwater.ranges.ranges.split import cut, sizes
+from headwater.ranges.ranges.split import sizes, split_into_spans
 from headwater.sources.read import Sample
 from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
@@ -100,7 +100,7 @@ def test_spans_hold_every_key_once(source: SqliteSource, name: str, size: int) -
     keys = places(source)
     assert [point.place for point in sample.points] == sorted(point.place for point in sample.points)
     assert {point.place for point in sample.points} <= set(keys)
-    spans = cut(sample, max(sample.bytes // 7, 1))
+    spans = split_into_spans(sample, max(sample.bytes // 7, 1))
     assert len(spans) > 2
     found = [sum(span.contains(key) for key in keys) for span in spans]
     assert sum(found) == len(keys) and min(found) > 0
@@ -136,7 +136,7 @@ def test_spans_of_a_large_table_are_even(source: SqliteSource, name: str) -> Non
     run(source, create, f"{NUMBERS.format(30_000)} INSERT INTO t {rows}")
     sample = source.sample("t", 2_000)
     assert 0.85 < sample.rows / 30_000 < 1.15
-    spans = cut(sample, sample.bytes // 6)
+    spans = split_into_spans(sample, sample.bytes // 6)
     keys = places(source)
     counts = [sum(span.contains(key) for key in keys) for span in spans]
     assert 6 <= len(spans) <= 7
@@ -154,7 +154,7 @@ def test_distant_single_row_does_not_distort_the_spans(source: SqliteSource) -> 
     )
     sample = source.sample("t", 1_000)
     keys = places(source)
-    counts = [sum(span.contains(key) for key in keys) for span in cut(sample, sample.bytes // 4)]
+    counts = [sum(span.contains(key) for key in keys) for span in split_into_spans(sample, sample.bytes // 4)]
     assert sample.rows == 20_001 and max(counts) < 1.1 * 20_001 / 4
 
 
@@ -166,7 +166,7 @@ def test_large_rows_are_cut_into_short_spans(source: SqliteSource) -> None:
     )
     sample = source.sample("t", 1_000)
     assert 0.85 < sample.bytes / (600 * 9_000 + 5_400 * 20) < 1.15
-    spans = cut(sample, sample.bytes // 8)
+    spans = split_into_spans(sample, sample.bytes // 8)
     place = source.order(sample.table, ("k",))
     assert sum(span.start <= place((600,)) for span in spans) >= len(spans) - 1
 
@@ -191,7 +191,7 @@ def test_keys_that_only_the_application_can_compare_are_weighed_and_not_placed(r
     for size in (50, 1_000):
         sample = made.source.sample("t", size)
         assert (sample.rows, sample.bytes, sample.points) == (300, 300 * 100, ())
-        assert cut(sample, 10) == [Span.all()]
+        assert split_into_spans(sample, 10) == [Span.all()]
 
 
 def test_sample_of_a_missing_table_is_refused(source: SqliteSource) -> None:

@@ -30,7 +30,7 @@ from headwater.pipeline.sinks.delta.layout import (
     step_app,
 )
 from headwater.pipeline.sinks.delta.merge import TooLarge, collect, filled, keeping, merge_rows, ours, tries
-from headwater.pipeline.sinks.delta.part import DONE, FENCED, REPORT, UNFIT, PartWriter, Place, committing
+from headwater.pipeline.sinks.delta.part import DONE, FENCED, REPORT, UNFIT, PartWriter, TableLocation, committing
 from headwater.pipeline.sinks.delta.rows import read_rows, refuse_values
 from headwater.pipeline.sinks.registry import Needs
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step, check
@@ -67,7 +67,7 @@ class DeltaSink:
     def __init__(self, settings: Settings) -> None:
         self.name, self.mode = f"delta {settings.path}", settings.mode
         self._settings = settings
-        self._place = Place(settings.path, settings.storage_options)
+        self._place = TableLocation(settings.path, settings.storage_options)
         self._even = ""  # the plan whose spans are known to be at one offset
         self._seen: int | None = None  # the version up to which maintenance was considered
 

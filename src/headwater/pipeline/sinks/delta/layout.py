@@ -19,7 +19,7 @@ from headwater.errors import SinkUnfit
 from headwater.model.keys.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.sinks.sink import HISTORY, Plan, State
-from headwater.pipeline.transform.compaction import DELETED, About, free, quoted
+from headwater.pipeline.transform.compaction import DELETED, ChangeColumns, quoted, unused_name
 from headwater.pipeline.transform.scd2 import CLOSE, OPEN, Versioned, versioned
 from headwater.pipeline.transform.schema import changes_schema, identity_of, rows_schema
 
@@ -68,7 +68,7 @@ def state_of(plan: Plan, read: Callable[[str], int | None], *, is_even: bool = F
 def names_of(table: Table) -> tuple[list[str], Versioned]:
     """Return the columns of rows, and the additional columns of a history."""
     names = rows_schema(table).names
-    return names, versioned(About(*changes_schema(table).names[-5:]), names)
+    return names, versioned(ChangeColumns(*changes_schema(table).names[-5:]), names)
 
 
 def held_schema(table: Table, mode: str) -> pa.Schema:
@@ -129,7 +129,7 @@ def merge_of(table: Table, mode: str, held: Sequence[str]) -> Merge:
 def upsert_of(table: Table, held: Sequence[str]) -> Merge:
     """Return the merge for rows from `last_per_key`; idempotent, also after a shorter step with an equal start."""
     names = rows_schema(table).names
-    gone = _of(SOURCE, free(DELETED, changes_schema(table).names))
+    gone = _of(SOURCE, unused_name(DELETED, changes_schema(table).names))
     every = {quoted(name): _of(SOURCE, name) for name in names}
     dropped = {quoted(name): "NULL" for name in held if name not in names}
     return Merge(_same_key(table), gone, f"NOT {gone}", every | dropped, f"NOT {gone}", every)
@@ -138,7 +138,7 @@ def upsert_of(table: Table, held: Sequence[str]) -> Merge:
 def history_of(table: Table) -> Merge:
     """Return the merge for rows from `versions`; a version that exists is found by its offset and is only closed."""
     names, held = names_of(table)
-    what = _of(SOURCE, free("_action", [*names, *held]))
+    what = _of(SOURCE, unused_name("_action", [*names, *held]))
     current, offset, opened = _of(TARGET, held.is_current), _of(TARGET, held.offset), _of(SOURCE, held.offset)
     on = (
         f"{_same_key(table)} AND (({what} = '{CLOSE}' AND {current} AND {offset} < {opened})"

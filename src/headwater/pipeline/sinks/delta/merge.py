@@ -13,7 +13,7 @@ from headwater.model.table import Table
 from headwater.pipeline.failure import cause_of
 from headwater.pipeline.sinks.delta.layout import SOURCE, TARGET, Merge
 from headwater.pipeline.sinks.delta.part import committing
-from headwater.pipeline.transform.compaction import free, quoted
+from headwater.pipeline.transform.compaction import quoted, unused_name
 from headwater.pipeline.transform.schema import changes_schema, struct_of
 from headwater.pipeline.transform.unchanged_columns import UNKNOWN, kept
 
@@ -69,7 +69,7 @@ def keeping(rows: pa.Table, merge: Merge) -> tuple[pa.Table, Merge]:
     )
     update = dict(merge.update)
     for number, name in enumerate(sorted(frozenset[str]().union(*(names for names, _ in told)))):
-        flag = free(f"_kept{number}", rows.schema.names)
+        flag = unused_name(f"_kept{number}", rows.schema.names)
         rows = rows.append_column(flag, pa.array([name in names for names, _ in told], pa.bool_()))
         here, there = f"{TARGET}.{quoted(name)}", f"{SOURCE}.{quoted(name)}"
         update[quoted(name)] = f"CASE WHEN {SOURCE}.{quoted(flag)} THEN {here} ELSE {there} END"

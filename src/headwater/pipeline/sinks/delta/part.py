@@ -26,7 +26,7 @@ REPORT = "part int, outcome string, problem string"
 _COMMIT_RETRIES = 200  # for parts that commit concurrently; a retry only rewrites a small file
 
 
-class Place(msgspec.Struct, frozen=True):
+class TableLocation(msgspec.Struct, frozen=True):
     """The location of a table, as passed to delta-rs."""
 
     path: str
@@ -57,7 +57,7 @@ def committing(app: str | None, number: int = 0, *, retries: int = 0) -> CommitP
 class PartWriter(msgspec.Struct, frozen=True):
     """The Spark task that writes one partition. Two attempts may run, also concurrently."""
 
-    place: Place
+    place: TableLocation
     plan: Plan
     parts: tuple[Part, ...]
     mode: str
@@ -79,14 +79,14 @@ class PartWriter(msgspec.Struct, frozen=True):
         """Commit the part unless it is loaded; return the outcome and the UNFIT column. `batches` contain their end."""
         from deltalake.exceptions import CommitFailedError
 
-        outcome, table = self._look(part)
+        outcome, table = self._find_outcome(part)
         if outcome is not None or table is None:
             return outcome or FENCED, ""
         rows = _Rows(self, table, part, checked(batches))
         try:
             self._append(table, part, rows)
         except CommitFailedError:
-            outcome, _ = self._look(part)
+            outcome, _ = self._find_outcome(part)
             if outcome is None:
                 raise
             return outcome, ""
@@ -96,7 +96,7 @@ class PartWriter(msgspec.Struct, frozen=True):
             return UNFIT, rows.unfit
         return DONE, ""
 
-    def _look(self, part: Part) -> tuple[str | None, DeltaTable | None]:
+    def _find_outcome(self, part: Part) -> tuple[str | None, DeltaTable | None]:
         """Return the outcome if the part is already decided, otherwise None, and the table that was read."""
         table = self.place.open()
         held = plan_of(table.metadata().configuration) if table else None

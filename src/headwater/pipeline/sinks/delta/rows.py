@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from headwater.pipeline.sinks.columns import came_again
-from headwater.pipeline.sinks.delta.part import Place
+from headwater.pipeline.sinks.columns import column_reappeared
+from headwater.pipeline.sinks.delta.part import TableLocation
 from headwater.pipeline.transform.schema import fit, struct_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _BATCH_ROWS = 10_000
 _FILES_PER_TASK = 4
 
 
-def read_rows(spark: SparkSession, place: Place, table: DeltaTable, schema: pa.Schema) -> DataFrame:
+def read_rows(spark: SparkSession, place: TableLocation, table: DeltaTable, schema: pa.Schema) -> DataFrame:
     """Return the columns of `schema` from one table version; rows in files older than a column have null there."""
     import pyarrow as pa
 
@@ -35,13 +35,13 @@ def refuse_values(table: DeltaTable, columns: Sequence[str]) -> None:
     for name in columns:
         rows = table.to_pyarrow_dataset().scanner(columns=[name], filter=ds.field(name).is_valid())
         if rows.head(1).num_rows:
-            raise came_again(name)
+            raise column_reappeared(name)
 
 
 class FileReader:
     """The Spark task that reads the rows of the files it is given."""
 
-    def __init__(self, place: Place, schema: pa.Schema) -> None:
+    def __init__(self, place: TableLocation, schema: pa.Schema) -> None:
         self._place, self._schema = place, schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -30,7 +30,7 @@ from headwater.pipeline.sinks.columns import numbered
 from headwater.pipeline.sinks.history import as_history
 from headwater.pipeline.sinks.parquet.files import REPORT, FileWriter, Report, durable, sync_folder, write_file
 from headwater.pipeline.sinks.sink import HISTORY, Part, Plan, State, Step, check
-from headwater.pipeline.transform.compaction import about, quoted
+from headwater.pipeline.transform.compaction import change_columns, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,7 +101,7 @@ class ParquetSink:
         if step.repair:
             raise SinkUnfit("a history cannot be repaired")
         while (todo := check(self.state(), step)) is not None:
-            left = frame.where(f"{quoted(about(frame).offset)} > {todo.after}")
+            left = frame.where(f"{quoted(change_columns(frame).offset)} > {todo.after}")
             with self._staged(left, step.plan) as (staging, reports), self._locked():
                 if check(self.state(), step) == todo:
                     name = f"{_STEP}{todo.after:020}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from headwater.model.table import Table
-from headwater.pipeline.failure import noted_each
+from headwater.pipeline.failure import report_generator_errors
 from headwater.pipeline.sinks.sql.dialects import Dialect, fields_of
 from headwater.pipeline.sinks.sql.engine import open_engine, reading
 from headwater.pipeline.sinks.sql.misfit import restore
@@ -37,7 +37,7 @@ class RowReader:
     def __repr__(self) -> str:
         return f"RowReader({self._name})"  # the URL may hold a password
 
-    @noted_each
+    @report_generator_errors
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         engine = open_engine(self._url)
         try:

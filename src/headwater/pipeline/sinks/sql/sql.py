@@ -33,7 +33,7 @@ from headwater.pipeline.sinks.sql.engine import (
 )
 from headwater.pipeline.sinks.sql.stage_tables import ATTEMPT, KEPT, REPORT, Report, Stager, stage_table, staged
 from headwater.pipeline.sinks.sql.target import StateTable, Target, create_table
-from headwater.pipeline.transform.compaction import about, last_per_key, quoted
+from headwater.pipeline.transform.compaction import change_columns, last_per_key, quoted
 from headwater.pipeline.transform.schema import identity_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class SqlSink:
 
     def _applied(self, frame: DataFrame, todo: Step, step: Step, table: Table) -> bool:
         """Return False if the sink advanced while rows were staged, and a part of the step is left to apply."""
-        left = frame if step.repair else frame.where(f"{quoted(about(frame).offset)} > {todo.after}")
+        left = frame if step.repair else frame.where(f"{quoted(change_columns(frame).offset)} > {todo.after}")
         staging = self._staging(left, table, step.plan)
         with self._fencing(step.plan):
             reports = staging.run(self._compacted(left, table), has_gone=self.mode == UPSERT)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import sqlalchemy as sa
 
-from headwater.pipeline.failure import noted_each
+from headwater.pipeline.failure import report_generator_errors
 from headwater.pipeline.sinks.sql.dialects import POSTGRES, SQLITE, Dialect, Field
 from headwater.pipeline.sinks.sql.engine import open_engine, ours, writing
 from headwater.pipeline.sinks.sql.misfit import keep_aside, set_aside
@@ -78,7 +78,7 @@ class Stager:
     def __repr__(self) -> str:
         return f"Stager({self._stage})"  # the URL may hold a password
 
-    @noted_each
+    @report_generator_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         from pyspark import TaskContext

@@ -12,7 +12,7 @@ from sqlalchemy.schema import CreateColumn
 
 from headwater.errors import PipelineError, SinkUnfit
 from headwater.model.keys.key import Span
-from headwater.pipeline.sinks.columns import came_again
+from headwater.pipeline.sinks.columns import column_reappeared
 from headwater.pipeline.sinks.sink import Plan, State
 from headwater.pipeline.sinks.sql.dialects import MYSQL, POSTGRES, SQLITE, Dialect, Field
 from headwater.pipeline.sinks.sql.engine import reading, writing
@@ -133,7 +133,7 @@ class Target:
         for name in columns:
             held = sa.select(sa.literal(1)).select_from(self.table).where(self.table.c[name].is_not(None)).limit(1)
             if connection.execute(held).first() is not None:
-                raise came_again(name)
+                raise column_reappeared(name)
 
     def _check_key(self, key: list[str], held: dict[str, Any]) -> None:
         if set(key) != set(self._keys):

@@ -6,7 +6,7 @@ import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.model.keys.key import Span, prefix_end
-from headwater.ranges.pull.jobs import LZ4, Pick
+from headwater.ranges.pull.jobs import LZ4, Selection
 from headwater.serve.http.query_string import digits, number
 
 MAX_KEY = 16 << 10  # bytes
@@ -55,9 +55,9 @@ def rest_of(span: Span, query: dict[str, str]) -> Span:
     return Span(start, span.end) if span.end is None or start < span.end else Span(span.end, span.end)
 
 
-def pick_in(query: dict[str, str], span: Span) -> Pick:
+def pick_in(query: dict[str, str], span: Span) -> Selection:
     """Return the requested rows and columns."""
-    return Pick(span, names_in(query, "columns"), query.get("where"))
+    return Selection(span, names_in(query, "columns"), query.get("where"))
 
 
 def names_in(query: dict[str, str], name: str) -> tuple[str, ...] | None:

@@ -18,7 +18,7 @@ from headwater.model.database_name import real_name
 from headwater.model.keys.key import Span
 from headwater.model.work.work_context import CALLER
 from headwater.ranges.pull.jobs import Job, LogJob, SnapshotJob, TablesJob
-from headwater.ranges.pull.jobs import gone as lost
+from headwater.ranges.pull.jobs import changes_gone as lost
 from headwater.ranges.pull.snapshot import shape_of
 from headwater.ranges.worker.process import Answer, Bulk, Numbers
 from headwater.serve.call import ARROW_KIND, Call, Handlers, Headers, gone

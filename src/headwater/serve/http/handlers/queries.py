@@ -14,7 +14,7 @@ from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.queries.answers import Answer
 from headwater.queries.etag.causality import Token, from_header, to_header, token
 from headwater.queries.etag.preconditions import ENCODED, Conditions
-from headwater.queries.prepared import Prepared
+from headwater.queries.prepared import PreparedQuery
 from headwater.serve.api import Api
 from headwater.serve.call import ARROW_KIND, Call, Headers, wanted_kind
 from headwater.serve.http.not_modified_cache import NotModifiedCache
@@ -44,7 +44,7 @@ class _Request(NamedTuple):
     """A parsed request."""
 
     who: Principal
-    prepared: Prepared
+    prepared: PreparedQuery
     args: list[Value] | dict[str, Value]
     kind: bytes  # the content type of the answer
     conditions: Conditions

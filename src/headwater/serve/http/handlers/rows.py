@@ -18,7 +18,7 @@ from headwater.queries.answers import Answering
 from headwater.queries.etag.causality import WHOLE, Token, demand, floor_of, from_header, lacking, to_header, token
 from headwater.queries.etag.preconditions import Conditions, Verdict
 from headwater.queries.rows.row_resource import Address, Body, Resources, Shown, lits_etag
-from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.serve.api import Api
 from headwater.serve.call import Receive, Scope, Send, wanted_kind
 from headwater.serve.http.routes import key_parts
@@ -116,10 +116,10 @@ class RowPages:
         """Check the causality token of a write, without waiting: waiting would not advance the database itself."""
         floor, address = _floor(request), _address(request)
         if floor is not None:
-            look = await self._bridge.call(self._api.databases.get(real_name(address.db)).look)
-            if not look.settled:
+            source_head = await self._bridge.call(self._api.databases.get(real_name(address.db)).read_head)
+            if not source_head.settled:
                 self._check_logged(floor, address)
-            self._demand(floor, address, look.head)
+            self._demand(floor, address, source_head.head)
 
     def _check_logged(self, floor: Token, address: Address) -> None:
         """Raise Unavailable if the token is newer than the log, and the head of the database is unknown."""
@@ -169,7 +169,7 @@ class RowPages:
         seen = {} if deleted.causality is None else {CAUSALITY: to_header(deleted.causality)}
         return Response(status_code=204, headers={"cache-control": "no-store", **seen})
 
-    async def _written(self, request: Request, pending: Pending[Shown]) -> Response:
+    async def _written(self, request: Request, pending: PendingAnswer[Shown]) -> Response:
         shown = pending.finish(await self._bridge.wait(pending.future))
         here = request.scope["raw_path"].decode("latin-1")
         # The ETag belongs to the row in this response, which may differ in form from the request.

@@ -13,15 +13,15 @@ import msgspec
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, LimitExceeded, Unauthorized
 from headwater.feeds.arrow_batches import Batches
-from headwater.feeds.deliver.end_reason import CLOSED, COMPLETE, RESNAPSHOT_REQUIRED, STOPPING, Ending
+from headwater.feeds.deliver.end_reason import CLOSED, COMPLETE, RESNAPSHOT_REQUIRED, STOPPING, EndReason
 from headwater.feeds.deliver.stream import Stream
-from headwater.feeds.deliver.stream_request import From, Opening
+from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
 from headwater.feeds.feeds import Feeds
 from headwater.feeds.groups.group import PIECE
 from headwater.feeds.query_feeds.query_instances import Args
 from headwater.feeds.snapshot import Position
 from headwater.model.literal import to_lit
-from headwater.model.log_throttle import Repeats, counted
+from headwater.model.log_throttle import LogThrottle, counted
 from headwater.model.principal import VIEWER
 from headwater.serve.auth.open_sessions import ENDED, Sessions
 from headwater.serve.call import (
@@ -45,9 +45,9 @@ from headwater.serve.limits.slow_reader_limits import drop, writable_of
 from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.limits.unread_answers import Unread
 
-SSE = Opening("sse", transport_frames.sse, ping=transport_frames.SSE_PING, farewell=transport_frames.SSE_FAREWELL)
-WS = Opening("websocket", transport_frames.websocket)
-NDJSON = Opening("ndjson", transport_frames.ndjson, ping=b"\n")
+SSE = Transport("sse", transport_frames.sse, ping=transport_frames.SSE_PING, farewell=transport_frames.SSE_FAREWELL)
+WS = Transport("websocket", transport_frames.websocket)
+NDJSON = Transport("ndjson", transport_frames.ndjson, ping=b"\n")
 UNBUFFERED: Headers = [(b"cache-control", b"no-store, no-transform"), (b"x-accel-buffering", b"no")]
 
 LARGE_PIECE = 2 * PIECE  # bytes: only a piece with large rows has more
@@ -55,7 +55,7 @@ _LAST_ID = re.compile(r"\d{1,18}|s:[A-Za-z0-9_-]{1,4096}", re.ASCII)
 BAD_FRAME = "bad_frame"  # the stream ended because its client sent an invalid frame
 CLOSE = {CLOSED: 1000, COMPLETE: 1000, STOPPING: 1012, RESNAPSHOT_REQUIRED: 4410, BAD_FRAME: 1008}
 CLOSE |= {Unauthorized.code: 4401, LimitExceeded.code: 4429}
-_cut = Repeats()
+_cut = LogThrottle()
 logger = logging.getLogger("headwater.serve")
 OTHER_CLOSE = 4400  # ended by an error, which was sent before
 
@@ -118,7 +118,7 @@ class Streams:
         stream = await self._open_query(call, SSE)
         return await self._pour(call, stream, EVENT_STREAM, transport_frames.sse_opening(stream.place))
 
-    async def _open_query(self, call: Call, opening: Opening) -> Stream:
+    async def _open_query(self, call: Call, opening: Transport) -> Stream:
         given = args_in(call.query.get("args"))
         named = {name: to_lit(value) for name, value in sorted(given.items())} if isinstance(given, dict) else None
         args: Args = [to_lit(value) for value in given] if named is None else named
@@ -272,19 +272,19 @@ async def _pieces(
             await stream.news()
 
 
-def begin(call: Call) -> From:
+def begin(call: Call) -> ReaderPosition:
     """Return the reader's position: the parameter precedes the header; an empty header counts as none."""
     offset = number(call.query, "from_offset")
     last_id = call.header(b"last-event-id").decode("latin-1").strip()
     if last_id and not _LAST_ID.fullmatch(last_id):
         raise InvalidRequest("invalid Last-Event-ID header", hint="Send the id of the last frame you received.")
-    found = From(offset, last_id)
+    found = ReaderPosition(offset, last_id)
     if found.place:
         Position.parse(found.place)  # rejected here, whether or not there is a snapshot to resume
     return found
 
 
-def closing(ending: Ending | None) -> dict[str, Any]:
+def closing(ending: EndReason | None) -> dict[str, Any]:
     """Return the close code and reason of a WebSocket."""
     assert ending is not None
     reason = f"{ending.code}: {ending.message}".encode()[:120].decode("utf-8", "ignore")

@@ -18,7 +18,7 @@ from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, Unav
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.deliver.consumer import snapshot_url
 from headwater.feeds.fair_threads import submitted
-from headwater.feeds.formats.images import Image, shown
+from headwater.feeds.formats.images import Image, image_columns
 from headwater.feeds.formats.values import LIT, PLAIN
 from headwater.feeds.options import Shape
 from headwater.model.control_events import ControlEvent
@@ -216,7 +216,7 @@ def _lines(chunks: Iterator[Piece], db: str, format: str) -> Pieces:
     form = LIT if format == OBJECTS else PLAIN
     shape = Shape(db, format, after=True)
     for table, rows in chunks:
-        image = Image(table, shown(table, shape), form)
+        image = Image(table, image_columns(table, shape), form)
         yield b"".join([image(row, set()) + b"\n" for row in rows])
 
 

@@ -18,7 +18,7 @@ import psycopg
 from headwater.errors import HeadwaterError, SourceError, SourceUnfit
 from headwater.sources.postgres.capture.stream.transaction_assembly import PREFIX
 from headwater.sources.postgres.connection import Connection, Server
-from headwater.sources.postgres.errors import away
+from headwater.sources.postgres.errors import unreachable
 from headwater.sources.postgres.schema.catalog import schema_number
 from headwater.sources.postgres.snapshot_visibility import Snapshot, snapshot_now
 
@@ -27,7 +27,7 @@ DOWN_SECONDS = 0.1  # longest wait while there is no stream
 T = TypeVar("T")
 
 
-class Passed(msgspec.Struct, frozen=True):
+class BarrierResult(msgspec.Struct, frozen=True):
     """The result of a barrier: the offset of the last change before the mark (None if the mark was not seen in time),
     and the schema number and a snapshot taken after the mark."""
 
@@ -36,7 +36,7 @@ class Passed(msgspec.Struct, frozen=True):
     snapshot: Snapshot
 
 
-class Side:
+class SideSession:
     """A session for short queries, kept open and reconnected when broken. Thread-safe: calls run in turn."""
 
     def __init__(self, server: Server, **settings: str) -> None:
@@ -68,7 +68,7 @@ class Side:
         except SourceUnfit:
             raise
         except SourceError as error:
-            raise away(error) from error
+            raise unreachable(error) from error
 
     def close(self) -> None:
         """End the session."""
@@ -81,7 +81,7 @@ class Side:
 class Barriers:
     """The barriers of a database. Thread-safe."""
 
-    def __init__(self, side: Side, is_up: Callable[[], bool]) -> None:
+    def __init__(self, side: SideSession, is_up: Callable[[], bool]) -> None:
         self._side, self._is_up = side, is_up
         self._own = secrets.token_hex(6)  # distinguishes our marks from those of other servers and of earlier runs
         self._changed = threading.Condition()  # guards the fields below
@@ -90,7 +90,7 @@ class Barriers:
         self._seen: dict[str, int] = {}
         self._awaited = ""
         self._missed_at = -math.inf  # when the last barrier timed out; -inf if it did not
-        self._found: Passed | HeadwaterError = SourceError("no barrier was set")
+        self._found: BarrierResult | HeadwaterError = SourceError("no barrier was set")
 
     @property
     def is_behind(self) -> bool:
@@ -104,7 +104,7 @@ class Barriers:
                 self._seen[token] = offset
                 self._changed.notify_all()
 
-    def set(self) -> Passed:
+    def set(self) -> BarrierResult:
         """Run, or share, a barrier that begins after this call; return its result."""
         with self._changed:
             number = self._begun + 1
@@ -113,7 +113,7 @@ class Barriers:
             if self._ended >= number:
                 return self._result()
             self._begun, self._is_running = number, True
-        found: Passed | HeadwaterError = SourceError("the barrier was interrupted")
+        found: BarrierResult | HeadwaterError = SourceError("the barrier was interrupted")
         try:
             found = self._pass(f"{self._own}.{number}")
         except HeadwaterError as error:
@@ -124,16 +124,16 @@ class Barriers:
                 self._changed.notify_all()
         return self._result_of(found)
 
-    def _result(self) -> Passed:
+    def _result(self) -> BarrierResult:
         return self._result_of(self._found)
 
     @staticmethod
-    def _result_of(found: Passed | HeadwaterError) -> Passed:
+    def _result_of(found: BarrierResult | HeadwaterError) -> BarrierResult:
         if isinstance(found, HeadwaterError):
             raise found
         return found
 
-    def _pass(self, token: str) -> Passed:
+    def _pass(self, token: str) -> BarrierResult:
         end = time.monotonic() + (SECONDS if self._is_up() else DOWN_SECONDS)
         with self._changed:
             self._awaited = token
@@ -150,4 +150,4 @@ class Barriers:
         with self._changed:
             self._changed.wait_for(lambda: token in self._seen, end - time.monotonic())
             self._missed_at = -math.inf if token in self._seen else time.monotonic()
-            return Passed(self._seen.get(token), schema, snapshot)
+            return BarrierResult(self._seen.get(token), schema, snapshot)

@@ -13,14 +13,14 @@ from headwater.errors import HeadwaterError, SourceError, Unavailable
 from headwater.model.change import Transaction
 from headwater.model.table import Table
 from headwater.sources.capture_stream import Notes
-from headwater.sources.postgres.capture.barriers import Barriers, Passed, Side
+from headwater.sources.postgres.capture.barriers import BarrierResult, Barriers, SideSession
 from headwater.sources.postgres.capture.log_attachment import Attachment
 from headwater.sources.postgres.capture.log_positions import Positions
-from headwater.sources.postgres.capture.replication_buffer import Held, Point
+from headwater.sources.postgres.capture.replication_buffer import Point, ReplicationBuffer
 from headwater.sources.postgres.capture.slot.slot import Identity
 from headwater.sources.postgres.capture.slot_monitor import Watch
 from headwater.sources.postgres.capture.stream.replication_stream import Stream
-from headwater.sources.postgres.capture.visible_commits import Sight
+from headwater.sources.postgres.capture.visible_commits import VisibleCommits
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.schema.catalog import describe
 from headwater.sources.postgres.schema.relations import split_name
@@ -29,7 +29,7 @@ from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.doctor import Finding, whole_rows_remedy
 from headwater.sources.postgres.setup.logins import Logins
 from headwater.sources.postgres.snapshot_visibility import Visibility
-from headwater.sources.read import Look
+from headwater.sources.read import SourceHead
 
 DOWN_SECONDS = 1.0  # a longer outage of the connection is an error
 CHECK_SECONDS = 5.0  # between two checks for changes that the stream does not carry: of the publication and of tables
@@ -55,15 +55,15 @@ class PostgresCapture:
         self.name, self._server, self._folder = server.name, server, folder
         self._reconnect, self._schema_changed = reconnect, schema_changed
         # Barrier marks must be on disk to be streamed, but need not wait for a standby: that commit is not visible yet.
-        self._side = Side(server, synchronous_commit="local", statement_timeout="60000")
+        self._side = SideSession(server, synchronous_commit="local", statement_timeout="60000")
         self._attachment = Attachment(server, self._side, logins, notes=notes, config=config)
         self._barriers, self._visibility = Barriers(self._side, self._is_up), Visibility()
         self.snapshot_positions = Positions(self._barriers, self._visibility, self._notice)
         self._shapes = Shapes(self._known, self._version)
         self._arrived = threading.Event()
-        self._sight = Sight(server, self._visibility, self._arrived.set)
+        self._visible_commits = VisibleCommits(server, self._visibility, self._arrived.set)
         self.beginning = self._given = 0  # the newest offset of an earlier stream: clients may have received it
-        self._held: Held | None = None
+        self._held: ReplicationBuffer | None = None
         self._stream: Stream | None = None
         self._watch: Watch | None = None
         self._checked_at = 0.0
@@ -111,7 +111,7 @@ class PostgresCapture:
 
     def _renew(self) -> None:
         self._side.close()
-        self._sight.close()
+        self._visible_commits.close()
         self._reconnect()
 
     def findings(self) -> list[Finding]:
@@ -124,7 +124,7 @@ class PostgresCapture:
         return "" if parts is None else self._side.ask(lambda connection: whole_rows_remedy(connection, *parts))
 
     def _run(self, point: Point) -> None:
-        attachment, held = self._attachment, Held(point)
+        attachment, held = self._attachment, ReplicationBuffer(point)
         attachment.mark(stopped=False)
         self._visibility.start(point.offset)
         stream = Stream(
@@ -163,21 +163,21 @@ class PostgresCapture:
 
     def head(self) -> int:
         """Return the offset of the newest change committed before this call; Unavailable if the stream is behind."""
-        found = self.look()
+        found = self.read_head()
         if not found.settled:
             raise Unavailable(f"the stream of {self.name!r} is behind", hint="Try again in a moment.")
         return found.head
 
-    def look(self) -> Look:
+    def read_head(self) -> SourceHead:
         """Return the head and the schema number; not settled if the stream is behind."""
         held, _ = self._running()
         found = self._barriers.set()
         self._notice(found)
         if found.offset is None:
-            return Look(held.latest + 1, found.schema, settled=False)
-        return Look(found.offset, found.schema)
+            return SourceHead(held.latest + 1, found.schema, settled=False)
+        return SourceHead(found.offset, found.schema)
 
-    def _notice(self, found: Passed) -> None:
+    def _notice(self, found: BarrierResult) -> None:
         self._visibility.notice(found.snapshot)
         if found.schema != self._schema:
             self._schema_changed()
@@ -187,7 +187,7 @@ class PostgresCapture:
                     self._attachment.announce(held.whole.shapes)
             self._schema, self._checked_at = found.schema, 0.0
 
-    def glance(self) -> Look | None:
+    def peek_head(self) -> SourceHead | None:
         """Return None: the head takes a round trip."""
         return None
 
@@ -197,10 +197,10 @@ class PostgresCapture:
         if stream.lost is not None:
             raise stream.lost
         is_down = stream.error is not None and time.monotonic() - stream.error_since > DOWN_SECONDS
-        seen = self._sight.see(held)
+        seen = self._visible_commits.read(held)
         trouble = stream.error if is_down else seen.trouble
         if trouble is not None and held.durable >= min(seen.upto, held.latest):
-            if self._sight.gives_up():
+            if self._visible_commits.gives_up():
                 held.go_back()
                 stream.wake()
             raise trouble
@@ -230,7 +230,7 @@ class PostgresCapture:
             self._checked_at = time.monotonic()
             self._check_unstreamed(held, stream)
 
-    def _check_unstreamed(self, held: Held, stream: Stream) -> None:
+    def _check_unstreamed(self, held: ReplicationBuffer, stream: Stream) -> None:
         with suppress(HeadwaterError):
             reason = self._attachment.watch()
             if reason:
@@ -243,7 +243,7 @@ class PostgresCapture:
         self.snapshot_positions.failure = reason
         self._halt()
 
-    def _running(self) -> tuple[Held, Stream]:
+    def _running(self) -> tuple[ReplicationBuffer, Stream]:
         held, stream = self._held, self._stream
         self.snapshot_positions.check()
         if held is None or stream is None:
@@ -254,7 +254,7 @@ class PostgresCapture:
         """Return numbers for the status page and metrics; `error` is the reason the stream has stopped."""
         held, stream = self._running()
         watch, error = self._watch, stream.lost or stream.error
-        slot = None if watch is None else watch.look()
+        slot = None if watch is None else watch.check()
         return {
             "head": held.latest,
             "capture_rows": held.changes,
@@ -280,7 +280,7 @@ class PostgresCapture:
                 self._attachment.mark(stopped=held.latest <= point.offset)
         self._halt()
         self._side.close()
-        self._sight.close()
+        self._visible_commits.close()
 
 
 class _Keeper:

@@ -16,7 +16,7 @@ import msgspec
 
 from headwater.model.change import Transaction
 from headwater.sources.capture_stream import STOPPED, Notes
-from headwater.sources.postgres.capture.barriers import Side
+from headwater.sources.postgres.capture.barriers import SideSession
 from headwater.sources.postgres.capture.replication_buffer import Point, Shapes
 from headwater.sources.postgres.capture.slot import server_history
 from headwater.sources.postgres.capture.slot.publication import (
@@ -58,7 +58,9 @@ IDLE_BYTES = 16 << 20  # unneeded WAL above which it is confirmed to the server 
 class Attachment:
     """The slot, publication and note of a database. `side` runs every query except that for the server's identity."""
 
-    def __init__(self, server: Server, side: Side, logins: Logins, *, notes: Notes, config: PostgresConfig) -> None:
+    def __init__(
+        self, server: Server, side: SideSession, logins: Logins, *, notes: Notes, config: PostgresConfig
+    ) -> None:
         self._server, self._side, self._notes, self._config = server, side, notes, config
         self._logins = logins
         self.slot = slot_name(config.slot, server.name)

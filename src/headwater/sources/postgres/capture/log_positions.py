@@ -13,14 +13,14 @@ import msgspec
 
 from headwater.errors import Unavailable
 from headwater.model.change import Transaction
-from headwater.sources.postgres.capture.barriers import Barriers, Passed
-from headwater.sources.postgres.snapshot_visibility import Place, Snapshot, Visibility
+from headwater.sources.postgres.capture.barriers import BarrierResult, Barriers
+from headwater.sources.postgres.snapshot_visibility import Snapshot, Visibility, VisibleOffset
 
 MOST = 100_000  # registered transactions; those whose commit failed are never asked for
 _ROUND = 1 << 32  # the stream carries only the lower 32 bits of a transaction number
 
 
-class _Place(msgspec.Struct):
+class _TransactionOffset(msgspec.Struct):
     """The offset of a transaction; `upto` is 0 until the transaction was received."""
 
     upto: int
@@ -30,11 +30,11 @@ class _Place(msgspec.Struct):
 class Positions:
     """Log offsets of one database. Thread-safe."""
 
-    def __init__(self, barriers: Barriers, visibility: Visibility, passed: Callable[[Passed], None]) -> None:
+    def __init__(self, barriers: Barriers, visibility: Visibility, passed: Callable[[BarrierResult], None]) -> None:
         self._barriers, self._visibility, self._passed = barriers, visibility, passed
         self.failure = ""  # why the log can take no more changes
         self._changed = threading.Condition()  # guards the fields below
-        self._expected: dict[int, _Place] = {}
+        self._expected: dict[int, _TransactionOffset] = {}
 
     def check(self) -> None:
         """Raise Unavailable if capture has failed for good."""
@@ -51,7 +51,7 @@ class Positions:
         with self._changed:
             if len(self._expected) >= MOST:
                 del self._expected[next(iter(self._expected))]
-            self._expected[xid % _ROUND] = _Place(0, {})
+            self._expected[xid % _ROUND] = _TransactionOffset(0, {})
 
     def came(self, part: Transaction, upto: int) -> None:
         """Keep the offsets of a received part of a transaction, the last of them `upto`."""
@@ -103,14 +103,14 @@ class Positions:
         """Return the offset up to which `snapshot` sees all changes, and none after; None: the caller must retry."""
         return self._visibility.exact(Snapshot.of(snapshot), self.barrier())
 
-    def place(self, snapshot: str) -> Place:
+    def place(self, snapshot: str) -> VisibleOffset:
         """See Places. Right after a wait that timed out, do not wait again."""
         shot = Snapshot.of(snapshot)
         if self._barriers.is_behind:
-            return Place(self._visibility.offset_seen(shot))
+            return VisibleOffset(self._visibility.offset_seen(shot))
         found = self._barriers.set()
         self._passed(found)
         exact = None if found.offset is None else self._visibility.exact(shot, found.offset)
         if exact is not None:
-            return Place(exact, is_exact=True, is_behind=False, schema=found.schema)
-        return Place(self._visibility.offset_seen(shot), is_behind=found.offset is None, schema=found.schema)
+            return VisibleOffset(exact, is_exact=True, is_behind=False, schema=found.schema)
+        return VisibleOffset(self._visibility.offset_seen(shot), is_behind=found.offset is None, schema=found.schema)

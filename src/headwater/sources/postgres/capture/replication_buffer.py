@@ -53,7 +53,7 @@ class Point(msgspec.Struct, frozen=True):
     truncated: Truncated = ()
 
 
-class Held:
+class ReplicationBuffer:
     """The buffer: the stream's reader puts parts, capture follows and acknowledges them."""
 
     def __init__(self, point: Point) -> None:

@@ -45,7 +45,7 @@ def concern(slot: Slot | None) -> str:
 
 
 class Watch:
-    """The thread that checks a slot from `start` to `stop`; `look` may also be called from other threads."""
+    """The thread that checks a slot from `start` to `stop`; `check` may also be called from other threads."""
 
     def __init__(self, name: str, slot: str, find: Callable[[], Slot | None], *, seconds: float = SECONDS) -> None:
         self._name, self._slot, self._find, self._seconds = name, slot, find, seconds
@@ -69,11 +69,11 @@ class Watch:
     def _run(self) -> None:
         while not self._stopping.wait(self._seconds):
             try:
-                self.look()
+                self.check()
             except HeadwaterError:
                 continue  # the stream reports an unreachable server
 
-    def look(self) -> Health:
+    def check(self) -> Health:
         """Check the slot now; log a new concern, or the end of a concern, once."""
         slot = self._find()
         with self._lock:

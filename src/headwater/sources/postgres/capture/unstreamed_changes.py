@@ -22,8 +22,8 @@ from headwater.sources.postgres.capture.stream.transaction_assembly import SHAPE
 from headwater.sources.postgres.connection import Connection, quoted
 from headwater.sources.postgres.schema.catalog import Described, describe
 from headwater.sources.postgres.schema.definition_changes import (
-    Meaning,
     Meanings,
+    ObjectDefinition,
     moved,
     read_meanings,
     reattached,
@@ -32,7 +32,7 @@ from headwater.sources.postgres.schema.definition_changes import (
     rewritten,
 )
 from headwater.sources.postgres.schema.relations import split_name
-from headwater.sources.postgres.schema.shape_changes import Announcement, is_same_shape, is_told_alike
+from headwater.sources.postgres.schema.shape_changes import Announcement, has_same_columns, is_same_shape
 
 LOCK_MS = 200  # a waiting ALTER TABLE blocks all later readers of the table: give up and retry later
 
@@ -44,7 +44,7 @@ SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s::oid[])
 
 def announce(
     connection: Connection, publication: str, shapes: Shapes, told: Meanings | None, *, all_tables: bool
-) -> tuple[bool, dict[str, Meaning | None]]:
+) -> tuple[bool, dict[str, ObjectDefinition | None]]:
     """Announce how the catalogue differs from the end of the log, and how definitions differ from those in `told`.
 
     Return whether everything was announced, otherwise the caller must retry; and the definitions announced.
@@ -59,7 +59,7 @@ def announce(
     if told is not None and not all_tables:
         unseen |= dict.fromkeys(reattached(told, means) & shapes.tables.keys(), "it was not published for a while")
     reshaped = {*unseen, *(name for name in anew if _is_retyped(shapes, now, name))}
-    found = _look(connection, now, shapes, wanted, reshaped)
+    found = _find_differences(connection, now, shapes, wanted, reshaped)
     others = {name: why for name, why in meant.items() if name in shapes.tables and not _is_in(found, name)}
     rest = Announcement(
         moved=others,
@@ -80,7 +80,7 @@ def _announce(
 ) -> bool:
     ended = msgspec.structs.replace(rest, gone=found.gone, left=found.left)
     if not found.tables:
-        _tell(connection, ended, shapes)
+        _emit(connection, ended, shapes)
         return True
     try:
         with connection.transaction():
@@ -90,20 +90,20 @@ def _announce(
                 schema, name = split_name(table.name) or ("", "")
                 connection.execute(f"LOCK TABLE ONLY {quoted(schema)}.{quoted(name)} IN ACCESS SHARE MODE".encode())
             wanted = {each.name for each in found.tables.values()}
-            again = _look(connection, describe(connection, publication), shapes, wanted, reshaped)
+            again = _find_differences(connection, describe(connection, publication), shapes, wanted, reshaped)
             locked = {oid: table for oid, table in again.tables.items() if oid in found.tables}
-            _tell(connection, msgspec.structs.replace(rest, tables=locked, gone=again.gone, left=again.left), shapes)
+            _emit(connection, msgspec.structs.replace(rest, tables=locked, gone=again.gone, left=again.left), shapes)
     except (
         psycopg.errors.InsufficientPrivilege,
         psycopg.errors.LockNotAvailable,
         psycopg.errors.UndefinedTable,
     ):
-        _tell(connection, rest, shapes)
+        _emit(connection, rest, shapes)
         return False
     return True
 
 
-def _tell(connection: Connection, found: Announcement, shapes: Shapes) -> None:
+def _emit(connection: Connection, found: Announcement, shapes: Shapes) -> None:
     if found == Announcement():
         return
     # Sent as bytes: a text would be streamed in the database's encoding.
@@ -111,7 +111,7 @@ def _tell(connection: Connection, found: Announcement, shapes: Shapes) -> None:
     connection.execute("SELECT pg_logical_emit_message(true, %s, %s::bytea)", [SHAPES, content])
 
 
-def _look(
+def _find_differences(
     connection: Connection, now: Described, shapes: Shapes, wanted: Collection[str], reshaped: Collection[str]
 ) -> Announcement:
     """Return the differences between catalogue and log. Tables in `wanted` are included even if the log does not know
@@ -166,7 +166,7 @@ def _is_retyped(shapes: Shapes, now: Described, name: str) -> bool:
 def _fitting(shapes: Shapes, now: Described) -> set[str]:
     """Return the tables with the oid and columns that the log knows."""
     known = shapes.tables
-    alike = {name for name, table in now.tables.items() if name in known and is_told_alike(known[name], table)}
+    alike = {name for name, table in now.tables.items() if name in known and has_same_columns(known[name], table)}
     return {name for name in alike if shapes.oids.get(name, now.oids[name]) == now.oids[name]}
 
 
@@ -174,4 +174,4 @@ def _is_news(known: Mapping[str, Table], table: Table, reshaped: Collection[str]
     had = known.get(table.name)
     if had is None or is_same_shape(had, table):
         return False
-    return table.name in reshaped or is_told_alike(had, table)
+    return table.name in reshaped or has_same_columns(had, table)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import msgspec
 
 from headwater.errors import HeadwaterError
-from headwater.sources.postgres.capture.barriers import Side
-from headwater.sources.postgres.capture.replication_buffer import Held
+from headwater.sources.postgres.capture.barriers import SideSession
+from headwater.sources.postgres.capture.replication_buffer import ReplicationBuffer
 from headwater.sources.postgres.connection import Server
 from headwater.sources.postgres.snapshot_visibility import Visibility, snapshot_now
 
@@ -19,7 +19,7 @@ AT_ONCE = 3  # queries in a row: most commits become visible a moment after they
 SOON = 10  # times in a row that capture is called again soon
 
 
-class Seen(msgspec.Struct, frozen=True):
+class VisibleUpto(msgspec.Struct, frozen=True):
     """The offset up to which everything is visible, and the visible transaction `large`, if any; `trouble` is the error
     that prevented knowing more."""
 
@@ -28,19 +28,19 @@ class Seen(msgspec.Struct, frozen=True):
     trouble: HeadwaterError | None = None
 
 
-class Sight:
+class VisibleCommits:
     """Commits that new snapshots of the database can see, read over a connection of its own. Capture thread only."""
 
     def __init__(self, server: Server, visibility: Visibility, again: Callable[[], None]) -> None:
-        self._side, self._visibility, self._again = Side(server, statement_timeout="60000"), visibility, again
+        self._side, self._visibility, self._again = SideSession(server, statement_timeout="60000"), visibility, again
         self._unseen = 0  # consecutive queries in which nothing more was visible
         self._blind_since: float | None = None
 
-    def see(self, held: Held) -> Seen:
+    def read(self, held: ReplicationBuffer) -> VisibleUpto:
         """Return the visible commits; query PostgreSQL only if something was received since."""
         large, visible = held.large, self._visibility.visible
         if not large and held.whole.offset <= visible:
-            return Seen(visible)
+            return VisibleUpto(visible)
         try:
             for _ in range(AT_ONCE):
                 snapshot = self._side.ask(snapshot_now)
@@ -49,9 +49,9 @@ class Sight:
                     break
         except HeadwaterError as error:
             self._blind_since = self._blind_since or time.monotonic()
-            return Seen(visible, trouble=error)
+            return VisibleUpto(visible, trouble=error)
         self._blind_since = None
-        found = Seen(self._visibility.visible, large if large and snapshot.sees(int(large)) else "")
+        found = VisibleUpto(self._visibility.visible, large if large and snapshot.sees(int(large)) else "")
         self._unseen = 0 if found.upto > visible or found.large else self._unseen + 1
         if found.upto < held.whole.offset and self._unseen < SOON:
             self._again()

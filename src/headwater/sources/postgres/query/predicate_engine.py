@@ -156,7 +156,7 @@ class Engine:
         check_predicate(where)
         check_text(where)
 
-        def look(link: Link) -> Examined:
+        def probe(link: Link) -> Examined:
             self._make_table(link)
             # First without brackets: `1) OR (1` is no expression. The statement is parsed, but not planned.
             if link.prepare(f"SELECT 1 FROM {self._name} WHERE\n{where}\n"):
@@ -164,7 +164,7 @@ class Engine:
             return self._understood(link, where)
 
         try:
-            found = self._pool.probe(look, self._seconds)
+            found = self._pool.probe(probe, self._seconds)
         except HeadwaterError as error:
             raise self._refusal(error, where) from None
         for clock in _CLOCKS.finditer(where):
@@ -175,12 +175,12 @@ class Engine:
     def reread(self, texts: Sequence[str]) -> list[str]:
         """Return PostgreSQL's normal form of each of `texts`, which are ours; [] if it refuses one."""
 
-        def look(link: Link) -> list[str]:
+        def probe(link: Link) -> list[str]:
             self._make_table(link)
             return [self._stored(link, text).text for text in texts]
 
         try:
-            return self._pool.probe(look, self._seconds)
+            return self._pool.probe(probe, self._seconds)
         except InvalidRequest:
             return []
 

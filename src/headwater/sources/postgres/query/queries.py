@@ -11,8 +11,8 @@ from headwater.sources.postgres.query.analysis.analysis import Analyses
 from headwater.sources.postgres.query.caller_connections import Callers
 from headwater.sources.postgres.query.query_sql import query_sql
 from headwater.sources.postgres.query.statement_rules import check_ours, examine, run_statement
-from headwater.sources.postgres.snapshot_visibility import SnapshotOffsets, read_seen
-from headwater.sources.query import Args, Read
+from headwater.sources.postgres.snapshot_visibility import SnapshotOffsets, read_with_offset
+from headwater.sources.query import Args, ReadResult
 from headwater.sources.write import Result
 
 
@@ -32,7 +32,7 @@ class PostgresQueries:
         pool = self._callers.pool(role)
         return pool.read(lambda link: examine(link, sql, args or None)[0].read_only, self._seconds)
 
-    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:
+    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> ReadResult:
         """Run a statement in a read-only transaction: PostgreSQL refuses writes."""
 
         def read(link: Link) -> Result:
@@ -41,8 +41,8 @@ class PostgresQueries:
             check_ours(link)
             return result
 
-        result, offset = read_seen(self._callers.pool(role), self._offsets, read, self._seconds)
-        return Read(result.columns, result.rows, offset, result.truncated)
+        result, offset = read_with_offset(self._callers.pool(role), self._offsets, read, self._seconds)
+        return ReadResult(result.columns, result.rows, offset, result.truncated)
 
     def text(self, query: Query) -> str:
         """Return a query of the JSON form as SQL."""
@@ -52,6 +52,6 @@ class PostgresQueries:
         """Return the dependencies of a read-only statement."""
         return self._analyses.analyse(sql)
 
-    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
+    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> ReadResult | None:
         """Run the query unless its epoch has changed. PostgreSQL has no guards."""
         return self._analyses.answer(analysis, args)

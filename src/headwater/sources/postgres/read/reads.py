@@ -21,7 +21,7 @@ from headwater.sources.postgres.read.key_order_page import Decoded, Take, stretc
 from headwater.sources.postgres.read.sample import ALL_ROWS, read_sample
 from headwater.sources.postgres.schema.column_probe import Columns
 from headwater.sources.postgres.schema.table_shapes import Shapes, hold
-from headwater.sources.postgres.snapshot_visibility import SnapshotOffsets, read_seen, snapshot_of
+from headwater.sources.postgres.snapshot_visibility import SnapshotOffsets, read_with_offset, snapshot_of
 from headwater.sources.postgres.write.session import PostgresSession
 from headwater.sources.read import Chunk, Condition, Sample
 
@@ -59,7 +59,7 @@ class PostgresReads:
             rows = session.select(table, key_is(found, key), 1)
             return found, rows[0] if rows else None
 
-        (shape, row), offset = read_seen(self._pool, self._offsets, read)
+        (shape, row), offset = read_with_offset(self._pool, self._offsets, read)
         return shape, row, offset
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:

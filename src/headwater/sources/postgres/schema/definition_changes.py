@@ -80,7 +80,7 @@ FROM relation c LEFT JOIN marked g ON g.root = c.oid
 """
 
 
-class Meaning(msgspec.Struct, frozen=True, array_like=True):
+class ObjectDefinition(msgspec.Struct, frozen=True, array_like=True):
     """The definition of a table or view: its identity and columns, all else that counts, and the tables it reads.
 
     `parents`: the tables it is a partition or child of, each with the transaction. `file`: its relfilenode, 0 if none;
@@ -105,19 +105,19 @@ class Meaning(msgspec.Struct, frozen=True, array_like=True):
         return self.kind, self.columns, self.rest, self.tables, self.parents
 
 
-Meanings = Mapping[str, Meaning | None]  # by name; None: dropped
+Meanings = Mapping[str, ObjectDefinition | None]  # by name; None: dropped
 
 
-def read_meanings(connection: Connection) -> dict[str, Meaning]:
+def read_meanings(connection: Connection) -> dict[str, ObjectDefinition]:
     """Return the definitions as they are now."""
-    found: dict[str, Meaning] = {}
+    found: dict[str, ObjectDefinition] = {}
     for schema, name, kind, columns, rest, parents, tables, *file in connection.execute(_SQL.encode()).fetchall():
         read, texts = tuple(table_name(*each) for each in tables), (_digest(columns or ""), _digest(rest))
-        found[table_name(schema, name)] = Meaning(kind, *texts, read, parents or "", *file)
+        found[table_name(schema, name)] = ObjectDefinition(kind, *texts, read, parents or "", *file)
     return found
 
 
-def moved(before: Meanings, now: Mapping[str, Meaning], fits: Collection[str]) -> dict[str, str]:
+def moved(before: Meanings, now: Mapping[str, ObjectDefinition], fits: Collection[str]) -> dict[str, str]:
     """Return the tables whose queries may have another meaning, each with the reason. Pure.
 
     No query used a new table before. `fits` are tables whose current columns the log knows: their rows showed them.
@@ -137,14 +137,14 @@ def moved(before: Meanings, now: Mapping[str, Meaning], fits: Collection[str]) -
     return found
 
 
-def reattached(before: Meanings, now: Mapping[str, Meaning]) -> set[str]:
+def reattached(before: Meanings, now: Mapping[str, ObjectDefinition]) -> set[str]:
     """Return the tables that left their parent since, and may have returned: in between, their changes were not sent
     if only the parent is published. Pure."""
     pairs = ((name, was, now.get(name)) for name, was in before.items())
     return {name for name, was, is_ in pairs if was and is_ and was.parents and was.parents != is_.parents}
 
 
-def rewritten(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, int]:
+def rewritten(before: Meanings, now: Mapping[str, ObjectDefinition]) -> dict[str, int]:
     """Return the tables whose rows are in another file than before, each with the transaction that last wrote its
     catalogue row: the table may have been unlogged in between, with changes that were not sent. Pure.
 
@@ -161,7 +161,7 @@ def rewritten(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, int]:
     }
 
 
-def remarked(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, str]:
+def remarked(before: Meanings, now: Mapping[str, ObjectDefinition]) -> dict[str, str]:
     """Return the tables whose rows have other values than before though no row was written, each with the reason: a
     name belongs to another column, or a type has other labels or attributes. Pure."""
     marks = {each.oid: each.marks for each in before.values() if each is not None}
@@ -181,7 +181,7 @@ def _is_other(mark: str, had: str, value: str) -> bool:
     return not value.startswith(had) if mark.startswith("labels ") else value != had
 
 
-def _is_told(name: str, was: Meaning, is_: Meaning, fits: Collection[str]) -> bool:
+def _is_told(name: str, was: ObjectDefinition, is_: ObjectDefinition, fits: Collection[str]) -> bool:
     """Return whether only the columns of a table changed, which its rows have shown."""
     return is_.kind == "r" and (was.rest, was.tables) == (is_.rest, is_.tables) and name in fits
 
@@ -191,16 +191,16 @@ def owners(found: Meanings) -> dict[str, int]:
     return {name: each.oid for name, each in found.items() if each is not None and each.kind == "r" and each.oid}
 
 
-def remembered(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, Meaning | None]:
+def remembered(before: Meanings, now: Mapping[str, ObjectDefinition]) -> dict[str, ObjectDefinition | None]:
     """Return the definitions to compare with next time."""
     gone = [name for name in before if name not in now][-MOST_GONE:]
     return {**dict.fromkeys(gone, None), **now}
 
 
-def load(text: str) -> dict[str, Meaning | None] | None:
+def load(text: str) -> dict[str, ObjectDefinition | None] | None:
     """Return the definitions in the note; None if there is none or it is unreadable."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Meaning | None]) if text else None
+        return msgspec.json.decode(text, type=dict[str, ObjectDefinition | None]) if text else None
     except msgspec.MsgspecError:
         return None
 

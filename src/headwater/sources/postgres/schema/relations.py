@@ -31,7 +31,7 @@ from headwater.sources.postgres.capture.decode.row_plan import HEAD, Decode
 from headwater.sources.postgres.capture.decode.truncations import Truncated, recalled
 from headwater.sources.postgres.schema.ddl_text import ddl_text
 from headwater.sources.postgres.schema.ddl_trigger import Statement
-from headwater.sources.postgres.schema.shape_changes import Announcement, displaced, is_told_alike, schema_change
+from headwater.sources.postgres.schema.shape_changes import Announcement, displaced, has_same_columns, schema_change
 from headwater.sources.postgres.schema.table_facts import Catalogue, ColumnFact, TableFact
 from headwater.sources.postgres.types import (
     BPCHAR,
@@ -151,20 +151,20 @@ class Relations:
         self.changed = 0  # how often a shape, or the oid of a name, changed
         self._names = {oid: name for name, oid in self.oids.items()}
         self._catalogue, self._all_tables = catalogue, all_tables
-        self._told: dict[int, tuple[Relation, int]] = {}  # each with the clock at that time
+        self._described: dict[int, tuple[Relation, int]] = {}  # each with the clock at that time
         self._made: dict[int, tuple[Relation, RowDecoders]] = {}
         self._ready: set[int] = set()  # tables in `_made` that are valid for the next row
         self._types: dict[int, TypeFact] = {}  # from the stream
         self._clock = 0
 
-    def tell_type(self, message: Type) -> None:
+    def add_type(self, message: Type) -> None:
         """Take a type that columns may have from here on."""
         self._types[message.oid] = named(message.schema, message.name)
 
-    def tell(self, relation: Relation) -> None:
+    def add_relation(self, relation: Relation) -> None:
         """Take the shape that rows of this table have from here on."""
         self._clock += 1
-        self._told[relation.oid] = relation, self._clock
+        self._described[relation.oid] = relation, self._clock
         self._forget(relation.oid)
 
     @property
@@ -172,16 +172,16 @@ class Relations:
         """Return how many relation messages were taken."""
         return self._clock
 
-    def told_after(self, oid: int, clock: int) -> Relation | None:
+    def described_after(self, oid: int, clock: int) -> Relation | None:
         """Return the description of `oid`, if it was received after `clock`."""
-        found = self._told.get(oid)
+        found = self._described.get(oid)
         return found[0] if found is not None and found[1] > clock else None
 
     def need(self, oid: int, xid: int = 0) -> list[Change]:
         """Make the decoders of a table ready for rows of transaction `xid`; return the changes of shapes."""
-        if oid not in self._told:
+        if oid not in self._described:
             raise BadMessage(f"a row of table {oid}, which was never described")
-        relation = self._told[oid][0]
+        relation = self._described[oid][0]
         if xid:
             self._catalogue.settle(xid)
         fact = self._catalogue.table(oid) or TableFact()
@@ -195,7 +195,7 @@ class Relations:
             is_known = self._all_tables or fact.is_born_published
             unseen = bool(changes) or is_displaced or not is_known or fact.is_rewritten
             changes.append(Change(Op.SCHEMA_CHANGE, table, ddl=ddl_text(None, table), resnapshot=unseen))
-        elif is_told_alike(known, table) and (relation.identity not in "di" or {*known.key} == {*table.key}):
+        elif has_same_columns(known, table) and (relation.identity not in "di" or {*known.key} == {*table.key}):
             table = known
         elif (change := schema_change(known, table, fact)) is not None:
             changes.append(change)

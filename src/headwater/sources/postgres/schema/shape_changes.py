@@ -19,7 +19,7 @@ def is_same_shape(one: Table, other: Table) -> bool:
     return (one.name, one.columns, one.key) == (other.name, other.columns, other.key)
 
 
-def is_told_alike(one: Table, other: Table) -> bool:
+def has_same_columns(one: Table, other: Table) -> bool:
     """Return whether the stream describes both alike: equal names and types."""
     if one.name != other.name or len(one.columns) != len(other.columns):
         return False

@@ -27,7 +27,7 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str
     fatal: bool = True  # capture cannot run
     refuses_writes: bool = False  # capture runs, but PostgreSQL refuses writes of other clients
-    is_told: bool = False  # also logged when the server starts
+    is_logged: bool = False  # also logged when the server starts
 
 
 class TableFit(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ def check(findings: Iterable[Finding]) -> None:
 
 def warnings(findings: Iterable[Finding]) -> list[str]:
     """Return the warnings to log when the server starts, because other users of the database are affected. Pure."""
-    told = [f"{each.problem}; run: {each.remedy}" for each in findings if each.refuses_writes or each.is_told]
+    told = [f"{each.problem}; run: {each.remedy}" for each in findings if each.refuses_writes or each.is_logged]
     left = len(told) - MOST_WARNINGS
     return told if left <= 0 else [*told[:MOST_WARNINGS], f"and {left} more: see `headwater doctor`"]
 
@@ -94,7 +94,7 @@ def examine(
         problem = f"the publication {publication} is FOR ALL TABLES: PostgreSQL refuses updates and deletes of every "
         problem += "table without a key, also of new ones"
         remedy = "-- keep it so with postgres.publish_all = true, or detach and attach the database again"
-        found.append(Finding(problem, remedy, fatal=False, is_told=True))
+        found.append(Finding(problem, remedy, fatal=False, is_logged=True))
     for each in wanted_tables(connection, publication, tables):
         found += table_findings(each, server.user, is_wanted=publish_all or bool(tables))
     return found
@@ -114,7 +114,7 @@ def _settings(connection: Connection) -> list[Finding]:
         found.append(Finding("the server is a standby", "-- connect to the primary"))
     if keep == "-1":
         problem = "nothing limits how much of its log the server keeps for a slot that is not read"
-        found.append(Finding(problem, KEEP, fatal=False, is_told=True))
+        found.append(Finding(problem, KEEP, fatal=False, is_logged=True))
     return found
 
 
@@ -250,7 +250,7 @@ def table_findings(table: TableFit, role: str = "YOUR_ROLE", *, is_wanted: bool 
             found.append(Finding(problem, full, fatal=False, refuses_writes=True))
         else:
             problem = f"{table.name} has {lacks}: it is not captured, so that PostgreSQL goes on taking its updates"
-            found.append(Finding(problem, full, fatal=False, is_told=True))
+            found.append(Finding(problem, full, fatal=False, is_logged=True))
     elif is_sparing(table):
         problem = f"{table.name} tells of an updated row its key only: a large value that stayed as it was is not told"
         found.append(Finding(problem, full, fatal=False))
@@ -260,7 +260,7 @@ def table_findings(table: TableFit, role: str = "YOUR_ROLE", *, is_wanted: bool 
     if not table.is_owned and not table.is_published:
         problem = f"{table.name} belongs to a role that {role} is no member of: it cannot be published, or captured"
         remedy = f"ALTER PUBLICATION … ADD TABLE {table.full_name}; -- as its owner, who must own the publication too"
-        found.append(Finding(problem, remedy, fatal=False, is_told=True))
+        found.append(Finding(problem, remedy, fatal=False, is_logged=True))
     if not table.is_readable:
         grant = f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role}; GRANT SELECT ON {table.full_name} TO {role};"
         found.append(Finding(f"{table.name} cannot be read by the role", grant, fatal=False))

@@ -15,13 +15,13 @@ from typing import TypeVar
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError
 from headwater.sources.interactive_transaction import Interactive
-from headwater.sources.postgres.abandoned_statements import Abandoned
+from headwater.sources.postgres.abandoned_statements import AbandonedStatements
 from headwater.sources.postgres.errors import SERIALIZATION, state_of
 from headwater.sources.postgres.protocol_session import Connect, Link
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.write.session import PostgresSession
 from headwater.sources.postgres.write.writer import LOCK_SECONDS, Positions, finish, settle
-from headwater.sources.write import Work, Written
+from headwater.sources.write import Work, WriteResult
 
 T = TypeVar("T")
 CANCEL_SECONDS = 2.0  # for PostgreSQL to end a statement that was cancelled
@@ -42,7 +42,7 @@ class PostgresTx(Interactive):
         idle_seconds: float,
         statement_seconds: float = 30.0,
         finished: Callable[[PostgresTx], None] = lambda tx: None,
-        abandoned: Abandoned | None = None,
+        abandoned: AbandonedStatements | None = None,
         is_trusted: bool = False,
         grants: Callable[[str], Sequence[str]] = lambda table: (),
     ) -> None:
@@ -105,7 +105,7 @@ class PostgresTx(Interactive):
         self._end("expired" if self._doomed else "lost")
         return self._over() if self._doomed else error
 
-    def _commit(self) -> Written[None]:
+    def _commit(self) -> WriteResult[None]:
         with self._lock:
             self._check_open()
             try:
@@ -116,7 +116,7 @@ class PostgresTx(Interactive):
                 raise (self._over() if doomed else _advised(error)) from error
             self._end("committed")
         if xid is None:
-            return Written(None, 0)
+            return WriteResult(None, 0)
         return settle(self._positions, None, xid)
 
     # --- its end -----------------------------------------------------------------------------------------

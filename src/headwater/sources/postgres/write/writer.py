@@ -18,13 +18,13 @@ from headwater.errors import Busy, DuplicateKey, HeadwaterError, InvalidRequest,
 from headwater.model.principal import OWNER
 from headwater.model.work.work_context import CALLER
 from headwater.sources.fair_queue import FairQueue
-from headwater.sources.postgres.abandoned_statements import Abandoned
+from headwater.sources.postgres.abandoned_statements import AbandonedStatements
 from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.errors import RETRIED, state_of
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.write.session import PostgresSession
-from headwater.sources.write import Session, Written
+from headwater.sources.write import Session, WriteResult
 
 T = TypeVar("T")
 THREADS = 5  # a caller may use all but one of them
@@ -56,10 +56,10 @@ class Positions(Protocol):
         ...
 
 
-def settle(positions: Positions, value: T, xid: int | None) -> Written[T]:
+def settle(positions: Positions, value: T, xid: int | None) -> WriteResult[T]:
     """Return `value` with the offsets of a transaction that was just committed."""
     ((offset, tables),) = stand(positions, [xid])
-    return Written(value, offset, tables)
+    return WriteResult(value, offset, tables)
 
 
 def stand(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, dict[str, int]]]:
@@ -116,7 +116,7 @@ class _Job:
 class _Hand:
     """The connections of a writing thread, by the role of the caller; opened when needed."""
 
-    def __init__(self, connect: ConnectAs, abandoned: Abandoned | None) -> None:
+    def __init__(self, connect: ConnectAs, abandoned: AbandonedStatements | None) -> None:
         self._connect, self._abandoned = connect, abandoned
         self._links: dict[str, Link] = {}
 
@@ -154,14 +154,14 @@ class Writers:
         positions: Positions,
         *,
         statement_seconds: float = 30.0,
-        abandoned: Abandoned | None = None,
+        abandoned: AbandonedStatements | None = None,
         threads: int = THREADS,
         committed: Callable[[], None] = lambda: None,
         grants: Callable[[str], Sequence[str]] = lambda table: (),
         publish: Callable[[Link], None] = lambda link: None,
     ) -> None:
         self._connect, self._shapes, self._positions, self._grants = connect, shapes, positions, grants
-        self._publish, self._abandoned = publish, Abandoned() if abandoned is None else abandoned
+        self._publish, self._abandoned = publish, AbandonedStatements() if abandoned is None else abandoned
         self._seconds, self._committed = statement_seconds, committed
         # Guards _queue, _settling and _closing. Never held while work runs.
         self._ready = threading.Condition()
@@ -176,7 +176,7 @@ class Writers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, work: Callable[[Session], T], role: str = OWNER, caller: str = "") -> Future[Written[T]]:
+    def submit(self, work: Callable[[Session], T], role: str = OWNER, caller: str = "") -> Future[WriteResult[T]]:
         """Queue `work` of a caller in this role; the future completes when the write is durable and in the log."""
         job = _Job(work, role, caller)
         with self._ready:
@@ -284,7 +284,7 @@ class Writers:
                 job.future.set_exception(error)
             return True
         for (job, value, _), (offset, tables) in zip(some, places, strict=True):
-            job.future.set_result(Written(value, offset, tables))
+            job.future.set_result(WriteResult(value, offset, tables))
         return True
 
     def _done(self) -> list[tuple[_Job, Any, int | None]]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from headwater.model.principal import OWNER
-from headwater.sources.postgres.abandoned_statements import Abandoned
+from headwater.sources.postgres.abandoned_statements import AbandonedStatements
 from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.schema.table_shapes import Shapes
@@ -16,7 +16,7 @@ from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.logins import Logins
 from headwater.sources.postgres.write.interactive_transaction import PostgresTx
 from headwater.sources.postgres.write.writer import Positions, Writers
-from headwater.sources.write import Work, Written
+from headwater.sources.write import Work, WriteResult
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class PostgresWrites:
         publish: Callable[[Link], None],
         *,
         config: PostgresConfig,
-        abandoned: Abandoned,
+        abandoned: AbandonedStatements,
     ) -> None:
         def connect(role: str) -> Connection:
             return logins.server(role).connect()
@@ -64,7 +64,7 @@ class PostgresWrites:
             publish=publish,
         )
 
-    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
+    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[WriteResult[T]]:
         """Run `work` in a transaction of its own; the future completes when the write is durable."""
         return self._writers.submit(work, role, caller)
 

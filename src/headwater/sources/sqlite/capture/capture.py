@@ -16,12 +16,12 @@ from headwater.sources.sqlite.capture.capture_table import PAGE, Follower
 from headwater.sources.sqlite.capture.capture_trim import Trimmer
 from headwater.sources.sqlite.capture.commit_watch import Waker
 from headwater.sources.sqlite.capture.file_history import Facts, compare, judge
-from headwater.sources.sqlite.capture.power_loss import Witness
+from headwater.sources.sqlite.capture.power_loss import ShutdownNotes
 from headwater.sources.sqlite.capture.trigger_installation import (
     add_columns,
     check_format,
     demand_resnapshot,
-    install_anew,
+    install_new_history,
     is_installed,
     meta,
     newest,
@@ -47,7 +47,7 @@ class SqliteCapture:
         name: str,
         file: File,
         lock: FileLock,
-        witness: Witness,
+        witness: ShutdownNotes,
         submit: Callable[..., Any],
         guard: Guard,
         *,
@@ -55,7 +55,13 @@ class SqliteCapture:
         config: SqliteConfig,
     ) -> None:
         self.name, self.path, self._file, self._lock = name, file.path, file, lock
-        self._witness, self._submit, self._guard, self._notes, self._config = witness, submit, guard, notes, config
+        self._shutdown_notes, self._submit, self._guard, self._notes, self._config = (
+            witness,
+            submit,
+            guard,
+            notes,
+            config,
+        )
         self._vouched = -1  # the schema_version for which triggers were last reconciled
         self._waker = Waker(os.path.realpath(self.path) + "-wal")
         self._own = file.connect_bare()
@@ -72,7 +78,7 @@ class SqliteCapture:
             nonces=lambda: self._trimmer.nonces,
             reconcile=self._reconcile,
             demand_resnapshot=self._demand_resnapshot,
-            saw_foreign=witness.saw_foreign,
+            saw_foreign=witness.note_foreign,
         )
 
     # --- history ---------------------------------------------------------------------------------------------
@@ -100,7 +106,7 @@ class SqliteCapture:
         reason = judge(facts)
         if reason:
             return self._another(reason)
-        reason = self._witness.doubt()
+        reason = self._shutdown_notes.loss_reason()
         if not reason:
             self._file.enter_wal()
             with self._own_lock, sqlite_errors(self.path):
@@ -109,7 +115,7 @@ class SqliteCapture:
             reason = compare(self._follower.rows(oldest - 1, latest), read(max(oldest - 1 - PAGE, 0)), latest)
             self._trimmer.start(facts.file_nonce, oldest - 1)
             self._notes.set_notes(path=os.path.realpath(self.path))  # the file may have been moved
-            self._witness.begin()
+            self._shutdown_notes.begin()
         return reason
 
     def _another(self, reason: str) -> str:
@@ -134,14 +140,14 @@ class SqliteCapture:
 
         def work(_: object) -> int:
             with self._guard.own() as db, sqlite_errors(self.path), immediate(db):
-                begun = install_anew(db, seq=seq, **facts)
+                begun = install_new_history(db, seq=seq, **facts)
                 reconcile(db, self._config.tables, known_good=0, first=True)
                 return begun
 
         begun: int = self._submit(work, alone=True).result().value
         self._notes.set_notes(**{MODE: ""})
         self._trimmer.start(nonce, begun)
-        self._witness.begin()
+        self._shutdown_notes.begin()
         self._doubted = ""
         return begun
 

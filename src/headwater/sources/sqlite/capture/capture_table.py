@@ -16,7 +16,7 @@ import msgspec
 from headwater.errors import SourceMismatch
 from headwater.model.change import Transaction
 from headwater.sources.sqlite.capture.change_decoder import Aside, CaptureRow, Decoder, Numbered, Replaced
-from headwater.sources.sqlite.capture.image_chain import settle
+from headwater.sources.sqlite.capture.image_chain import chain_images
 from headwater.sources.sqlite.capture.trigger_installation import capture_cells, meta, read_layouts
 from headwater.sources.sqlite.capture.triggers import CAPTURE, REPLACED, TXN, cells
 from headwater.sources.sqlite.connection import OURS, sqlite_errors
@@ -97,7 +97,7 @@ class Follower:
             if not page.rows:
                 return
             self._boundary = page.rows[-1]
-            changes, broken = settle(self._decoder.page(page.rows, page.replaced, aside))
+            changes, broken = chain_images(self._decoder.page(page.rows, page.replaced, aside))
             yield from grouping.parts(changes, page.own, head, time.time_ns() // 1_000)
             after = page.rows[-1][0]
             if broken := broken | self._decoder.doubtful(page.replaced):

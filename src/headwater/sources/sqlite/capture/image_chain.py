@@ -17,7 +17,7 @@ from headwater.sources.sqlite.capture.change_decoder import Numbered
 Place = tuple[str, int, Key]  # table, its version (images of two shapes are not comparable), key
 
 
-def settle(changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
+def chain_images(changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
     """Return `changes` in an order in which the images of every key chain, and the tables that have no such order."""
     if _all_apart(changes):
         return changes, set()

@@ -22,15 +22,15 @@ def boot_id() -> str:
         return ""
 
 
-class Witness:
+class ShutdownNotes:
     """Keeper of three notes: the current boot id, whether the last stop was clean, whether others write to the file."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._proven = False
-        self._told = False
+        self._has_noted_foreign = False
 
-    def doubt(self) -> str:
+    def loss_reason(self) -> str:
         """Return why the commits read last may be lost; "" if they cannot be."""
         before = self._notes.note("boot_id")
         same_boot = not before or before == boot_id()
@@ -43,10 +43,10 @@ class Witness:
         self._proven = True
         self._notes.set_notes(**{"boot_id": boot_id(), STOPPED: ""})
 
-    def saw_foreign(self) -> None:
+    def note_foreign(self) -> None:
         """Note that another program writes to the file; called before its changes are delivered."""
-        if not self._told:
-            self._told = True
+        if not self._has_noted_foreign:
+            self._has_noted_foreign = True
             if not self._notes.note("foreign"):
                 self._notes.set_notes(foreign="yes")
 

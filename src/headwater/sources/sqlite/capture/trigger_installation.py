@@ -57,7 +57,7 @@ def install(db: apsw.Connection, *, seq: int) -> None:
     anchor(db, seq)
 
 
-def install_anew(db: apsw.Connection, *, seq: int, **told: str) -> int:
+def install_new_history(db: apsw.Connection, *, seq: int, **told: str) -> int:
     """Install a new history with meta values `told`, after `seq` and all used offsets; return the offset before it."""
     kept: dict[str, str] = {}
     if is_installed(db):

@@ -6,12 +6,12 @@ from headwater.model.dependencies.dependency import Analysis
 from headwater.model.literal import Value
 from headwater.model.principal import OWNER
 from headwater.model.query.query import Query
-from headwater.sources.query import Args, Read
-from headwater.sources.read import Look
+from headwater.sources.query import Args, ReadResult
+from headwater.sources.read import SourceHead
 from headwater.sources.request_checks import rows_only
 from headwater.sources.sqlite.connection_pool import Pool
 from headwater.sources.sqlite.database_file import File
-from headwater.sources.sqlite.file_head import Glance
+from headwater.sources.sqlite.file_head import HeadReader
 from headwater.sources.sqlite.query.analysis.analysis import Analyses
 from headwater.sources.sqlite.query.query_sql import query_sql
 from headwater.sources.sqlite.query.statement_execution import run_statement
@@ -21,7 +21,7 @@ class SqliteQueries:
     """Implementation of the part of `Queryable` that does not read tables."""
 
     def __init__(self, file: File, pool: Pool, analyses: Analyses) -> None:
-        self._pool, self._analyses, self._glance = pool, analyses, Glance(file, analyses)
+        self._pool, self._analyses, self._head_reader = pool, analyses, HeadReader(file, analyses)
 
     def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
         """Raise Forbidden unless the caller is an owner, or `sql` is a SELECT, INSERT, UPDATE or DELETE.
@@ -30,7 +30,7 @@ class SqliteQueries:
         """
         if statement and role != OWNER:
             with self._pool.read() as reader:
-                reader.catalog.look()
+                reader.catalog.refresh_unless_held()
                 found = reader.guard.examine(statement)
                 if found.schema or not found.rows:
                     raise rows_only()
@@ -38,24 +38,24 @@ class SqliteQueries:
     def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
         """Return whether SQLite itself reports that `sql` writes nothing."""
         with self._pool.read() as reader:
-            reader.catalog.look()
+            reader.catalog.refresh_unless_held()
             return reader.guard.examine(sql).read_only
 
-    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:
+    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> ReadResult:
         """Run one read-only statement."""
         with self._pool.read() as reader:
-            reader.catalog.look()
+            reader.catalog.refresh_unless_held()
             result = run_statement(reader.db, reader.guard, reader.catalog, sql, args)
-            return Read(result.columns, result.rows, reader.offset(), result.truncated)
+            return ReadResult(result.columns, result.rows, reader.offset(), result.truncated)
 
-    def look(self) -> Look:
+    def read_head(self) -> SourceHead:
         """Return the head of the file."""
         with self._pool.read() as reader:
-            return self._analyses.look(reader)
+            return self._analyses.read_head(reader)
 
-    def glance(self) -> Look | None:
+    def peek_head(self) -> SourceHead | None:
         """Return the head of the file; None if that takes longer than microseconds."""
-        return self._glance.look()
+        return self._head_reader.read()
 
     def text(self, query: Query) -> str:
         """Return a query of the JSON form as SQL."""
@@ -66,7 +66,7 @@ class SqliteQueries:
         with self._pool.read() as reader:
             return self._analyses.analyse(reader, sql)
 
-    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
+    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> ReadResult | None:
         """Run the query unless its epoch has changed."""
         with self._pool.read() as reader:
             return self._analyses.answer(reader, analysis, args, guards=guards)

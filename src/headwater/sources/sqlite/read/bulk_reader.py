@@ -13,7 +13,7 @@ from headwater.sources.sqlite.capture.trigger_installation import is_installed, 
 from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import open_file, sqlite_errors
 from headwater.sources.sqlite.connection_pool import Pool
-from headwater.sources.sqlite.database_file import Connected
+from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.authorizer import Guard
 from headwater.sources.sqlite.query.where import Predicates, SqliteCondition
 from headwater.sources.sqlite.read.reads import SqliteReads
@@ -32,7 +32,7 @@ class SqliteReader(SqliteReads):
         self.path, self._inode, self._generation = path, inode, generation
         super().__init__(Pool(self._connect, READERS), Predicates())
 
-    def _connect(self) -> Connected:
+    def _connect(self) -> GuardedConnection:
         self._check_file()
         db = open_file(self.path, read_only=True)
         try:
@@ -41,7 +41,7 @@ class SqliteReader(SqliteReads):
             db.close()
             raise
         guard = Guard(db, STATEMENT_SECONDS)
-        return Connected(db, guard, Catalog(guard))
+        return GuardedConnection(db, guard, Catalog(guard))
 
     def _check_file(self) -> None:
         try:
@@ -52,7 +52,7 @@ class SqliteReader(SqliteReads):
             raise Unavailable(f"{self.path} was replaced by another file", hint="Try again in a moment.")
 
     @contextmanager
-    def _read(self) -> Iterator[Connected]:
+    def _read(self) -> Iterator[GuardedConnection]:
         """Open a read transaction; raise if the file no longer holds our history."""
         with self._pool.read() as reader:
             with reader.guard.own() as db, sqlite_errors(self.path):
@@ -68,7 +68,7 @@ class SqliteReader(SqliteReads):
         with self._read() as reader:
             if version is None:
                 return reader.catalog.shape(name).table
-            reader.catalog.look()
+            reader.catalog.refresh_unless_held()
             for layout in reader.catalog.layouts.values():
                 if (layout.table.name, layout.table.version) == (name, version):
                     return layout.table
@@ -86,7 +86,7 @@ class SqliteReader(SqliteReads):
     def status(self) -> dict[str, Any]:
         """Return the captured tables."""
         with self._read() as reader:
-            reader.catalog.look()
+            reader.catalog.refresh_unless_held()
             layouts = reader.catalog.layouts.values()
             return {"tables": sorted(layout.table.name for layout in layouts if layout.active)}
 

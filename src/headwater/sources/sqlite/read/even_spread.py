@@ -77,10 +77,10 @@ class Draw(NamedTuple):
     members: float
 
 
-Look = Callable[[int], Around]
+FindAround = Callable[[int], Around]
 
 
-def spread(low: int, high: int, count: int, look: Look, random: Random) -> list[Draw]:
+def spread(low: int, high: int, count: int, find: FindAround, random: Random) -> list[Draw]:
     """Return about `count` members between `low` and `high`, the first and the last member."""
     left = Open(_octaves(low, high))
     draws: list[Draw] = []
@@ -88,7 +88,7 @@ def spread(low: int, high: int, count: int, look: Look, random: Random) -> list[
         seen: list[Piece] = []
         draws = []
         for stratum in _strata(left.pieces, strata):
-            found = _draw(stratum, left, look, random)
+            found = _draw(stratum, left, find, random)
             if found is not None:
                 draws.append(found[0])
                 seen += found[1]
@@ -125,13 +125,13 @@ def _strata(pieces: list[Piece], count: int) -> Iterator[list[Piece]]:
         yield portion
 
 
-def _draw(stratum: list[Piece], known: Open, look: Look, random: Random) -> tuple[Draw, list[Piece]] | None:
+def _draw(stratum: list[Piece], known: Open, find: FindAround, random: Random) -> tuple[Draw, list[Piece]] | None:
     """Return a member in or next to the stratum, and the rest of the stratum with the density found there."""
     left, whole = stratum, _size(stratum)
     size = whole
     for _ in range(TRIES):
         number = _nth(left, random.randrange(size))
-        around = look(number)
+        around = find(number)
         gap = around.gap(number)
         if gap is None:
             break

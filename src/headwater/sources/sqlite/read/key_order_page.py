@@ -20,7 +20,7 @@ from headwater.sources.read import Chunk
 from headwater.sources.sqlite.capture.change_decoder import row_decoder
 from headwater.sources.sqlite.capture.trigger_plan import Layout
 from headwater.sources.sqlite.connection import ident
-from headwater.sources.sqlite.database_file import Connected
+from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.query.affinity import affinity
 from headwater.sources.sqlite.row_fetch import fetch, fetch_upto
@@ -36,7 +36,7 @@ StoredRow = tuple[Any, ...]
 _NUMERIC = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 
 
-def read_chunk(reader: Connected, name: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
+def read_chunk(reader: GuardedConnection, name: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
     """Return at most `limit` rows (and about 16 MiB) with keys after `after`, inside `span`."""
     shape = reader.catalog.shape(name)
     table = shape.table

@@ -10,7 +10,7 @@ from headwater.model.predicate import key_is
 from headwater.model.table import Key, Row, Table
 from headwater.sources.read import Chunk, Sample
 from headwater.sources.sqlite.connection_pool import Pool
-from headwater.sources.sqlite.database_file import Connected
+from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.query.where import Predicates, SqliteCondition
 from headwater.sources.sqlite.read.key_order_page import read_chunk
@@ -27,7 +27,7 @@ class SqliteReads:
     def __init__(self, pool: Pool, predicates: Predicates, check_history: Callable[[], None] = lambda: None) -> None:
         self._pool, self._predicates, self._check = pool, predicates, check_history
 
-    def _read(self) -> AbstractContextManager[Connected]:
+    def _read(self) -> AbstractContextManager[GuardedConnection]:
         return self._pool.read()
 
     def describe(self) -> dict[str, Table]:

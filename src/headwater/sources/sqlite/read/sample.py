@@ -9,7 +9,7 @@ from headwater.errors import NotSupported
 from headwater.model.table import Table
 from headwater.sources.read import Point, Sample
 from headwater.sources.sqlite.connection import ident
-from headwater.sources.sqlite.database_file import Connected
+from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.read.even_spread import Around, spread
 from headwater.sources.sqlite.row_fetch import fetch
@@ -22,7 +22,7 @@ Stored = tuple[Any, ...]
 Drawn = tuple[Stored, float]  # a stored row, and the number of rows it represents
 
 
-def read_sample(reader: Connected, name: str, size: int) -> Sample:
+def read_sample(reader: GuardedConnection, name: str, size: int) -> Sample:
     """Return about `size` rows of table `name`, or all rows if it has fewer."""
     shape = reader.catalog.shape(name)
     size = max(size, 1)
@@ -40,7 +40,7 @@ def read_sample(reader: Connected, name: str, size: int) -> Sample:
 class _Rows:
     """Reads of one table: keys, and the lengths of all values instead of the values."""
 
-    def __init__(self, reader: Connected, table: Table) -> None:
+    def __init__(self, reader: GuardedConnection, table: Table) -> None:
         self._run = reader.db.execute
         self._name = ident(table.name)
         cells = [*map(ident, table.key), *(f"octet_length({ident(name)})" for name in table.names)]
@@ -56,12 +56,12 @@ class _Rows:
         below = f"SELECT {rowid} FROM {self._name} WHERE {rowid} < ? ORDER BY {rowid} DESC LIMIT {NEAR}"
         above = f"SELECT {rowid} FROM {self._name} WHERE {rowid} >= ? ORDER BY {rowid} LIMIT {NEAR}"
 
-        def look(number: int) -> Around:
+        def find(number: int) -> Around:
             return Around(self._numbers(below, number), self._numbers(above, number))
 
         ends = [f"(SELECT {end}({rowid}) FROM {self._name})" for end in ("min", "max")]
         ((low, high),) = self._run(f"SELECT {', '.join(ends)}").fetchall()
-        drawn = spread(int(str(low)), int(str(high)), size, look, Random(SEED))
+        drawn = spread(int(str(low)), int(str(high)), size, find, Random(SEED))
         return [(row, d.members) for d in drawn for row in self.get(f"WHERE {rowid} = ?", (d.number,))]
 
     def _numbers(self, sql: str, number: int) -> list[int]:

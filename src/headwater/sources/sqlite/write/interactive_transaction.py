@@ -20,7 +20,7 @@ from headwater.sources.sqlite.connection import to_error
 from headwater.sources.sqlite.database_file import BUSY_SECONDS
 from headwater.sources.sqlite.query.authorizer import Guard
 from headwater.sources.sqlite.write.writer import Ledger, Writer
-from headwater.sources.write import Session, Work, Written
+from headwater.sources.write import Session, Work, WriteResult
 
 T = TypeVar("T")
 READ_SECONDS = 30.0  # a snapshot older than this prevents reuse of the WAL
@@ -32,7 +32,7 @@ class _Stale(Exception):
     """Signal that others wrote after the snapshot was taken, before any step had returned a result."""
 
 
-class Place:
+class WriterTurn:
     """The writer's turn, lent to one transaction until the transaction returns it or its time is up."""
 
     def __init__(self, seconds: float, idle_seconds: float) -> None:
@@ -103,7 +103,7 @@ class SqliteTx(Interactive):
         self._writer = writer
         self._seconds, self._idle_seconds = seconds, idle_seconds
         self._finished, self._lost = finished, lost
-        self._place: Place | None = None
+        self._place: WriterTurn | None = None
         self._fresh = True  # no step has returned a result yet
         # Guards `_steps`; also held during an interrupt, so that nothing interrupts a connection being closed.
         self._side = threading.Lock()
@@ -164,7 +164,7 @@ class SqliteTx(Interactive):
             raise InvalidRequest("the transaction is read-only", hint='Begin one without "read_only".')
         if self._place is not None:
             return
-        place = self._place = Place(self._seconds, self._idle_seconds)
+        place = self._place = WriterTurn(self._seconds, self._idle_seconds)
         try:
             self._writer.submit(lambda _: place.hold(self._expire), alone=True)
             if not place.wait(TURNS * self._seconds):
@@ -207,11 +207,11 @@ class SqliteTx(Interactive):
         if place is not None:
             place.give_back()
 
-    def _commit(self) -> Written[None]:
+    def _commit(self) -> WriteResult[None]:
         with self._lock:
             self._check_open()
             try:
-                written = self._ledger.record(None) if self._place else Written(None, 0)
+                written = self._ledger.record(None) if self._place else WriteResult(None, 0)
                 self._guard.run("COMMIT")
             except apsw.Error as error:
                 doomed = self._doomed or isinstance(error, apsw.ConnectionClosedError)

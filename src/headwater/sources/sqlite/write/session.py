@@ -98,7 +98,7 @@ class SqliteSession:
 
     def execute(self, sql: str, args: Args = ()) -> Result:
         """Run one statement, data or schema."""
-        self._catalog.look()
+        self._catalog.refresh_unless_held()
         statement = self._guard.examine(sql)
         if not statement.read_only:
             self._before_write()
@@ -139,7 +139,7 @@ class SqliteSession:
 
     def is_read_only(self, sql: str) -> bool:
         """Return whether SQLite itself reports that `sql` writes nothing."""
-        self._catalog.look()
+        self._catalog.refresh_unless_held()
         return self._guard.examine(sql).read_only
 
     def _run(self, sql: str, bindings: Any) -> apsw.Cursor:

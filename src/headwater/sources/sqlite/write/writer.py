@@ -25,7 +25,7 @@ from headwater.sources.sqlite.capture.triggers import CAPTURE, TXN
 from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import OURS, to_error
 from headwater.sources.sqlite.query.authorizer import Guard
-from headwater.sources.write import Session, Written
+from headwater.sources.write import Session, WriteResult
 
 T = TypeVar("T")
 MAX_GROUP = 256  # members of one commit: enough to amortize the fsync, few enough to reply soon
@@ -54,7 +54,7 @@ class Job:
         self.future: Future[Any] = Future()
 
 
-Outcome = tuple[Job, Written[Any] | BaseException]
+Outcome = tuple[Job, WriteResult[Any] | BaseException]
 
 
 class Ledger:
@@ -68,16 +68,16 @@ class Ledger:
         """Record the head at the start of a transaction."""
         self.head, _ = self._newest()
 
-    def record(self, value: T) -> Written[T]:
+    def record(self, value: T) -> WriteResult[T]:
         """Record one caller's transaction: its offsets are all those after the previous transaction."""
         first = self.head + 1
         upto, t = self._newest()
         if upto < first:
-            return Written(value, self.head)
+            return WriteResult(value, self.head)
         self._guard.run(_RECORD, (upto, first, *divmod(time.time_ns() // 1_000, 1_000)))
         self.head = upto
         touched = [(t, upto)] if upto == first else self._touched(first)
-        return Written(value, upto, self._by_name(touched))
+        return WriteResult(value, upto, self._by_name(touched))
 
     def _newest(self) -> tuple[int, int]:
         found = self._guard.run(_NEWEST).fetchall()
@@ -130,7 +130,7 @@ class Writer:
 
     def submit(
         self, work: Callable[[Session], T], *, alone: bool = False, ours: bool = False, caller: str = ""
-    ) -> Future[Written[T]]:
+    ) -> Future[WriteResult[T]]:
         """Queue `work` behind other work of `caller`; the future is done when the write is durable."""
         job = Job(work, alone, ours, caller)
         with self._ready:
@@ -217,7 +217,7 @@ class Writer:
     def _lend(self, job: Job) -> None:
         """Wait while an interactive transaction holds the writer's turn."""
         try:
-            job.future.set_result(Written(job.work(self._session), 0))
+            job.future.set_result(WriteResult(job.work(self._session), 0))
         except BaseException as error:
             job.future.set_exception(error)
 
@@ -252,7 +252,7 @@ class Writer:
         return self._commit(done)
 
     def _without_killer(
-        self, killer: Job, outcome: Written[Any] | BaseException, done: list[Outcome], rest: Iterator[Job]
+        self, killer: Job, outcome: WriteResult[Any] | BaseException, done: list[Outcome], rest: Iterator[Job]
     ) -> list[Outcome]:
         """Give `killer`, which rolled back the whole transaction, its error, and run all other jobs again."""
         fault = outcome if isinstance(outcome, BaseException) else InvalidRequest("the transaction was lost")
@@ -277,7 +277,7 @@ class Writer:
         self.members += sum(not isinstance(outcome, BaseException) and not job.ours for job, outcome in done)
         return done
 
-    def _member(self, job: Job) -> Written[Any] | BaseException:
+    def _member(self, job: Job) -> WriteResult[Any] | BaseException:
         head = self._ledger.head
         try:
             self._guard.run("SAVEPOINT member")

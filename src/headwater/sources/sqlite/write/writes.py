@@ -12,12 +12,12 @@ from headwater.errors import Unavailable
 from headwater.model.principal import OWNER
 from headwater.sources.sqlite.connection import sqlite_errors
 from headwater.sources.sqlite.connection_pool import limit_temporary
-from headwater.sources.sqlite.database_file import Connected, File
+from headwater.sources.sqlite.database_file import File, GuardedConnection
 from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.write.interactive_transaction import SqliteTx
 from headwater.sources.sqlite.write.session import SqliteSession
 from headwater.sources.sqlite.write.writer import Ledger, Writer
-from headwater.sources.write import Work, Written
+from headwater.sources.write import Work, WriteResult
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class SqliteWrites:
         self._guard = own.guard
         self._writer = Writer(own.db, own.guard, own.catalog, self._session(own), lambda head: committed(), self._lost)
 
-    def _session(self, own: Connected, before_write: Callable[[], None] = lambda: None) -> SqliteSession:
+    def _session(self, own: GuardedConnection, before_write: Callable[[], None] = lambda: None) -> SqliteSession:
         return SqliteSession(
             own.db,
             own.guard,
@@ -51,7 +51,7 @@ class SqliteWrites:
             f"{self._file.path} was replaced during the write", hint="Check whether it was applied before you retry."
         )
 
-    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
+    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[WriteResult[T]]:
         """Run `work` in a transaction of its own; the future is done when the write is durable."""
         return self._writer.submit(work, caller=caller)
 

@@ -120,7 +120,7 @@ def test_unknown_table_asks_for_a_snapshot_unless_all_tables_are_published() -> 
         one = Relations({}, pg.Quiet(), all_tables=all_tables)
         found = decode(pg.relation({"id": 23}))
         assert isinstance(found, Relation)
-        one.tell(found)
+        one.add_relation(found)
         (change,) = one.need(pg.OID)
         assert change.resnapshot is not all_tables
         assert one.need(pg.OID) == []

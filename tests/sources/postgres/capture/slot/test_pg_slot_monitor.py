@@ -53,7 +53,7 @@ def test_each_slot_state_and_its_end_are_logged_once(caplog: pytest.LogCaptureFi
     watch = Watch("shop", "headwater_shop", lambda: next(slots))
     with caplog.at_level(logging.INFO, "headwater.postgres"):
         for _ in told:
-            watch.look()
+            watch.check()
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING", "INFO"]
     assert "9,000 bytes kept" in caplog.text and "ALTER SYSTEM SET max_slot_wal_keep_size" in caplog.text
 
@@ -63,7 +63,7 @@ def test_slot_without_lag_has_a_confirmed_age_of_zero() -> None:
     behind = msgspec.structs.replace(slot, lag_bytes=300)
     slots = iter([slot, behind, behind, slot])
     watch = Watch("shop", "s", lambda: next(slots))
-    ages = [watch.look().confirmed_seconds for _ in range(4)]
+    ages = [watch.check().confirmed_seconds for _ in range(4)]
     assert ages[0] == 0 and ages[2] > ages[1] >= 0 and ages[3] == 0
 
 
@@ -154,7 +154,7 @@ def _lose_a_slot(db: Any) -> list[str]:
     db.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     watch, states = Watch("shop", "s", lambda: find_slot(db, "s")), list[str]()
     for _ in range(12):
-        found = watch.look()
+        found = watch.check()
         if not states or states[-1] != found.wal_status:
             states.append(found.wal_status)
         if found.wal_status == "lost":

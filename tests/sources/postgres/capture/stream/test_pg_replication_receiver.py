@@ -15,31 +15,36 @@ from tests.sources.postgres.pg_server import PATIENCE, Stream
 from headwater.errors import SourceError
 from headwater.sources.postgres.capture.decode import row_decoder
 from headwater.sources.postgres.capture.decode.replication_frames import DATA, DATA_HEAD, status_update
-from headwater.sources.postgres.capture.stream.replication_receiver import Plain, Received, Wire, _made
+from headwater.sources.postgres.capture.stream.replication_receiver import (
+    DirectReceiver,
+    FrameReceiver,
+    ThreadReceiver,
+    _made,
+)
 
 Start = Callable[..., Stream]
-Open = Callable[[Stream], Wire]
+Open = Callable[[Stream], FrameReceiver]
 END = b"the end"
 
 
-def received(connection: PGconn) -> Wire:
-    return Received(connection, "test")
+def received(connection: PGconn) -> FrameReceiver:
+    return ThreadReceiver(connection, "test")
 
 
 both = pytest.mark.parametrize(
     "make",
     [
-        pytest.param(Plain, id="plain"),
+        pytest.param(DirectReceiver, id="plain"),
         pytest.param(received, id="received", marks=pytest.mark.skipif(not _made(), reason="not compiled")),
     ],
 )
 
 
 @pytest.fixture
-def opened(make: Callable[[PGconn], Wire]) -> Iterator[Open]:
-    made: list[Wire] = []
+def opened(make: Callable[[PGconn], FrameReceiver]) -> Iterator[Open]:
+    made: list[FrameReceiver] = []
 
-    def start(one: Stream) -> Wire:
+    def start(one: Stream) -> FrameReceiver:
         made.append(make(one._wire))
         return made[-1]
 
@@ -48,14 +53,14 @@ def opened(make: Callable[[PGconn], Wire]) -> Iterator[Open]:
         each.close()
 
 
-def wait(wire: Wire) -> None:
+def wait(wire: FrameReceiver) -> None:
     poll = select.poll()
     poll.register(wire.socket, select.POLLIN)
     assert poll.poll(PATIENCE * 1000)
     wire.read()
 
 
-def messages(wire: Wire) -> Iterator[bytes]:
+def messages(wire: FrameReceiver) -> Iterator[bytes]:
     """Up to the mark that the test writes."""
     while True:
         size, frame = wire.get(1)

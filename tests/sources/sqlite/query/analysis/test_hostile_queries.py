@@ -155,13 +155,13 @@ def _doubled(levels: int, conditions: int) -> str:
 
 
 def test_query_read_twice_at_every_level_is_examined_once(shop: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, asked = facts.kind_of, []
+    original, asked = facts.rule_of, []
 
-    def counted(ref: tree.Ref) -> facts.Kind | None:
+    def counted(ref: tree.Ref) -> facts.ComparisonRule | None:
         asked.append(ref)
         return original(ref)
 
-    monkeypatch.setattr(facts, "kind_of", counted)  # as queries inside call it
+    monkeypatch.setattr(facts, "rule_of", counted)  # as queries inside call it
     analysis = shop.analyse(_doubled(6, 20))
     assert (len(analysis.dependencies), analysis.doubts) == (32, ())
     assert len(asked) == 2 * 5 + 1  # each name of a UNION ALL, and the one of the table

@@ -12,7 +12,7 @@ from tests.sources.sqlite.query.shop_analysis import SHOP, opened, run, settle, 
 def test_source_is_settled_once_capture_fits_the_schema(tmp_path: Path) -> None:
     with opened(tmp_path, SHOP) as source:
         settle(source)
-        assert source.look().settled
+        assert source.read_head().settled
         found = source.analyse("SELECT name FROM c WHERE id = 1")
         read = source.answer(found, {})
         assert read is not None and read.settled
@@ -33,7 +33,7 @@ def test_answer_after_foreign_ddl_is_unsettled_until_capture_checked_it(tmp_path
         read = source.answer(found, {})
         assert read is not None and read.rows == (("unseen",),)
         assert not read.settled
-        assert not source.look().settled
+        assert not source.read_head().settled
         before = read.offset
         settle(source)
         again = source.answer(source.analyse("SELECT name FROM c WHERE id = 1"), {})
@@ -48,9 +48,9 @@ def test_dropped_capture_trigger_leaves_the_source_unsettled(tmp_path: Path) -> 
             iter(source.read("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = 'o'").rows)
         )
         foreign(tmp_path / "app.db", f'DROP TRIGGER "{name}"')
-        assert not source.look().settled
+        assert not source.read_head().settled
         settle(source)
-        assert source.look().settled
+        assert source.read_head().settled
 
 
 def test_own_schema_change_is_settled_by_following(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_own_schema_change_is_settled_by_following(tmp_path: Path) -> None:
         settle(source)
         run(source, "CREATE TABLE later(id INTEGER PRIMARY KEY)")
         settle(source)
-        assert source.look().settled
+        assert source.read_head().settled
 
 
 def test_schema_changed_during_a_check_is_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_schema_changed_during_a_check_is_checked_again(tmp_path: Path, monkeypa
         monkeypatch.setattr(follower, "_reconcile", reconcile)
         foreign(tmp_path / "app.db", "CREATE VIEW first AS SELECT 1")
         settle(source)
-        assert moved and source.look().settled
+        assert moved and source.read_head().settled
 
 
 def test_replaced_view_changes_the_epoch(tmp_path: Path) -> None:

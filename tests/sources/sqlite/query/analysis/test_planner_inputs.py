@@ -57,11 +57,11 @@ def test_index_that_changes_the_plan_changes_the_epoch(
     source: SqliteSource, tmp_path: Path, name: str, write: Callable[[SqliteSource, Path, str], None]
 ) -> None:
     sql = MOVED[name]
-    before, schema = source.analyse(sql), source.look().schema
+    before, schema = source.analyse(sql), source.read_head().schema
     assert before.is_cacheable and not before.is_total
     was = rows(source, before)
     write(source, tmp_path, "CREATE INDEX gi ON g(a, b)")
-    assert source.look().schema != schema
+    assert source.read_head().schema != schema
     assert rows(source, before) is None
     after = source.analyse(sql)
     assert after.epoch != before.epoch and rows(source, after) != was
@@ -147,14 +147,14 @@ def plan(reader: Any) -> str:
 def test_new_statistics_change_the_epoch_and_the_plan_of_every_reader(
     analysed: SqliteSource, tmp_path: Path, move: Callable[[apsw.Connection], None]
 ) -> None:
-    before, look = analysed.analyse(TWO_WAYS), analysed.look()
+    before, look = analysed.analyse(TWO_WAYS), analysed.read_head()
     was = rows(analysed, before)
     with analysed._pool.read() as reader:
         assert "INDEX pa" in plan(reader)
     with another(tmp_path) as db:
         move(db)
-    assert analysed.look().schema >> 64 == look.schema >> 64  # that alone would not tell
-    assert analysed.look().schema != look.schema
+    assert analysed.read_head().schema >> 64 == look.schema >> 64  # that alone would not tell
+    assert analysed.read_head().schema != look.schema
     assert rows(analysed, before) is None
     after = analysed.analyse(TWO_WAYS)
     now = rows(analysed, after)

@@ -1,5 +1,6 @@
-"""Frames from a replication connection. `Received`, where compiled, reads them in a thread without the interpreter
-lock. Otherwise `Plain`: the caller that asks for a frame reads it, and the server waits until then."""
+"""Frames from a replication connection. `ThreadReceiver`, where compiled, reads them in a thread without the
+interpreter lock. Otherwise `DirectReceiver`: the caller that asks for a frame reads it, and the server waits until
+then."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ DRAINS = 3
 _DONE = -1  # returned by PQgetCopyData at the end
 
 
-class Wire(Protocol):
+class FrameReceiver(Protocol):
     """A connection that sends frames. For one thread."""
 
     get: Get  # returns the next frame; size 0: none received yet; below 0: the end
@@ -47,8 +48,8 @@ class Wire(Protocol):
         ...
 
 
-class Plain:
-    """A wire read by its caller. See Wire."""
+class DirectReceiver:
+    """A wire read by its caller. See FrameReceiver."""
 
     def __init__(self, connection: PGconn) -> None:
         self._connection = connection
@@ -70,7 +71,7 @@ class Plain:
         self._connection.consume_input()
 
     def is_ended(self) -> bool:
-        """Return False: `get` reports the end. See Wire."""
+        """Return False: `get` reports the end. See FrameReceiver."""
         return False
 
     def send(self, data: bytes) -> None:
@@ -82,8 +83,8 @@ class Plain:
         """Stop using the connection, which stays with its owner."""
 
 
-class Received:
-    """A wire read by a thread of its own. See Wire. Until `close`, nobody else may use the connection."""
+class ThreadReceiver:
+    """A wire read by a thread of its own. See FrameReceiver. Until `close`, nobody else may use the connection."""
 
     def __init__(self, connection: PGconn, name: str) -> None:
         made = _made()
@@ -146,7 +147,7 @@ class Received:
             self._receiver.unlock()
 
     def close(self) -> None:
-        """See Wire. May be called more than once."""
+        """See FrameReceiver. May be called more than once."""
         if self._thread.is_alive():
             self._receiver.stop()
             with contextlib.suppress(BlockingIOError):
@@ -156,10 +157,10 @@ class Received:
             each.close()
 
 
-def wire(connection: PGconn, name: str) -> Wire:
+def wire(connection: PGconn, name: str) -> FrameReceiver:
     """Return the fastest available wire for `connection`; `name` is the name of the database."""
     can_receive = row_decoder.twin() is row_decoder.COMPILED and _made() is not None
-    return Received(connection, name) if can_receive else Plain(connection)
+    return ThreadReceiver(connection, name) if can_receive else DirectReceiver(connection)
 
 
 _Made = tuple[Any, Callable[[Callable[[], bytes]], Get], tuple[int, int, int]]
@@ -169,11 +170,11 @@ _found: list[_Made | None] = []
 def _made() -> _Made | None:
     """Return the compiled modules and the addresses of libpq's functions; None if one of them is missing."""
     if not _found:
-        _found.append(_look())
+        _found.append(_load_compiled())
     return _found[0]
 
 
-def _look() -> _Made | None:
+def _load_compiled() -> _Made | None:
     try:
         from headwater.sources.postgres.capture.decode import row_decoder_compiled
         from headwater.sources.postgres.capture.stream import receiver_compiled

@@ -31,7 +31,7 @@ from psycopg.pq.abc import PGconn
 from headwater.errors import HeadwaterError, SourceError, SourceMismatch
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
-from headwater.model.log_throttle import Repeats, counted
+from headwater.model.log_throttle import LogThrottle, counted
 from headwater.sources.postgres.capture.decode import row_decoder
 from headwater.sources.postgres.capture.decode.replication_frames import (
     DATA,
@@ -40,7 +40,7 @@ from headwater.sources.postgres.capture.decode.replication_frames import (
     decode_frame,
     status_update,
 )
-from headwater.sources.postgres.capture.replication_buffer import Held, Point, Shapes
+from headwater.sources.postgres.capture.replication_buffer import Point, ReplicationBuffer, Shapes
 from headwater.sources.postgres.capture.slot.slot import Identity, find_slot, identify, wire_error
 from headwater.sources.postgres.capture.stream.replication_receiver import wire as wire_of
 from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, Resume
@@ -90,7 +90,7 @@ class Stream:
         server: Server,
         slot: str,
         publication: str,
-        held: Held,
+        held: ReplicationBuffer,
         keeper: Keeper,
         *,
         all_tables: bool,
@@ -104,7 +104,7 @@ class Stream:
         self._born_published = born_published
         self.error: HeadwaterError | None = None  # why there is no connection now
         self.error_since = 0.0
-        self._repeats, self._is_told = Repeats(), False  # a server that restarts repeatedly does not flood the log
+        self._repeats, self._is_told = LogThrottle(), False  # a server that restarts repeatedly does not flood the log
         self.lost: SourceMismatch | None = None  # why the stream cannot continue
         self.idle = 0  # an LSN up to which nothing is pending, as far as this connection has shown
         self.is_asked = False  # whether the server waits for this confirmation
@@ -274,11 +274,11 @@ class _Pump:
         self, owner: Stream, wire: PGconn, assembly: Assembly, relations: Relations, pace: Pace, told: int
     ) -> None:
         self._owner, self._connection, self._assembly, self._relations = owner, wire, assembly, relations
-        self._held, self._keeper, self._told = owner.held, owner.keeper, told
+        self._held, self._keeper, self._reported_lsn = owner.held, owner.keeper, told
         self._interval, self._silence = pace.interval, pace.silence
         self._weighed = self._changed = 0
         self._shown = 0  # the LSN up to which the server reports to have sent everything
-        self._told_at = self._heard_at = time.monotonic()
+        self._reported_at = self._heard_at = time.monotonic()
         self._wire = wire_of(wire, owner.server.name)
         self._poll = select.poll()
         self._poll.register(self._wire.socket, select.POLLIN)
@@ -295,7 +295,7 @@ class _Pump:
                     self._frame(data)
                 else:
                     self._heard_at = time.monotonic()
-                    self._tell()
+                    self._send_status()
                     continue
                 if size < 0 or self._wire.is_ended():
                     self._wire.close()
@@ -315,7 +315,7 @@ class _Pump:
             self._shown = max(self._shown, frame.end)
             self._rest(frame.end)
             if frame.reply:
-                self._tell(at_once=True)
+                self._send_status(at_once=True)
                 if self._owner.idle > self._owner.confirmed:  # a server that shuts down waits for our confirmation
                     self._owner.is_asked = True
                     self._keeper.arrived()
@@ -336,7 +336,7 @@ class _Pump:
         if item.last or not self._held.has_room:
             self._keeper.arrived()
         while not (self._held.has_room or self._held.wait_for_room(self._interval / 2)):
-            self._tell()
+            self._send_status()
             self._heard_at = time.monotonic()  # we did not read from the connection
             if self._is_over():
                 raise _Over
@@ -348,27 +348,27 @@ class _Pump:
 
     def _wait(self) -> None:
         """Wait until data is received, another thread wakes this one, or a status update is due."""
-        left = self._told_at + self._interval - time.monotonic()
+        left = self._reported_at + self._interval - time.monotonic()
         for fd, _ in self._poll.poll(max(left, 0) * 1000):
             if fd == self._owner.wake_in.fileno():
                 self._owner.wake_in.recv(4096)
             else:
                 self._heard_at = time.monotonic()
                 self._wire.read()
-        self._tell()
+        self._send_status()
 
-    def _tell(self, *, at_once: bool = False) -> None:
+    def _send_status(self, *, at_once: bool = False) -> None:
         """Send the safe LSN if it advanced or an update is due. Never a lower one: the slot would go back."""
-        now, lsn = time.monotonic(), self._told
+        now, lsn = time.monotonic(), self._reported_lsn
         if self._assembly.is_proven:
             lsn = max(lsn, min(self._owner.confirmed, max(self._shown, self._assembly.end)))
-        due = now - self._told_at >= self._interval
-        if not (at_once or due or lsn > self._told):
+        due = now - self._reported_at >= self._interval
+        if not (at_once or due or lsn > self._reported_lsn):
             return
         if now - self._heard_at > self._silence and self._held.has_room:
             raise SourceError(f"{self._owner.server.name!r} has not answered for {self._silence:.0f} seconds")
         self._wire.send(status_update(written=lsn, flushed=lsn, applied=lsn, now_ms=wall_ms(), reply=due))
-        self._told, self._told_at = lsn, now
+        self._reported_lsn, self._reported_at = lsn, now
 
     def _ended(self) -> HeadwaterError:
         result = self._connection.get_result()

@@ -28,7 +28,7 @@ class Spill(Protocol):
         ...
 
 
-class Ahead:
+class StreamedTransaction:
     """The state of a transaction that is sent before its commit."""
 
     def __init__(self, spill: Spill) -> None:

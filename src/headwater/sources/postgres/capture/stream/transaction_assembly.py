@@ -35,7 +35,7 @@ from headwater.sources.postgres.capture.decode.pgoutput import (
 )
 from headwater.sources.postgres.capture.decode.replication_frames import DATA_HEAD, BadMessage, lsn_text, unix_us
 from headwater.sources.postgres.capture.decode.row_plan import HEAD, Decode, Get
-from headwater.sources.postgres.capture.stream.streamed_transaction import NO_FRAME, Ahead, Spill
+from headwater.sources.postgres.capture.stream.streamed_transaction import NO_FRAME, Spill, StreamedTransaction
 from headwater.sources.postgres.schema import ddl_trigger
 from headwater.sources.postgres.schema.relations import Relations
 from headwater.sources.postgres.schema.shape_changes import Announcement
@@ -102,8 +102,8 @@ class Assembly:
         self._weight = self._start = 0
         self._skip = 0  # rows that the log already has; below zero: all of them
         self._barriers: list[Barrier] = []
-        self._ahead: dict[int, Ahead] = {}
-        self._stream: Ahead | None = None  # the transaction whose block is open
+        self._ahead: dict[int, StreamedTransaction] = {}
+        self._stream: StreamedTransaction | None = None  # the transaction whose block is open
         self._steps: dict[int, Callable[[bytes], Iterable[Item]]] = {
             **dict.fromkeys(b"IUD", self._row),
             **dict.fromkeys(b"bPKrp", self._prepared),
@@ -288,14 +288,14 @@ class Assembly:
             self._stream.told[found.oid] = self._relations.clock
             self._stream.spill.append(message)
         else:
-            self._relations.tell(_expect(Relation, message))
+            self._relations.add_relation(_expect(Relation, message))
         return ()
 
     def _type(self, message: bytes) -> Iterable[Item]:
         if self._stream is not None:
             self._stream.spill.append(message)
         else:
-            self._relations.tell_type(_expect(Type, message))
+            self._relations.add_type(_expect(Type, message))
         return ()
 
     def _message(self, message: bytes) -> Iterable[Item]:
@@ -349,7 +349,7 @@ class Assembly:
         if found.xid not in self._ahead:
             if not found.is_first:
                 raise BadMessage(f"transaction {found.xid} goes on, but its beginning was not sent")
-            self._ahead[found.xid] = Ahead(self._spills())
+            self._ahead[found.xid] = StreamedTransaction(self._spills())
         self._stream = self._ahead[found.xid]
         return ()
 
@@ -377,11 +377,11 @@ class Assembly:
             raise BadMessage(f"a commit of transaction {found.xid}, which was not sent")
         return self._replay(self._ahead.pop(found.xid), found)
 
-    def _replay(self, ahead: Ahead, commit: StreamCommit) -> Iterator[Item]:
+    def _replay(self, ahead: StreamedTransaction, commit: StreamCommit) -> Iterator[Item]:
         """Feed the kept messages as if received now. Table descriptions of a rolled-back subtransaction are discarded
         with it: the server repeats those that still hold."""
         relations = self._relations
-        newer = [relations.told_after(oid, clock) for oid, clock in ahead.told.items()]
+        newer = [relations.described_after(oid, clock) for oid, clock in ahead.told.items()]
         try:
             self._open(_Head(commit.xid, commit.lsn, unix_us(commit.commit_us)))
             kept = ahead.frames()
@@ -392,7 +392,7 @@ class Assembly:
             ahead.spill.drop()
         for relation in newer:  # received by transactions committed in between, and valid for the next
             if relation is not None:
-                relations.tell(relation)
+                relations.add_relation(relation)
 
 
 def _expect(kind: type[T], message: bytes, *, in_stream: bool = False) -> T:

@@ -16,9 +16,14 @@ from headwater.model.principal import OWNER
 from headwater.sources.postgres.errors import state_of
 from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.query.analysis.dependencies import dependencies, in_order, is_same_question
-from headwater.sources.postgres.query.analysis.parameters import Marked, bound_args, marked, may_say_now
+from headwater.sources.postgres.query.analysis.parameters import (
+    NumberedStatement,
+    bound_args,
+    marked,
+    may_depend_on_clock,
+)
 from headwater.sources.postgres.query.analysis.parse_tree import Unreadable
-from headwater.sources.postgres.query.analysis.parse_tree_source import LOOK, Body, Facts, body_of, facts_of
+from headwater.sources.postgres.query.analysis.parse_tree_source import PARSED, Body, Facts, body_of, facts_of
 from headwater.sources.postgres.query.analysis.result_order import NO_ORDER, Known, judge, row_key
 from headwater.sources.postgres.query.analysis.row_conditions import Conditions
 from headwater.sources.postgres.query.analysis.schema_epoch import State, epoch_of, number_in, state_in
@@ -36,8 +41,8 @@ from headwater.sources.postgres.query.analysis.volatile_calls import refuse as r
 from headwater.sources.postgres.query.statement_rules import check_allowed, check_length, check_ours, places_named
 from headwater.sources.postgres.schema.relations import table_name
 from headwater.sources.postgres.schema.table_shapes import OURS
-from headwater.sources.postgres.snapshot_visibility import Place, Places
-from headwater.sources.query import Read
+from headwater.sources.postgres.snapshot_visibility import VisibleOffset, VisibleOffsets
+from headwater.sources.query import ReadResult
 
 MAX_KNOWN = 10_000  # statements whose analysis is cached
 MAX_KNOWN_BYTES = 64 << 20  # their memory, approximately
@@ -81,7 +86,9 @@ def _size(known: _Known) -> int:
 class Analyses:
     """The analyses and answers of a source. Thread-safe."""
 
-    def __init__(self, pool: Pool, visibility: Places, publication: str, *, statement_seconds: float = 30.0) -> None:
+    def __init__(
+        self, pool: Pool, visibility: VisibleOffsets, publication: str, *, statement_seconds: float = 30.0
+    ) -> None:
         self._pool, self._visibility, self._publication = pool, visibility, publication
         self._seconds = statement_seconds
         self._known: BoundedCache[_Key, _Known] = BoundedCache(MAX_KNOWN, MAX_KNOWN_BYTES)
@@ -103,7 +110,7 @@ class Analyses:
     def _remember(self, found: _Known) -> None:
         self._known.put(_key(found.analysis), found, _size(found))
 
-    def _understand(self, statement: Marked) -> _Known:
+    def _understand(self, statement: NumberedStatement) -> _Known:
         """Return the analysis of a statement, in a state of the schema that was still current afterwards."""
         for _ in range(TRIES):
             found = self._pool.probe(lambda link: self._looked_at(link, statement), self._seconds)
@@ -114,7 +121,7 @@ class Analyses:
     def _number(self) -> int:
         return self._pool.read(number_in, self._seconds)
 
-    def _looked_at(self, link: Link, statement: Marked) -> _Known:
+    def _looked_at(self, link: Link, statement: NumberedStatement) -> _Known:
         state = state_in(link)
         types, columns = _described(link, statement)
         touched: frozenset[int] | None = None
@@ -132,11 +139,11 @@ class Analyses:
         return _Known(state, types, analysis, touched)
 
     def _analysed(
-        self, link: Link, statement: Marked, columns: tuple[str, ...], facts: Facts, known: Known
+        self, link: Link, statement: NumberedStatement, columns: tuple[str, ...], facts: Facts, known: Known
     ) -> Analysis:
         hidden, judged = unseen(link, facts, self._publication), judge([facts.query, *facts.views], known)
         volatile = {*volatility(link, facts), *hidden, *judged.reasons}
-        if facts.used.has_moment and may_say_now(statement.sql):
+        if facts.used.has_moment and may_depend_on_clock(statement.sql):
             volatile.add("a date or a time in it may be told by the clock")
         relations, is_total = read_relations(facts), not judged.doubts
         conditions = Conditions(facts, statement.names, operators(link, facts), set(known.odd))
@@ -159,7 +166,7 @@ class Analyses:
 
     # --- answers -----------------------------------------------------------------------------------------------
 
-    def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
+    def answer(self, analysis: Analysis, args: dict[str, Value]) -> ReadResult | None:
         """Run `analysis.sql` with its parameters by name; return None if the epoch has changed since."""
         known = self._known.get(_key(analysis))
         for _ in range(TRIES):
@@ -177,13 +184,13 @@ class Analyses:
     def _meaning(self, analysis: Analysis) -> _Known | None:
         """Return the current analysis of the statement; None if the statement is no longer valid."""
         try:
-            found = self._understand(Marked(analysis.sql, analysis.parameters))
+            found = self._understand(NumberedStatement(analysis.sql, analysis.parameters))
         except InvalidRequest:
             return None
         self._remember(found)
         return found
 
-    def _answered(self, known: _Known, args: dict[str, Value]) -> Read | None:
+    def _answered(self, known: _Known, args: dict[str, Value]) -> ReadResult | None:
         """Return the answer, if it was read in the state of the schema that is `known`; None otherwise.
 
         A transaction sees rows as of its snapshot, but PostgreSQL resolves names at the time of the statement. So the
@@ -197,7 +204,7 @@ class Analyses:
                     return None
                 read, snapshot = found
                 has_tag = known.analysis.is_cacheable and read.settled
-                place = self._visibility.place(snapshot) if has_tag else Place(self._visibility.seen(snapshot))
+                place = self._visibility.place(snapshot) if has_tag else VisibleOffset(self._visibility.seen(snapshot))
             if (self._number() if place.schema is None else place.schema) != known.state.number:
                 return None
             if place.is_exact or place.is_behind:
@@ -206,13 +213,13 @@ class Analyses:
         return msgspec.structs.replace(read, offset=place.offset, settled=place.is_exact)
 
 
-def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[Read, str] | None:
+def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[ReadResult, str] | None:
     state = state_in(link)
     if (state.number, state.session) != (known.state.number, known.state.session):
         return None
     answer = link.run(known.analysis.sql, bound, known.types, max_rows=MAX_ROWS, to_end=False)
     # A truncated answer has ended the transaction, and its further reads are unknown: it has no tag.
-    read = Read(answer.columns, answer.answer_rows(), 0, answer.truncated, settled=not answer.truncated)
+    read = ReadResult(answer.columns, answer.answer_rows(), 0, answer.truncated, settled=not answer.truncated)
     if not answer.truncated:
         touched = link.again(_LOCKED).values()
         if any(is_ours for *_, is_ours in touched):
@@ -238,7 +245,9 @@ def _is_secured(facts: Facts) -> bool:
     return any(each.is_secured for each in read_relations(facts))
 
 
-def _ordered(link: Link, statement: Marked, types: tuple[int, ...], body: Body) -> tuple[Marked, Facts, Known]:
+def _ordered(
+    link: Link, statement: NumberedStatement, types: tuple[int, ...], body: Body
+) -> tuple[NumberedStatement, Facts, Known]:
     """Return the statement, with a total order if PostgreSQL finds it otherwise equal, and its facts."""
     facts = facts_of(link, body)
     known = known_to(link, facts, operators(link, facts))
@@ -246,7 +255,7 @@ def _ordered(link: Link, statement: Marked, types: tuple[int, ...], body: Body) 
         columns = {oid: each.columns for oid, each in facts.relations.items()}
         text = in_order(statement.sql, facts.query, columns, known)
         if text is not None:
-            link.script(f"SAVEPOINT headwater_order; DROP FUNCTION pg_temp.{LOOK}")
+            link.script(f"SAVEPOINT headwater_order; DROP FUNCTION pg_temp.{PARSED}")
             try:
                 again = facts_of(link, body_of(link, text, types))
                 if is_same_question(facts, again) and not judge([again.query], known).doubts:
@@ -256,7 +265,7 @@ def _ordered(link: Link, statement: Marked, types: tuple[int, ...], body: Body) 
     return statement, facts, known
 
 
-def _described(link: Link, statement: Marked) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _described(link: Link, statement: NumberedStatement) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the types of the statement's parameters, and the names of its columns."""
     try:
         types, columns = link.describe(statement.sql)
@@ -271,7 +280,9 @@ def _described(link: Link, statement: Marked) -> tuple[tuple[int, ...], tuple[st
     return types, columns
 
 
-def _unknown(statement: Marked, columns: tuple[str, ...], error: Exception, calls: tuple[str, ...]) -> Analysis:
+def _unknown(
+    statement: NumberedStatement, columns: tuple[str, ...], error: Exception, calls: tuple[str, ...]
+) -> Analysis:
     """Return the analysis of a statement that could not be analysed: its answers must not be cached."""
     if isinstance(error, Forbidden):
         reason = (

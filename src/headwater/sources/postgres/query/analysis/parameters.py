@@ -23,20 +23,20 @@ _WORD = re.compile(
 MAX_PARAMETERS = 999
 
 
-class Marked(msgspec.Struct, frozen=True):
+class NumberedStatement(msgspec.Struct, frozen=True):
     """A statement with `$1`, `$2` …, and the name of each parameter."""
 
     sql: str
     names: tuple[str, ...]
 
 
-def marked(sql: str) -> Marked:
+def marked(sql: str) -> NumberedStatement:
     """Return `sql` in PostgreSQL's syntax. Names count only if there are no numbers."""
     places = [int(found["place"]) for found in _words(sql) if found["place"]]
     if places:
         if max(places) > MAX_PARAMETERS or min(places) < 1:
             raise InvalidRequest(f"parameters are $1 to ${MAX_PARAMETERS}", hint="Number them from $1.")
-        return Marked(sql, tuple(str(place + 1) for place in range(max(places))))
+        return NumberedStatement(sql, tuple(str(place + 1) for place in range(max(places))))
     names: dict[str, int] = {}
     parts: list[str] = []
     at = 0
@@ -46,7 +46,7 @@ def marked(sql: str) -> Marked:
             at = found.end()
     if len(names) > MAX_PARAMETERS:
         raise InvalidRequest(f"more than {MAX_PARAMETERS} parameters", hint="Pass an array.")
-    return Marked("".join([*parts, sql[at:]]), tuple(names))
+    return NumberedStatement("".join([*parts, sql[at:]]), tuple(names))
 
 
 def _words(sql: str) -> list[re.Match[str]]:
@@ -79,7 +79,7 @@ def is_moment(oid: int) -> bool:
     return oid in _MOMENTS or oid >= 16384
 
 
-def may_say_now(sql: str) -> bool:
+def may_depend_on_clock(sql: str) -> bool:
     """Return whether a constant in the statement may depend on the clock."""
     if _CLOCK.search(sql.replace('"', "")) or _HIDDEN.search(sql):
         return True

@@ -18,7 +18,7 @@ from headwater.sources.postgres.query.analysis.tree_reads import Reader, Used, W
 from headwater.sources.postgres.schema.relations import table_name
 from headwater.sources.postgres.values import Bound, array_text
 
-LOOK = "headwater_look"
+PARSED = "headwater_look"
 MAX_VIEWS = 1_000
 MAX_TREE = 500_000  # limit of a statement's tree in characters: parsing it takes Python's lock for about 0.1 seconds
 MAX_TREES = 2_000_000  # limit of a tree together with the trees of its views
@@ -134,7 +134,7 @@ def body_of(link: Link, sql: str, types: Sequence[int] = ()) -> Body:
     not create temporary objects.
     """
     _make_function(link, sql, types)
-    ((text, one, length),) = link.run(_BODY, [f"pg_temp.{LOOK}".encode()]).texts()
+    ((text, one, length),) = link.run(_BODY, [f"pg_temp.{PARSED}".encode()]).texts()
     if int(length or 0) > MAX_TREE:
         raise InvalidRequest(
             f"the statement is too large: its parse tree has {length} characters, at most {MAX_TREE} are read",
@@ -153,7 +153,7 @@ def _make_function(link: Link, sql: str, types: Sequence[int]) -> None:
     arguments = ", ".join([*named, "integer DEFAULT 1"])
     try:
         link.run(
-            f"CREATE FUNCTION pg_temp.{LOOK}({arguments}) RETURNS void LANGUAGE sql BEGIN ATOMIC {sql}\n; END",
+            f"CREATE FUNCTION pg_temp.{PARSED}({arguments}) RETURNS void LANGUAGE sql BEGIN ATOMIC {sql}\n; END",
             max_bytes=WORDS,
         )
     except (InvalidRequest, NotSupported) as error:

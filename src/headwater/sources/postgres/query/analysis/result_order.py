@@ -57,14 +57,14 @@ class Known(msgspec.Struct, frozen=True):
     odd: frozenset[int]
 
 
-class Judged(msgspec.Struct, frozen=True):
+class OrderVerdict(msgspec.Struct, frozen=True):
     """The verdict: `reasons` why an answer cannot be cached; `doubts` why its tag is weak."""
 
     reasons: tuple[str, ...]
     doubts: tuple[str, ...]
 
 
-def judge(trees: list[Node], known: Known) -> Judged:
+def judge(trees: list[Node], known: Known) -> OrderVerdict:
     """Return the verdict on a statement, which is the first tree, and the rules of its views."""
     reasons: set[str] = set()
     doubts: set[str] = set()
@@ -79,7 +79,7 @@ def judge(trees: list[Node], known: Known) -> Judged:
                 reasons.add("ARRAY(SELECT …) without a total order: add a key to its ORDER BY")
     if not _Level(trees[0], known).is_total():
         doubts.add(NO_ORDER)
-    return Judged(tuple(sorted(reasons)), tuple(sorted(doubts)))
+    return OrderVerdict(tuple(sorted(reasons)), tuple(sorted(doubts)))
 
 
 class _Level:

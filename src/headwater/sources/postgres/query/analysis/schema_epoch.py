@@ -34,7 +34,7 @@ _BEFORE_15 = "SELECT datcollate || ' ' || datctype FROM pg_database WHERE datnam
 
 
 def number_in(link: Link) -> int:
-    """Return the schema number (see `Look`) in the snapshot of the transaction."""
+    """Return the schema number (see `SourceHead`) in the snapshot of the transaction."""
     ((text,),) = link.again(schema_sql(link.version)).texts()
     return number_of(str(text))
 

@@ -11,10 +11,10 @@ import msgspec
 from headwater.model.dependencies.dependency import MAX_KEYS, Analysis, Dependency, KeyGuard
 from headwater.model.literal import Value
 from headwater.model.table import Row
-from headwater.sources.query import Read
-from headwater.sources.read import Look
+from headwater.sources.query import ReadResult
+from headwater.sources.read import SourceHead
 from headwater.sources.sqlite.capture.triggers import CAPTURE
-from headwater.sources.sqlite.database_file import Connected
+from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.analysis.authorizer_reads import (
     Facts,
     bare_rowids,
@@ -26,13 +26,13 @@ from headwater.sources.sqlite.query.analysis.authorizer_reads import (
     volatility,
 )
 from headwater.sources.sqlite.query.analysis.planner_inputs import Planning
-from headwater.sources.sqlite.query.analysis.select_analysis import Closer, look_closer
+from headwater.sources.sqlite.query.analysis.select_analysis import SelectAnalysis, analyse_select
 from headwater.sources.sqlite.query.statement_execution import run_statement
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 
 MAX_EPOCHS = 10_000
 UNNAMED = ""  # name for a table that cannot be named: no scope includes it
-_GLANCE = f"SELECT (SELECT coalesce(max(seq), 0) FROM {CAPTURE}), (SELECT schema_version FROM pragma_schema_version)"
+_READ_HEAD = f"SELECT (SELECT coalesce(max(seq), 0) FROM {CAPTURE}), (SELECT schema_version FROM pragma_schema_version)"
 LEAST_SECONDS = 0.005  # minimum time allowed for guards, however fast the answer was
 
 
@@ -46,39 +46,39 @@ class Analyses:
     def __init__(self, vouched: Callable[[], int]) -> None:
         self._vouched = vouched
         self._planning = Planning()
-        # Set once an analysed query depends on its plan; from then on `look` includes the planner inputs.
+        # Set once an analysed query depends on its plan; from then on `read_head` includes the planner inputs.
         self._plans_count = False
         self._lock = threading.Lock()  # guards _version and _epochs
         self._version = -1
         self._epochs: dict[tuple[str, ...], str] = {}
 
-    def look(self, reader: Connected) -> Look:
+    def read_head(self, reader: GuardedConnection) -> SourceHead:
         """Return the head of the database; see Source."""
         head, version = reader.offset(), schema_version(reader)
         plans = int(self._planning.inputs(reader), 16) if self._plans_count else 0
-        return Look(head, version << 64 | plans, settled=version == self._vouched())
+        return SourceHead(head, version << 64 | plans, settled=version == self._vouched())
 
-    def glance(self, reader: Connected) -> Look:
+    def peek_head(self, reader: GuardedConnection) -> SourceHead:
         """Return the head from outside a transaction, with one statement where no query depends on its plan."""
         if self._plans_count:
             reader.guard.run("BEGIN")
             try:
-                return self.look(reader)
+                return self.read_head(reader)
             finally:
                 reader.guard.run("COMMIT")
-        ((head, version),) = reader.guard.run(_GLANCE).fetchall()
-        return Look(int(str(head)), int(str(version)) << 64, settled=version == self._vouched())
+        ((head, version),) = reader.guard.run(_READ_HEAD).fetchall()
+        return SourceHead(int(str(head)), int(str(version)) << 64, settled=version == self._vouched())
 
-    def analyse(self, reader: Connected, sql: str) -> Analysis:
+    def analyse(self, reader: GuardedConnection, sql: str) -> Analysis:
         """Return the dependencies of one read-only statement; see Source."""
         found = _understood(reader, sql)
         return msgspec.structs.replace(found, epoch=self._epoch(reader, found))
 
     def answer(
-        self, reader: Connected, analysis: Analysis, args: dict[str, Value], *, guards: bool = False
-    ) -> Read | None:
+        self, reader: GuardedConnection, analysis: Analysis, args: dict[str, Value], *, guards: bool = False
+    ) -> ReadResult | None:
         """Run an analysed query unless its epoch has changed; see Source."""
-        reader.catalog.look()
+        reader.catalog.refresh_unless_held()
         if self._epoch(reader, analysis) != analysis.epoch:
             return None
         bound = [args[name] for name in analysis.parameters]
@@ -88,9 +88,9 @@ class Analyses:
         settled = schema_version(reader) == self._vouched()
         offset = reader.offset()
         keys = _keys(reader, analysis, bound, max(took, LEAST_SECONDS)) if guards else ()
-        return Read(found.columns, found.rows, offset, found.truncated, settled, keys)
+        return ReadResult(found.columns, found.rows, offset, found.truncated, settled, keys)
 
-    def _epoch(self, reader: Connected, analysis: Analysis) -> str:
+    def _epoch(self, reader: GuardedConnection, analysis: Analysis) -> str:
         found = self._definitions(reader, analysis.objects)
         if analysis.is_total or not analysis.is_cacheable:
             return found
@@ -98,7 +98,7 @@ class Analyses:
         self._plans_count = True
         return f"{found}-{self._planning.inputs(reader)}"
 
-    def _definitions(self, reader: Connected, objects: tuple[str, ...]) -> str:
+    def _definitions(self, reader: GuardedConnection, objects: tuple[str, ...]) -> str:
         version = schema_version(reader)
         with self._lock:
             if version != self._version or len(self._epochs) > MAX_EPOCHS:
@@ -113,7 +113,7 @@ class Analyses:
 
 
 def _keys(
-    reader: Connected, analysis: Analysis, bound: Sequence[Value], seconds: float
+    reader: GuardedConnection, analysis: Analysis, bound: Sequence[Value], seconds: float
 ) -> tuple[tuple[Row, ...] | None, ...]:
     """Return the rows that each guard selects; all guards together may take as long as the answer, no longer."""
     found: list[tuple[Row, ...] | None] = [None] * len(analysis.guards)
@@ -131,7 +131,7 @@ def _keys(
     return tuple(found)
 
 
-def _understood(reader: Connected, sql: str) -> Analysis:
+def _understood(reader: GuardedConnection, sql: str) -> Analysis:
     """Return the analysis of `sql` without its epoch."""
     facts = facts_of(reader, sql)
     whole = Analysis(
@@ -147,7 +147,7 @@ def _understood(reader: Connected, sql: str) -> Analysis:
         unseen=unseen(reader, facts),
     )
     try:
-        return _narrowed(whole, look_closer(reader, sql, facts), facts, volatility(reader, facts))
+        return _narrowed(whole, analyse_select(reader, sql, facts), facts, volatility(reader, facts))
     except Unsupported as error:
         doubt = str(error)
     except Exception as error:  # no failure of our parser is an error: the report of the engine is enough
@@ -158,7 +158,7 @@ def _understood(reader: Connected, sql: str) -> Analysis:
     return msgspec.structs.replace(whole, doubts=(doubt,), beyond=(*whole.beyond, *unnamed))
 
 
-def _narrowed(whole: Analysis, closer: Closer, facts: Facts, volatile: tuple[str, ...]) -> Analysis:
+def _narrowed(whole: Analysis, closer: SelectAnalysis, facts: Facts, volatile: tuple[str, ...]) -> Analysis:
     seen = {dependency.table for dependency in closer.dependencies}
     if not seen.issubset(facts.tables):
         raise Unsupported("it names a table or a view that SQLite does not read")

@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.sources.sqlite.connection import ident, sqlite_errors
-from headwater.sources.sqlite.database_file import Connected
+from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.authorizer import ANY_BINDINGS, Access, Statement
 from headwater.sources.sqlite.query.determinism.deterministic_functions import HARMLESS, is_deterministic
 from headwater.sources.sqlite.query.statement_growth import MAX_NODES, TOO_LARGE, too_large
@@ -48,13 +48,13 @@ class Facts(msgspec.Struct, frozen=True):
         return tuple(name or str(place) for place, name in enumerate(self.statement.parameters, 1))
 
 
-def facts_of(reader: Connected, sql: str) -> Facts:
+def facts_of(reader: GuardedConnection, sql: str) -> Facts:
     """Return the engine's facts about `sql`; InvalidRequest unless it is one read-only statement."""
     if "\0" in sql or any("\ud800" <= char <= "\udfff" for char in sql):
         raise InvalidRequest(
             "the statement contains a NUL character or an incomplete character", hint="Send it as UTF-8 text."
         )
-    reader.catalog.look()
+    reader.catalog.refresh_unless_held()
     statement, accesses = reader.guard.accesses(sql)
     if not statement.read_only:
         raise InvalidRequest("a query only reads; this statement writes", hint="Use sql.exec or data.* to write.")
@@ -71,7 +71,9 @@ def facts_of(reader: Connected, sql: str) -> Facts:
     return _facts(reader, sql, statement, accesses, program)
 
 
-def _facts(reader: Connected, sql: str, statement: Statement, accesses: list[Access], program: Program) -> Facts:
+def _facts(
+    reader: GuardedConnection, sql: str, statement: Statement, accesses: list[Access], program: Program
+) -> Facts:
     known = {folded(name): name for name in reader.catalog.tables()}
     definitions = view_texts(reader)
     views = {folded(name): name for name in definitions}
@@ -109,19 +111,19 @@ def _facts(reader: Connected, sql: str, statement: Statement, accesses: list[Acc
     )
 
 
-def program_of(reader: Connected, sql: str) -> Program:
+def program_of(reader: GuardedConnection, sql: str) -> Program:
     """Return the opcodes that SQLite would run for `sql`, without comments and naming steps."""
     return _read_program(reader, sql, list)
 
 
-def is_program_of(reader: Connected, sql: str, program: Program) -> bool:
+def is_program_of(reader: GuardedConnection, sql: str, program: Program) -> bool:
     """Return whether SQLite would run `program` for `sql`, without storing a second program."""
     return _read_program(
         reader, sql, lambda steps: all(step == other for step, other in zip_longest(program, steps, fillvalue=()))
     )
 
 
-def _read_program(reader: Connected, sql: str, read: Callable[[Iterator[Step]], T]) -> T:
+def _read_program(reader: GuardedConnection, sql: str, read: Callable[[Iterator[Step]], T]) -> T:
     with reader.guard.own() as db, sqlite_errors(), reader.guard.preparing() as prepared:
         cursor = db.cursor()
 
@@ -143,7 +145,7 @@ def _steps(rows: Iterable[Step]) -> Iterator[Step]:
         yield (row[1], *row[2:5], None if row[1] == "Explain" else row[5], row[6])
 
 
-def _opened(reader: Connected, program: Program) -> set[str]:
+def _opened(reader: GuardedConnection, program: Program) -> set[str]:
     """Return the tables whose rows or indexes the program opens: the authorizer misses columns named only in USING."""
     roots = {step[2] for step in program if step[0] in ("OpenRead", "ReopenIdx") and step[3] == 0}
     found = reader.guard.run(
@@ -154,7 +156,7 @@ def _opened(reader: Connected, program: Program) -> set[str]:
     return {str(name) for (name,) in found.fetchall()}
 
 
-def _other_names(reader: Connected) -> set[str]:
+def _other_names(reader: GuardedConnection) -> set[str]:
     """Return every name that FROM may contain and that is neither a table of the user nor a view."""
     found = reader.guard.run(
         "SELECT name FROM sqlite_schema WHERE type = 'table' UNION SELECT name FROM pragma_module_list"
@@ -162,7 +164,9 @@ def _other_names(reader: Connected) -> set[str]:
     return {str(name) for (name,) in found.fetchall()}
 
 
-def _virtual_tables(reader: Connected, program: Program, texts: Iterable[str], known: Iterable[str]) -> set[str]:
+def _virtual_tables(
+    reader: GuardedConnection, program: Program, texts: Iterable[str], known: Iterable[str]
+) -> set[str]:
     """Return the virtual tables that the program opens: the authorizer misses columns of USING and NATURAL.
 
     The program names a virtual table by its address, which is identical in every program of this connection.
@@ -179,7 +183,7 @@ def _virtual_tables(reader: Connected, program: Program, texts: Iterable[str], k
     return found | {UNKNOWN_VIRTUAL_TABLE} if left else found
 
 
-def _candidates(reader: Connected, texts: Iterable[str]) -> dict[str, str]:
+def _candidates(reader: GuardedConnection, texts: Iterable[str]) -> dict[str, str]:
     """Return every name in the texts that may be a virtual table: folded name to the schema's spelling."""
     names: set[str] = set()
     for text in texts:
@@ -192,7 +196,7 @@ def _candidates(reader: Connected, texts: Iterable[str]) -> dict[str, str]:
     return {name: virtual[name] for name in names if name in virtual}
 
 
-def _addresses(reader: Connected, name: str) -> set[Any]:
+def _addresses(reader: GuardedConnection, name: str) -> set[Any]:
     try:
         steps = program_of(reader, f"SELECT 1 FROM {ident(name)}")
     except HeadwaterError:  # no table has this name, or the table requires arguments
@@ -200,19 +204,19 @@ def _addresses(reader: Connected, name: str) -> set[Any]:
     return {step[4] for step in steps if step[0] == "VOpen"}
 
 
-def view_texts(reader: Connected) -> dict[str, str]:
+def view_texts(reader: GuardedConnection) -> dict[str, str]:
     """Return the views of the file: name to definition."""
     found = reader.guard.run("SELECT name, sql FROM sqlite_schema WHERE type = 'view'")
     return {str(name): str(sql) for name, sql in found.fetchall()}
 
 
-def volatility(reader: Connected, facts: Facts) -> tuple[str, ...]:
+def volatility(reader: GuardedConnection, facts: Facts) -> tuple[str, ...]:
     """Return reasons why the result may change without a captured change."""
     reasons = [f"{name}() may answer differently each time" for name in facts.functions if not is_deterministic(name)]
     return tuple(sorted([*reasons, *unseen(reader, facts)]))
 
 
-def unseen(reader: Connected, facts: Facts) -> tuple[str, ...]:
+def unseen(reader: GuardedConnection, facts: Facts) -> tuple[str, ...]:
     """Return reasons for objects that the statement reads and whose changes are not captured."""
     captured = {layout.table.name for layout in reader.catalog.layouts.values() if layout.active}
     reasons = [f"table {name!r} is not captured" for name in facts.tables if name not in captured]
@@ -232,7 +236,7 @@ def _is_function(name: str) -> bool:
     return name.lower() in ("json_each", "json_tree")
 
 
-def bare_rowids(reader: Connected, facts: Facts) -> tuple[str, ...]:
+def bare_rowids(reader: GuardedConnection, facts: Facts) -> tuple[str, ...]:
     """Return reasons for rowids that the statement reads and that are neither a key nor part of captured changes."""
     tables = reader.catalog.tables()
     asked = {table for table, column in facts.columns if column == "ROWID" and column not in tables[table].index}
@@ -240,7 +244,7 @@ def bare_rowids(reader: Connected, facts: Facts) -> tuple[str, ...]:
     return tuple(f"the rowid of {name!r} is not captured" for name in sorted(found))
 
 
-def epoch_of(reader: Connected, objects: tuple[str, ...]) -> str:
+def epoch_of(reader: GuardedConnection, objects: tuple[str, ...]) -> str:
     """Return a digest of the definitions of `objects`; it differs where a query may mean something else."""
     kinds = "type IN ('table', 'view')"
     found = reader.guard.run(
@@ -257,7 +261,7 @@ def epoch_of(reader: Connected, objects: tuple[str, ...]) -> str:
     return digest.hexdigest()
 
 
-def schema_version(reader: Connected) -> int:
+def schema_version(reader: GuardedConnection) -> int:
     """Return the schema version, which changes with every schema change by any connection."""
     ((version,),) = reader.guard.run("PRAGMA schema_version").fetchall()
     return int(str(version))

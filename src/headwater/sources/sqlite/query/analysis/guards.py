@@ -23,7 +23,7 @@ from headwater.sources.sqlite.query.determinism.result_order import Ordered
 from headwater.sources.sqlite.query.facts.facts import Instance
 from headwater.sources.sqlite.query.facts.predicate_pushdown import Push
 from headwater.sources.sqlite.query.facts.row_identity import is_same
-from headwater.sources.sqlite.query.facts.select_kind import Nature
+from headwater.sources.sqlite.query.facts.select_kind import SelectKind
 from headwater.sources.sqlite.query.syntax import tree
 
 _SIGNS = {"eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "is": "IS", "is_not": "IS NOT"}
@@ -123,7 +123,7 @@ def _top_guard(push: Push, query: tree.Query, ordered: Ordered, parameters: tupl
     if not ordered.is_total or len(query.selects) > 1 or query.limit is None or push.top is None:
         return None
     select = query.selects[0]
-    nature = Nature(select, query.order)
+    nature = SelectKind(select, query.order)
     source = select.source
     if nature.keeps_all or nature.has_windows or not isinstance(source, tree.Source) or source.table is None:
         return None

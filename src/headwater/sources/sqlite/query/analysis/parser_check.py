@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from headwater.errors import HeadwaterError
-from headwater.sources.sqlite.database_file import Connected
+from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.analysis.authorizer_reads import Facts, Program, is_program_of, program_of
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded
@@ -14,7 +14,7 @@ from headwater.sources.sqlite.query.syntax.name_resolution import FUNCTIONS_OF_R
 from headwater.sources.sqlite.query.syntax.render import render
 
 
-def verify(reader: Connected, query: tree.Query, names: Names, facts: Facts) -> None:
+def verify(reader: GuardedConnection, query: tree.Query, names: Names, facts: Facts) -> None:
     """Raise Unsupported if the engine understood the statement differently from our parser."""
     if not _is_program(reader, render(query), facts.program):
         raise Unsupported("SQLite makes another program of what was understood")
@@ -36,7 +36,7 @@ def verify(reader: Connected, query: tree.Query, names: Names, facts: Facts) -> 
         raise Unsupported(f"SQLite reads {min(others)!r}")
 
 
-def _known(reader: Connected, table: str, column: str) -> tuple[str, str]:
+def _known(reader: GuardedConnection, table: str, column: str) -> tuple[str, str]:
     """Return a column by its name in the table: the engine reports ROWID for an identity without a name."""
     shape = reader.catalog.shape(table).table
     if column == "ROWID" and column not in shape.index:
@@ -45,12 +45,12 @@ def _known(reader: Connected, table: str, column: str) -> tuple[str, str]:
     return table, column
 
 
-def _program(reader: Connected, sql: str) -> Program:
+def _program(reader: GuardedConnection, sql: str) -> Program:
     with _read_again():
         return program_of(reader, sql)
 
 
-def _is_program(reader: Connected, sql: str, program: Program) -> bool:
+def _is_program(reader: GuardedConnection, sql: str, program: Program) -> bool:
     with _read_again():
         return is_program_of(reader, sql, program)
 
@@ -63,7 +63,7 @@ def _read_again() -> Iterator[None]:
         raise Unsupported(f"SQLite does not read it again: {error.message}") from None
 
 
-def real(reader: Connected, text: str) -> float:
+def real(reader: GuardedConnection, text: str) -> float:
     """Return a number as SQLite parses it: its floats may differ from Python's in the last bit."""
     with reader.guard.own() as db:
         ((value,),) = db.cursor().execute(f"SELECT {text}", can_cache=False).fetchall()

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import apsw
 import msgspec
 
-from headwater.sources.sqlite.database_file import Connected
+from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.analysis.authorizer_reads import schema_version
 from headwater.sources.sqlite.query.authorizer import Guard
 
@@ -45,7 +45,7 @@ class Planning:
         self._indexes = _Indexes(-1, b"", ())
         self._loaded: WeakKeyDictionary[Guard, _Loaded] = WeakKeyDictionary()
 
-    def inputs(self, reader: Connected) -> str:
+    def inputs(self, reader: GuardedConnection) -> str:
         """Return a digest of all planner inputs, after making `reader` plan with exactly these."""
         ((moment,),) = reader.guard.run("PRAGMA data_version").fetchall()
         moment, version = int(str(moment)), schema_version(reader)
@@ -64,7 +64,7 @@ class Planning:
             self._loaded[reader.guard] = now
         return now.digest
 
-    def _indexes_at(self, reader: Connected, version: int) -> _Indexes:
+    def _indexes_at(self, reader: GuardedConnection, version: int) -> _Indexes:
         with self._lock:
             if self._indexes.version == version:
                 return self._indexes

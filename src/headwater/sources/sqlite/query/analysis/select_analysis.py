@@ -6,7 +6,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError
 from headwater.model.dependencies.dependency import AllOf, AnyOf, Condition, Dependency, Guard, Test
-from headwater.sources.sqlite.database_file import Connected
+from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.analysis.authorizer_reads import Facts, facts_of, view_texts
 from headwater.sources.sqlite.query.analysis.guards import guards_of
 from headwater.sources.sqlite.query.analysis.parser_check import real, verify
@@ -14,13 +14,13 @@ from headwater.sources.sqlite.query.determinism.failing_functions import failing
 from headwater.sources.sqlite.query.determinism.result_order import Ordered, in_order
 from headwater.sources.sqlite.query.determinism.stable_values import queries_of
 from headwater.sources.sqlite.query.facts.facts import Instance, condition_of
-from headwater.sources.sqlite.query.facts.predicate_pushdown import Asked, Push
+from headwater.sources.sqlite.query.facts.predicate_pushdown import Push, Requirements
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 from headwater.sources.sqlite.query.syntax.name_resolution import Names
 from headwater.sources.sqlite.query.syntax.parser import parse
 
 
-class Closer(msgspec.Struct, frozen=True):
+class SelectAnalysis(msgspec.Struct, frozen=True):
     """Result of the detailed analysis; for the fields see Analysis."""
 
     sql: str
@@ -31,7 +31,7 @@ class Closer(msgspec.Struct, frozen=True):
     doubts: tuple[str, ...]
 
 
-def look_closer(reader: Connected, sql: str, facts: Facts) -> Closer:
+def analyse_select(reader: GuardedConnection, sql: str, facts: Facts) -> SelectAnalysis:
     """Analyse `sql` with our parser; raise Unsupported or another error if that fails or the engine disagrees."""
     query = parse(sql)
     # Only objects that the engine reads are resolved: SQLite drops `0 AND EXISTS (…)` before it resolves names, so no
@@ -46,19 +46,19 @@ def look_closer(reader: Connected, sql: str, facts: Facts) -> Closer:
     ordered = _checked(reader, in_order(query, sql), sql, facts, {table for table, _ in names.read})
     query.order.extend(ordered.added)  # the result depends on these columns, too
     push = Push(facts.parameters, lambda text: real(reader, text))
-    push.query(query, Asked())
+    push.query(query, Requirements())
     found = tuple(_dependency(place, ordered.is_total) for place in push.places)
     if (name := failing(query)) is not None:
         # An inner query may evaluate a column that nothing needs.
         is_single = len(list(queries_of(query, "top"))) == 1
         whole = tuple(Dependency(place.table, place.columns if is_single else None) for place in found)
         doubts = (*ordered.doubts, f"{name} may fail on any row")
-        return Closer(ordered.sql, whole, ordered.is_total, ordered.key, (), doubts)
+        return SelectAnalysis(ordered.sql, whole, ordered.is_total, ordered.key, (), doubts)
     guards = () if may_fail(facts.functions) else guards_of(push, query, ordered, found, facts.parameters)
-    return Closer(ordered.sql, found, ordered.is_total, ordered.key, guards, ordered.doubts)
+    return SelectAnalysis(ordered.sql, found, ordered.is_total, ordered.key, guards, ordered.doubts)
 
 
-def _checked(reader: Connected, ordered: Ordered, sql: str, facts: Facts, tables: set[str]) -> Ordered:
+def _checked(reader: GuardedConnection, ordered: Ordered, sql: str, facts: Facts, tables: set[str]) -> Ordered:
     """Return `ordered` if the engine confirms that its text is still the same query."""
     if ordered.sql == sql:
         return ordered

@@ -9,7 +9,7 @@ from typing import Any
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.query.determinism.stable_values import unsteady
 from headwater.sources.sqlite.query.facts.row_identity import Identity, group_keys, is_exact, is_same, row_key
-from headwater.sources.sqlite.query.facts.select_kind import Nature
+from headwater.sources.sqlite.query.facts.select_kind import SelectKind
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 
@@ -63,7 +63,7 @@ def _terms(query: tree.Query) -> tuple[list[tree.Term], tuple[int, ...] | None] 
     if len(query.selects) > 1:
         return _by_outputs(query)
     select = query.selects[0]
-    nature = Nature(select, query.order)
+    nature = SelectKind(select, query.order)
     if select.values is not None:
         return ([], None) if len(select.values) == 1 else None
     if nature.is_one_row:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headwater.sources.sqlite.query.facts.row_identity import Identity, group_keys, is_exact, is_same
-from headwater.sources.sqlite.query.facts.select_kind import Nature
+from headwater.sources.sqlite.query.facts.select_kind import SelectKind
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.name_resolution import is_aggregate
 
@@ -63,7 +63,7 @@ def _has_one_row(query: tree.Query) -> bool:
     if len(query.selects) > 1:
         return False
     select = query.selects[0]
-    nature = Nature(select, query.order)
+    nature = SelectKind(select, query.order)
     if select.values is not None:
         return len(select.values) == 1
     return nature.is_one_row or (not nature.is_grouped and Identity(select).has_one_row())
@@ -76,7 +76,7 @@ def _is_ordered(query: tree.Query) -> bool:
     if _has_one_row(query):
         return True
     select = query.selects[0]
-    nature = Nature(select, query.order)
+    nature = SelectKind(select, query.order)
     if select.values is not None or nature.is_distinct:
         return False
     keys = group_keys(select) if nature.is_grouped else Identity(select).columns()
@@ -85,7 +85,7 @@ def _is_ordered(query: tree.Query) -> bool:
 
 
 def _of_select(select: tree.Select, order: list[tree.Term]) -> Iterator[str]:
-    nature = Nature(select, order)
+    nature = SelectKind(select, order)
     roots = [output.of for output in select.outputs] + [term.of for term in order if term.of is not None]
     roots += [select.having] if select.having is not None else []
     for node in (node for root in roots for node in tree.below(root)):

@@ -17,13 +17,13 @@ from headwater.sources.sqlite.query.facts.facts import (
     Any_,
     Atom,
     Col,
+    ComparisonRule,
     Fact,
     Formula,
     Instance,
-    Kind,
     Work,
-    kind_of,
     rejected,
+    rule_of,
     shares,
 )
 from headwater.sources.sqlite.query.syntax import tree
@@ -165,7 +165,7 @@ class Conditions:
         found = self._column(node)
         return None if found is None else Atom(found[0], op, operands)
 
-    def _column(self, node: Any) -> tuple[Col, Kind] | None:
+    def _column(self, node: Any) -> tuple[Col, ComparisonRule] | None:
         """Return a bare column; a COLLATE that repeats the column's own collation is ignored."""
         if isinstance(node, tree.Collate):
             inner = self._column(node.of)
@@ -174,7 +174,7 @@ class Conditions:
             return self._column(node.stands_for)
         if not isinstance(node, tree.Ref):
             return None
-        instance, kind = self._lookup(node), kind_of(node)
+        instance, kind = self._lookup(node), rule_of(node)
         return None if instance is None or kind is None else ((instance, node.column), kind)
 
     def _operand(self, node: Any) -> Operand | None:

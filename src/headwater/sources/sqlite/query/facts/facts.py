@@ -20,7 +20,7 @@ MAX_FORMULA = 2_000  # maximum number of tests for one occurrence of a table
 MAX_WORK = 200_000  # maximum number of tests and operands: about a second of work
 
 
-class Kind(tuple[str, str, bool, str]):
+class ComparisonRule(tuple[str, str, bool, str]):
     """Comparison rule of a column: the class of its affinity, its collation, whether it may be NULL, its affinity."""
 
     __slots__ = ()
@@ -168,7 +168,7 @@ def _is_strict(atom: Atom) -> bool:
 # --- columns -------------------------------------------------------------------------------------------------
 
 
-def kind_of(ref: tree.Ref) -> Kind | None:
+def rule_of(ref: tree.Ref) -> ComparisonRule | None:
     """Return the comparison rule of a column; None unless the name resolves to a column of a table."""
     source = ref.source
     if source is None:
@@ -180,33 +180,33 @@ def kind_of(ref: tree.Ref) -> Kind | None:
     return output_kind(source.query, int(ref.column))
 
 
-def output_kind(query: tree.Query, place: int) -> Kind | None:
+def output_kind(query: tree.Query, place: int) -> ComparisonRule | None:
     """Return the comparison rule of an output column; None if the parts of a set operation differ."""
     # Cached: otherwise a query that is used twice at every level would be analysed 2ⁿ times.
     if place not in query.kinds:
         query.kinds[place] = _output_kind(query, place)
-    return cast("Kind | None", query.kinds[place])
+    return cast("ComparisonRule | None", query.kinds[place])
 
 
-def _output_kind(query: tree.Query, place: int) -> Kind | None:
-    kinds: list[Kind | None] = []
+def _output_kind(query: tree.Query, place: int) -> ComparisonRule | None:
+    kinds: list[ComparisonRule | None] = []
     for select in query.selects:
         of = select.outputs[place].of
-        kinds.append(kind_of(of) if select.values is None and isinstance(of, tree.Ref) else None)
+        kinds.append(rule_of(of) if select.values is None and isinstance(of, tree.Ref) else None)
     first = kinds[0]
     if first is None or any(kind is None or kind.rule != first.rule or kind[3] != first[3] for kind in kinds):
         return None
-    return Kind((*first.rule, any(kind[2] for kind in kinds if kind is not None), first[3]))
+    return ComparisonRule((*first.rule, any(kind[2] for kind in kinds if kind is not None), first[3]))
 
 
-def _column_kind(table: Table, name: str) -> Kind | None:
+def _column_kind(table: Table, name: str) -> ComparisonRule | None:
     column = column_of(table, name)
     if column is None or doubt(table, column):
         return None
     is_numeric = affinity(column) in ("INTEGER", "REAL", "NUMERIC")
     may_be_null = column.nullable and not column.auto and not column.hidden
     rule = "NUMERIC" if is_numeric else affinity(column), column.collation
-    return Kind((*rule, may_be_null, affinity(column)))
+    return ComparisonRule((*rule, may_be_null, affinity(column)))
 
 
 def column_of(table: Table, name: str) -> Column | None:

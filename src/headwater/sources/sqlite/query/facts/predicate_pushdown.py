@@ -19,14 +19,14 @@ from headwater.sources.sqlite.query.facts.facts import (
     Instance,
     Work,
     cols,
-    kind_of,
     moved,
     output_kind,
+    rule_of,
 )
 from headwater.sources.sqlite.query.facts.facts import rejected as rejected_by
 from headwater.sources.sqlite.query.facts.join_conditions import restrict
 from headwater.sources.sqlite.query.facts.name_frame import Frame
-from headwater.sources.sqlite.query.facts.select_kind import Nature, by_number
+from headwater.sources.sqlite.query.facts.select_kind import SelectKind, by_number
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 
@@ -35,7 +35,7 @@ MAX_BLOCKS = 1_000
 
 
 @dataclass(eq=False, slots=True)
-class Asked:
+class Requirements:
     """Requirements on a query from outside: its needed columns (None: all), and conditions on its relevant rows."""
 
     needed: set[int] | None = None
@@ -56,7 +56,7 @@ class Push:
         self._blocks = 0
         self._work = Work()
 
-    def query(self, query: tree.Query, asked: Asked) -> None:
+    def query(self, query: tree.Query, asked: Requirements) -> None:
         """Push the requirements `asked` down through one query."""
         formulas, needed = asked.formulas, asked.needed
         if query.is_recursive or query.limit is not None:
@@ -72,14 +72,14 @@ class Push:
             links = asked.inst.links if asked.inst is not None and asked.inst.node is None else []
         for select in query.selects:
             order = [] if len(query.selects) > 1 else query.order
-            self._select(select, order, Asked(needed, asked.inst, formulas, asked.given, asked.outer, links))
+            self._select(select, order, Requirements(needed, asked.inst, formulas, asked.given, asked.outer, links))
         for part in (query.limit, query.offset):
             if part is not None:
                 self._subqueries([part], Frame({}, None), [])
 
     # --- one SELECT ------------------------------------------------------------------------------------------
 
-    def _select(self, select: tree.Select, order: list[tree.Term], asked: Asked) -> None:
+    def _select(self, select: tree.Select, order: list[tree.Term], asked: Requirements) -> None:
         self._blocks += 1
         if self._blocks > MAX_BLOCKS:
             raise Unsupported(f"more than {MAX_BLOCKS} queries inside each other")
@@ -87,7 +87,7 @@ class Push:
         if self.top is None:
             self.top = frame
         conditions = Conditions(frame.find, self._parameters, self._real, self._work)
-        nature = Nature(select, order)
+        nature = SelectKind(select, order)
         outputs = _needed(select, nature, asked.needed)
         self._mark(select, order, outputs, frame)
         facts = conditions.facts(select.where)
@@ -127,7 +127,7 @@ class Push:
                 if (instance := frame.own(ref)) is not None:
                     instance.used.add(ref.column)
 
-    def _leaf(self, instance: Instance, asked: Asked) -> None:
+    def _leaf(self, instance: Instance, asked: Requirements) -> None:
         node = instance.node
         assert node is not None
         if node.table is not None:
@@ -139,7 +139,7 @@ class Push:
             needed = {int(column) for column in instance.used}
             outer = asked.outer if node.kind == "query" else None
             given = asked.given if node.kind == "query" else []
-            self.query(node.query, Asked(needed, instance, instance.formulas, given, outer))
+            self.query(node.query, Requirements(needed, instance, instance.formulas, given, outer))
 
     # --- subqueries ------------------------------------------------------------------------------------------
 
@@ -153,17 +153,17 @@ class Push:
             for node in tree.below(root):
                 if isinstance(node, tree.Subquery) and id(node.query) not in seen:
                     seen.add(id(node.query))
-                    self.query(node.query, Asked(set() if node.exists else None, given=known, outer=frame))
+                    self.query(node.query, Requirements(set() if node.exists else None, given=known, outer=frame))
                 elif isinstance(node, tree.Query) and id(node) not in seen:
                     seen.add(id(node))
-                    self.query(node, Asked(None, given=known, outer=frame))
+                    self.query(node, Requirements(None, given=known, outer=frame))
 
     def _listed(self, part: tree.In, query: tree.Query, frame: Frame, known: list[Fact]) -> None:
         """Push into x IN (SELECT y …), which must be true: only rows matter whose y satisfies the conditions on x."""
         inst = Instance(None)
         formulas: list[Formula] = []
         of, kind = part.of, output_kind(query, 0)
-        mine = kind_of(of) if isinstance(of, tree.Ref) and not query.is_recursive else None
+        mine = rule_of(of) if isinstance(of, tree.Ref) and not query.is_recursive else None
         if isinstance(of, tree.Ref) and mine is not None and kind is not None and mine.rule == kind.rule:
             instance = frame.find(of)
             col: Col | None = None if instance is None else (instance, of.column)
@@ -171,10 +171,10 @@ class Push:
                 about = [f.formula for f in known if f.formula is not None and set(cols(f.formula)) == {col}]
                 formulas = [moved(formula, {col: (inst, 0)}) for formula in about]
                 inst.links.append((0, col))
-        self.query(query, Asked(None, inst, formulas, known, frame))
+        self.query(query, Requirements(None, inst, formulas, known, frame))
 
 
-def _needed(select: tree.Select, nature: Nature, needed: set[int] | None) -> list[Any]:
+def _needed(select: tree.Select, nature: SelectKind, needed: set[int] | None) -> list[Any]:
     outputs = [output.of for output in select.outputs]
     if select.values is not None:
         return []
@@ -186,7 +186,7 @@ def _fits(query: tree.Query, place: str | int, plain: bool) -> bool:
     return kind is not None and (plain or kind[1] == "BINARY")
 
 
-def _translated(select: tree.Select, nature: Nature, frame: Frame, asked: Asked) -> Iterable[Formula]:
+def _translated(select: tree.Select, nature: SelectKind, frame: Frame, asked: Requirements) -> Iterable[Formula]:
     """Yield the conditions on the outputs as conditions on the columns behind these outputs."""
     if asked.inst is None or select.values is not None:
         return
@@ -201,7 +201,7 @@ def _translated(select: tree.Select, nature: Nature, frame: Frame, asked: Asked)
             yield moved(formula, to)
 
 
-def _take_links(select: tree.Select, nature: Nature, frame: Frame, asked: Asked) -> None:
+def _take_links(select: tree.Select, nature: SelectKind, frame: Frame, asked: Requirements) -> None:
     for place, col in asked.links:
         of = select.outputs[int(place)].of
         instance = frame.own(of) if isinstance(of, tree.Ref) else None
@@ -209,14 +209,14 @@ def _take_links(select: tree.Select, nature: Nature, frame: Frame, asked: Asked)
             instance.links.append((of.column, col))
 
 
-def _is_of_keys(fact: Fact, nature: Nature, frame: Frame) -> bool:
+def _is_of_keys(fact: Fact, nature: SelectKind, frame: Frame) -> bool:
     """Return whether a HAVING condition concerns only the group keys, and so holds for every row of a group."""
     if fact.formula is None or fact.equal is not None or not nature.is_grouped or nature.has_windows:
         return False
     keys = {
         (frame.own(key), key.column)
         for key in nature.keys
-        if isinstance(key, tree.Ref) and (kind := kind_of(key)) is not None and kind[1] == "BINARY"
+        if isinstance(key, tree.Ref) and (kind := rule_of(key)) is not None and kind[1] == "BINARY"
     }
     return all(col in keys for col in cols(fact.formula))
 

@@ -8,8 +8,8 @@ from typing import Any
 from headwater.model.table import Table
 from headwater.sources.sqlite.query.affinity import affinity, doubt
 from headwater.sources.sqlite.query.facts.conditions import conjuncts
-from headwater.sources.sqlite.query.facts.facts import column_of, kind_of
-from headwater.sources.sqlite.query.facts.select_kind import Nature, by_number
+from headwater.sources.sqlite.query.facts.facts import column_of, rule_of
+from headwater.sources.sqlite.query.facts.select_kind import SelectKind, by_number
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.render import expression
 
@@ -117,7 +117,7 @@ def row_key(query: tree.Query) -> tuple[int, ...] | None:
         is_set = query.ops[-1] != "UNION ALL"
         return tuple(range(len(query.selects[0].outputs))) if is_set else None
     select = query.selects[0]
-    nature = Nature(select, query.order)
+    nature = SelectKind(select, query.order)
     if select.values is not None or nature.is_one_row:
         return () if nature.is_one_row else None
     if nature.is_distinct:
@@ -153,8 +153,8 @@ def _decides(pair: tuple[Any, Any], ref: tree.Ref, others: list[tree.Source]) ->
     if not is_same(mine, ref):
         return False
     if isinstance(value, tree.Literal | tree.Bind):
-        return kind_of(mine) is not None
+        return rule_of(mine) is not None
     if not isinstance(value, tree.Ref) or value.source is None or any(value.source is other for other in others):
         return False
-    kind, theirs = kind_of(mine), kind_of(value)
+    kind, theirs = rule_of(mine), rule_of(value)
     return kind is not None and theirs is not None and kind.rule == theirs.rule

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwater.sources.sqlite.query.facts.facts import kind_of
+from headwater.sources.sqlite.query.facts.facts import rule_of
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.name_resolution import is_aggregate
 
 
-class Nature:
+class SelectKind:
     """Kind of a SELECT: grouped, distinct, aggregated to one row, with windows."""
 
     def __init__(self, select: tree.Select, order: list[tree.Term]) -> None:
@@ -30,7 +30,7 @@ class Nature:
             return False
         if self.is_grouped and not any(_is_same_column(ref, key) for key in self.keys):
             return False
-        kind = kind_of(ref)
+        kind = rule_of(ref)
         return kind is not None and (kind[1] == "BINARY" or not (self.is_grouped or self.is_distinct))
 
     @property
