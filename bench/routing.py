@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from bench.sides import versions
 from headwater.model.change import Change, Op
-from headwater.model.dependencies.dependency import AllOf, Analysis, Condition, Const, Dependency, Param, Test
+from headwater.model.dependencies.dependency import AllOf, Analysis, Comparison, Condition, Const, Dependency, Param
 from headwater.model.table import Column, Row, Table
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies, bind
 from headwater.queries.dependencies.instance_router import Router
@@ -48,14 +48,14 @@ class Compared:
         self.stored = Predicates().stored
 
 
-def test(column: str, op: str, *names: str) -> Test:
-    return Test(column, op, tuple(map(Param, names)))
+def test(column: str, op: str, *names: str) -> Comparison:
+    return Comparison(column, op, tuple(map(Param, names)))
 
 
 SELECTIVE: list[Condition] = [
     test("id", "eq", "id"),
     test("owner", "eq", "owner"),
-    AllOf((test("owner", "eq", "owner"), Test("state", "eq", (Const("open"),)))),
+    AllOf((test("owner", "eq", "owner"), Comparison("state", "eq", (Const("open"),)))),
     AllOf((test("owner", "eq", "owner"), test("total", "gt", "total"))),
     test("id", "in", "id", "owner", "other"),
     AllOf((test("id", "ge", "low"), test("id", "lt", "high"))),
@@ -85,7 +85,7 @@ def queries(rng: random.Random, conditions: list[Condition]) -> list[Analysis]:
 
 
 def columns_of(condition: Condition) -> set[str]:
-    if isinstance(condition, Test):
+    if isinstance(condition, Comparison):
         return {condition.column}
     return {name for part in condition.parts for name in columns_of(part)}
 

@@ -43,7 +43,7 @@ from headwater.ranges.ranges.store import Store
 from headwater.ranges.worker.position_requests import PositionServer
 from headwater.ranges.worker.process import WorkerProcess
 from headwater.sources import registry
-from headwater.sources.capture_stream import Notes
+from headwater.sources.capture_stream import LogNotes
 from headwater.sources.file_lock import FileLock
 from headwater.sources.read import SourceHead
 from headwater.sources.source import Source
@@ -386,7 +386,7 @@ class App:
             undo.pop_all()
         return Database(source, log, disk, capture, retention, embedded=not config.url)
 
-    def _source(self, config: DatabaseConfig, notes: Notes) -> tuple[Source, bool]:
+    def _source(self, config: DatabaseConfig, notes: LogNotes) -> tuple[Source, bool]:
         """Open the source; return it, and whether to stop if it is no longer the database of the log."""
         try:
             name = registry.kind_name(config.url)

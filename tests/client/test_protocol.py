@@ -10,7 +10,7 @@ import pytest
 from headwater import errors
 from headwater.client import protocol as client_protocol
 from headwater.client.protocol import (
-    Repeat,
+    RetryPolicy,
     error_of,
     find_token,
     get_request,
@@ -91,8 +91,8 @@ def test_unknown_error_code_is_kept_and_its_retryable_flag_is_obeyed() -> None:
     error = error_of("moon_is_full", "wait", {"retryable": True, "phase": 3})
     assert type(error) is HeadwaterError
     assert (error.extra["code"], error.extra["phase"]) == ("moon_is_full", 3)
-    assert may_repeat(Repeat.REFUSED, error)
-    assert not may_repeat(Repeat.REFUSED, error_of("moon_is_full", "wait", {}))
+    assert may_repeat(RetryPolicy.REFUSED, error)
+    assert not may_repeat(RetryPolicy.REFUSED, error_of("moon_is_full", "wait", {}))
 
 
 @pytest.mark.parametrize(
@@ -124,30 +124,30 @@ def test_writes_are_retried_only_when_surely_not_executed() -> None:
     )
     allowed = {
         repeat: [may_repeat(repeat, error) for error in (unsent, cut, busy, wrong)]
-        for repeat in (Repeat.ANY, Repeat.REFUSED, Repeat.UNSENT)
+        for repeat in (RetryPolicy.ANY, RetryPolicy.REFUSED, RetryPolicy.UNSENT)
     }
     assert allowed == {
-        Repeat.ANY: [True, True, True, False],
-        Repeat.REFUSED: [True, False, True, False],
-        Repeat.UNSENT: [True, False, False, False],
+        RetryPolicy.ANY: [True, True, True, False],
+        RetryPolicy.REFUSED: [True, False, True, False],
+        RetryPolicy.UNSENT: [True, False, False, False],
     }
 
 
 @pytest.mark.parametrize(
     ("method", "params", "repeat"),
     [
-        ("data.get", {}, Repeat.ANY),
-        ("cdc.poll", {"sub_id": "s"}, Repeat.ANY),
-        ("pull.register", {}, Repeat.ANY),
-        ("sql.exec", {"sql": "SELECT 1"}, Repeat.REFUSED),
-        ("data.insert", {}, Repeat.REFUSED),
-        ("something.new", {}, Repeat.REFUSED),
-        ("data.insert", {"tx": "tx_1"}, Repeat.UNSENT),
-        ("data.get", {"tx": "tx_1"}, Repeat.UNSENT),
-        ("tx.commit", {"tx_id": "tx_1"}, Repeat.UNSENT),
+        ("data.get", {}, RetryPolicy.ANY),
+        ("cdc.poll", {"sub_id": "s"}, RetryPolicy.ANY),
+        ("pull.register", {}, RetryPolicy.ANY),
+        ("sql.exec", {"sql": "SELECT 1"}, RetryPolicy.REFUSED),
+        ("data.insert", {}, RetryPolicy.REFUSED),
+        ("something.new", {}, RetryPolicy.REFUSED),
+        ("data.insert", {"tx": "tx_1"}, RetryPolicy.UNSENT),
+        ("data.get", {"tx": "tx_1"}, RetryPolicy.UNSENT),
+        ("tx.commit", {"tx_id": "tx_1"}, RetryPolicy.UNSENT),
     ],
 )
-def test_rpc_method_is_assigned_its_retry_class(method: str, params: dict[str, Any], repeat: Repeat) -> None:
+def test_rpc_method_is_assigned_its_retry_class(method: str, params: dict[str, Any], repeat: RetryPolicy) -> None:
     assert rpc_request(method, params).repeat is repeat
 
 

@@ -15,7 +15,7 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.filters.filter import NewerThanSnapshot
-from headwater.feeds.formats.frame import Enclosing
+from headwater.feeds.formats.frame import FrameTemplate
 from headwater.feeds.groups.log_reader import Delivery, View
 from headwater.feeds.options import Options
 from headwater.log.live.live_log import LiveLog
@@ -232,7 +232,7 @@ def in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 class _Line:
     """A frame that tests can read."""
 
-    enclosing = Enclosing(b"", b" ", b" ", b"\n")
+    enclosing = FrameTemplate(b"", b" ", b" ", b"\n")
 
     def __call__(self, id: int | str, word: str, data: bytes) -> bytes:
         return b"%b %b %b\n" % (str(id).encode(), word.encode(), data)

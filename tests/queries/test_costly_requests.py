@@ -17,7 +17,7 @@ from headwater.errors import NotFound
 from headwater.model.principal import ADMIN, VIEWER, Principal, Scope
 from headwater.queries import answers as answering_module
 from headwater.queries import head_checks
-from headwater.queries.answers import WATCH_AFTER, Answer, Answering, Numbers
+from headwater.queries.answers import WATCH_AFTER, Answer, Answering, QueryCounters
 from headwater.queries.dependencies import instance_versions, subscribed_instances
 from headwater.queries.etag import query_etag as tags
 from headwater.queries.etag.query_etag import QueryTag
@@ -62,7 +62,7 @@ class CountingLog:
 
 
 def opened(whole: Whole) -> Answering:
-    return Answering(whole.database("main"), asyncio.to_thread, Numbers())
+    return Answering(whole.database("main"), asyncio.to_thread, QueryCounters())
 
 
 def counted(found: Answering) -> CountingLog:
@@ -285,7 +285,7 @@ def test_ask_while_a_thread_locks_the_table_versions_leaves_the_loop_free(
                 in_thread.set()
             return await asyncio.to_thread(work, *args)
 
-        found = Answering(whole.database("main"), run, Numbers())
+        found = Answering(whole.database("main"), run, QueryCounters())
         await found.understood(PREPARED, [1])
         with held(found.tables._lock) as release:
             asked = asyncio.create_task(ask(found))

@@ -13,7 +13,7 @@ from tests.capture.captured_database import Running
 
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.keys.key import Span
-from headwater.ranges.pull.arrow_pieces import Piece, snapshot_pieces, tables_pieces
+from headwater.ranges.pull.arrow_pieces import BodyPiece, snapshot_pieces, tables_pieces
 from headwater.ranges.pull.jobs import DatabaseLocation, LogJob, Selection, SnapshotJob, TablesJob
 from headwater.ranges.pull.log_slices import log_pieces
 from headwater.ranges.pull.slice_cache import Cache, Slice
@@ -74,7 +74,7 @@ def reading(one: Running, folder: Path) -> Iterator[Side]:
         side.close()
 
 
-def bytes_of(pieces: Iterable[Piece]) -> bytes:
+def bytes_of(pieces: Iterable[BodyPiece]) -> bytes:
     """The whole body."""
     found = b""
     for piece in pieces:
@@ -86,7 +86,7 @@ def bytes_of(pieces: Iterable[Piece]) -> bytes:
     return found
 
 
-def rows_of(pieces: Iterable[Piece]) -> Rows:
+def rows_of(pieces: Iterable[BodyPiece]) -> Rows:
     """The rows of an answer, which must be whole."""
     return rows_in(bytes_of(pieces))
 

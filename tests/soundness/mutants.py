@@ -16,7 +16,7 @@ from tests.soundness.grammar import Query
 from tests.soundness.schemas import Step
 
 from headwater.model.change import Change, Op
-from headwater.model.dependencies.dependency import AllOf, Analysis, AnyOf, Condition, Const, Test
+from headwater.model.dependencies.dependency import AllOf, Analysis, AnyOf, Comparison, Condition, Const
 from headwater.model.table import Table
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies
 from headwater.sources.sqlite.query.analysis import analysis as analyse
@@ -100,11 +100,11 @@ def _binary_order(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- of what the extractor says --------------------------------------------------------------------------------
 
 
-def _conditions(change: Callable[[Test], Condition]) -> Patch:
+def _conditions(change: Callable[[Comparison], Condition]) -> Patch:
     """Every test in every condition, changed."""
 
     def walk(condition: Condition) -> Condition:
-        if isinstance(condition, Test):
+        if isinstance(condition, Comparison):
             return change(condition)
         return type(condition)(tuple(map(walk, condition.parts)))
 
@@ -126,26 +126,26 @@ def _analyses(change: Callable[[Analysis], Analysis]) -> Patch:
     return patch
 
 
-def _positive(test: Test) -> Condition:
+def _positive(test: Comparison) -> Condition:
     ops = {"not_in": "in", "not_between": "between", "ne": "eq"}
     return msgspec.structs.replace(test, op=ops.get(test.op, test.op))
 
 
-def _python_not(test: Test) -> Condition:
+def _python_not(test: Comparison) -> Condition:
     """NOT of something unknown taken for true: NULL then passes every negated test."""
     if test.op not in ("ne", "not_in", "not_between"):
         return test
-    return AnyOf((test, Test(test.column, "is", (Const(None),))))
+    return AnyOf((test, Comparison(test.column, "is", (Const(None),))))
 
 
-def _not_in_without_null(test: Test) -> Condition:
+def _not_in_without_null(test: Comparison) -> Condition:
     if test.op != "not_in":
         return test
     kept = tuple(one for one in test.operands if not (isinstance(one, Const) and one.value is None))
     return msgspec.structs.replace(test, operands=kept) if kept else AllOf()
 
 
-def _strict_bounds(test: Test) -> Condition:
+def _strict_bounds(test: Comparison) -> Condition:
     return msgspec.structs.replace(test, op={"le": "lt", "ge": "gt"}.get(test.op, test.op))
 
 
@@ -170,7 +170,7 @@ def _on_restricts_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _where_unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = predicate_pushdown.Push._mark
+    real = predicate_pushdown.Pushdown._mark
 
     def mark(self: Any, select: Any, *rest: Any) -> None:
         where, select.where = select.where, None
@@ -179,7 +179,7 @@ def _where_unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             select.where = where
 
-    monkeypatch.setattr(predicate_pushdown.Push, "_mark", mark)
+    monkeypatch.setattr(predicate_pushdown.Pushdown, "_mark", mark)
 
 
 def _simplified(change: Callable[[str, list[Fact]], tuple[str, list[Fact]]]) -> Patch:
@@ -205,7 +205,7 @@ def _all_of_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _through_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = predicate_pushdown.Push.query
+    real = predicate_pushdown.Pushdown.query
 
     def query(self: Any, query: Any, asked: Any) -> None:
         limit, query.limit = query.limit, None
@@ -214,7 +214,7 @@ def _through_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             query.limit = limit
 
-    monkeypatch.setattr(predicate_pushdown.Push, "query", query)
+    monkeypatch.setattr(predicate_pushdown.Pushdown, "query", query)
 
 
 def _through_everything(monkeypatch: pytest.MonkeyPatch) -> None:

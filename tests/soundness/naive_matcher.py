@@ -7,7 +7,7 @@ from typing import Any
 import apsw
 
 from headwater.model.change import Change, Op
-from headwater.model.dependencies.dependency import AllOf, Analysis, AnyOf, Condition, Dependency, Param, Test
+from headwater.model.dependencies.dependency import AllOf, Analysis, AnyOf, Comparison, Condition, Dependency, Param
 from headwater.model.literal import Unavailable, Value
 from headwater.model.table import Row, Table
 from headwater.sources.sqlite.query.affinity import declaration
@@ -63,7 +63,7 @@ class Judge:
             return any(self.holds(part, table, row, args) for part in condition.parts)
         return self._test(condition, table, row, args)
 
-    def _test(self, test: Test, table: Table, row: Row, args: dict[str, Value]) -> bool:
+    def _test(self, test: Comparison, table: Table, row: Row, args: dict[str, Value]) -> bool:
         if test.column not in table.index:
             return True
         value = row[table.index[test.column]]

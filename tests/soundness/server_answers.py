@@ -12,7 +12,7 @@ from headwater.errors import HeadwaterError
 from headwater.model.change import Transaction
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.table import Table
-from headwater.queries.answers import Answering, Numbers
+from headwater.queries.answers import Answering, QueryCounters
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies
 from headwater.queries.dependencies.instances import Instance
 from headwater.queries.prepared import PreparedQuery, query_id
@@ -52,7 +52,7 @@ class Product:
         self._source = _Slow(source)
         database: Any = _Database(self._source, self.log)
         run: Any = None
-        self._answering = Answering(database, run, Numbers())
+        self._answering = Answering(database, run, QueryCounters())
         self.versions = self._answering.versions
         self._known: dict[int, Instance] = {}
 

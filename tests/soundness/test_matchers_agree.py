@@ -16,12 +16,12 @@ from headwater.model.dependencies.dependency import (
     AllOf,
     Analysis,
     AnyOf,
+    Comparison,
     Condition,
     Const,
     Dependency,
     Operand,
     Param,
-    Test,
 )
 from headwater.model.table import Table
 from headwater.queries.dependencies.bound_dependencies import bind
@@ -107,7 +107,7 @@ class Agreement(Trial):
             return AllOf()
         op = self.random.choice([*OPS, "eq", "eq", "eq", "in"])
         count = 2 if "between" in op else self.random.randint(0, 4) if op.endswith("in") else 1
-        return Test(self.random.choice(exact), op, tuple(self._operand() for _ in range(count)))
+        return Comparison(self.random.choice(exact), op, tuple(self._operand() for _ in range(count)))
 
     def _operand(self) -> Operand:
         if self.random.random() < 0.3:
@@ -116,7 +116,7 @@ class Agreement(Trial):
 
 
 def _columns(condition: Condition) -> frozenset[str]:
-    if isinstance(condition, Test):
+    if isinstance(condition, Comparison):
         return frozenset({condition.column})
     return frozenset().union(*map(_columns, condition.parts))
 

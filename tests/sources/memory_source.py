@@ -16,7 +16,7 @@ from headwater.model.principal import OWNER
 from headwater.model.query.query import Query
 from headwater.model.table import Key, Row, Table
 from headwater.sources.query import Args, ReadResult
-from headwater.sources.read import BulkAddress, Chunk, Condition, Point, Sample, SourceHead
+from headwater.sources.read import BulkAddress, Chunk, Condition, Sample, SamplePoint, SourceHead
 from headwater.sources.request_checks import column_of
 from headwater.sources.sqlite.query.where import Predicates
 from headwater.sources.write import Tx, Work, WriteResult
@@ -159,7 +159,7 @@ class MemorySource:
         weights = [sum(len(v) if isinstance(v, (str, bytes)) else 8 for v in row) for _, row in rows]
         step = max(len(rows) // max(size, 1), 1)
         cuts = [(rows[low][0], weights[low : low + step]) for low in range(0, len(rows), step)]
-        points = tuple(Point(place, len(some), sum(some)) for place, some in cuts)
+        points = tuple(SamplePoint(place, len(some), sum(some)) for place, some in cuts)
         return Sample(shape, len(rows), sum(weights), points)
 
     def condition(self, table: Table, where: str) -> Condition:

@@ -26,7 +26,7 @@ COME_BACK = (429, 503)  # the server asks to retry
 STAY = "--since earliest begins with the oldest change there is, --since snapshot with the rows as they are now."
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """The connection broke, or the server is unavailable: retried, unless it was the first connection."""
 
     def __init__(self, reason: str, failure: Failure) -> None:
@@ -78,7 +78,7 @@ class Feed:
                         wait = FIRST_WAIT if frames else wait
                         yield frames
                 why = "the server ended the stream"
-            except Broken as broken:
+            except ConnectionBroken as broken:
                 if not connections:
                     raise broken.failure from None
                 why = str(broken)
@@ -116,12 +116,12 @@ class Feed:
                     yield frames
         except HeadwaterError as error:
             cause = transport_error(error)
-            raise Broken(reason(cause), failure(self._url, cause)) from None
+            raise ConnectionBroken(reason(cause), failure(self._url, cause)) from None
 
     def _check(self, response: Response) -> None:
         if response.status != 200:
             failure = _refusal(response.read())
-            raise Broken(failure.message, failure) if response.status in COME_BACK else failure
+            raise ConnectionBroken(failure.message, failure) if response.status in COME_BACK else failure
         if response.headers.get("content-type", "") != EVENT_STREAM:
             raise Failure(f"{self._url} is not a Headwater server", exit_code=UNREACHABLE)
 

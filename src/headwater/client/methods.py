@@ -30,7 +30,7 @@ Blocking = AbstractContextManager[Any]
 Awaited = AbstractAsyncContextManager[Any]
 
 
-class _Called(Protocol[P, T_co]):
+class _CallMethod(Protocol[P, T_co]):
     """A method that returns its result, or a coroutine of it, depending on the client."""
 
     @overload
@@ -39,7 +39,7 @@ class _Called(Protocol[P, T_co]):
     def __get__(self, client: Awaited, kind: Any = None) -> Callable[P, Coroutine[Any, Any, T_co]]: ...
 
 
-class _Transferred(Protocol[P, T_co]):
+class _StreamMethod(Protocol[P, T_co]):
     """A method that returns a generator, or an asynchronous one, depending on the client."""
 
     @overload
@@ -48,24 +48,24 @@ class _Transferred(Protocol[P, T_co]):
     def __get__(self, client: Awaited, kind: Any = None) -> Callable[P, AsyncGenerator[T_co]]: ...
 
 
-def called(build: Callable[Concatenate[Any, P], Call[T]]) -> _Called[P, T]:
+def called(build: Callable[Concatenate[Any, P], Call[T]]) -> _CallMethod[P, T]:
     """Make a method of a function that returns a call."""
 
     @functools.wraps(build)
     def method(self: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
         return self._carry_out(build(self, *args, **kwargs))
 
-    return cast(_Called[P, T], method)
+    return cast(_CallMethod[P, T], method)
 
 
-def transferred(build: Callable[Concatenate[Any, P], Transfer[T]]) -> _Transferred[P, T]:
+def transferred(build: Callable[Concatenate[Any, P], Transfer[T]]) -> _StreamMethod[P, T]:
     """Make a method of a function that returns a transfer."""
 
     @functools.wraps(build)
     def method(self: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
         return self._transfer(build(self, *args, **kwargs))
 
-    return cast(_Transferred[P, T], method)
+    return cast(_StreamMethod[P, T], method)
 
 
 class Methods:

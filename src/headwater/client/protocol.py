@@ -41,7 +41,7 @@ REPEATABLE = frozenset(
 )
 
 
-class Repeat(enum.Enum):
+class RetryPolicy(enum.Enum):
     """After which failures a request may be sent again."""
 
     ANY = "after any failure: the request reads, or is idempotent"
@@ -65,7 +65,7 @@ class Request(NamedTuple):
     path: str
     headers: dict[str, str]
     body: bytes | None = None
-    repeat: Repeat = Repeat.ANY
+    repeat: RetryPolicy = RetryPolicy.ANY
     wait_seconds: float = 0.0
 
 
@@ -109,9 +109,9 @@ def rpc_request(method: str, params: Mapping[str, Any]) -> Request:
     """Return the request of an RPC method; parameters that are None are left out."""
     given = {name: value for name, value in params.items() if value is not None}
     body = msgspec.json.encode({"id": 1, "method": method, "params": given})
-    repeat = Repeat.ANY if method in REPEATABLE else Repeat.REFUSED
+    repeat = RetryPolicy.ANY if method in REPEATABLE else RetryPolicy.REFUSED
     if "tx" in given or "tx_id" in given:
-        repeat = Repeat.UNSENT
+        repeat = RetryPolicy.UNSENT
     waits = given.get("wait_ms", 0) / 1000
     return Request("POST", RPC, {"content-type": "application/json"}, body, repeat, waits)
 
@@ -238,12 +238,12 @@ def broken(reason: object = "") -> HeadwaterError:
     return Unavailable(f"the answer broke off before its end{f': {reason}' if str(reason) else ''}", sent=True)
 
 
-def may_repeat(repeat: Repeat, error: HeadwaterError) -> bool:
+def may_repeat(repeat: RetryPolicy, error: HeadwaterError) -> bool:
     """Return whether a request that failed with `error` may be sent again."""
     sent = error.extra.get("sent")
     if sent is not None:  # no Headwater server answered
-        return repeat is Repeat.ANY or not sent
-    return bool(error.retryable or error.extra.get("retryable")) and repeat is not Repeat.UNSENT
+        return repeat is RetryPolicy.ANY or not sent
+    return bool(error.retryable or error.extra.get("retryable")) and repeat is not RetryPolicy.UNSENT
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

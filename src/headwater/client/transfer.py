@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from headwater.client.protocol import Repeat, Request, may_repeat
+from headwater.client.protocol import Request, RetryPolicy, may_repeat
 from headwater.client.retry import Backoff
 from headwater.errors import HeadwaterError
 
@@ -47,7 +47,7 @@ class Transfer(Generic[T]):
 
     def failed(self, error: HeadwaterError) -> float:
         """Return the seconds to wait before `next`; raise `error` if a retry is of no use."""
-        if not may_repeat(Repeat.ANY, error):
+        if not may_repeat(RetryPolicy.ANY, error):
             raise error
         return self._backoff.wait(error)
 

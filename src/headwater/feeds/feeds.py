@@ -15,7 +15,7 @@ from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.hub_wait import silent
 from headwater.feeds.deliver.poll import Poll, PollRequest
-from headwater.feeds.deliver.source_head import Heads
+from headwater.feeds.deliver.source_head import SharedHeadCheck
 from headwater.feeds.deliver.start_position import check_cursor, check_reached, cursor_of
 from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
@@ -51,7 +51,7 @@ class Feeds:
         self._hubs: dict[str, Hub] = {}
         self.readers = OpenReaders(max_streams)
         self._unsubscribed = 0  # streams without a subscription, for the names of their leases
-        self._heads = Heads(self.run)
+        self._heads = SharedHeadCheck(self.run)
         self._watching: WatchedInstances | None = None
         self.subscriptions = Subscriptions(databases, registry, self._report_change)
         self._ticking = self._loop.create_task(self._tick())

@@ -13,7 +13,7 @@ from headwater.model.table import Key
 END = b""  # the end of a table, after every key
 
 
-class Stretch(msgspec.Struct, frozen=True, array_like=True):
+class SnapshotSpan(msgspec.Struct, frozen=True, array_like=True):
     """The keys of `table` after the previous stretch up to `end` (inclusive), whose rows were read at `offset`."""
 
     table: str
@@ -30,7 +30,7 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tables: tuple[str, ...]
     table: int = 0  # index in `tables` of the table being read
     after: bytes | None = None  # the last key read, packed: a Lit cannot distinguish invalid text from bytes
-    chunks: tuple[Stretch, ...] = ()  # adjacent stretches with the same offset are merged
+    chunks: tuple[SnapshotSpan, ...] = ()  # adjacent stretches with the same offset are merged
     forms: dict[str, tuple[str, ...]] = {}  # by table: its version and key order when its rows were read
     done: bool = False
     run: int = 1
@@ -61,7 +61,7 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             self,
             table=self.table + ends_table,
             after=None if next_key is None else encode_row(next_key),
-            chunks=_joined(self.chunks, Stretch(name, END if ends_table else end, offset)),
+            chunks=_joined(self.chunks, SnapshotSpan(name, END if ends_table else end, offset)),
             done=ends_table and self.table + 1 == len(self.tables),
         )
 
@@ -70,7 +70,7 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return SnapshotState(tables=self.tables, run=self.run + 1, lease_started_ms=now_ms)
 
 
-def _joined(chunks: tuple[Stretch, ...], new: Stretch) -> tuple[Stretch, ...]:
+def _joined(chunks: tuple[SnapshotSpan, ...], new: SnapshotSpan) -> tuple[SnapshotSpan, ...]:
     if chunks and (chunks[-1].table, chunks[-1].offset) == (new.table, new.offset):
         return (*chunks[:-1], new)
     return (*chunks, new)

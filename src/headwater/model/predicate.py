@@ -64,11 +64,11 @@ class Case(msgspec.Struct, frozen=True):
     otherwise: Expr
 
 
-class Queried(msgspec.Struct, frozen=True):
+class QueryExpression(msgspec.Struct, frozen=True):
     """Base class of expressions that are allowed in queries and not in a condition on one row."""
 
 
-Expr = Col | Literal | Call | Function | Cast | Case | Queried
+Expr = Col | Literal | Call | Function | Cast | Case | QueryExpression
 
 _AB = ("a", "b")
 OPS: dict[str, tuple[str, ...]] = {  # op -> its operand fields

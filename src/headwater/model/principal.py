@@ -30,7 +30,7 @@ class Scope(msgspec.Struct, frozen=True, order=True):
         return ",".join(f"{self.db}.{table}" for table in self.tables) or self.db
 
 
-class Depends(Protocol):
+class TableDependency(Protocol):
     """A table whose changes can change an answer."""
 
     @property
@@ -53,7 +53,7 @@ class Reads(Protocol):
         ...
 
     @property
-    def dependencies(self) -> Sequence[Depends]:
+    def dependencies(self) -> Sequence[TableDependency]:
         """Return the tables whose changes its subscribers receive."""
         ...
 

@@ -73,7 +73,7 @@ class Answer(msgspec.Struct, frozen=True):
         return self.read is None
 
 
-class Numbers(msgspec.Struct):
+class QueryCounters(msgspec.Struct):
     """Counters of requests and answers, for metrics."""
 
     asked: int = 0
@@ -126,7 +126,7 @@ def _newest_first(tags: Sequence[str], prefix: str) -> list[tuple[str, QueryTag]
 class Answering:
     """Answers the queries of one database. Runs in one event loop; blocking work runs in threads."""
 
-    def __init__(self, database: Database, run: Run, numbers: Numbers, *, sample: int = 0) -> None:
+    def __init__(self, database: Database, run: Run, numbers: QueryCounters, *, sample: int = 0) -> None:
         self.database, self._run, self.numbers, self._sample = database, run, numbers, sample
         self._instances = Instances()
         self._analyses = Analyses()

@@ -13,7 +13,7 @@ from headwater.errors import InvalidRequest
 from headwater.model.database_name import real_name
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.principal import OWNER, Principal
-from headwater.queries.answers import Answer, Answering, Numbers
+from headwater.queries.answers import Answer, Answering, QueryCounters
 from headwater.queries.dependencies.instance_versions import InstanceVersions
 from headwater.queries.dependencies.instances import Args
 from headwater.queries.etag.causality import Token
@@ -52,7 +52,7 @@ class Queries:
         self.public = public  # whether shared caches may keep answers
         self._answering: dict[str, Answering] = {}
         self._checked: set[tuple[str, str]] = set()  # (query id, role) pairs whose SQL that role may send
-        self.numbers = Numbers()
+        self.numbers = QueryCounters()
         self.results = Results()
 
     async def prepare(

@@ -15,7 +15,7 @@ KEY_MARK = b"PRIVATE KEY-----"  # of every kind of key in PEM
 log = logging.getLogger(__name__)
 
 
-class Pems(NamedTuple):
+class PemFiles(NamedTuple):
     """The contents of the files when they were last valid."""
 
     chain: bytes
@@ -61,9 +61,9 @@ class Tls:
         log.info("the certificate was reloaded from %s", self._chain)
         return True
 
-    def _read(self) -> Pems:
+    def _read(self) -> PemFiles:
         authorities = None if self._authorities is None else _bytes(self._authorities)
-        pems = Pems(_bytes(self._chain), _bytes(self._key), authorities)
+        pems = PemFiles(_bytes(self._chain), _bytes(self._key), authorities)
         if self._key == self._chain and KEY_MARK not in pems.key:
             raise ConfigError(
                 f"{self._chain} contains no private key, and serve.tls_key is not set",

@@ -11,7 +11,7 @@ from headwater.sources.read import SourceHead
 STOPPED = "stopped"  # name of the note for a clean stop: everything that capture reported is in the log
 
 
-class Notes(Protocol):
+class LogNotes(Protocol):
     """Small durable texts stored with the log, by which a source recognises its own history."""
 
     def note(self, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.errors import InvalidRequest
-from headwater.model.predicate import Expr, Queried
+from headwater.model.predicate import Expr, QueryExpression
 from headwater.model.query.query import (
     Aggregate,
     Body,
@@ -12,7 +12,7 @@ from headwater.model.query.query import (
     InQuery,
     Item,
     Join,
-    Named,
+    NamedTable,
     Order,
     Param,
     Query,
@@ -134,7 +134,7 @@ class QueryText:
     def table(self, table: TableRef, *, alone: bool) -> str:
         """Return one table of FROM as SQL."""
         match table:
-            case Named(name, alias):
+            case NamedTable(name, alias):
                 return self.named(name) + self._as(alias)
             case Derived(query, alias):
                 return f"({self.query(query)}){self._as(alias)}"
@@ -144,7 +144,7 @@ class QueryText:
                 text = sides + self._clause(" ON ", on) + names
                 return text if alone else f"({text})"
 
-    def queried(self, expr: Queried) -> str:
+    def queried(self, expr: QueryExpression) -> str:
         """Return a parameter, an aggregate or a subquery as SQL."""
         match expr:
             case Param(place):

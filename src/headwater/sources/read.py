@@ -29,7 +29,7 @@ class Chunk(msgspec.Struct, frozen=True):
     next_key: Key | None
 
 
-class Point(msgspec.Struct, frozen=True):
+class SamplePoint(msgspec.Struct, frozen=True):
     """One sampled row, and the part of its table that it represents."""
 
     place: bytes  # its key, encoded by `order`
@@ -46,7 +46,7 @@ class Sample(msgspec.Struct, frozen=True):
     table: Table
     rows: int
     bytes: int
-    points: tuple[Point, ...] = ()
+    points: tuple[SamplePoint, ...] = ()
 
 
 class Pin(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.errors import ConfigError, NotSupported
 from headwater.model.change import Transaction
-from headwater.sources.capture_stream import Notes
+from headwater.sources.capture_stream import LogNotes
 from headwater.sources.read import BulkAddress, BulkReader, PastShapes, ServerPositions
 from headwater.sources.source import Source
 
@@ -40,7 +40,7 @@ class LogView(Protocol):
         ...
 
     def note(self, name: str) -> str:
-        """Return the text stored under `name`; see Notes."""
+        """Return the text stored under `name`; see LogNotes."""
         ...
 
     def scan(self, *, after: int) -> Iterator[Transaction]:
@@ -58,7 +58,7 @@ class Inspection(msgspec.Struct, frozen=True):
     is_readable: bool = True  # False: the checks name the reason, and the log cannot be compared
 
 
-class Report(msgspec.Struct, frozen=True):
+class CommandReport(msgspec.Struct, frozen=True):
     """Result of a command: a JSON document, equivalent lines for people, and notes with a hint each."""
 
     document: dict[str, Any]
@@ -94,7 +94,7 @@ class SourceKind(ABC):
         return ""
 
     @abstractmethod
-    def open(self, name: str, url: str, *, notes: Notes, settings: Any, folder: Path, is_embedded: bool) -> Source:
+    def open(self, name: str, url: str, *, notes: LogNotes, settings: Any, folder: Path, is_embedded: bool) -> Source:
         """Open the database at `url`; `folder` is the data folder, which holds our own database if `is_embedded`."""
 
     def open_bulk_reader(
@@ -114,16 +114,16 @@ class SourceKind(ABC):
     def check_attach(self, url: str) -> None:  # noqa: B027  # most kinds have nothing to check
         """Raise if a command cannot set up capture of the database."""
 
-    def attached(self, name: str, url: str, status: dict[str, Any], tables: tuple[str, ...]) -> Report:
+    def attached(self, name: str, url: str, status: dict[str, Any], tables: tuple[str, ...]) -> CommandReport:
         """Report a capture that was set up; `tables` are the tables that the user named."""
         found = status["tables"]
-        return Report({"database": name, "tables": found}, [f"capturing {', '.join(found)} as {name!r}"])
+        return CommandReport({"database": name, "tables": found}, [f"capturing {', '.join(found)} as {name!r}"])
 
     def setup_sql(self, name: str, url: str, *, reader: str, writer: str, ddl_statements: bool) -> list[str]:
         """Return the SQL that prepares the database for Headwater."""
         raise NotSupported("only PostgreSQL needs logins for callers", hint="SQLite files need no logins.")
 
-    def detach(self, name: str, url: str, settings: Any, find_log: Callable[[str | None], str | None]) -> Report:
+    def detach(self, name: str, url: str, settings: Any, find_log: Callable[[str | None], str | None]) -> CommandReport:
         """Remove every trace of Headwater; `find_log` returns the log path of a generation, or of this database."""
         raise NotSupported(f"Headwater leaves nothing behind in {name!r}")
 

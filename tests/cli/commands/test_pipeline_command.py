@@ -23,9 +23,9 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.cli.commands.pipeline_status import state_of
 from headwater.cli.main import main
-from headwater.cli.output.pipeline_bars import Bars
-from headwater.cli.output.pipeline_lines import JsonLines, Lines, compared
-from headwater.cli.output.pipeline_progress import Tally, duration
+from headwater.cli.output.pipeline_bars import ProgressBars
+from headwater.cli.output.pipeline_lines import JsonLines, ProgressLines, compared
+from headwater.cli.output.pipeline_progress import TableProgress, duration
 from headwater.client import Client
 from headwater.errors import PipelineError, Unavailable
 from headwater.model.keys.key import Span
@@ -541,7 +541,7 @@ def test_command_line_starts_without_loading_spark_or_sqlalchemy() -> None:
 
 def test_live_lines_are_printed_every_few_seconds_and_only_with_new_offsets(capsys: pytest.CaptureFixture[str]) -> None:
     clock = SimpleNamespace(now=100.0)
-    lines = Lines(lambda: clock.now)
+    lines = ProgressLines(lambda: clock.now)
     for second, offset in ((0, 1), (1, 2), (5, 3), (9, 4), (20, 4), (30, 5)):
         clock.now = 100.0 + second
         lines.live(TASK, offset, 5)
@@ -554,17 +554,17 @@ def test_live_lines_are_printed_every_few_seconds_and_only_with_new_offsets(caps
 
 
 def test_table_failure_is_printed_on_standard_error_with_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    Lines().failed(TASK, PipelineError("it broke", hint="Mend it."))
+    ProgressLines().failed(TASK, PipelineError("it broke", hint="Mend it."))
     assert capsys.readouterr() == ("", "error: main.orders: it broke (pipeline_failed)\nhint: Mend it.\n")
 
 
 def test_control_characters_in_a_table_failure_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    Lines().failed(replace(TASK, table="x\x1b[2J"), PipelineError("\x1b[31m"))
+    ProgressLines().failed(replace(TASK, table="x\x1b[2J"), PipelineError("\x1b[31m"))
     assert "\x1b" not in capsys.readouterr().err
 
 
 def test_tally_counts_rows_pace_and_remaining_time() -> None:
-    tally = Tally(TASK)
+    tally = TableProgress(TASK)
     tally.began(1000)
     tally.stage = "snapshot"
     assert (tally.rows, tally.total, tally.pace, tally.words) == (0, 1000, None, "0 of 1,000 rows")
@@ -584,7 +584,7 @@ def test_tally_counts_rows_pace_and_remaining_time() -> None:
 
 
 def test_tally_drops_ranges_replaced_by_a_split_or_merge() -> None:
-    tally = Tally(TASK)
+    tally = TableProgress(TASK)
     for row in (LEFT, RIGHT):
         tally.moved(row)
     tally.moved(replace(RIGHT, range_id=3, epoch=2, span=Span(b"k", b"t"), rows_estimate=300))
@@ -595,7 +595,7 @@ def test_tally_drops_ranges_replaced_by_a_split_or_merge() -> None:
 
 
 def test_tally_without_a_finished_range_shows_no_pace() -> None:
-    tally = Tally(TASK)
+    tally = TableProgress(TASK)
     tally.began(1000)
     tally.stage = "snapshot"
     tally.moved(replace(LEFT, stage=SNAPSHOT))
@@ -614,7 +614,7 @@ def test_bars_show_tables_active_ranges_and_the_live_lag() -> None:
     from rich.console import Console
 
     out = io.StringIO()
-    with Bars(Console(file=out, force_terminal=True, width=140, color_system=None)) as bars:
+    with ProgressBars(Console(file=out, force_terminal=True, width=140, color_system=None)) as bars:
         bars.started(TASK, "first", 1000, 2)
         bars.stage(TASK, "snapshot")
         bars.loaded(TASK, 1, 600, 2.0)

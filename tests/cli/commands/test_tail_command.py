@@ -17,7 +17,7 @@ import pytest
 from tests.cli.cli_process import HEADWATER, TIMEOUT, Served, environment, refused, run, script, served
 
 from headwater.cli.failure import Failure
-from headwater.cli.feed import LONGEST_WAIT, Broken, Feed
+from headwater.cli.feed import LONGEST_WAIT, ConnectionBroken, Feed
 from headwater.cli.filters import FeedTarget, key, moment, start
 from headwater.cli.output.changes import line
 from headwater.cli.remote import Remote
@@ -392,7 +392,7 @@ class Unsteady(Feed):
         return (frames for frames in [each])
 
 
-BROKEN = Broken("refused", Failure("no server", exit_code=3))
+BROKEN = ConnectionBroken("refused", Failure("no server", exit_code=3))
 FRAME = Frame("7", "insert", b"{}")
 
 

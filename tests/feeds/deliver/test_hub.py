@@ -689,7 +689,7 @@ class Threads:
         self.decided = 0
 
     async def __call__(self, call: Any, *args: Any) -> Any:
-        self.decided += getattr(call, "__func__", None) is batch_module.Costly.run
+        self.decided += getattr(call, "__func__", None) is batch_module.SlowFilters.run
         return await run(call, *args)
 
 

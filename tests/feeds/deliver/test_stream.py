@@ -38,7 +38,7 @@ from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.groups import group as group_module
 from headwater.feeds.options import Options
-from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscription
+from headwater.feeds.subscription import END, SnapshotSpan, SnapshotState, Subscription
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import parse_ts
@@ -301,7 +301,9 @@ def test_caught_up_waits_until_the_log_reaches_the_snapshot_rows() -> None:
         fed.commit(insert(2))
         async with place(fed) as here:
             consumer = here.consumer()
-            consumer.finished(SnapshotState(tables=("items",), done=True, chunks=(Stretch("items", END, 1),), again=4))
+            consumer.finished(
+                SnapshotState(tables=("items",), done=True, chunks=(SnapshotSpan("items", END, 1),), again=4)
+            )
             reading = here.read(consumer=consumer, cursor=1)
             await reading.idle()
             assert words(reading.frames) == ["insert"], "rows were read again at 4"

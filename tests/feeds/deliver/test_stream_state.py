@@ -16,9 +16,9 @@ from headwater.feeds.deliver.stream_state import (
     Event,
     Failed,
     FellBehind,
+    HistoryLost,
     Joined,
     Live,
-    Lost,
     PauseChanged,
     Paused,
     Skipped,
@@ -36,7 +36,7 @@ STATES: tuple[State, ...] = (*DELIVERING, *(Paused(held) for held in DELIVERING)
 ENDS: dict[Event, tuple[Ended, tuple[Action, ...]]] = {
     Completed(): (Ended(EndReason("complete", "everything asked for was sent")), ()),
     Closed("bad_frame", "no JSON"): (Ended(EndReason("bad_frame", "no JSON")), ()),
-    Lost("wal_horizon_exceeded"): (
+    HistoryLost("wal_horizon_exceeded"): (
         Ended(EndReason("resnapshot_required", "wal_horizon_exceeded")),
         (Action.SEND_RESNAPSHOT,),
     ),

@@ -11,7 +11,7 @@ from tests.suite.examples import examples
 
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.debezium_encoder import IS_BUILT, Compiled, debezium
-from headwater.feeds.formats.frame import Enclosed
+from headwater.feeds.formats.frame import TemplateFrame
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Row, Table
@@ -58,7 +58,7 @@ def test_compiled_and_python_encoders_write_the_same_bytes(
     table: Table,
     images: tuple[bool, bool],
     columns: tuple[str, ...],
-    frame: Enclosed,
+    frame: TemplateFrame,
     said: list[Op | None],
 ) -> None:
     new = tuple(old[at] if is_kept and at in table.key_places else value for at, value in enumerate(new))

@@ -11,7 +11,7 @@ from tests.suite.examples import examples
 
 from headwater.feeds.formats import envelope
 from headwater.feeds.formats.debezium import Debezium
-from headwater.feeds.formats.fast_rows import MOST, Odd, quick
+from headwater.feeds.formats.fast_rows import MOST, UnsupportedRow, quick
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import UNAVAILABLE
@@ -66,7 +66,7 @@ def test_fast_path_writes_the_same_debezium_bytes(
 def test_unsupported_values_raise_odd(kind: str, value: Any) -> None:
     made = quick(Table("t", (Column("a", kind), Column("b"))), ["a"])
     assert made is not None
-    with pytest.raises(Odd):
+    with pytest.raises(UnsupportedRow):
         made((value, None))
 
 

@@ -35,7 +35,7 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.feeds.options import Options, Shard
-from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscription
+from headwater.feeds.subscription import END, SnapshotSpan, SnapshotState, Subscription
 from headwater.feeds.subscription_requests import Subscriptions
 from headwater.feeds.subscriptions import store
 from headwater.feeds.subscriptions.registry import Registry
@@ -448,13 +448,13 @@ def test_concurrent_callers_lose_no_write(opened: Callable[..., Registry]) -> No
 
 def test_snapshot_merges_adjacent_stretches_of_one_offset() -> None:
     state = FRESH.read(offset=5, end=b"c", next_key=(1,)).read(offset=5, end=b"f", next_key=(2,))
-    assert state.chunks == (Stretch("t", b"f", 5),)
+    assert state.chunks == (SnapshotSpan("t", b"f", 5),)
     assert state.after_key == (2,)
     state = state.read(offset=6, end=b"", next_key=None)
-    assert state.chunks == (Stretch("t", b"f", 5), Stretch("t", END, 6))
+    assert state.chunks == (SnapshotSpan("t", b"f", 5), SnapshotSpan("t", END, 6))
     assert (state.table, state.after_key, state.done) == (1, None, False)
     state = state.read(offset=6, end=b"", next_key=None)
-    assert state.chunks[-1] == Stretch("u", END, 6)
+    assert state.chunks[-1] == SnapshotSpan("u", END, 6)
     assert state.done
     again = state.restarted(99)
     assert again == SnapshotState(tables=("t", "u"), run=2, lease_started_ms=99)

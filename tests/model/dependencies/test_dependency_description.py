@@ -6,12 +6,12 @@ from headwater.model.dependencies.dependency import (
     AllOf,
     Analysis,
     AnyOf,
+    Comparison,
     Condition,
     Const,
     Dependency,
     KeyGuard,
     Param,
-    Test,
     TopGuard,
 )
 from headwater.model.dependencies.description import of_condition, of_dependency, words
@@ -19,7 +19,7 @@ from headwater.model.literal import Date
 
 
 def test_a_place() -> None:
-    condition = AllOf((Test("customer", "eq", (Param("p1"),)), Test("total", "gt", (Const(5),))))
+    condition = AllOf((Comparison("customer", "eq", (Param("p1"),)), Comparison("total", "gt", (Const(5),))))
     place = Dependency("orders", frozenset({"total", "id"}), condition)
     assert of_dependency(place) == "orders: columns id, total; rows where customer = :p1 and total > 5"
     assert of_dependency(Dependency("t")) == "t: all columns; all rows"
@@ -27,7 +27,7 @@ def test_a_place() -> None:
 
 
 def test_conditions() -> None:
-    a, b = Test("a", "is", (Const(None),)), Test("b", "between", (Const(1.5), Param("2")))
+    a, b = Comparison("a", "is", (Const(None),)), Comparison("b", "between", (Const(1.5), Param("2")))
     cases: list[tuple[Condition, str]] = [
         (a, "a is null"),
         (b, "b between 1.5 and ?2"),
@@ -35,10 +35,10 @@ def test_conditions() -> None:
         (AllOf((AnyOf((a, b)), b)), "(a is null or b between 1.5 and ?2) and b between 1.5 and ?2"),
         (AllOf(), ""),
         (AnyOf(), "never"),
-        (Test("c", "not_in", tuple(map(Const, range(10)))), "c not in (0, 1, 2, 3, 4, 5, 6, 7, and 2 more)"),
-        (Test("c", "ne", (Const("it's"),)), "c <> 'it''s'"),
-        (Test("c", "le", (Const(b"\x00"),)), "c <= x'00'"),
-        (Test("c", "le", (Const(Date("2024-01-01")),)), "c <= '2024-01-01'"),
+        (Comparison("c", "not_in", tuple(map(Const, range(10)))), "c not in (0, 1, 2, 3, 4, 5, 6, 7, and 2 more)"),
+        (Comparison("c", "ne", (Const("it's"),)), "c <> 'it''s'"),
+        (Comparison("c", "le", (Const(b"\x00"),)), "c <= x'00'"),
+        (Comparison("c", "le", (Const(Date("2024-01-01")),)), "c <= '2024-01-01'"),
     ]
     for condition, text in cases:
         assert of_condition(condition) == text

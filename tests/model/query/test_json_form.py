@@ -19,7 +19,7 @@ from headwater.model.query.query import (
     InQuery,
     Item,
     Join,
-    Named,
+    NamedTable,
     Order,
     Param,
     Query,
@@ -66,7 +66,7 @@ def setop(kind: str = "union", **fields: Any) -> dict[str, Any]:
             select(
                 from_=[{"table": "users", "as": "u"}, {"db": "default", "table": "t"}, {"db": "main", "table": "x"}]
             ),
-            Query(Select((Item(Col("id")),), (Named("users", "u"), Named("t"), Named("x")))),
+            Query(Select((Item(Col("id")),), (NamedTable("users", "u"), NamedTable("t"), NamedTable("x")))),
         ),
         (
             select(from_=[{"subquery": {"query": select(), "as": "d"}}]),
@@ -74,7 +74,7 @@ def setop(kind: str = "union", **fields: Any) -> dict[str, Any]:
         ),
         (
             select(from_=[{"join": {"type": "left", "left": {"table": "a"}, "right": {"table": "b"}, "on": ID}}]),
-            Query(Select((Item(Col("id")),), (Join("left", Named("a"), Named("b"), Col("id")),))),
+            Query(Select((Item(Col("id")),), (Join("left", NamedTable("a"), NamedTable("b"), Col("id")),))),
         ),
         (
             select(
@@ -82,7 +82,7 @@ def setop(kind: str = "union", **fields: Any) -> dict[str, Any]:
                     {"join": {"type": "full", "left": {"table": "a"}, "right": {"table": "b"}, "using_columns": ["k"]}}
                 ]
             ),
-            Query(Select((Item(Col("id")),), (Join("full", Named("a"), Named("b"), None, ("k",)),))),
+            Query(Select((Item(Col("id")),), (Join("full", NamedTable("a"), NamedTable("b"), None, ("k",)),))),
         ),
         (
             select(group_by=[ID], having={"op": "gt", "a": {"fn": "COUNT"}, "b": {"lit": 1}}),

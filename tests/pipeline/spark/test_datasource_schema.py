@@ -74,12 +74,12 @@ def test_identity_uses_the_arrow_column_names() -> None:
 
 
 def test_pickled_reader_and_pieces_stay_small() -> None:
-    from headwater.pipeline.spark.datasource import HeadwaterDataSource, Piece
+    from headwater.pipeline.spark.datasource import HeadwaterDataSource, TaskPartition
     from headwater.pipeline.spark.options import LogPiece, RowsPiece, Span
 
     source = HeadwaterDataSource({"url": "http://h", "table": "t"})
     reader = source.reader(schema.struct_of(schema.rows_schema(EVERY)))
     assert len(pickle.dumps(reader)) < 4000
     for what in (RowsPiece(Span(b"a", b"b"), 3), LogPiece(1, 2, Span(b"a"))):
-        sent = pickle.dumps(Piece("g", what, 1))
+        sent = pickle.dumps(TaskPartition("g", what, 1))
         assert pickle.loads(sent).what == what and len(sent) < 600

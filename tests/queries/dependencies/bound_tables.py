@@ -12,11 +12,11 @@ from headwater.model.dependencies.dependency import (
     AllOf,
     Analysis,
     AnyOf,
+    Comparison,
     Condition,
     Const,
     Dependency,
     Param,
-    Test,
 )
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Column, Table
@@ -59,11 +59,11 @@ def condition(rng: random.Random, table: Table, depth: int = 2) -> Condition:
         parts = tuple(condition(rng, table, depth - 1) for _ in range(rng.randrange(4)))
         return AllOf(parts) if rng.random() < 0.65 else AnyOf(parts)
     op = rng.choice([*ONE, *TWO, "in", "not_in", *["eq"] * 6, *["in"] * 3])
-    return Test(rng.choice(table.names), op, operands(rng, op))
+    return Comparison(rng.choice(table.names), op, operands(rng, op))
 
 
 def names_in(condition: Condition) -> set[str]:
-    if isinstance(condition, Test):
+    if isinstance(condition, Comparison):
         return {condition.column}
     return {name for part in condition.parts for name in names_in(part)}
 

@@ -16,7 +16,7 @@ from tests.sources.memory_source import MemorySource
 from tests.suite.deadlines import PATIENCE
 
 from headwater.model.change import Change, Op
-from headwater.model.dependencies.dependency import AllOf, AnyOf, Condition, Const, Dependency, Param, Test
+from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Condition, Const, Dependency, Param
 from headwater.model.literal import U64, UNAVAILABLE, Date, Embedding, Json
 from headwater.model.table import Row
 from headwater.queries.dependencies import bound_dependencies
@@ -38,7 +38,7 @@ DIRTY: list[Any] = [
 SQL = {"eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "is": "IS", "is_not": "IS NOT"}
 
 
-def written(test: Test) -> str:
+def written(test: Comparison) -> str:
     marks = [f":p{number}" for number in range(len(test.operands))]
     match test.op:
         case "in" | "not_in":
@@ -70,7 +70,7 @@ def test_bound_conditions_agree_with_sqlite(tmp_path: Path) -> None:
             for op in (*ONE, *TWO, "in", "not_in") * 4:
                 many = 1 if op in ONE else 2 if op in TWO else rng.randrange(5)
                 given = {f"p{number}": rng.choice(DIRTY) for number in range(many)}
-                test = Test(column, op, tuple(map(Param, given)))
+                test = Comparison(column, op, tuple(map(Param, given)))
                 bound = bind(app.source, tables, analysis(Dependency("t", frozenset({column}), test)), given)
                 said = app.source.read(f"SELECT id FROM t WHERE {written(test)}", given)
                 true = {key for (key,) in said.rows}
@@ -107,7 +107,7 @@ def tree(rng: random.Random, given: dict[str, Any], depth: int) -> tuple[Conditi
     name, column = f"v{len(given)}", rng.choice(["i", "x", "xn", "z"])
     given[name] = rng.choice([0, 1, 2, 0.5, "a", "A", "b", "", b"a", None])
     op = rng.choice(ONE)
-    return Test(column, op, (Param(name),)), f"{column} {SQL[op]} :{name}"
+    return Comparison(column, op, (Param(name),)), f"{column} {SQL[op]} :{name}"
 
 
 # --- which changes ---------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_update_with_identical_values_is_irrelevant(value: Any) -> None:
 
 
 def test_condition_is_checked_on_both_images() -> None:
-    asked = bound(Dependency("t", frozenset({"a", "d"}), Test("a", "eq", (Param("p"),))), p=1)
+    asked = bound(Dependency("t", frozenset({"a", "d"}), Comparison("a", "eq", (Param("p"),))), p=1)
     assert asked.matters(update((1, 1, 0, 0, 0), (1, 2, 0, 0, 0))) == 0
     assert asked.matters(update((1, 2, 0, 0, 0), (1, 1, 0, 0, 0))) == 0
     assert asked.matters(update((1, 2, 0, 0, 0), (1, 3, 0, 0, 0))) is None
@@ -155,7 +155,7 @@ def test_condition_is_checked_on_both_images() -> None:
 
 
 def test_change_with_unknown_rows_is_relevant() -> None:
-    asked = bound(Dependency("u"), Dependency("t", frozenset({"a", "c"}), Test("a", "eq", (Const(1),))))
+    asked = bound(Dependency("u"), Dependency("t", frozenset({"a", "c"}), Comparison("a", "eq", (Const(1),))))
     row = (1, 2, 0, 0, 0)
     for op in (Op.SCHEMA_CHANGE, Op.TRUNCATE):
         assert asked.matters(Change(op, T)) == 1
@@ -168,7 +168,7 @@ def test_change_with_unknown_rows_is_relevant() -> None:
 
 
 def test_rows_of_another_table_version_are_read_by_column_name() -> None:
-    asked = bound(Dependency("t", frozenset({"a"}), Test("a", "eq", (Const(1),))))
+    asked = bound(Dependency("t", frozenset({"a"}), Comparison("a", "eq", (Const(1),))))
     moved = shape("t", "id", "new", "a", version=2)
     assert asked.matters(Change(Op.INSERT, moved, None, (1, 1, 2))) is None
     assert asked.matters(Change(Op.INSERT, moved, None, (1, 2, 1))) == 0
@@ -186,39 +186,47 @@ def test_query_without_columns_depends_on_inserts_and_deletes() -> None:
 
 def test_condition_that_cannot_be_encoded_is_dropped() -> None:
     strange = {"t": shape("t", "id", "a:UNICODE_CI")}
-    asked = bind(SOURCE, strange, analysis(Dependency("t", None, Test("a", "eq", (Const("x"),)))), {})
+    asked = bind(SOURCE, strange, analysis(Dependency("t", None, Comparison("a", "eq", (Const("x"),)))), {})
     assert asked.matters(Change(Op.INSERT, strange["t"], None, (1, "y"))) == 0
     for condition in (
-        Test("a", "eq", (Param("not given"),)),
-        Test("nowhere", "eq", (Const(1),)),
-        Test("a", "like", (Const(1),)),
-        Test("a", "eq", (Const(2**70),)),
-        Test("a", "in", (Const(1), Const(2**70))),
-        Test("a", "not_in", (Const(1), Const(2**70))),
+        Comparison("a", "eq", (Param("not given"),)),
+        Comparison("nowhere", "eq", (Const(1),)),
+        Comparison("a", "like", (Const(1),)),
+        Comparison("a", "eq", (Const(2**70),)),
+        Comparison("a", "in", (Const(1), Const(2**70))),
+        Comparison("a", "not_in", (Const(1), Const(2**70))),
     ):
         assert bound(Dependency("t", None, condition)).matters(Change(Op.INSERT, T, None, (1, 7, 0, 0, 0))) == 0
 
 
 def test_deep_and_wide_conditions_are_dropped() -> None:
-    deep: Condition = Test("a", "eq", (Const(1),))
+    deep: Condition = Comparison("a", "eq", (Const(1),))
     for turn in range(300):
         deep = (
-            AllOf((deep, Test("b", "ne", (Const(turn),))))
+            AllOf((deep, Comparison("b", "ne", (Const(turn),))))
             if turn % 2
-            else AnyOf((deep, Test("d", "eq", (Const(turn),))))
+            else AnyOf((deep, Comparison("d", "eq", (Const(turn),))))
         )
     change = Change(Op.INSERT, T, None, (1, 1, "b", 0, 1))
     assert bound(Dependency("t", None, deep)).matters(change) == 0
-    pairs = [AllOf((Test("a", "eq", (Const(n),)), Test("d", "eq", (Const(n),)))) for n in range(3_000)]
+    pairs = [AllOf((Comparison("a", "eq", (Const(n),)), Comparison("d", "eq", (Const(n),)))) for n in range(3_000)]
     assert bound(Dependency("t", None, AnyOf(tuple(pairs)))).matters(change) == 0
 
 
 def test_tests_of_one_column_are_merged() -> None:
-    both = AllOf((Test("a", "gt", (Const(1),)), Test("a", "lt", (Const(3),)), Test("a", "is_not", (Const(None),))))
+    both = AllOf(
+        (
+            Comparison("a", "gt", (Const(1),)),
+            Comparison("a", "lt", (Const(3),)),
+            Comparison("a", "is_not", (Const(None),)),
+        )
+    )
     found = bound(Dependency("t", None, both))
     assert len(found.places[0].values) == 1
     assert [found.matters(Change(Op.INSERT, T, None, (1, n, 0, 0, 0))) for n in (1, 2, 3)] == [None, 0, None]
-    never = bound(Dependency("t", None, AllOf((Test("a", "eq", (Const(1),)), Test("a", "eq", (Const(2),))))))
+    never = bound(
+        Dependency("t", None, AllOf((Comparison("a", "eq", (Const(1),)), Comparison("a", "eq", (Const(2),)))))
+    )
     assert never.matters(Change(Op.INSERT, T, None, (1, 1, 0, 0, 0))) is None
     assert never.matters(Change(Op.TRUNCATE, T)) == 0
 
@@ -230,7 +238,10 @@ def test_templates_with_many_leaves_are_forgotten_before_their_number_is_reached
     monkeypatch.setattr(bound_dependencies, "MAX_TEMPLATE_LEAVES", most)
     source = MemorySource("wide")
     for turn in range(most // 800 + 20):
-        pairs = [AllOf((Test("a", "eq", (Const(n),)), Test("d", "eq", (Const(n),)))) for n in range(450 - turn % 2)]
+        pairs = [
+            AllOf((Comparison("a", "eq", (Const(n),)), Comparison("d", "eq", (Const(n),))))
+            for n in range(450 - turn % 2)
+        ]
         columns = frozenset({"a", "d", f"x{turn}"})
         bind(source, TABLES, analysis(Dependency("t", columns, AnyOf(tuple(pairs)))), {})
     templates = _binder(source)._templates
@@ -241,14 +252,14 @@ def test_templates_with_many_leaves_are_forgotten_before_their_number_is_reached
 
 def test_template_is_shared_by_instances_of_one_condition() -> None:
     source = MemorySource("shared")
-    asked = analysis(Dependency("t", None, Test("a", "eq", (Param("p"),))))
+    asked = analysis(Dependency("t", None, Comparison("a", "eq", (Param("p"),))))
     first, other = (bind(source, TABLES, asked, {"p": value}).places[0] for value in (1, 2))
     assert first.template is other.template and first.values != other.values
 
 
 def test_closed_source_is_garbage_collected() -> None:
     source = MemorySource("gone")
-    bind(source, TABLES, analysis(Dependency("t", None, Test("a", "eq", (Const(1),)))), {})
+    bind(source, TABLES, analysis(Dependency("t", None, Comparison("a", "eq", (Const(1),)))), {})
     seen = weakref.ref(source)
     del source
     gc.collect()

@@ -11,7 +11,7 @@ from tests.queries.dependencies.bound_tables import TABLES, analysis, args, chan
 from tests.sources.memory_source import MemorySource
 
 from headwater.model.change import Change, Op
-from headwater.model.dependencies.dependency import AllOf, Const, Dependency, Param, Test
+from headwater.model.dependencies.dependency import AllOf, Comparison, Const, Dependency, Param
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies, bind
 from headwater.queries.dependencies.change_sketch import Sketch
 
@@ -41,7 +41,7 @@ def test_sketch_is_never_below_the_last_relevant_change(slots: int, most: int, o
 
 
 def keyed(number: int) -> BoundDependencies:
-    both = AllOf((Test("a", "eq", (Param("p"),)), Test("d", "gt", (Const(0),))))
+    both = AllOf((Comparison("a", "eq", (Param("p"),)), Comparison("d", "gt", (Const(0),))))
     return bind(SOURCE, TABLES, analysis(Dependency("t", frozenset({"a", "d"}), both)), {"p": number})
 
 

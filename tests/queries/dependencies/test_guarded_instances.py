@@ -15,7 +15,7 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import OffsetExpired
 from headwater.model.dependencies.dependency import Analysis
-from headwater.queries.answers import WATCH_AFTER, Answering, Numbers
+from headwater.queries.answers import WATCH_AFTER, Answering, QueryCounters
 from headwater.queries.dependencies import guarded_instances
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies, bind
 from headwater.queries.dependencies.guards import GuardState
@@ -290,7 +290,7 @@ def test_only_often_requested_or_subscribed_instances_have_guards(
     prepared = PreparedQuery(query_id("main", SQL), "main", SQL)
 
     async def work() -> None:
-        answering = Answering(whole.database("main"), _in_place, Numbers())
+        answering = Answering(whole.database("main"), _in_place, QueryCounters())
         for _ in range(WATCH_AFTER + 2):
             await answering.ask(prepared, ["a"], format="rows_json")
         assert not any(wanted), "who never comes back with a tag has no use for them"
@@ -314,7 +314,7 @@ def test_instance_with_too_many_keys_stops_requesting_guards(whole: Whole, monke
     prepared = PreparedQuery(query_id("main", SQL), "main", SQL)
 
     async def work() -> None:
-        answering = Answering(whole.database("main"), _in_place, Numbers())
+        answering = Answering(whole.database("main"), _in_place, QueryCounters())
         instance, _ = await answering.understood(prepared, ["a"])
         answering.hold(instance)
         keys = [bool(found.keys) for _ in range(5) if (found := answering.read(instance)) is not None]
@@ -328,7 +328,7 @@ def test_outdated_instance_is_not_watched_after_its_answer(whole: Whole) -> None
     prepared = PreparedQuery(query_id("main", SQL), "main", SQL)
 
     async def work() -> None:
-        answering = Answering(whole.database("main"), _in_place, Numbers())
+        answering = Answering(whole.database("main"), _in_place, QueryCounters())
         old, _ = await answering.understood(prepared, ["a"])
         old.asked = WATCH_AFTER
         made = Instance(

@@ -18,13 +18,13 @@ from headwater.model.dependencies.dependency import (
     ALWAYS,
     MAX_KEYS,
     Analysis,
+    Comparison,
     Condition,
     Const,
     Dependency,
     KeyGuard,
     Operand,
     Param,
-    Test,
     TopGuard,
 )
 from headwater.model.literal import UNAVAILABLE
@@ -33,7 +33,7 @@ from headwater.queries.dependencies.bound_dependencies import BoundDependencies,
 from headwater.queries.dependencies.guards import GuardState
 from headwater.sources.query import ReadResult
 
-G = Test("region", "eq", (Param("g"),))
+G = Comparison("region", "eq", (Param("g"),))
 
 
 def on(table: str, *columns: str, condition: Condition = ALWAYS) -> Dependency:

@@ -10,7 +10,7 @@ from tests.queries.dependencies.bound_tables import TABLES, analysis, args, chan
 from tests.sources.memory_source import MemorySource
 
 from headwater.model.change import Change, Op
-from headwater.model.dependencies.dependency import AllOf, AnyOf, Const, Dependency, Param, Test
+from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Const, Dependency, Param
 from headwater.queries.dependencies import instance_router as router_module
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies, bind
 from headwater.queries.dependencies.instance_router import Router
@@ -69,9 +69,9 @@ def test_router_finds_the_same_as_checking_each_of_new_ones(fresh_number: int) -
 
 def test_router_checks_only_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     router = Router(SOURCE)
-    both = AllOf((Test("a", "eq", (Param("p"),)), Test("d", "gt", (Const(5),))))
-    either = AnyOf((Test("a", "eq", (Param("p"),)), Test("d", "in", (Param("p"), Const(-1)))))
-    between = AllOf((Test("a", "ge", (Param("p"),)), Test("a", "lt", (Param("q"),))))
+    both = AllOf((Comparison("a", "eq", (Param("p"),)), Comparison("d", "gt", (Const(5),))))
+    either = AnyOf((Comparison("a", "eq", (Param("p"),)), Comparison("d", "in", (Param("p"), Const(-1)))))
+    between = AllOf((Comparison("a", "ge", (Param("p"),)), Comparison("a", "lt", (Param("q"),))))
     for key in range(3_000):
         made = analysis(Dependency("t", None, (both, either, between)[key % 3]))
         router.add(key, bind(SOURCE, TABLES, made, {"p": key, "q": key + 2}))
@@ -92,7 +92,7 @@ def test_router_checks_only_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_change_that_fails_the_index_is_checked_by_each_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     router = Router(SOURCE)
     for key in range(3):
-        made = analysis(Dependency("t", None, Test("a", "eq", (Const(key),))))
+        made = analysis(Dependency("t", None, Comparison("a", "eq", (Const(key),))))
         router.add(key, bind(SOURCE, TABLES, made, {}))
 
     def failing(*_: Any) -> None:
@@ -105,7 +105,7 @@ def test_change_that_fails_the_index_is_checked_by_each_instance(monkeypatch: py
 
 def test_router_returns_each_key_once_with_its_first_place() -> None:
     router = Router(SOURCE)
-    second = Dependency("t", frozenset({"a"}), Test("a", "eq", (Const(1),)))
+    second = Dependency("t", frozenset({"a"}), Comparison("a", "eq", (Const(1),)))
     router.add("self-join", bind(SOURCE, TABLES, analysis(Dependency("u"), second, second, Dependency("t")), {}))
     assert router.route(Change(Op.INSERT, T, None, (1, 1, 0, 0, 0))) == [("self-join", 1)]
     assert router.route(Change(Op.INSERT, T, None, (1, 2, 0, 0, 0))) == [("self-join", 3)]

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from headwater.model.literal import U64, Date
-from headwater.queries.etag.query_etag import QueryTag, Question, read_tag, sorted_args
+from headwater.queries.etag.query_etag import QueryIdentity, QueryTag, read_tag, sorted_args
 
-ONE = Question(db="main", generation="g", epoch="e", sql="SELECT ?", args=(("1", 1),), format="rows_json")
+ONE = QueryIdentity(db="main", generation="g", epoch="e", sql="SELECT ?", args=(("1", 1),), format="rows_json")
 
 
 def test_a_tag_reads_back_and_is_quoted() -> None:

@@ -15,8 +15,24 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
 from headwater.ranges.changefeed.catch_up_limits import CatchUpLimits
-from headwater.ranges.changefeed.changefeed import INLINE, PAGE, ChangeFeed, Checkpoint, FeedContext, Pace, Steady
-from headwater.ranges.changefeed.watched_spans import Cover, Emptied, Put, Reshaped, SpanChange, Spans, WatchedSpan
+from headwater.ranges.changefeed.changefeed import (
+    INLINE,
+    PAGE,
+    CaughtUp,
+    ChangeFeed,
+    Checkpoint,
+    FeedContext,
+    FeedTiming,
+)
+from headwater.ranges.changefeed.watched_spans import (
+    KeyChanged,
+    SpanChange,
+    SpanDeleted,
+    Spans,
+    SpanSet,
+    TableChanged,
+    WatchedSpan,
+)
 from headwater.ranges.pull.durable_wait import DurableWaits
 from headwater.sources.sqlite.key_order import order
 
@@ -38,7 +54,7 @@ class Life:
         self.calls = 0  # in threads
         self.waiting = DurableWaits()
         rooms = FeedContext(self.waiting, CatchUpLimits(2, 10**9), self._run, lambda: self.is_stopping)
-        pace = Pace(checkpoints=checkpoints, patience=patience)
+        pace = FeedTiming(checkpoints=checkpoints, patience=patience)
         self.spans = spans = make(fed.source, watched)
         self.feed = ChangeFeed(fed, lambda: self.is_there, spans, cursor, floor, pace, rooms, lambda event: event)
         self._pages: AsyncIterator[list[Any]] = self.feed.pages("me")
@@ -50,7 +66,7 @@ class Life:
     async def steady(self) -> list[Any]:
         """The events up to the steady state, and the checkpoints with it."""
         found: list[Any] = []
-        while not any(isinstance(each, Steady) for each in found):
+        while not any(isinstance(each, CaughtUp) for each in found):
             found += await anext(self._pages)
         return found
 
@@ -63,7 +79,7 @@ class Life:
 
 
 def keys(events: list[Any]) -> list[bytes]:
-    return [each.key for each in events if isinstance(each, Put)]
+    return [each.key for each in events if isinstance(each, KeyChanged)]
 
 
 def test_feed_catches_up_in_pages_and_continues_live() -> None:
@@ -74,7 +90,7 @@ def test_feed_catches_up_in_pages_and_continues_live() -> None:
         events = await life.steady()
         assert keys(events) == [encode_key((id,)) for id in range(PAGE + 500)]
         *_, steady, checkpoint = events
-        assert steady == Steady(PAGE + 500, fed.log.generation)
+        assert steady == CaughtUp(PAGE + 500, fed.log.generation)
         assert isinstance(checkpoint, Checkpoint) and checkpoint.watched is None and checkpoint.ts >= 1 << 16
         life.commit(insert(-1))
         assert keys(await life.more()) == [encode_key((-1,))]
@@ -268,7 +284,7 @@ def test_truncate_and_drop_are_sent_for_each_span() -> None:
         life.commit(insert(1), name("x"))
         life.commit(Change(Op.TRUNCATE, ITEMS), Change(Op.TRUNCATE, NAMES))
         events = await life.steady()
-        assert [each.watched.span for each in events if isinstance(each, Emptied)] == [low, high]
+        assert [each.watched.span for each in events if isinstance(each, SpanDeleted)] == [low, high]
 
     asyncio.run(main())
 
@@ -291,12 +307,12 @@ def test_changed_key_columns_end_the_feed_unless_the_table_was_dropped() -> None
         asyncio.run(main(Change(Op.SCHEMA_CHANGE, other, ddl="ALTER TABLE items")))
     dropped = Change(Op.SCHEMA_CHANGE, ITEMS, ddl="DROP TABLE items")
     events = asyncio.run(main(dropped, Change(Op.SCHEMA_CHANGE, other, ddl="CREATE TABLE items(…)")))
-    assert [type(each) for each in events if not isinstance(each, (Steady, Checkpoint))] == [
-        Put,
-        Emptied,
-        Reshaped,
-        Reshaped,
-        Put,
+    assert [type(each) for each in events if not isinstance(each, (CaughtUp, Checkpoint))] == [
+        KeyChanged,
+        SpanDeleted,
+        TableChanged,
+        TableChanged,
+        KeyChanged,
     ]
 
 
@@ -342,13 +358,13 @@ def test_cover_has_the_keys_of_its_spans(seed: int) -> None:
     edges = [bytes([byte]) for byte in range(20)]
     spans = [Span(*sorted(chance.sample(edges, 2))) for _ in range(chance.randrange(8))]
     spans += [Span(chance.choice(edges))] * (seed % 3 == 0)
-    cover = Cover(spans)
+    cover = SpanSet(spans)
     for key in [b"", *edges, *(edge + b"x" for edge in edges)]:
         assert cover.contains(key) == any(span.contains(key) for span in spans)
 
 
 def test_cover_of_overlapping_and_touching_spans_is_one_span() -> None:
-    assert len(Cover([Span(b"c", b"e"), Span(b"a", b"c"), Span(b"d", b"d5"), Span(b"a", b"b")])) == 1
+    assert len(SpanSet([Span(b"c", b"e"), Span(b"a", b"c"), Span(b"d", b"d5"), Span(b"a", b"b")])) == 1
 
 
 def test_large_rows_are_encoded_in_a_thread() -> None:

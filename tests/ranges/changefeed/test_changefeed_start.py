@@ -7,7 +7,7 @@ from tests.feeds.feed_database import Fed, insert
 
 from headwater.errors import InvalidRequest, OffsetExpired
 from headwater.model.clock import ts_text
-from headwater.ranges.changefeed.changefeed import Base, begin, resolved, threshold
+from headwater.ranges.changefeed.changefeed import FeedStart, begin, resolved, threshold
 
 
 def filled(*, part: int = 512) -> Fed:
@@ -24,8 +24,8 @@ def filled(*, part: int = 512) -> Fed:
 def test_feed_from_a_time_excludes_changes_at_that_time() -> None:
     log = filled().log
     for ts, offset in ((0, 0), (1 << 16, 3), ((4 << 16) - 1, 3), (4 << 16, 4), (5 << 16, 8), (9 << 16, 10)):
-        assert begin(log, Base(ts=ts)) == offset
-    assert begin(log, Base()) == 10 and begin(log, Base(offset=6)) == 6
+        assert begin(log, FeedStart(ts=ts)) == offset
+    assert begin(log, FeedStart()) == 10 and begin(log, FeedStart(offset=6)) == 6
 
 
 @pytest.mark.parametrize("part", [2, 512])
@@ -34,8 +34,8 @@ def test_trimmed_base_is_rejected_with_the_oldest_available_time(part: int) -> N
     fed.trim(4)  # 7 is the first, in the midst of a transaction; 9 begins one
     oldest = (9 << 16) - 1
     assert threshold(fed.log) == oldest
-    assert begin(fed.log, Base(ts=oldest)) == 8 and begin(fed.log, Base(offset=6)) == 6
-    for base in (Base(ts=oldest - 1), Base(ts=0), Base(offset=5)):
+    assert begin(fed.log, FeedStart(ts=oldest)) == 8 and begin(fed.log, FeedStart(offset=6)) == 6
+    for base in (FeedStart(ts=oldest - 1), FeedStart(ts=0), FeedStart(offset=5)):
         with pytest.raises(OffsetExpired) as refused:
             begin(fed.log, base)
         assert refused.value.extra["threshold"] == ts_text(oldest)
@@ -46,30 +46,35 @@ def test_empty_log_accepts_only_a_base_after_all_trimmed_changes() -> None:
     fed = filled()
     fed.trim(0)
     with pytest.raises(OffsetExpired):
-        begin(fed.log, Base(ts=fed.log.clock_ceiling - 1))
-    assert begin(fed.log, Base(ts=fed.log.clock_ceiling)) == 10
+        begin(fed.log, FeedStart(ts=fed.log.clock_ceiling - 1))
+    assert begin(fed.log, FeedStart(ts=fed.log.clock_ceiling)) == 10
 
 
 def test_base_of_another_generation_is_rejected() -> None:
     fed = filled()
     old = fed.log.generation
     fed.log.restart(first=20, reason="restored")
-    for base in (Base(ts=9 << 16), Base(ts=9 << 16, generation=old), Base(offset=10), Base(offset=19, generation=old)):
+    for base in (
+        FeedStart(ts=9 << 16),
+        FeedStart(ts=9 << 16, generation=old),
+        FeedStart(offset=10),
+        FeedStart(offset=19, generation=old),
+    ):
         with pytest.raises(OffsetExpired) as lost:
             begin(fed.log, base)
         assert (fed.log.generation in lost.value.message) == bool(base.generation or base.offset)
-    assert begin(fed.log, Base(ts=9 << 16, generation=fed.log.generation)) == 19  # told by it: nothing is missing
-    assert begin(fed.log, Base(offset=19)) == begin(fed.log, Base()) == 19
+    assert begin(fed.log, FeedStart(ts=9 << 16, generation=fed.log.generation)) == 19  # told by it: nothing is missing
+    assert begin(fed.log, FeedStart(offset=19)) == begin(fed.log, FeedStart()) == 19
 
 
 def test_base_in_the_future_is_rejected() -> None:
     log = filled().log
     now = 1_000_000
-    assert begin(log, Base(ts=(now + 59_000) << 16), now_ms=lambda: now) == 10
+    assert begin(log, FeedStart(ts=(now + 59_000) << 16), now_ms=lambda: now) == 10
     with pytest.raises(InvalidRequest, match="future"):
-        begin(log, Base(ts=(now + 61_000) << 16), now_ms=lambda: now)
+        begin(log, FeedStart(ts=(now + 61_000) << 16), now_ms=lambda: now)
     with pytest.raises(InvalidRequest, match="beyond"):
-        begin(log, Base(offset=11))
+        begin(log, FeedStart(offset=11))
 
 
 def test_resolved_time_is_below_all_following_changes() -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from headwater.model.table import Column, Table
-from headwater.ranges.pull.slice_cache import SUFFIX, Cache, Name, Stop
+from headwater.ranges.pull.slice_cache import SUFFIX, Cache, SliceName, Stop
 
 TABLE = Table("t", (Column("id", "i64"),), ("id",))
 
 
-def name(after: int, generation: str = "g1", table: Table = TABLE, db: str = "main") -> Name:
-    return Name(db, generation, table, after)
+def name(after: int, generation: str = "g1", table: Table = TABLE, db: str = "main") -> SliceName:
+    return SliceName(db, generation, table, after)
 
 
-def keep(cache: Cache, which: Name, body: bytes, stops: list[Stop] | None = None) -> None:
+def keep(cache: Cache, which: SliceName, body: bytes, stops: list[Stop] | None = None) -> None:
     writing = cache.begin(which)
     assert writing is not None
     for place in range(0, len(body), 7):
@@ -26,7 +26,7 @@ def keep(cache: Cache, which: Name, body: bytes, stops: list[Stop] | None = None
     writing.done(stops or [])
 
 
-def body(cache: Cache, which: Name) -> bytes | None:
+def body(cache: Cache, which: SliceName) -> bytes | None:
     found = cache.get(which)
     if found is None:
         return None

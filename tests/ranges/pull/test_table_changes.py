@@ -15,7 +15,7 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.ranges.pull import table_changes
 from headwater.ranges.pull.jobs import Selection
-from headwater.ranges.pull.table_changes import _WENT, Gatherer
+from headwater.ranges.pull.table_changes import _WENT, ChangeCollector
 from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
 NOW = Table("t", (Column("k", "i64"), Column("v", "str")), ("k",), version=2)
@@ -64,8 +64,8 @@ def test_changes_processed_together_equal_those_one_by_one(
     assert together.about == one_by_one.about
 
 
-def _gatherer(reader: SqliteReader, log: MemoryLog) -> Gatherer:
-    return Gatherer(reader, log, NOW, Selection(), lambda: False)
+def _gatherer(reader: SqliteReader, log: MemoryLog) -> ChangeCollector:
+    return ChangeCollector(reader, log, NOW, Selection(), lambda: False)
 
 
 def test_ddl_text_of_many_comments_is_read_in_linear_time() -> None:

@@ -26,20 +26,20 @@ from headwater.ranges.ranges.split import (
     split_into_spans,
     within,
 )
-from headwater.sources.read import Point, Sample
+from headwater.sources.read import Sample, SamplePoint
 
 T = Table("t", (Column("k"),), ("k",))
 POINTS = st.lists(
-    st.builds(Point, st.binary(min_size=1, max_size=2), st.floats(0.1, 50), st.floats(0, 1000)), max_size=40
+    st.builds(SamplePoint, st.binary(min_size=1, max_size=2), st.floats(0.1, 50), st.floats(0, 1000)), max_size=40
 ).map(lambda points: tuple(sorted(points, key=lambda point: point.place)))
 
 
-def sample(*points: Point) -> Sample:
+def sample(*points: SamplePoint) -> Sample:
     return Sample(T, round(sum(p.rows for p in points)), round(sum(p.bytes for p in points)), points)
 
 
-def even(count: int, each: float = 10.0, start: int = 0) -> list[Point]:
-    return [Point((start + n).to_bytes(2), 1.0, each) for n in range(count)]
+def even(count: int, each: float = 10.0, start: int = 0) -> list[SamplePoint]:
+    return [SamplePoint((start + n).to_bytes(2), 1.0, each) for n in range(count)]
 
 
 def covers(found: list[Span]) -> bool:
@@ -49,7 +49,7 @@ def covers(found: list[Span]) -> bool:
 
 
 @given(POINTS, st.integers(1, 5000))
-def test_spans_hold_every_key_once_and_none_is_empty(points: tuple[Point, ...], target: int) -> None:
+def test_spans_hold_every_key_once_and_none_is_empty(points: tuple[SamplePoint, ...], target: int) -> None:
     found = split_into_spans(sample(*points), target)
     assert covers(found)
     assert len(found) <= pieces(round(sum(p.bytes for p in points)), target)
@@ -60,7 +60,7 @@ def test_spans_hold_every_key_once_and_none_is_empty(points: tuple[Point, ...], 
 
 
 @given(POINTS, st.integers(2, 8))
-def test_no_share_is_larger_than_its_part_and_one_row(points: tuple[Point, ...], count: int) -> None:
+def test_no_share_is_larger_than_its_part_and_one_row(points: tuple[SamplePoint, ...], count: int) -> None:
     total, heaviest = sum(p.bytes for p in points), max((p.bytes for p in points), default=0.0)
     twins = len(points) - len({p.place for p in points})  # rows of one key stay together
     for span in spans_of(bounds(points, count)):
@@ -79,7 +79,10 @@ def test_a_table_without_keys_or_order_is_one_span() -> None:
 
 
 def test_heavy_row_is_not_followed_by_tiny_ranges() -> None:
-    found = split_into_spans(sample(Point(b"a", 1, 900), Point(b"b", 1, 1), Point(b"c", 1, 1), Point(b"d", 1, 98)), 100)
+    found = split_into_spans(
+        sample(SamplePoint(b"a", 1, 900), SamplePoint(b"b", 1, 1), SamplePoint(b"c", 1, 1), SamplePoint(b"d", 1, 98)),
+        100,
+    )
     assert found == [Span(b"", b"b"), Span(b"b", None)]
 
 
@@ -115,7 +118,7 @@ def test_neighbours_that_are_small_together_are_merged_and_not_before() -> None:
 
 @given(POINTS, st.integers(1, 500), POINTS)
 def test_ranges_that_were_just_resized_are_left_alone(
-    points: tuple[Point, ...], target: int, later: tuple[Point, ...]
+    points: tuple[SamplePoint, ...], target: int, later: tuple[SamplePoint, ...]
 ) -> None:
     found = split_into_spans(sample(*points), target)
     ids = iter(range(1000, 10_000))

@@ -16,7 +16,7 @@ from tests.suite.deadlines import PATIENCE
 from headwater.model.principal import ANONYMOUS
 from headwater.serve.gateway import gateway, messages
 from headwater.serve.gateway import socket as gateway_socket
-from headwater.serve.gateway.socket import MOST_BYTES, MOST_WAITING, GatewaySocket, Inbox, Received
+from headwater.serve.gateway.socket import MOST_BYTES, MOST_WAITING, GatewaySocket, Inbox, ReceivedRequest
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ async def settled(inbox: Inbox, texts: list[str]) -> tuple[int, list[str | None]
     async def fill() -> None:
         nonlocal inside
         for text in texts:
-            await inbox.put(Received(text, len(text)))
+            await inbox.put(ReceivedRequest(text, len(text)))
             inside += 1
 
     filling = asyncio.ensure_future(fill())

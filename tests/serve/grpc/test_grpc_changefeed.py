@@ -16,7 +16,7 @@ from tests.serve.server_fixture import Client, serving
 
 from headwater.config import FeedsConfig, LogConfig
 from headwater.model.keys.key import encode_key
-from headwater.ranges.changefeed.changefeed import Pace
+from headwater.ranges.changefeed.changefeed import FeedTiming
 from headwater.serve.grpc import changefeed as changefeed_module
 from headwater.serve.grpc.messages import message
 
@@ -232,13 +232,13 @@ def test_interval_of_checkpoints_grows_with_the_number_of_spans(
     only_resolved: bool,
     seconds: float,
 ) -> None:
-    paces: list[Pace] = []
+    paces: list[FeedTiming] = []
 
-    def noted(*args: Any) -> Pace:
-        paces.append(Pace(*args))
+    def noted(*args: Any) -> FeedTiming:
+        paces.append(FeedTiming(*args))
         return paces[-1]
 
-    monkeypatch.setattr(changefeed_module, "Pace", noted)
+    monkeypatch.setattr(changefeed_module, "FeedTiming", noted)
     several = [span("t", b"%04d" % number, b"%04d" % (number + 1)) for number in range(spans)]
     with Feed(
         channel,

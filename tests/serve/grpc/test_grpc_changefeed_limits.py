@@ -16,7 +16,7 @@ from tests.suite.deadlines import wait_until
 
 from headwater.config import FeedsConfig, LogConfig, Secret, ServeConfig
 from headwater.errors import Busy, HeadwaterError, LimitExceeded, LogDamaged, NotFound, StorageFull, Unavailable
-from headwater.ranges.changefeed.changefeed import ChangeFeed, Pace
+from headwater.ranges.changefeed.changefeed import ChangeFeed, FeedTiming
 from headwater.serve.grpc import changefeed as changefeed_module
 from headwater.serve.grpc.changefeed_messages import failure as failure_event
 
@@ -219,13 +219,13 @@ def test_interval_of_checkpoints_grows_with_the_spans_of_all_feeds_of_a_caller(
 def test_ranges_that_are_looked_up_count_although_only_resolved_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paces: list[Pace] = []
+    paces: list[FeedTiming] = []
 
-    def noted(*args: Any) -> Pace:
-        paces.append(Pace(*args))
+    def noted(*args: Any) -> FeedTiming:
+        paces.append(FeedTiming(*args))
         return paces[-1]
 
-    monkeypatch.setattr(changefeed_module, "Pace", noted)
+    monkeypatch.setattr(changefeed_module, "FeedTiming", noted)
     with served(tmp_path) as (files, client, channel):
         filled(files, 1_000)
         found = client.ok("pull.ranges", table="t", target_bytes=65_536)["ranges"]

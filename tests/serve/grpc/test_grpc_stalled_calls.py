@@ -24,8 +24,8 @@ from headwater.serve.grpc import calls
 from headwater.serve.grpc.calls import Caller, _Call
 from headwater.serve.grpc.changefeed import ChangeFeedService
 from headwater.serve.grpc.messages import message
-from headwater.serve.grpc.stalled_calls import Stalls
-from headwater.serve.metrics.changefeed_metrics import Numbers
+from headwater.serve.grpc.stalled_calls import StalledCalls
+from headwater.serve.metrics.changefeed_metrics import ChangefeedCounters
 from headwater.serve.thread_bridge import Bridge
 
 SUBSCRIBE = f"/{SUBSCRIPTIONS}/Subscribe"
@@ -57,7 +57,7 @@ def until(is_so: Any) -> None:
 
 def test_only_a_message_unread_for_too_long_ends_the_call() -> None:
     async def main() -> None:
-        stalls = Stalls(2.0)  # a busy machine may hold the loop up for a moment
+        stalls = StalledCalls(2.0)  # a busy machine may hold the loop up for a moment
         stuck, quiet, busy = Pouring(), Pouring(), Pouring()
         stuck.pending = 7
         with stalls.watch(stuck), stalls.watch(quiet), stalls.watch(busy):
@@ -129,7 +129,7 @@ def test_change_feed_with_an_unread_last_message_is_cut_off(tmp_path: Path) -> N
     async def main(files: Whole) -> None:
         api, bridge = Api.over(files), Bridge(threads=2)
         api.feeds = files.open_feeds()
-        service = ChangeFeedService(api, bridge, Numbers())
+        service = ChangeFeedService(api, bridge, ChangefeedCounters())
         cut: asyncio.Future[HeadwaterError] = asyncio.get_running_loop().create_future()
         context: Any = None  # nothing is sent before it fails
         caller = Caller(ANONYMOUS, "127.0.0.1", context, cut.set_result)

@@ -19,8 +19,8 @@ import psycopg
 from psycopg import pq
 from tests.suite.deadlines import PATIENCE
 
-from headwater.sources.postgres.capture.decode.replication_frames import Data, decode_frame, status_update
-from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, Resume
+from headwater.sources.postgres.capture.decode.replication_frames import XLogData, decode_frame, status_update
+from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, LogEnd
 from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
 from headwater.sources.postgres.schema.relations import Relations
 from headwater.sources.postgres.schema.table_facts import ColumnFact, TableFact
@@ -224,7 +224,7 @@ class Stream:
                 continue
             assert size > 0, self._wire.get_error_message()
             frame = decode_frame(bytes(data))
-            if not isinstance(frame, Data):
+            if not isinstance(frame, XLogData):
                 continue
             if frame.message[:1] != b"M" or b"mark\0" not in frame.message:
                 found.append(frame.message)
@@ -252,7 +252,7 @@ class Stream:
 
     # --- decoded -----------------------------------------------------------------------------------------
 
-    def assembly(self, relations: Relations | None = None, resume: Resume | None = None, **options: Any) -> Assembly:
+    def assembly(self, relations: Relations | None = None, resume: LogEnd | None = None, **options: Any) -> Assembly:
         """One that asks this database's catalogue."""
         return Assembly(relations or Relations({}, Facts(self)), FileSpill, resume=resume, **options)
 

@@ -26,7 +26,7 @@ from headwater.errors import (
     SourceUnfit,
     Unavailable,
 )
-from headwater.sources.postgres.capture.slot.slot import Identity, Known, Slot, drop_slot, judge
+from headwater.sources.postgres.capture.slot.slot import LogOrigin, ServerIdentity, Slot, drop_slot, judge
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.source import PostgresSource
@@ -285,31 +285,31 @@ def test_copy_with_different_later_transactions_ends_the_history(own_server: Ser
         own.close()
 
 
-FACTS = Known(system="1", timeline=1, database="d", position=500, confirmed=600)
+FACTS = LogOrigin(system="1", timeline=1, database="d", position=500, confirmed=600)
 SLOT = Slot("pgoutput", "d", 0, 600, 400, "reserved", False, 0, None)
 
 
 @pytest.mark.parametrize(
     ("identity", "slot", "reason"),
     [
-        (Identity("1", 1, 900), SLOT, ""),
-        (Identity("1", 2, 900, {1: 600}), SLOT, ""),
+        (ServerIdentity("1", 1, 900), SLOT, ""),
+        (ServerIdentity("1", 2, 900, {1: 600}), SLOT, ""),
         # What we told of the old history ends where the histories parted: a slot behind that was made there.
-        (Identity("1", 2, 900, {1: 550}), msgspec.structs.replace(SLOT, confirmed=550), ""),
-        (Identity("1", 2, 900, {1: 550}), msgspec.structs.replace(SLOT, confirmed=551), "made anew"),
-        (Identity("1", 2, 900, {1: 499}), SLOT, "failover lost"),
-        (Identity("1", 3, 900, {2: 700}), SLOT, "does not come from"),
-        (Identity("2", 1, 900), SLOT, "another server"),
-        (Identity("1", 1, 499), SLOT, "restored"),
-        (Identity("1", 1, 599), SLOT, "beyond the end"),
-        (Identity("1", 1, 599), msgspec.structs.replace(SLOT, confirmed=599), ""),
-        (Identity("1", 1, 900), None, "gone"),
-        (Identity("1", 1, 900), msgspec.structs.replace(SLOT, wal_status="lost"), "removed changes"),
-        (Identity("1", 1, 900), msgspec.structs.replace(SLOT, confirmed=601), "made anew"),
+        (ServerIdentity("1", 2, 900, {1: 550}), msgspec.structs.replace(SLOT, confirmed=550), ""),
+        (ServerIdentity("1", 2, 900, {1: 550}), msgspec.structs.replace(SLOT, confirmed=551), "made anew"),
+        (ServerIdentity("1", 2, 900, {1: 499}), SLOT, "failover lost"),
+        (ServerIdentity("1", 3, 900, {2: 700}), SLOT, "does not come from"),
+        (ServerIdentity("2", 1, 900), SLOT, "another server"),
+        (ServerIdentity("1", 1, 499), SLOT, "restored"),
+        (ServerIdentity("1", 1, 599), SLOT, "beyond the end"),
+        (ServerIdentity("1", 1, 599), msgspec.structs.replace(SLOT, confirmed=599), ""),
+        (ServerIdentity("1", 1, 900), None, "gone"),
+        (ServerIdentity("1", 1, 900), msgspec.structs.replace(SLOT, wal_status="lost"), "removed changes"),
+        (ServerIdentity("1", 1, 900), msgspec.structs.replace(SLOT, confirmed=601), "made anew"),
     ],
 )
 def test_history_judgement_returns_the_reason_for_a_mismatch(
-    identity: Identity, slot: Slot | None, reason: str
+    identity: ServerIdentity, slot: Slot | None, reason: str
 ) -> None:
     found = judge(FACTS, identity, slot, "d")
     assert (found == "") if not reason else reason in found

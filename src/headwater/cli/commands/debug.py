@@ -61,7 +61,7 @@ def _reached(event: dict[str, Any], until: Timestamp) -> bool:
 
 def _events(args: argparse.Namespace) -> Generator[dict[str, Any], None, None]:
     """Yield the events of one stream after the other, each from the last checkpoint of the one before."""
-    from headwater.serve.grpc.changefeed_client import Ended
+    from headwater.serve.grpc.changefeed_client import FeedEnded
 
     db, spans = asked_for(args.table, args.span)
     base, is_offset = _base(args.base)
@@ -76,7 +76,7 @@ def _events(args: argparse.Namespace) -> Generator[dict[str, Any], None, None]:
                         base, is_offset = parse_ts(event["ts"]), False
                         more |= {"generation": event["generation"], "skip_catchup": False}
                     yield event
-            except Ended as ended:
+            except FeedEnded as ended:
                 if not ended.retryable or args.once or not answered:
                     raise _failure(ended, args) from None
                 print(f"headwater debug: {ended.message}; connecting again", file=sys.stderr, flush=True)

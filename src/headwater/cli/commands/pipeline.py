@@ -23,8 +23,8 @@ from headwater.errors import Unavailable
 from headwater.model.quantity import counted
 
 if TYPE_CHECKING:
-    from headwater.cli.output.pipeline_bars import Bars
-    from headwater.cli.output.pipeline_lines import JsonLines, Lines
+    from headwater.cli.output.pipeline_bars import ProgressBars
+    from headwater.cli.output.pipeline_lines import JsonLines, ProgressLines
     from headwater.pipeline.run.spec import PipelineSpec
 
 T = TypeVar("T")
@@ -147,16 +147,16 @@ def _spec(args: argparse.Namespace) -> PipelineSpec:
     return read_spec(Path(args.file))
 
 
-def _show(args: argparse.Namespace) -> Bars | Lines | JsonLines:
-    from headwater.cli.output.pipeline_lines import JsonLines, Lines
+def _show(args: argparse.Namespace) -> ProgressBars | ProgressLines | JsonLines:
+    from headwater.cli.output.pipeline_lines import JsonLines, ProgressLines
 
     if args.output == "json":
         return JsonLines()
     if not sys.stdout.isatty():
-        return Lines()
-    from headwater.cli.output.pipeline_bars import Bars
+        return ProgressLines()
+    from headwater.cli.output.pipeline_bars import ProgressBars
 
-    return Bars()
+    return ProgressBars()
 
 
 def _in_thread(work: Callable[[], T]) -> T:

@@ -106,7 +106,7 @@ def _status(args: argparse.Namespace) -> int:
     spec = None if args.file is None else _read(args.file)
     with _open(args) as meta:
         tasks = meta.tasks(None if spec is None else spec.name)
-        heads = Heads(spec.token_file if spec else None)
+        heads = NewestOffsets(spec.token_file if spec else None)
         found = [_facts(task, meta.progress(task), heads.latest(task)) for task in tasks]
     if args.output == "json":
         print_json(found)
@@ -159,7 +159,7 @@ def _stage(ranges: Sequence[RangeProgress]) -> str | None:
     return FAILED if FAILED in stages else min(stages, key=STAGES.index, default=None)
 
 
-class Heads:
+class NewestOffsets:
     """Newest offsets of the logs. A server that does not answer is asked only once."""
 
     def __init__(self, token_file: str | None) -> None:

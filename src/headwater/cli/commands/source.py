@@ -15,7 +15,7 @@ from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
     from headwater.config import Config
-    from headwater.sources.registry import CapturedTable, Report
+    from headwater.sources.registry import CapturedTable, CommandReport
 
 
 def add(commands: Any) -> None:
@@ -112,7 +112,7 @@ def _named(args: argparse.Namespace) -> tuple[str, str, str]:
     return name, url, registry.kind_name(url)
 
 
-def _print(args: argparse.Namespace, report: Report) -> None:
+def _print(args: argparse.Namespace, report: CommandReport) -> None:
     if args.output == "json":
         print_json(report.document)
     else:

@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     printer = Printer(raw=args.output == "json" or args.format is not None, plain=args.no_color)
-    notes = Notes(verbose=args.verbose)
+    notes = StderrNotes(verbose=args.verbose)
     feed = _feed(args, notes)
     left = sys.maxsize if args.limit is None else args.limit
     with closing(feed.follow()) as batches:
@@ -62,7 +62,7 @@ def _run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _feed(args: argparse.Namespace, notes: Notes) -> Feed:
+def _feed(args: argparse.Namespace, notes: StderrNotes) -> Feed:
     from headwater.cli.feed import Feed
 
     remote = open_remote(args)
@@ -119,7 +119,7 @@ class Printer:
         sys.stdout.flush()
 
 
-class Notes:
+class StderrNotes:
     """Standard error: everything that is not a change."""
 
     def __init__(self, *, verbose: bool) -> None:

@@ -17,7 +17,7 @@ from headwater.model.quantity import counted
 
 if TYPE_CHECKING:
     from headwater.cli.demo.database import DemoDatabases
-    from headwater.cli.demo.follower import Arrival, Follower
+    from headwater.cli.demo.follower import Follower, ReceivedChange
     from headwater.cli.demo.output import Page
     from headwater.cli.demo.server_process import ServerProcess
     from headwater.model.change import Transaction
@@ -81,7 +81,7 @@ class DemoSteps:
         self._commits = self._outside = self._orders = 0
         self._restart_seconds = 0.0
         self._connections = 0
-        self._arrived: list[Arrival] = []  # over the feed of the whole database, in the order of arrival
+        self._arrived: list[ReceivedChange] = []  # over the feed of the whole database, in the order of arrival
         self._lake: list[tuple[str, str]] = []  # rows by table
         self._late: list[float] = []  # milliseconds, of changes that a reader waited for
         self._feed = self._connect()
@@ -313,7 +313,7 @@ class DemoSteps:
         last_id = str(self._arrived[-1].offset) if self._arrived else ""
         return Follower(self._child.url, FeedTarget("main", None), last_id=last_id)
 
-    def _show_new(self, *, live: bool = False) -> list[Arrival]:
+    def _show_new(self, *, live: bool = False) -> list[ReceivedChange]:
         new = self._feed.take(self._latest())
         self._arrived += new
         self._page.arrivals(new, live=live)

@@ -8,7 +8,7 @@ import time
 from typing import Any, NamedTuple
 
 from headwater.cli.failure import Failure
-from headwater.cli.feed import Broken, Feed
+from headwater.cli.feed import ConnectionBroken, Feed
 from headwater.cli.filters import FeedTarget
 from headwater.cli.output.changes import OPS
 from headwater.client.sse import Frame
@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 10.0
 SHOWN = {"format": PLAIN, "include": "before,after"}
 
 
-class Arrival(NamedTuple):
+class ReceivedChange(NamedTuple):
     """A change as received, and its latency."""
 
     found: dict[str, Any]
@@ -37,9 +37,9 @@ class Follower:
         self._feed = Feed(url, place, SHOWN | query, last_id=last_id)
         try:
             self._batches = self._feed.connect()
-        except Broken as broken:
+        except ConnectionBroken as broken:
             raise broken.failure from None
-        self._arrived: list[Arrival] = []
+        self._arrived: list[ReceivedChange] = []
         self._taken = 0
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._read)
@@ -54,16 +54,16 @@ class Follower:
         try:
             for frames in self._batches:
                 self._note([frame for frame in frames if frame.word in OPS], time.time() * 1000)
-        except Broken:
+        except ConnectionBroken:
             pass  # hung up, or the server was killed
 
     def _note(self, frames: list[Frame], now_ms: float) -> None:
         found = [json.loads(frame.data) for frame in frames]
         with self._news:
-            self._arrived += [Arrival(each, max(now_ms - each["commit_ts_ms"], 0.0)) for each in found]
+            self._arrived += [ReceivedChange(each, max(now_ms - each["commit_ts_ms"], 0.0)) for each in found]
             self._news.notify_all()
 
-    def take(self, upto: int = 0) -> list[Arrival]:
+    def take(self, upto: int = 0) -> list[ReceivedChange]:
         """Return the changes since the last call, once the change at offset `upto` has arrived."""
         with self._news:
             if not self._news.wait_for(lambda: upto <= self._newest(), PATIENCE_SECONDS):

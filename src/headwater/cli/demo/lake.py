@@ -58,7 +58,7 @@ class Lake:
         register(self._spark)
         self.seconds = time.perf_counter() - began
         self._stop = threading.Event()
-        self._seen = _Seen()
+        self._seen = _OffsetWatcher()
         self._threads = ThreadPoolExecutor(1)
 
     @contextmanager
@@ -105,13 +105,13 @@ class Lake:
 
 
 def _show() -> Any:
-    from headwater.cli.output.pipeline_bars import Bars
-    from headwater.cli.output.pipeline_lines import Lines
+    from headwater.cli.output.pipeline_bars import ProgressBars
+    from headwater.cli.output.pipeline_lines import ProgressLines
 
-    return Bars() if sys.stdout.isatty() else Lines()
+    return ProgressBars() if sys.stdout.isatty() else ProgressLines()
 
 
-class _Seen:
+class _OffsetWatcher:
     """A watcher that forwards to a show, and keeps the offset of each table."""
 
     def __init__(self) -> None:

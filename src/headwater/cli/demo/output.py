@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from headwater.cli.demo.follower import Arrival
+from headwater.cli.demo.follower import ReceivedChange
 from headwater.cli.output.changes import colour, line
 from headwater.cli.output.tables import print_table
 
@@ -36,7 +36,7 @@ class Page:
         """Print a check that passed."""
         self._line(f"   ✓ {text}", "green")
 
-    def arrivals(self, found: Sequence[Arrival], *, live: bool = False) -> None:
+    def arrivals(self, found: Sequence[ReceivedChange], *, live: bool = False) -> None:
         """Print the newest changes of a step, one line each, with their latency if a reader waited for them."""
         if len(found) > SHOWN:
             self._line(f"{'…':>19}  {len(found) - SHOWN} more before these", "dim")

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
-from headwater.cli.output.pipeline_lines import Key, Show
-from headwater.cli.output.pipeline_progress import Tally
+from headwater.cli.output.pipeline_lines import Key, ProgressDisplay
+from headwater.cli.output.pipeline_progress import TableProgress
 from headwater.cli.output.tables import printable
 from headwater.model.quantity import counted
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_RANGES = 4  # shown of one table
 
 
-class Bars(Show):
+class ProgressBars(ProgressDisplay):
     """Bars drawn by rich while the context is open."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -34,7 +34,7 @@ class Bars(Show):
         self._bars: dict[Key, TaskID] = {}
         self._range_bars: dict[Key, dict[int, TaskID]] = {}
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ProgressBars:
         self._progress.start()
         return self
 
@@ -46,7 +46,7 @@ class Bars(Show):
             self._range_bars.clear()
             self._progress.stop()
 
-    def shown(self, task: Task, tally: Tally, *, now: bool = False) -> None:
+    def shown(self, task: Task, tally: TableProgress, *, now: bool = False) -> None:
         if task.key not in self._bars:
             self._bars[task.key] = self._progress.add_task(printable(tally.title), total=None, words="")
         loading = tally.stage in ("register", "snapshot")

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from headwater.cli.output.pipeline_progress import Tally
+from headwater.cli.output.pipeline_progress import TableProgress
 from headwater.cli.output.tables import printable
 from headwater.model.quantity import amount, counted
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
-    from headwater.pipeline.run.events import Compared
+    from headwater.pipeline.run.events import VerifyResult
     from headwater.pipeline.run.task import RangeProgress, Task
 
 INTERVAL_SECONDS = 5.0
@@ -23,20 +23,20 @@ Key = tuple[str, str, str]  # of a task
 REASONS = {"first": "the first snapshot"}
 
 
-class Show:
+class ProgressDisplay:
     """A watcher that keeps a tally per table. Subclasses have `shown` and `say`, which are called under a lock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # each table reports from its own thread
-        self._tallies: dict[Key, Tally] = {}
+        self._tallies: dict[Key, TableProgress] = {}
 
-    def __enter__(self) -> Show:
+    def __enter__(self) -> ProgressDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def shown(self, task: Task, tally: Tally, *, now: bool = False) -> None:
+    def shown(self, task: Task, tally: TableProgress, *, now: bool = False) -> None:
         """Show a changed tally; with `now`, at once."""
 
     def say(self, task: Task | None, text: str, *, error: bool = False) -> None:
@@ -90,15 +90,15 @@ class Show:
         with self._lock:
             self.say(task, f"is at offset {amount(offset)} after {amount(rows)} rows and changes of this run")
 
-    def verified(self, task: Task, report: Compared) -> None:
+    def verified(self, task: Task, report: VerifyResult) -> None:
         with self._lock:
             self.say(task, compared(report), error=not report.is_good)
 
-    def _tally(self, task: Task) -> Tally:
-        return self._tallies.setdefault(task.key, Tally(task))
+    def _tally(self, task: Task) -> TableProgress:
+        return self._tallies.setdefault(task.key, TableProgress(task))
 
 
-def compared(report: Compared) -> str:
+def compared(report: VerifyResult) -> str:
     """Return the result of a verification."""
     if report.error is not None:
         return f"could not be compared: {report.error.message} ({report.error.code})"
@@ -121,7 +121,7 @@ def _differing(found: Any) -> str:
     return f"  rows: {differences} in the sink; keys like {' | '.join(found.examples)}"
 
 
-class Lines(Show):
+class ProgressLines(ProgressDisplay):
     """Plain lines: events at once, progress every few seconds. Errors on standard error."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -129,7 +129,7 @@ class Lines(Show):
         self._clock = clock
         self._last: dict[Key, tuple[float, str]] = {}
 
-    def shown(self, task: Task, tally: Tally, *, now: bool = False) -> None:
+    def shown(self, task: Task, tally: TableProgress, *, now: bool = False) -> None:
         at, text = self._last.get(task.key, (float("-inf"), ""))
         line = f"{tally.stage}: {tally.words}" if tally.words != tally.stage else tally.stage
         if line != text and (now or self._clock() >= at + INTERVAL_SECONDS):
@@ -200,7 +200,7 @@ class JsonLines:
     def done(self, task: Task, offset: int, rows: int) -> None:
         self.emit("done", task, offset=offset, rows=rows)
 
-    def verified(self, task: Task, report: Compared) -> None:
+    def verified(self, task: Task, report: VerifyResult) -> None:
         error = None if report.error is None else error_json(report.error)
         facts = {"equal": report.is_good, "offset": report.offset, "rows": report.rows, "ranges": len(report.ranges)}
         found = [each.difference for each in report.bad if each.difference is not None]

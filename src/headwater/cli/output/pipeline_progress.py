@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from headwater.pipeline.run.task import RangeProgress, Task
 
 
-class Tally:
+class TableProgress:
     """The progress of one table. `offset` and `latest` are None until they are reported."""
 
     def __init__(self, task: Task) -> None:

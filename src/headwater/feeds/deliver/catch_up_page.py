@@ -7,7 +7,7 @@ from typing import NamedTuple
 from headwater.errors import HeadwaterError
 from headwater.feeds.filters.filter import NewerThanSnapshot
 from headwater.feeds.formats.encoder import Frames, WritesFrames
-from headwater.feeds.formats.frame import Enclosed, Frame
+from headwater.feeds.formats.frame import Frame, TemplateFrame
 from headwater.feeds.groups.log_reader import SCAN, View, blocks_of
 from headwater.log.live.live_log import LiveLog
 
@@ -37,7 +37,7 @@ def read_piece(
 ) -> Piece:
     """Return a page like `View.page`, framed; where the encoder writes frames itself, end at a block if possible."""
     encoder = view.encoder
-    if isinstance(encoder, WritesFrames) and isinstance(frame, Enclosed) and not view.is_whole:
+    if isinstance(encoder, WritesFrames) and isinstance(frame, TemplateFrame) and not view.is_whole:
         frames = encoder.frames(frame.enclosing, limit, SLACK * most)
         at, ts = _written(log, view, frames, after, upto, most, newer)
         return Piece(frames.data(), frames.count, frames.last, at, ts)

@@ -23,7 +23,7 @@ from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.frame import Frame
 from headwater.feeds.formats.registry import encoder
 from headwater.feeds.groups.group import Group, Sleeper
-from headwater.feeds.groups.hub_batch import LONGEST_SECONDS, Batch, Costly, Decided, Found, bounded
+from headwater.feeds.groups.hub_batch import LONGEST_SECONDS, Batch, Decided, Found, SlowFilters, bounded
 from headwater.feeds.groups.log_reader import View, signature_of
 from headwater.feeds.options import Options, Shape
 from headwater.feeds.query_feeds.invalidation import Invalidations, invalidations
@@ -362,7 +362,7 @@ class Hub:
         with the others."""
         decided: dict[Group, Decided] = {}
         while groups:
-            costly = Costly(batch, groups)
+            costly = SlowFilters(batch, groups)
             work = asyncio.ensure_future(self._run(costly.run))
             # Retrieve the exception: no other task may be left to do so, and asyncio would log it.
             work.add_done_callback(lambda done: done.cancelled() or done.exception())

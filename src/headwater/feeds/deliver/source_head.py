@@ -9,7 +9,7 @@ from headwater.feeds.deliver.hub import Run
 from headwater.model.work.work_context import shared_context
 
 
-class Heads:
+class SharedHeadCheck:
     """Shares one check among all readers that wait for it: a thousand readers cost one call. Use it in the loop."""
 
     def __init__(self, run: Run) -> None:

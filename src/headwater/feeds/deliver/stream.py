@@ -23,9 +23,9 @@ from headwater.feeds.deliver.stream_state import (
     Event,
     Failed,
     FellBehind,
+    HistoryLost,
     Joined,
     Live,
-    Lost,
     PauseChanged,
     Paused,
     Skipped,
@@ -393,7 +393,7 @@ class Stream:
             lost = Pressure(
                 RESNAPSHOT_REQUIRED, max(consumer.log.latest - consumer.acked(self.cursor), 0), 0, consumer.paused
             )
-            return self._backpressure([*peaks, lost]) + self._apply(Lost(reason))
+            return self._backpressure([*peaks, lost]) + self._apply(HistoryLost(reason))
         self._skip_acked()
         found = consumer.pressure_of_acks(self.cursor)
         self._alarm, self._acked = consumer.alarm(), consumer.acked(self.cursor)

@@ -99,7 +99,7 @@ class Closed(msgspec.Struct, frozen=True):
     message: str
 
 
-class Lost(msgspec.Struct, frozen=True):
+class HistoryLost(msgspec.Struct, frozen=True):
     """The log no longer holds the changes after the cursor."""
 
     reason: str
@@ -124,7 +124,7 @@ Event = (
     | PauseChanged
     | Completed
     | Closed
-    | Lost
+    | HistoryLost
     | Failed
     | Stopped
 )
@@ -149,7 +149,7 @@ def next_state(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
             return Ended(EndReason(COMPLETE, "everything asked for was sent")), ()
         case Closed(code, message):
             return Ended(EndReason(code, message)), ()
-        case Lost(reason):
+        case HistoryLost(reason):
             return Ended(EndReason(RESNAPSHOT_REQUIRED, reason)), (Action.SEND_RESNAPSHOT,)
         case Failed(error):
             return Ended(EndReason(error.code, error.message, error)), (Action.SEND_FAILED,)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headwater.feeds.formats.envelope import Plan
-from headwater.feeds.formats.fast_rows import Made, Odd
+from headwater.feeds.formats.fast_rows import Made, UnsupportedRow
 from headwater.feeds.formats.images import Key, delivered_images
 from headwater.feeds.formats.values import PLAIN, clean, encode
 from headwater.feeds.options import Shape
@@ -55,7 +55,7 @@ class Debezium:
         if plan.made is not None:
             try:
                 return self._quick(plan, plan.made, part, offset, op, before, after)
-            except (Odd, UnicodeEncodeError):  # the encoder rejects text that is not UTF-8
+            except (UnsupportedRow, UnicodeEncodeError):  # the encoder rejects text that is not UTF-8
                 pass
         row = before if after is None else after
         first, second, third = plan.around(part)
@@ -74,12 +74,12 @@ class Debezium:
         """Return the same bytes with less work per value; raise Odd where that is not possible."""
         row, place = before if after is None else after, plan.key_place
         if row is None or place is None:
-            raise Odd
+            raise UnsupportedRow
         key = row[place]
         if (key.__class__ is not int and key.__class__ is not str) or (
             before is not None and (before[place].__class__ is not key.__class__ or before[place] != key)
         ):
-            raise Odd  # the update may have changed the key
+            raise UnsupportedRow  # the update may have changed the key
         images = encode(
             _Images(
                 made(before) if self._before and before is not None else None,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from headwater.feeds.formats.envelope import Plan as Given
-from headwater.feeds.formats.frame import Enclosing
+from headwater.feeds.formats.frame import FrameTemplate
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Table
 
@@ -24,7 +24,7 @@ class Frames:
         self,
         find: Callable[[Table], Plan] | None,
         careful: Callable[[Transaction, int, Change, Op], bytes] | None,
-        enclosing: Enclosing | None,
+        enclosing: FrameTemplate | None,
         limit: int,
         most: int,
     ) -> None: ...

@@ -6,7 +6,7 @@ from __future__ import annotations
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.encoder import Encoder, Frames
 from headwater.feeds.formats.envelope import FORM
-from headwater.feeds.formats.frame import Enclosing
+from headwater.feeds.formats.frame import FrameTemplate
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.per_table import PerTable
@@ -32,7 +32,7 @@ class Compiled(Debezium):
             return super().change(part, offset, change, op)
         return self._compiled(change.table).change(part, offset, change, op)
 
-    def frames(self, enclosing: Enclosing, limit: int, most: int) -> Frames:
+    def frames(self, enclosing: FrameTemplate, limit: int, most: int) -> Frames:
         """Return an empty page for frames of this kind, which is full at `limit` frames or `most` bytes."""
         return built.Frames(self._compiled, super().change, enclosing, limit, most)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from headwater.feeds.formats.frame import Enclosing
+from headwater.feeds.formats.frame import FrameTemplate
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Row, Table
@@ -65,7 +65,7 @@ class Frames(Protocol):
 class WritesFrames(Protocol):
     """An encoder that writes many changes at once."""
 
-    def frames(self, enclosing: Enclosing, limit: int, most: int) -> Frames:
+    def frames(self, enclosing: FrameTemplate, limit: int, most: int) -> Frames:
         """Return an empty page for frames of this kind, which is full at `limit` frames or `most` bytes."""
         ...
 

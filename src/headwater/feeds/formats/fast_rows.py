@@ -21,11 +21,11 @@ _LOW, _HIGH = -EXACT_JSON_INT, EXACT_JSON_INT
 MOST = 64  # columns: the generated code has a line for each
 
 
-class Odd(Exception):
+class UnsupportedRow(Exception):
     """The fast path cannot write this row."""
 
 
-_odd = Odd()
+_odd = UnsupportedRow()
 
 Made = Callable[[Row], Any]
 

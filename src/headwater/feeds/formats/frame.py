@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 Frame = Callable[[int | str, str, bytes], bytes]  # from id, event word and JSON to one frame of a transport
 
 
-class Enclosing(NamedTuple):
+class FrameTemplate(NamedTuple):
     """The constant bytes of a change's frame: before its id and its word (None if not sent), before and after its
     JSON."""
 
@@ -19,10 +19,10 @@ class Enclosing(NamedTuple):
 
 
 @runtime_checkable
-class Enclosed(Protocol):
+class TemplateFrame(Protocol):
     """A frame function whose frames are the constant bytes of `enclosing` around id, word and data."""
 
-    enclosing: Enclosing
+    enclosing: FrameTemplate
 
     def __call__(self, id: int | str, word: str, data: bytes) -> bytes:
         """See Frame."""

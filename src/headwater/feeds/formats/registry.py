@@ -10,7 +10,7 @@ from headwater.feeds.formats.debezium_encoder import debezium
 from headwater.feeds.formats.encoder import Encoder, Maker
 from headwater.feeds.formats.gateway import GATEWAY, Gateway
 from headwater.feeds.formats.native import objects, plain
-from headwater.feeds.formats.sochdb import EVENT, WATCH, Events, Watched
+from headwater.feeds.formats.sochdb import EVENT, WATCH, Events, WatchKeyEvents
 from headwater.feeds.options import Shape
 from headwater.model import formats
 from headwater.sources.read import Readable
@@ -26,7 +26,7 @@ MAKERS: dict[str, Maker] = {
 
 OWN: dict[str, Maker] = {GATEWAY: Gateway}  # the format of a transport that has only one
 # These encoders write keys as bytes, in the order of the source.
-WITH_KEYS: dict[str, Callable[[Shape, Readable | None], Encoder]] = {EVENT: Events, WATCH: Watched}
+WITH_KEYS: dict[str, Callable[[Shape, Readable | None], Encoder]] = {EVENT: Events, WATCH: WatchKeyEvents}
 
 
 def encoder(shape: Shape, source: Readable | None = None) -> Encoder:

@@ -146,7 +146,7 @@ class Events:
         return self.change(part, offset, Change(Op.INSERT, table, after=row), Op.INSERT)
 
 
-class Watched:
+class WatchKeyEvents:
     """WatchKeyEvent."""
 
     def __init__(self, shape: Shape, source: Readable | None) -> None:

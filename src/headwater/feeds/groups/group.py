@@ -22,7 +22,7 @@ class Sleeper(Protocol):
         ...
 
 
-class Taken(NamedTuple):
+class JoinedFrames(NamedTuple):
     """Joined frames for one stream."""
 
     piece: bytes
@@ -44,7 +44,7 @@ class Group:
         self.waiting: set[Sleeper] = set()
         self._frames: deque[tuple[int, bytes]] = deque()
         self._taken = 0  # frames that the member furthest ahead has passed
-        self._joined: dict[int, Taken] = {}  # by frames seen, where several streams may take the same frames
+        self._joined: dict[int, JoinedFrames] = {}  # by frames seen, where several streams may take the same frames
 
     def publish(self, frames: list[tuple[int, bytes]]) -> None:
         """Add frames and wake the waiting members."""
@@ -111,7 +111,7 @@ class Group:
         """Return whether everything published after `seen` frames is still in memory."""
         return self.published - seen <= len(self._frames)
 
-    def take(self, seen: int) -> Taken | None:
+    def take(self, seen: int) -> JoinedFrames | None:
         """Return the frames that follow `seen` frames, at most PIECE bytes; None when some of them were dropped."""
         found = self._joined.get(seen)
         if found is None:
@@ -125,7 +125,7 @@ class Group:
             self._taken = max(self._taken, found.seen)
         return found
 
-    def _join(self, seen: int, skipped: int) -> Taken:
+    def _join(self, seen: int, skipped: int) -> JoinedFrames:
         parts, size, offset = [], 0, 0
         for place in range(skipped, len(self._frames)):
             offset, frame = self._frames[place]
@@ -133,4 +133,4 @@ class Group:
             size += len(frame)
             if size >= PIECE:
                 break
-        return Taken(b"".join(parts), seen + len(parts), offset)
+        return JoinedFrames(b"".join(parts), seen + len(parts), offset)

@@ -113,7 +113,7 @@ class Batch:
         return offset, frame
 
 
-class Costly:
+class SlowFilters:
     """Groups with slow filters, evaluated one after the other in a thread. Thread-safe."""
 
     def __init__(self, batch: Batch, groups: list[tuple[Group, list[int]]]) -> None:

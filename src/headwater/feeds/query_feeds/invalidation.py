@@ -99,7 +99,7 @@ class Native:
         return b',"changed_keys":{' + b",".join(tables) + b"}" + cut
 
 
-class _Brief:
+class _QuerySubscribeEvents:
     """The events of query.subscribe."""
 
     def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
@@ -157,7 +157,7 @@ MAKERS: dict[str, Callable[[Shape], Invalidations]] = {
     formats.OBJECTS: lambda shape: Native(shape, LIT),
     formats.PLAIN: lambda shape: Native(shape, PLAIN),
     formats.CLOUDEVENTS: CloudEvents,
-    BRIEF: lambda shape: _Brief(),
+    BRIEF: lambda shape: _QuerySubscribeEvents(),
 }
 
 

@@ -16,7 +16,7 @@ from headwater.feeds.query_feeds.answer_confirmation import AnswerConfirmation
 from headwater.feeds.query_feeds.invalidation import Invalidations
 from headwater.feeds.query_feeds.query_instances import QueryInstance, Routes
 from headwater.feeds.query_feeds.query_view import QueryView
-from headwater.feeds.query_feeds.relevant_changes import Relevant, RelevantChanges, transaction_of
+from headwater.feeds.query_feeds.relevant_changes import RelevantChange, RelevantChanges, transaction_of
 from headwater.model.change import Op
 
 CONFIRMING = 4096  # instances whose last result is remembered
@@ -25,10 +25,10 @@ Frames = list[tuple[int, bytes]]
 Steady = dict[Hashable, int]  # by instance: the offset since which its result is known to be unchanged
 
 
-class _Open:
+class _OpenTransaction:
     """The relevant changes of one transaction for one instance, and the groups whose filter they pass."""
 
-    def __init__(self, first: Relevant) -> None:
+    def __init__(self, first: RelevantChange) -> None:
         self.found = RelevantChanges(first)
         self.passes: set[Group] = set()
         self.ops: dict[Group, Op | None] = {}  # the op that each filter delivers the last change as
@@ -50,7 +50,7 @@ class InstanceGroups:
     def __init__(self, routes: Routes, find: Find) -> None:
         self._routes, self._find = routes, find
         self._groups: dict[Hashable, dict[Group, QueryView]] = {}
-        self._open: dict[Hashable, _Open] = {}  # transactions whose end is not published yet
+        self._open: dict[Hashable, _OpenTransaction] = {}  # transactions whose end is not published yet
         self._found: dict[Hashable, list[tuple[int, int]]] = {}  # positions in this batch and dependency numbers
         self._confirming: OrderedDict[Hashable, AnswerConfirmation] = OrderedDict()
         self._all_outdated = False
@@ -184,16 +184,16 @@ class InstanceGroups:
 
     def _ended(
         self, key: Hashable, batch: Batch, groups: dict[Group, QueryView], passing: dict[Group, dict[int, Op]]
-    ) -> list[_Open]:
+    ) -> list[_OpenTransaction]:
         current, done = self._open.pop(key, None), []
         for at, place in self._found.get(key, ()):
             part, offset, change = batch.placed[at]
-            one = Relevant(part, offset, change, place)
+            one = RelevantChange(part, offset, change, place)
             if current is not None and current.found.transaction == transaction_of(part):
                 current.found.take(one)
             else:
                 done += [] if current is None else [current]
-                current = _Open(one)
+                current = _OpenTransaction(one)
             for group in groups:
                 op = current.ops[group] = passing.get(group, {}).get(at)
                 if op is not None:

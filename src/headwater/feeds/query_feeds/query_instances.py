@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from headwater.model.change import Change
-from headwater.model.principal import Depends, Principal
+from headwater.model.principal import Principal, TableDependency
 
 Args = list[Any] | dict[str, Any]  # Lits, by position or by name
 
@@ -71,7 +71,7 @@ class QueryInstance(Protocol):
         ...
 
     @property
-    def dependencies(self) -> Sequence[Depends]:
+    def dependencies(self) -> Sequence[TableDependency]:
         """The dependencies: tables whose changes may invalidate the instance."""
         ...
 

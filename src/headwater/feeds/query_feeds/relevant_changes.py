@@ -14,7 +14,7 @@ MOST_KEYS = 100  # in one invalidation
 MOST_KEY_BYTES = 16 << 10
 
 
-class Relevant(NamedTuple):
+class RelevantChange(NamedTuple):
     """A relevant change, its offset, and the number of the dependency that it matches."""
 
     part: Transaction
@@ -26,7 +26,7 @@ class Relevant(NamedTuple):
 class RelevantChanges:
     """The relevant changes of one transaction. Only the last change is kept; of the others, only the keys."""
 
-    def __init__(self, first: Relevant) -> None:
+    def __init__(self, first: RelevantChange) -> None:
         self.transaction = transaction_of(first.part)
         self.last = first
         self.keys: dict[str, dict[bytes, tuple[Table, Key]]] = {}  # by table
@@ -34,7 +34,7 @@ class RelevantChanges:
         self._count = self._bytes = 0
         self.take(first)
 
-    def take(self, one: Relevant) -> None:
+    def take(self, one: RelevantChange) -> None:
         """Add the next relevant change, in log order."""
         self.last = one
         change = one.change
@@ -62,12 +62,12 @@ def transaction_of(part: Transaction) -> int:
     return part.first - part.start
 
 
-def relevant(instance: QueryInstance, part: Transaction) -> Iterator[Relevant]:
+def relevant(instance: QueryInstance, part: Transaction) -> Iterator[RelevantChange]:
     """Yield the changes of `part` that are relevant to `instance`."""
     for offset, change in enumerate(part.changes, part.first):
         place = instance.matters(change)
         if place is not None:
-            yield Relevant(part, offset, change, place)
+            yield RelevantChange(part, offset, change, place)
 
 
 def schema_changes(part: Transaction) -> int:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from headwater.errors import LogDamaged
 from headwater.feeds.options import Options
-from headwater.feeds.subscription import SnapshotState, Stretch, Subscription
+from headwater.feeds.subscription import SnapshotSpan, SnapshotState, Subscription
 from headwater.log.sqlite_store import FileFormat, SqliteStore, take_next_id
 
 _TABLES = """
@@ -112,7 +112,7 @@ def load(file: SqliteStore) -> Iterator[Subscription]:
 
 def _snapshot(connection: apsw.Connection, id: str, text: str) -> SnapshotState:
     state = msgspec.json.decode(text, type=SnapshotState)
-    return replace(state, chunks=tuple(Stretch(*row) for row in connection.execute(_CHUNKS, (id, state.run))))
+    return replace(state, chunks=tuple(SnapshotSpan(*row) for row in connection.execute(_CHUNKS, (id, state.run))))
 
 
 # --- inside a transaction --------------------------------------------------------------------------------

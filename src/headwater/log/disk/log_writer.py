@@ -39,13 +39,13 @@ class Writer:
             raise
 
     @contextmanager
-    def transaction(self) -> Iterator[Draft]:
+    def transaction(self) -> Iterator[LogTransaction]:
         """Write in one transaction; the state of the draft becomes that of the log once it is durable."""
         with self.file.lock:
             try:
                 with self.file.transaction() as connection:
                     self._check_alone(connection)
-                    draft = Draft(connection, self.state, self._shapes)
+                    draft = LogTransaction(connection, self.state, self._shapes)
                     yield draft
             except BaseException:
                 self._shapes.forget_numbers()
@@ -68,7 +68,7 @@ class Writer:
         self._data_version = version
 
 
-class Draft:
+class LogTransaction:
     """One open transaction of a log file, and the state of the log after it."""
 
     def __init__(self, connection: apsw.Connection, state: State, shapes: Shapes) -> None:

@@ -26,7 +26,7 @@ class Const(msgspec.Struct, frozen=True, tag="const"):
 Operand = Param | Const
 
 
-class Test(msgspec.Struct, frozen=True, tag="test"):
+class Comparison(msgspec.Struct, frozen=True, tag="test"):
     """A comparison of one column with operands, as the database compares that column with a plain value."""
 
     column: str
@@ -50,7 +50,7 @@ class AnyOf(msgspec.Struct, frozen=True, tag="any"):
     parts: tuple[Condition, ...] = ()
 
 
-Condition = Test | AllOf | AnyOf
+Condition = Comparison | AllOf | AnyOf
 ALWAYS = AllOf()
 
 

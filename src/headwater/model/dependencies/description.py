@@ -6,6 +6,7 @@ from headwater.model.dependencies.dependency import (
     AllOf,
     Analysis,
     AnyOf,
+    Comparison,
     Condition,
     Const,
     Dependency,
@@ -13,7 +14,6 @@ from headwater.model.dependencies.dependency import (
     KeyGuard,
     Operand,
     Param,
-    Test,
 )
 from headwater.model.literal import Date, DateTime, Time, Value
 
@@ -47,7 +47,7 @@ def of_dependency(dependency: Dependency) -> str:
 def of_condition(condition: Condition) -> str:
     """Return the condition in words; "" if it is always true."""
     match condition:
-        case Test():
+        case Comparison():
             return _test(condition)
         case AllOf():
             parts = [text for part in condition.parts if (text := _inside(part, AnyOf))]
@@ -63,7 +63,7 @@ def _inside(part: Condition, other: type[AllOf | AnyOf]) -> str:
     return f"({text})" if text and is_compound else text
 
 
-def _test(test: Test) -> str:
+def _test(test: Comparison) -> str:
     values = [_operand(operand) for operand in test.operands]
     match test.op:
         case "in" | "not_in":

@@ -21,7 +21,7 @@ class SpanIndex(Generic[T]):
 
     def __init__(self) -> None:
         self._fresh: dict[T, Spans] = {}  # in no layer yet
-        self._layers: list[_Layer[T]] = []
+        self._layers: list[_SegmentTree[T]] = []
 
     def __bool__(self) -> bool:
         return bool(self._fresh or self._layers)
@@ -52,10 +52,10 @@ class SpanIndex(Generic[T]):
         spans, self._fresh = self._fresh, {}
         while self._layers and len(self._layers[-1].spans) <= 2 * len(spans):
             spans = self._layers.pop().spans | spans
-        self._layers.append(_Layer(spans))
+        self._layers.append(_SegmentTree(spans))
 
 
-class _Layer(Generic[T]):
+class _SegmentTree(Generic[T]):
     """A segment tree: the edges of all spans split the keys into leaves, and a span is stored at few nodes.
 
     These nodes cover its leaves exactly. Leaf n is node `size + n`, the parent of n is n // 2.

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headwater.model.literal import Json, Value, to_lit
-from headwater.model.predicate import OPS, Call, Case, Cast, Col, Expr, Function, Literal, Queried
+from headwater.model.predicate import OPS, Call, Case, Cast, Col, Expr, Function, Literal, QueryExpression
 from headwater.model.query.query import (
     Aggregate,
     Body,
@@ -20,7 +20,7 @@ from headwater.model.query.query import (
     InQuery,
     Item,
     Join,
-    Named,
+    NamedTable,
     Order,
     Param,
     Query,
@@ -81,7 +81,7 @@ def _item(item: Item) -> dict[str, Any]:
 
 def _table(table: TableRef) -> dict[str, Any]:
     match table:
-        case Named(name, alias):
+        case NamedTable(name, alias):
             return {"table": name} | _some(**{"as": alias})
         case Derived(query, alias):
             return {"subquery": {"query": form_of(query), "as": alias}}
@@ -105,7 +105,7 @@ def _expr(expr: Expr) -> dict[str, Any]:
         case Case(branches, otherwise):
             whens = [{"if": _expr(condition), "then": _expr(result)} for condition, result in branches]
             return {"case": {"when": whens, "else": _expr(otherwise)}}
-        case Queried():
+        case QueryExpression():
             return _queried(expr)
 
 
@@ -123,7 +123,7 @@ def _call(op: str, args: list[Any]) -> dict[str, Any]:
             return {"op": op} | dict(zip(names, args, strict=True))
 
 
-def _queried(expr: Queried) -> dict[str, Any]:
+def _queried(expr: QueryExpression) -> dict[str, Any]:
     match expr:
         case Param(place):
             return {"param": place}

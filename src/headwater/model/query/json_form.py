@@ -39,7 +39,7 @@ from headwater.model.query.query import (
     InQuery,
     Item,
     Join,
-    Named,
+    NamedTable,
     Order,
     Param,
     Query,
@@ -260,7 +260,7 @@ class _QueryReader(ExprReader):
                     f"{path}.db: a query can read only one database, and this one reads {self.db!r}",
                     hint="Send one query for each database.",
                 )
-        return Named(_name(body, "table", path), _name(body, "as", path) if "as" in body else None)
+        return NamedTable(_name(body, "table", path), _name(body, "as", path) if "as" in body else None)
 
     def derived(self, body: dict[str, Any], path: str, depth: int) -> TableRef:
         check_fields(body, path, ["subquery"])

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
-from headwater.model.predicate import Expr, Queried
+from headwater.model.predicate import Expr, QueryExpression
 
 
-class Param(Queried, frozen=True):
+class Param(QueryExpression, frozen=True):
     """The argument at this position, counted from 0."""
 
     place: int
 
 
-class Star(Queried, frozen=True):
+class Star(QueryExpression, frozen=True):
     """All columns, or all of one table of the query. Only in a projection."""
 
     table: str | None = None
 
 
-class Aggregate(Queried, frozen=True):
+class Aggregate(QueryExpression, frozen=True):
     """An aggregate function. Without arguments it counts rows."""
 
     name: str
@@ -27,27 +27,27 @@ class Aggregate(Queried, frozen=True):
     distinct: bool = False
 
 
-class Subquery(Queried, frozen=True):
+class Subquery(QueryExpression, frozen=True):
     """The single value of a query, NULL if it has no row."""
 
     query: Query
 
 
-class Exists(Queried, frozen=True):
+class Exists(QueryExpression, frozen=True):
     """The test that a query has a row, or if `negated` that it has none."""
 
     query: Query
     negated: bool = False
 
 
-class InQuery(Queried, frozen=True):
+class InQuery(QueryExpression, frozen=True):
     """The test that `expr` is among the rows of a query of one column."""
 
     expr: Expr
     query: Query
 
 
-class Named(msgspec.Struct, frozen=True):
+class NamedTable(msgspec.Struct, frozen=True):
     """A table, a view or a WITH name, with an optional alias."""
 
     table: str
@@ -71,7 +71,7 @@ class Join(msgspec.Struct, frozen=True):
     using: tuple[str, ...] = ()
 
 
-TableRef = Named | Derived | Join
+TableRef = NamedTable | Derived | Join
 JOINS = ("inner", "left", "right", "full", "cross")
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from headwater.pipeline.run.task import RangeProgress, Task
 
 
-class Compared(Protocol):
+class VerifyResult(Protocol):
     """The result of verifying one table."""
 
     @property
@@ -72,7 +72,7 @@ class Watcher(Protocol):
         """Report the end of a run, stopped or caught up, with the sink at `offset` after `rows` rows and changes."""
         ...
 
-    def verified(self, task: Task, report: Compared) -> None:
+    def verified(self, task: Task, report: VerifyResult) -> None:
         """Report that source and sink were compared."""
         ...
 
@@ -89,4 +89,4 @@ class NullWatcher:
     def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None: ...
     def failed(self, task: Task, error: HeadwaterError) -> None: ...
     def done(self, task: Task, offset: int, rows: int) -> None: ...
-    def verified(self, task: Task, report: Compared) -> None: ...
+    def verified(self, task: Task, report: VerifyResult) -> None: ...

@@ -72,7 +72,7 @@ def _until(now: sa.ColumnElement[int], seconds: float) -> dict[str, Any]:
     return {"owner_until_ms": now + int(seconds * 1000), "updated_ms": now}
 
 
-class _Lapse(threading.Event):
+class _ExpiryEvent(threading.Event):
     """An event that is also set by time: a meta store that hangs must not hide that the lease expired."""
 
     def __init__(self, is_over: Callable[[], bool]) -> None:
@@ -99,7 +99,7 @@ class LeaseRenewal:
         self._clock = clock
         self._until = clock() + seconds  # counted from before the request: never later than the database's expiry
         self.fence = take(meta, task, owner, seconds)
-        self.lost = _Lapse(lambda: clock() >= self._until)
+        self.lost = _ExpiryEvent(lambda: clock() >= self._until)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"lease of {task.table}", daemon=True)
         self._thread.start()

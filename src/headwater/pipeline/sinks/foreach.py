@@ -21,7 +21,7 @@ from headwater.pipeline.sinks.sink import Part, Step
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headwater.pipeline.sinks.registry import Needs
+    from headwater.pipeline.sinks.registry import SinkContext
 
 Function = Callable[["DataFrame", Step | list[Part], Table], object]
 
@@ -39,7 +39,7 @@ class ForeachSink(LedgerSink):
         super().__init__(name, ledger, send_rows, send_changes)
 
 
-def open_foreach(settings: Mapping[str, Any], needs: Needs) -> ForeachSink:
+def open_foreach(settings: Mapping[str, Any], needs: SinkContext) -> ForeachSink:
     """Return a sink from its checked settings: `function`, as "module:name"."""
     place = settings["function"]
     return ForeachSink(f"foreach {place}", needs.ledger, find_function(place))

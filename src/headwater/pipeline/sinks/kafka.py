@@ -24,7 +24,7 @@ from headwater.pipeline.sinks.sink import PLAIN, Part, Step
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headwater.pipeline.sinks.registry import Needs
+    from headwater.pipeline.sinks.registry import SinkContext
 
 
 class KafkaSink(LedgerSink):
@@ -66,7 +66,7 @@ class KafkaSink(LedgerSink):
             ) from None
 
 
-def open_kafka(settings: Mapping[str, Any], needs: Needs) -> KafkaSink:
+def open_kafka(settings: Mapping[str, Any], needs: SinkContext) -> KafkaSink:
     """Return a sink from its checked settings."""
     servers, topic, pieces = settings["servers"], settings["topic"], needs.name.split("/")  # pipeline, database, table
     server = pieces[-2] if len(pieces) > 1 else needs.name

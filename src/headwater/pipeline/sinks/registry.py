@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Needs(NamedTuple):
+class SinkContext(NamedTuple):
     """The context that a sink gets in addition to its settings."""
 
     name: str  # pipeline, database and table, for output
@@ -89,8 +89,8 @@ def open_sink(kind: str, settings: dict[str, Any], *, name: str, spark: SparkSes
     """Return the sink that `settings` describe; raise ConfigError if they are invalid."""
     found = _kind(kind)
     module = import_module(f"headwater.pipeline.sinks.{found.module}")
-    make: Callable[[dict[str, Any], Needs], Sink] = getattr(module, found.function)
-    return make(read_settings(kind, settings), Needs(name, spark, ledger))
+    make: Callable[[dict[str, Any], SinkContext], Sink] = getattr(module, found.function)
+    return make(read_settings(kind, settings), SinkContext(name, spark, ledger))
 
 
 def _kind(kind: str) -> SinkKind:

@@ -74,7 +74,7 @@ def _columns(client: Client, options: Options, status: Described) -> pa.Schema:
     return shape_schema(client, options, status)
 
 
-class Piece(InputPartition):
+class TaskPartition(InputPartition):
     """The partition of one task: a part of a snapshot or of the log, of one generation."""
 
     def __init__(self, generation: str, what: RowsPiece | LogPiece, shape: int | None = None) -> None:
@@ -82,7 +82,7 @@ class Piece(InputPartition):
         self.generation, self.what, self.shape = generation, what, shape
 
 
-def pull(client: Client, options: Options, piece: Piece) -> Iterator[pa.RecordBatch]:
+def pull(client: Client, options: Options, piece: TaskPartition) -> Iterator[pa.RecordBatch]:
     """Return the batches of one task as the server sends them."""
     what = piece.what
     if isinstance(what, RowsPiece):
@@ -110,7 +110,7 @@ def pull(client: Client, options: Options, piece: Piece) -> Iterator[pa.RecordBa
 
 def read(options: Options, columns: StructType, piece: InputPartition) -> Iterator[pa.RecordBatch]:
     """Return the batches of one task in Spark's schema, without empty batches, which Spark does not need."""
-    if not isinstance(piece, Piece):
+    if not isinstance(piece, TaskPartition):
         return  # Spark makes a partition of its own if there is nothing to read
     whole = schema.arrow_of(columns)
     wanted = whole.remove(len(whole) - 1) if options.ends else whole
@@ -131,13 +131,13 @@ class BatchReader(DataSourceReader):
         if options.generation is not None:
             given = options.parts if options.slices is None else options.slices
             if given is not None:
-                return [Piece(options.generation, what, options.shape) for what in given]
+                return [TaskPartition(options.generation, what, options.shape) for what in given]
         with closing(connect(options)) as client:
             status = self._status or describe_log(client, options)
             generation = options.generation or status.generation
             found = self._log(client, status) if options.is_log else self._rows(client, status)
         shape = options.shape or (None if options.tables else status.table.version)
-        return [Piece(generation, what, shape) for what in found]
+        return [TaskPartition(generation, what, shape) for what in found]
 
     def _rows(self, client: Client, status: Described) -> Sequence[RowsPiece]:
         options = self._options
@@ -209,7 +209,7 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = StreamOffset.read(start), StreamOffset.read(end)
         check_offset(first, self._describe(first))  # Spark plans a batch of an earlier run before it requests offsets
         pieces = split_log(first.offset, last.offset, self._options.rows_per_partition)
-        return [Piece(last.generation, what, self._reading.shape or None) for what in pieces]
+        return [TaskPartition(last.generation, what, self._reading.shape or None) for what in pieces]
 
     @report_generator_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,16 @@ import msgspec
 
 from headwater.model.bounded_cache import BoundedCache
 from headwater.model.change import Change
-from headwater.model.dependencies.dependency import AllOf, Analysis, AnyOf, Condition, Dependency, Operand, Param, Test
+from headwater.model.dependencies.dependency import (
+    AllOf,
+    Analysis,
+    AnyOf,
+    Comparison,
+    Condition,
+    Dependency,
+    Operand,
+    Param,
+)
 from headwater.model.literal import Value
 from headwater.model.table import Table
 from headwater.queries.dependencies.column_bytes import Shape, shapes_of
@@ -18,8 +27,8 @@ from headwater.queries.dependencies.template import (
     POINT,
     POINTS,
     SPANS,
-    Both,
-    Either,
+    Conjunction,
+    Disjunction,
     Held,
     Leaf,
     Template,
@@ -78,22 +87,22 @@ def bind(
 # --- trees with values -----------------------------------------------------------------------------------
 
 
-class _Holding(msgspec.Struct, frozen=True):
+class _BoundLeaf(msgspec.Struct, frozen=True):
     """A leaf with the bytes that its column must hold."""
 
     column: str
     held: Held
 
 
-class _Every(msgspec.Struct, frozen=True):
+class _Conjunction(msgspec.Struct, frozen=True):
     parts: tuple[_Tree, ...]
 
 
-class _Some(msgspec.Struct, frozen=True):
+class _Disjunction(msgspec.Struct, frozen=True):
     parts: tuple[_Tree, ...]
 
 
-_Tree = _Holding | _Every | _Some | bool
+_Tree = _BoundLeaf | _Conjunction | _Disjunction | bool
 
 
 def _spans(held: Held) -> Spans:
@@ -108,13 +117,13 @@ def _holding(column: str, spans: Spans) -> _Tree:
         return spans == EVERYTHING
     points = spans.points
     if points is None:
-        return _Holding(column, spans)
-    return _Holding(column, next(iter(points)) if len(points) == 1 else points)
+        return _BoundLeaf(column, spans)
+    return _BoundLeaf(column, next(iter(points)) if len(points) == 1 else points)
 
 
-def _joined(parts: Iterable[_Tree], kind: type[_Every] | type[_Some]) -> _Tree:
+def _joined(parts: Iterable[_Tree], kind: type[_Conjunction] | type[_Disjunction]) -> _Tree:
     """Return the conjunction (or disjunction) of `parts`: flat, without constants, with one leaf per column."""
-    decisive = kind is _Some  # a part with this constant value decides the result
+    decisive = kind is _Disjunction  # a part with this constant value decides the result
     held: dict[str, Spans] = {}
     rest: list[_Tree] = []
     alone: dict[str, _Tree] = {}  # the only leaf of a column is left unchanged
@@ -122,11 +131,11 @@ def _joined(parts: Iterable[_Tree], kind: type[_Every] | type[_Some]) -> _Tree:
         if isinstance(part, bool):
             if part is decisive:
                 return decisive
-        elif not isinstance(part, _Holding):
+        elif not isinstance(part, _BoundLeaf):
             rest.append(part)
         elif part.column in held or part.column in alone:
             first = alone.pop(part.column, None)
-            both = [_spans(first.held) if isinstance(first, _Holding) else held[part.column], _spans(part.held)]
+            both = [_spans(first.held) if isinstance(first, _BoundLeaf) else held[part.column], _spans(part.held)]
             held[part.column] = union(both) if decisive else both[0].intersect(both[1])
         else:
             alone[part.column] = part
@@ -139,7 +148,7 @@ def _joined(parts: Iterable[_Tree], kind: type[_Every] | type[_Some]) -> _Tree:
     return kind(tuple(found))
 
 
-def _flat(parts: Iterable[_Tree], kind: type[_Every] | type[_Some]) -> Iterable[_Tree]:
+def _flat(parts: Iterable[_Tree], kind: type[_Conjunction] | type[_Disjunction]) -> Iterable[_Tree]:
     for part in parts:
         if isinstance(part, kind):
             yield from part.parts
@@ -151,12 +160,12 @@ def _taken_apart(tree: _Tree, values: list[Held]) -> Tree:
     """Return the tree with slots in place of its values, and append the values to `values`."""
     if isinstance(tree, bool):
         return tree
-    if isinstance(tree, _Holding):
+    if isinstance(tree, _BoundLeaf):
         values.append(tree.held)
         kind = POINT if isinstance(tree.held, bytes) else SPANS if isinstance(tree.held, Spans) else POINTS
         return Leaf(tree.column, kind, len(values) - 1)
     parts = tuple(_taken_apart(part, values) for part in tree.parts)
-    return (Both if isinstance(tree, _Every) else Either)(parts)  # type: ignore[arg-type]
+    return (Conjunction if isinstance(tree, _Conjunction) else Disjunction)(parts)  # type: ignore[arg-type]
 
 
 # --- one source ------------------------------------------------------------------------------------------
@@ -193,19 +202,19 @@ class _Binder:
         if depth > MAX_DEPTH:
             return True
         match condition:
-            case Test():
+            case Comparison():
                 return self._test(condition, shape, args)
             case AllOf(parts):
-                return _joined((self._tree(part, shape, args, depth + 1) for part in parts), _Every)
+                return _joined((self._tree(part, shape, args, depth + 1) for part in parts), _Conjunction)
             case AnyOf(parts):
-                return _joined((self._tree(part, shape, args, depth + 1) for part in parts), _Some)
+                return _joined((self._tree(part, shape, args, depth + 1) for part in parts), _Disjunction)
 
-    def _test(self, test: Test, shape: Shape, args: Mapping[str, Value]) -> _Tree:
+    def _test(self, test: Comparison, shape: Shape, args: Mapping[str, Value]) -> _Tree:
         try:
             encode = shape.encoder(shape.table.index[test.column])
             operands = [self._operand(each, test.column, shape, encode, args) for each in test.operands]
             if test.op == "eq" and operands[0] is not None:
-                return _Holding(test.column, operands[0])
+                return _BoundLeaf(test.column, operands[0])
             null = encode(None)
             return True if null is None else _holding(test.column, where_true(test.op, operands, null))
         except Exception:  # without this test the condition is true for more rows, which is always safe

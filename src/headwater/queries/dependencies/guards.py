@@ -32,7 +32,7 @@ class _Keys(msgspec.Struct, frozen=True):
         return cell is not None and cell not in self.keys
 
 
-class _Top(msgspec.Struct, frozen=True):
+class _TopRows(msgspec.Struct, frozen=True):
     """Rows that sort after the last row of the answer are irrelevant."""
 
     order: tuple[tuple[str, bool], ...]
@@ -54,7 +54,7 @@ class _Guard:
 
     __slots__ = ("place", "sees", "table", "what")
 
-    def __init__(self, place: int, sees: frozenset[int], table: Table, what: _Keys | _Top) -> None:
+    def __init__(self, place: int, sees: frozenset[int], table: Table, what: _Keys | _TopRows) -> None:
         self.place, self.sees, self.table, self.what = place, sees, table, what
 
 
@@ -158,7 +158,7 @@ def _made(
             return []
         return [_Guard(guard.place, frozenset(guard.sees), table, _Keys(guard.column, keys))]
     last = _last(guard, shapes, table, args, answer)
-    return [] if last is None else [_Guard(guard.place, frozenset(), table, _Top(guard.order, last))]
+    return [] if last is None else [_Guard(guard.place, frozenset(), table, _TopRows(guard.order, last))]
 
 
 def _cells(shapes: Shapes, table: Table, column: str, rows: Sequence[Row]) -> frozenset[bytes] | None:

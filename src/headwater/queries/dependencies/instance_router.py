@@ -16,7 +16,16 @@ from headwater.model.table import Row, Table
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies, TableReference
 from headwater.queries.dependencies.column_bytes import Encode, View, Watched, difference
 from headwater.queries.dependencies.intervals import Spans
-from headwater.queries.dependencies.template import POINT, SPANS, Fit, Holds, Path, Template, Values, is_unclear
+from headwater.queries.dependencies.template import (
+    POINT,
+    SPANS,
+    CompiledTemplate,
+    Holds,
+    Path,
+    Template,
+    Values,
+    is_unclear,
+)
 from headwater.sources.query import Queryable
 
 Found = dict[Hashable, int]  # the first relevant place by key of the instance
@@ -71,7 +80,7 @@ class _Entry:
 
     __slots__ = ("home", "key", "number", "values")
 
-    def __init__(self, home: _Home, key: Hashable, number: int, values: Values) -> None:
+    def __init__(self, home: _TemplateInstances, key: Hashable, number: int, values: Values) -> None:
         self.home, self.key, self.number, self.values = home, key, number, values
 
 
@@ -80,10 +89,10 @@ def _note(entry: _Entry, found: Found) -> None:
         found[entry.key] = entry.number
 
 
-Met = _Entry | Mapping["_Home", Iterable[_Entry]]
+Met = _Entry | Mapping["_TemplateInstances", Iterable[_Entry]]
 
 
-class _Home:
+class _TemplateInstances:
     """The instances of one template. Those with exact values are in buckets that templates share."""
 
     def __init__(self, template: Template, buckets: dict[tuple[str, ...], _Buckets]) -> None:
@@ -129,7 +138,7 @@ class _Buckets:
 
     def __init__(self) -> None:
         # Most buckets have one instance, stored without a dictionary: dictionaries would take half of the memory.
-        self.held: dict[Cells, _Entry | dict[_Home, dict[_Entry, None]]] = {}
+        self.held: dict[Cells, _Entry | dict[_TemplateInstances, dict[_Entry, None]]] = {}
 
     def __iter__(self) -> Iterator[_Entry]:
         for held in self.held.values():
@@ -193,7 +202,7 @@ class _Routes:
     """The instances that depend on one table."""
 
     def __init__(self) -> None:
-        self.homes: dict[Template, _Home] = {}
+        self.homes: dict[Template, _TemplateInstances] = {}
         self._buckets: dict[tuple[str, ...], _Buckets] = {}  # by their columns
         self._plan: _Plan | None = None  # for the table version of the last change
 
@@ -210,7 +219,7 @@ class _Routes:
         """Add one table reference of the instance `key`."""
         home = self.homes.get(place.template)
         if home is None:
-            home = self.homes[place.template] = _Home(place.template, self._buckets)
+            home = self.homes[place.template] = _TemplateInstances(place.template, self._buckets)
             self._plan = None
         entry = _Entry(home, key, number, place.values)
         home.add(entry)
@@ -257,8 +266,10 @@ class _Plan:
     def __init__(self, table: Table, routes: _Routes, buckets: dict[tuple[str, ...], _Buckets]) -> None:
         self.table = table
         self._routes = routes
-        self._fits: dict[_Home, Fit] = {}
-        self._strange: set[_Home] = set()  # templates whose columns this version lacks: every change is relevant
+        self._fits: dict[_TemplateInstances, CompiledTemplate] = {}
+        self._strange: set[_TemplateInstances] = (
+            set()
+        )  # templates whose columns this version lacks: every change is relevant
         for home in routes.homes.values():
             fit = home.template.fit(table)
             if fit is None:

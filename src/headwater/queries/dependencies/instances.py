@@ -13,7 +13,7 @@ from headwater.model.dependencies.dependency import Analysis
 from headwater.model.literal import UNAVAILABLE, Value
 from headwater.model.table import Table
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies
-from headwater.queries.etag.query_etag import Question, pack_args, sorted_args
+from headwater.queries.etag.query_etag import QueryIdentity, pack_args, sorted_args
 from headwater.queries.prepared import PreparedQuery
 
 MAX_INSTANCES = 20_000  # cached between requests
@@ -78,7 +78,7 @@ class Instance:
         """Return the first half of the instance's tags in `format`."""
         found = self.prefixes.get((format, scope))
         if found is None:
-            asked = Question(
+            asked = QueryIdentity(
                 db=self.prepared.db,
                 generation=self.generation,
                 epoch=self.analysis.epoch,

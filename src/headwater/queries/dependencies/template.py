@@ -33,19 +33,19 @@ class Leaf(msgspec.Struct, frozen=True):
     slot: int
 
 
-class Both(msgspec.Struct, frozen=True):
+class Conjunction(msgspec.Struct, frozen=True):
     """A condition that is true if every part is."""
 
     parts: tuple[Node, ...]
 
 
-class Either(msgspec.Struct, frozen=True):
+class Disjunction(msgspec.Struct, frozen=True):
     """A condition that is true if any part is."""
 
     parts: tuple[Node, ...]
 
 
-Node = Leaf | Both | Either
+Node = Leaf | Conjunction | Disjunction
 Tree = Node | bool  # a condition that is always or never true has no leaves
 
 
@@ -57,7 +57,7 @@ class Path(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
-class Fit(msgspec.Struct, frozen=True):
+class CompiledTemplate(msgspec.Struct, frozen=True):
     """A template compiled for one version of its table: the compared columns and the condition."""
 
     shape: Shape
@@ -85,7 +85,7 @@ class Template:
         self.definitions = definitions  # of the columns in `tree`, as of when the values were encoded
         self.paths = () if isinstance(tree, bool) else paths(tree)
         self._shapes = shapes
-        self._fits: list[tuple[Table, Fit | None]] = []  # the most recently used first
+        self._fits: list[tuple[Table, CompiledTemplate | None]] = []  # the most recently used first
 
     def matters(self, change: Change, values: Values) -> bool:
         """Return whether `change` may be relevant; on any error it is."""
@@ -100,7 +100,7 @@ class Template:
         fit = self.fit(change.table)
         return fit is None or fit.touches(change.before, change.after, values)
 
-    def fit(self, table: Table) -> Fit | None:
+    def fit(self, table: Table) -> CompiledTemplate | None:
         """Return the template compiled for `table`; None if its columns are missing there or defined differently."""
         fits = self._fits
         if fits and fits[0][0] is table:
@@ -110,7 +110,7 @@ class Template:
         self._fits = [(table, found), *(each for each in fits if each[0] != table)][:MAX_FITS]
         return found
 
-    def _fit(self, table: Table) -> Fit | None:
+    def _fit(self, table: Table) -> CompiledTemplate | None:
         index = table.index
         names = table.names if self.columns is None else self.columns
         wanted = {*names, *(each.name for each in self.definitions)}
@@ -118,7 +118,9 @@ class Template:
             return None
         places = {index[name] for name in wanted}
         watched = tuple((place, 1 << place) for place in sorted(places))
-        return Fit(self._shapes.of(table), watched, sum(bit for _, bit in watched), _compile(self.tree, table))
+        return CompiledTemplate(
+            self._shapes.of(table), watched, sum(bit for _, bit in watched), _compile(self.tree, table)
+        )
 
 
 # Whether a before and an after image are needed, by op: a list, because ops hash slowly. None: the op has no row.
@@ -141,7 +143,7 @@ def paths(node: Node) -> tuple[Path, ...]:
     """Return the most selective paths for `node`: every row that fulfils it is found by one of them."""
     if isinstance(node, Leaf):
         return (Path(node.kind, (node.column,), (node.slot,)),)
-    if isinstance(node, Either):
+    if isinstance(node, Disjunction):
         return tuple(path for part in node.parts for path in paths(part))
     points = [part for part in node.parts if isinstance(part, Leaf) and part.kind == POINT]
     if points:
@@ -153,7 +155,7 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
     """Yield every leaf, by slot."""
     if isinstance(tree, Leaf):
         yield tree
-    elif isinstance(tree, Both | Either):
+    elif isinstance(tree, Conjunction | Disjunction):
         for part in tree.parts:
             yield from leaves(part)
 
@@ -170,5 +172,5 @@ def _source(tree: Tree, table: Table) -> str:
     if isinstance(tree, Leaf):
         test = _EXPRESSION[tree.kind].format(tree.slot)
         return f"((c := v[{table.index[tree.column]}]) is None or {test})"
-    word = " and " if isinstance(tree, Both) else " or "
+    word = " and " if isinstance(tree, Conjunction) else " or "
     return f"({word.join(_source(part, table) for part in tree.parts)})"

@@ -41,7 +41,7 @@ def read_tag(opaque: str) -> QueryTag | None:
     return None if found is None else QueryTag(found[1], int(found[2], 16))
 
 
-class Question(msgspec.Struct, frozen=True):
+class QueryIdentity(msgspec.Struct, frozen=True):
     """Everything that determines an answer except the rows."""
 
     db: str

@@ -28,7 +28,7 @@ MAX_BEHIND = 100  # changes that the event loop itself may apply
 MAX_TABLES = 10_000  # beyond this, the tables unchanged for longest share one offset
 
 
-class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _SavedVersions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The saved versions. `rest` is the offset of every table that is not listed."""
 
     generation: str
@@ -52,7 +52,7 @@ class TableVersions:
 
     def _recall(self) -> None:
         try:
-            kept = msgspec.json.decode(self._log.note(NOTE) or b"null", type=_Kept)
+            kept = msgspec.json.decode(self._log.note(NOTE) or b"null", type=_SavedVersions)
         except msgspec.DecodeError:
             return
         if kept.generation == self._log.generation and kept.upto <= self._log.latest:
@@ -131,7 +131,7 @@ class TableVersions:
             if upto - self._saved < every:
                 return False
             tables = {name: min(self._of(name), upto) for name in {*self._last, *self._reported}}
-            kept = _Kept(self._log.generation, upto, min(self._rest, upto), tables)
+            kept = _SavedVersions(self._log.generation, upto, min(self._rest, upto), tables)
         self._log.set_notes(**{NOTE: msgspec.json.encode(kept).decode()})
         self._saved = upto
         return True

@@ -43,7 +43,7 @@ class Body(msgspec.Struct, frozen=True):
     lits: bool = False
 
 
-class Shown(msgspec.Struct, frozen=True):
+class ReadRow(msgspec.Struct, frozen=True):
     """A row as read at `offset`, or after a write."""
 
     table: Table
@@ -54,7 +54,7 @@ class Shown(msgspec.Struct, frozen=True):
     causality: Token | None = None
 
 
-class Deleted(msgspec.Struct, frozen=True):
+class DeleteResult(msgspec.Struct, frozen=True):
     """The result of deleting a row."""
 
     causality: Token | None = None
@@ -95,12 +95,12 @@ class AddressedRow(msgspec.Struct, frozen=True):
             "the row does not meet the request's If-Match or If-None-Match", hint="Read the row again, then retry."
         )
 
-    def after(self, *, created: bool = False) -> Shown:
+    def after(self, *, created: bool = False) -> ReadRow:
         """Read the row again after the write and its triggers; Conflict if it is not there."""
         rows = self.session.select(self.table.name, key_is(self.table, self.key), 1)
         if not rows:
             raise self.prevented()
-        return Shown(self.table, rows[0], row_etag(self.db, self.table, rows[0]), created=created)
+        return ReadRow(self.table, rows[0], row_etag(self.db, self.table, rows[0]), created=created)
 
     def prevented(self) -> Conflict:
         """Return the error for a write that did not result in the one intended row."""
@@ -119,7 +119,7 @@ class Resources:
         self._databases = databases
         self._transactions = transactions
 
-    def get(self, principal: Principal, address: Address) -> Shown:
+    def get(self, principal: Principal, address: Address) -> ReadRow:
         """Return the row; NotFound if there is none."""
         db = real_name(address.db)
         principal.check(db, [address.table])
@@ -132,12 +132,12 @@ class Resources:
         table, row, offset = source.get(address.table, read_key(tables[address.table], address.parts))
         if row is None:
             raise no_row(table)
-        return Shown(table, row, row_etag(db, table, row), offset)
+        return ReadRow(table, row, row_etag(db, table, row), offset)
 
-    def put(self, principal: Principal, address: Address, body: Body, conditions: Conditions) -> PendingAnswer[Shown]:
+    def put(self, principal: Principal, address: Address, body: Body, conditions: Conditions) -> PendingAnswer[ReadRow]:
         """Replace or create the row with exactly the columns in `body`; a missing column becomes NULL."""
 
-        def work(spot: AddressedRow) -> Shown:
+        def work(spot: AddressedRow) -> ReadRow:
             spot.demand("PUT", conditions)
             values = self._whole(spot, body)
             if spot.row is None:
@@ -148,12 +148,14 @@ class Resources:
 
         return self._shown(principal, address, work)
 
-    def patch(self, principal: Principal, address: Address, body: Body, conditions: Conditions) -> PendingAnswer[Shown]:
+    def patch(
+        self, principal: Principal, address: Address, body: Body, conditions: Conditions
+    ) -> PendingAnswer[ReadRow]:
         """Set the columns in `body`; NotFound if there is no row."""
         if not body.columns:
             raise InvalidRequest("the body has no columns", hint="Send at least one column to set.")
 
-        def work(spot: AddressedRow) -> Shown:
+        def work(spot: AddressedRow) -> ReadRow:
             spot.there()
             spot.demand("PATCH", conditions)
             values = check_values(spot.table, read_row(spot.table, body.columns, lits=body.lits))
@@ -162,7 +164,7 @@ class Resources:
 
         return self._shown(principal, address, work)
 
-    def delete(self, principal: Principal, address: Address, conditions: Conditions) -> PendingAnswer[Deleted]:
+    def delete(self, principal: Principal, address: Address, conditions: Conditions) -> PendingAnswer[DeleteResult]:
         """Delete the row; NotFound if there is none."""
 
         def work(db: str, session: Session) -> None:
@@ -173,15 +175,15 @@ class Resources:
                 raise spot.prevented()
 
         principal.check(real_name(address.db), [address.table])
-        return self._transactions.write(principal, address.db, None, work, lambda _, seen: Deleted(seen))
+        return self._transactions.write(principal, address.db, None, work, lambda _, seen: DeleteResult(seen))
 
     def _shown(
-        self, principal: Principal, address: Address, work: Callable[[AddressedRow], Shown]
-    ) -> PendingAnswer[Shown]:
-        def run(db: str, session: Session) -> Shown:
+        self, principal: Principal, address: Address, work: Callable[[AddressedRow], ReadRow]
+    ) -> PendingAnswer[ReadRow]:
+        def run(db: str, session: Session) -> ReadRow:
             return work(AddressedRow.read(session, db, address))
 
-        def finish(shown: Shown, seen: Token | None) -> Shown:
+        def finish(shown: ReadRow, seen: Token | None) -> ReadRow:
             return msgspec.structs.replace(shown, causality=seen)
 
         principal.check(real_name(address.db), [address.table])
@@ -226,7 +228,7 @@ class Resources:
         return order(held[0]) == order(held[1])
 
 
-def _set(spot: AddressedRow, values: Mapping[str, Value]) -> Shown:
+def _set(spot: AddressedRow, values: Mapping[str, Value]) -> ReadRow:
     """Update the row with `values` and return it; unchanged key columns are not written."""
     row, table = spot.there(), spot.table
     same_key = {name for name in table.primary_key if name in values and values[name] == row[table.index[name]]}

@@ -44,7 +44,7 @@ class EndResult(msgspec.Struct, frozen=True):
     causality: Token | None = None
 
 
-class _Open:
+class _OpenTransaction:
     """One open transaction. `used` is guarded by the registry's lock."""
 
     __slots__ = ("db", "owner", "tx", "used")
@@ -70,7 +70,7 @@ class Transactions:
         self._most = most
         self._clock = clock
         self._lock = threading.Lock()  # guards all fields below
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenTransaction] = {}
         self._beginning: list[tuple[Principal, str]] = []  # owner and database of the transactions being opened
         self._expired: dict[str, _Expired] = {}  # the oldest first
         # Raises Unauthorized if the caller's credential has expired: work may be queued for a minute.
@@ -86,7 +86,7 @@ class Transactions:
         try:
             tx = source.begin(read_only=read_only, role=principal.role)
             with self._lock:
-                self._open[tx.id] = _Open(tx, name, principal, self._clock())
+                self._open[tx.id] = _OpenTransaction(tx, name, principal, self._clock())
         finally:
             with self._lock:
                 self._beginning.remove((principal, name))
@@ -167,17 +167,17 @@ class Transactions:
         with self._lock:
             return sum(not held.tx.is_over for held in self._open.values())
 
-    def _run(self, held: _Open, work: Work[T]) -> Future[T]:
+    def _run(self, held: _OpenTransaction, work: Work[T]) -> Future[T]:
         future = held.tx.run(work)
         future.add_done_callback(lambda done: self._forget_if_over(held, done))
         return future
 
-    def _forget_if_over(self, held: _Open, done: Future[T]) -> None:
+    def _forget_if_over(self, held: _OpenTransaction, done: Future[T]) -> None:
         if not done.cancelled() and isinstance(done.exception(), TxExpired):
             with self._lock:
                 self._expire(held)
 
-    def _expire(self, held: _Open) -> None:
+    def _expire(self, held: _OpenTransaction) -> None:
         """Record that a transaction ended without a request of its owner. The caller holds the lock."""
         if self._open.pop(held.tx.id, None) is None:  # the owner ended it concurrently
             return
@@ -185,7 +185,7 @@ class Transactions:
         if len(self._expired) > MAX_EXPIRED:
             del self._expired[next(iter(self._expired))]
 
-    def _find(self, principal: Principal, tx: str) -> _Open:
+    def _find(self, principal: Principal, tx: str) -> _OpenTransaction:
         held = self._open.get(tx)
         expired = self._expired.get(tx)
         if expired is not None and expired.owner == principal:
@@ -197,7 +197,7 @@ class Transactions:
             )
         return held
 
-    def _use(self, principal: Principal, tx: str, db: str | None) -> _Open:
+    def _use(self, principal: Principal, tx: str, db: str | None) -> _OpenTransaction:
         with self._lock:
             held = self._find(principal, tx)
             if db is not None and real_name(db) != held.db:
@@ -208,13 +208,13 @@ class Transactions:
             held.used = self._clock()
         return held
 
-    def _take(self, principal: Principal, tx: str) -> _Open:
+    def _take(self, principal: Principal, tx: str) -> _OpenTransaction:
         with self._lock:
             held = self._find(principal, tx)
             del self._open[tx]
         return held
 
-    def _roll_back(self, doomed: Callable[[_Open], bool]) -> None:
+    def _roll_back(self, doomed: Callable[[_OpenTransaction], bool]) -> None:
         with self._lock:
             left = [held for held in self._open.values() if doomed(held)]
             for held in left:
@@ -222,7 +222,7 @@ class Transactions:
         for held in left:
             held.tx.rollback()
 
-    def _is_forgotten(self, held: _Open) -> bool:
+    def _is_forgotten(self, held: _OpenTransaction) -> bool:
         """Return whether a transaction ended by itself, or is idle for too long while the limit is reached."""
         full = len(self._open) + len(self._beginning) >= self._most
         return held.tx.is_over or (full and held.used < self._clock() - MAX_IDLE_SECONDS)

@@ -32,7 +32,7 @@ CREATED = "created"  # the reason of a first generation
 SLOW, STOPPING = "SLOW_CONSUMER", "SERVER_STOPPING"
 
 
-class Base(NamedTuple):
+class FeedStart(NamedTuple):
     """The start of a feed: after a time or an offset, of a generation if it is known; now if neither is given."""
 
     ts: Timestamp | None = None
@@ -40,7 +40,7 @@ class Base(NamedTuple):
     generation: str = ""
 
 
-class Steady(NamedTuple):
+class CaughtUp(NamedTuple):
     """The event that the catch-up is complete."""
 
     offset: int
@@ -56,7 +56,7 @@ class Checkpoint(NamedTuple):
     generation: str
 
 
-Event = SpanChange | Steady | Checkpoint
+Event = SpanChange | CaughtUp | Checkpoint
 
 
 def threshold(log: LiveLog) -> Timestamp:
@@ -71,7 +71,7 @@ def threshold(log: LiveLog) -> Timestamp:
     return oldest + 1 if is_whole else oldest
 
 
-def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> int:
+def begin(log: LiveLog, base: FeedStart, *, now_ms: Callable[[], int] = wall_ms) -> int:
     """Return the offset after which a feed begins.
 
     Raise OffsetExpired, with the threshold, if changes after `base` may be trimmed; InvalidRequest if `base` is in the
@@ -127,7 +127,7 @@ def resolved(log: LiveLog, cursor: int, last: Timestamp) -> Timestamp:
 
 
 @dataclass(frozen=True)
-class Pace:
+class FeedTiming:
     """The interval of checkpoints, and how long a reader may be behind, in seconds."""
 
     checkpoints: float
@@ -155,7 +155,7 @@ class ChangeFeed:
         spans: Spans,
         cursor: int,
         floor: Timestamp,
-        pace: Pace,
+        pace: FeedTiming,
         rooms: FeedContext,
         make: Callable[[Event], Any],
     ) -> None:
@@ -180,7 +180,7 @@ class ChangeFeed:
                     yield await self._page(target)
                     if due := await self._due():  # after the page: if this fails, the page was sent
                         yield due
-        yield [self._make(Steady(self.cursor, self.generation)), *self.checkpoints()]
+        yield [self._make(CaughtUp(self.cursor, self.generation)), *self.checkpoints()]
         while True:
             self._check()
             upto = self._log.durable

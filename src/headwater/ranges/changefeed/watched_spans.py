@@ -26,7 +26,7 @@ class WatchedSpan(NamedTuple):
     span: Span
 
 
-class Put(NamedTuple):
+class KeyChanged(NamedTuple):
     """A key was set, or deleted if `after` is None. An image under another key is not included."""
 
     key: bytes
@@ -37,7 +37,7 @@ class Put(NamedTuple):
     part: Transaction
 
 
-class Emptied(NamedTuple):
+class SpanDeleted(NamedTuple):
     """Every key of a span was deleted."""
 
     watched: WatchedSpan
@@ -45,7 +45,7 @@ class Emptied(NamedTuple):
     part: Transaction
 
 
-class Reshaped(NamedTuple):
+class TableChanged(NamedTuple):
     """A table has a new definition."""
 
     table: Table
@@ -54,7 +54,7 @@ class Reshaped(NamedTuple):
     part: Transaction
 
 
-SpanChange = Put | Emptied | Reshaped
+SpanChange = KeyChanged | SpanDeleted | TableChanged
 
 
 class FeedStopped(Exception):
@@ -65,7 +65,7 @@ class FeedStopped(Exception):
         self.table = table
 
 
-class Cover:
+class SpanSet:
     """Spans of one table, joined if they overlap or touch, so that a key is found by bisection."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
@@ -96,7 +96,7 @@ class Spans:
         for each in self.watched:
             by_table.setdefault(each.table, []).append(each.span)
         self._by_table = {table: tuple(spans) for table, spans in by_table.items()}
-        self._covers = {table: Cover(spans) for table, spans in by_table.items()}
+        self._covers = {table: SpanSet(spans) for table, spans in by_table.items()}
         self._place: PerTable[Callable[[Key], bytes]] = PerTable(lambda table: self._order(source, table))
         self._keys: dict[str, tuple[str, ...]] = {}
 
@@ -131,38 +131,38 @@ class Spans:
             raise FeedStopped(table.name)
         if gone:  # emptied, dropped or renamed: no rows are left under this name
             for span in spans:
-                yield Emptied(WatchedSpan(table.name, span), offset, part)
+                yield SpanDeleted(WatchedSpan(table.name, span), offset, part)
         if change.op is Op.SCHEMA_CHANGE:
             if gone == TABLE_DROPPED:
                 self._keys.pop(table.name, None)
             else:
                 self._check_key(table)
-            yield Reshaped(table, change.ddl or "", offset, part)
+            yield TableChanged(table, change.ddl or "", offset, part)
 
     def _check_key(self, table: Table) -> None:
         """Raise Stop if the key columns of a table changed: keys sent before are not comparable."""
         if self._keys.setdefault(table.name, table.key) != table.key:
             raise FeedStopped(table.name)
 
-    def _sides(self, part: Transaction, offset: int, change: Change, cover: Cover) -> Iterator[SpanChange]:
+    def _sides(self, part: Transaction, offset: int, change: Change, cover: SpanSet) -> Iterator[SpanChange]:
         table, key_of, place = change.table, change.table.key_of, self._place(change.table)
         old = None if change.before is None else place(key_of(change.before))
         new = None if change.after is None else place(key_of(change.after))
         if old is not None and new is not None and old != new:
             if cover.contains(old):
-                yield Put(old, table, change.before, None, offset, part)
+                yield KeyChanged(old, table, change.before, None, offset, part)
             if cover.contains(new):
-                yield Put(new, table, None, change.after, offset, part)
+                yield KeyChanged(new, table, None, change.after, offset, part)
             return
         key = old if new is None else new
         if key is not None and cover.contains(key):
-            yield Put(key, table, change.before, change.after, offset, part)
+            yield KeyChanged(key, table, change.before, change.after, offset, part)
 
 
 def weight(change: SpanChange) -> int:
     """Return about how many bytes a change takes."""
-    rows = (change.before, change.after) if isinstance(change, Put) else ()
+    rows = (change.before, change.after) if isinstance(change, KeyChanged) else ()
     return 64 + sum(row_weight(row) for row in rows if row is not None)
 
 
-EVERYTHING = Cover(EVERY)
+EVERYTHING = SpanSet(EVERY)

@@ -20,7 +20,7 @@ from headwater.model.table import Row, Table
 from headwater.ranges.pull.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, changes_gone
 from headwater.ranges.pull.slice_cache import Slice
 from headwater.ranges.pull.snapshot import PastLog, read_as_of, shape_of
-from headwater.ranges.pull.table_changes import Ends, holding
+from headwater.ranges.pull.table_changes import TransactionEnds, holding
 from headwater.sources.read import BulkReader, Condition, Reader
 
 TABLES_ROWS = 4_096  # changes in one batch of several tables
@@ -29,7 +29,7 @@ TABLES_BYTES = 16 << 20
 Gone = Callable[[], bool]
 
 
-class Piece(NamedTuple):
+class BodyPiece(NamedTuple):
     """A part of the body and its number of rows. The sender closes a slice."""
 
     data: bytes | Slice
@@ -47,7 +47,7 @@ def columns_of(table: Table, names: Collection[str] | None) -> frozenset[str] | 
     return frozenset(name if name in table.index else own[name] for name in names)
 
 
-def snapshot_pieces(reader: BulkReader, log: PastLog, job: SnapshotJob, left: Gone) -> Iterator[Piece]:
+def snapshot_pieces(reader: BulkReader, log: PastLog, job: SnapshotJob, left: Gone) -> Iterator[BodyPiece]:
     """Yield the rows as of one offset; each batch has the last key that it covers."""
     table = shape_of(reader, job.table)
     columns = columns_of(table, job.pick.columns)
@@ -61,9 +61,9 @@ def snapshot_pieces(reader: BulkReader, log: PastLog, job: SnapshotJob, left: Go
         last = place(table.key_of(rows[-1])).hex()
         kept = rows if condition is None else _passing(condition, list(rows), left)
         batch = arrow.rows_batch(table, kept, columns)
-        yield Piece(start + stream.batch(batch, {"last_key": last}), len(kept))
+        yield BodyPiece(start + stream.batch(batch, {"last_key": last}), len(kept))
         start = b""
-    yield Piece(start + stream.end(), 0)
+    yield BodyPiece(start + stream.end(), 0)
 
 
 def _passing(condition: Condition, rows: list[Row], left: Gone) -> list[Row]:
@@ -82,7 +82,7 @@ def check_kept(log: Log, after: int, upto: int) -> None:
 # --- several tables --------------------------------------------------------------------------------------
 
 
-def tables_pieces(reader: Reader, log: Log, job: TablesJob, left: Gone) -> Iterator[Piece]:
+def tables_pieces(reader: Reader, log: Log, job: TablesJob, left: Gone) -> Iterator[BodyPiece]:
     """Yield the changes of several tables, schema changes included, one row each, with images as JSON objects."""
     known = reader.describe()
     for name in job.tables:
@@ -92,7 +92,7 @@ def tables_pieces(reader: Reader, log: Log, job: TablesJob, left: Gone) -> Itera
     return _tables(log, job, left)
 
 
-def _tables(log: Log, job: TablesJob, left: Gone) -> Iterator[Piece]:
+def _tables(log: Log, job: TablesJob, left: Gone) -> Iterator[BodyPiece]:
     import pyarrow as pa
 
     texts = [pa.field(name, pa.string()) for name in ("_table", "_key", "before", "after")]
@@ -102,13 +102,13 @@ def _tables(log: Log, job: TablesJob, left: Gone) -> Iterator[Piece]:
         cells = list(zip(*images.rows, strict=True)) if images.rows else [()] * len(texts)
         columns = [pa.array(column, pa.string()) for column in cells]
         batch = pa.record_batch([*columns, *arrow.about_columns(images)], schema=stream.schema)
-        yield Piece(start + stream.batch(batch, {"upto": str(upto)}), len(images.rows))
+        yield BodyPiece(start + stream.batch(batch, {"upto": str(upto)}), len(images.rows))
         start = b""
-    yield Piece(start + stream.end(), 0)
+    yield BodyPiece(start + stream.end(), 0)
 
 
 def _gathered(log: Log, job: TablesJob, left: Gone) -> Iterator[tuple[arrow.Images, int]]:
-    wanted, ends, writer = frozenset(job.tables), Ends(log), PerTable(_Writer)
+    wanted, ends, writer = frozenset(job.tables), TransactionEnds(log), PerTable(_Writer)
     images = arrow.Images()
     weight = 0
     for part in log.scan(after=job.after, upto=job.upto) if job.after < job.upto else ():
@@ -127,7 +127,7 @@ def _gathered(log: Log, job: TablesJob, left: Gone) -> Iterator[tuple[arrow.Imag
     yield images, job.upto
 
 
-def _describe(images: arrow.Images, part: Transaction, offset: int, word: str, ends: Ends) -> None:
+def _describe(images: arrow.Images, part: Transaction, offset: int, word: str, ends: TransactionEnds) -> None:
     images.words.append(word)
     images.versions.append(ends.of(part))
     images.stamps.append(part.commit_ts_ms or ts_ms(part.ts))

@@ -10,10 +10,10 @@ from headwater.errors import NotSupported, OffsetExpired
 from headwater.log.log import Log
 from headwater.model import arrow
 from headwater.model.table import Table
-from headwater.ranges.pull.arrow_pieces import Gone, Piece, check_kept, columns_of
+from headwater.ranges.pull.arrow_pieces import BodyPiece, Gone, check_kept, columns_of
 from headwater.ranges.pull.jobs import LZ4, TABLE_DROPPED, TRUNCATED, LogJob, changes_gone
-from headwater.ranges.pull.slice_cache import Cache, Name, Slice, Stop
-from headwater.ranges.pull.table_changes import Gatherer
+from headwater.ranges.pull.slice_cache import Cache, Slice, SliceName, Stop
+from headwater.ranges.pull.table_changes import ChangeCollector
 from headwater.sources.read import BulkReader
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ CHECKED_FIRST = 8  # slices checked before the first byte is sent: later an erro
 OPENING_BYTES = 32 << 20  # about the most bytes made before the first byte is sent
 
 
-def log_pieces(reader: BulkReader, log: Log, cache: Cache, job: LogJob, left: Gone) -> Iterator[Piece]:
+def log_pieces(reader: BulkReader, log: Log, cache: Cache, job: LogJob, left: Gone) -> Iterator[BodyPiece]:
     """Yield changes of one table; each batch has the offset up to which all changes are covered."""
     target = reader.shape(job.table, job.shape)
     if job.shape is None and job.table not in reader.status()["tables"]:
@@ -41,11 +41,11 @@ class _LogAnswer:
         self._stream = arrow.ArrowStream(arrow.changes_schema(target, self._columns), job.compression)
         self._whole = arrow.ArrowStream(arrow.changes_schema(target), LZ4)
         self._as_kept = self._columns is None and job.compression == LZ4
-        self._gatherer = Gatherer(reader, log, target, job.pick, left)
+        self._gatherer = ChangeCollector(reader, log, target, job.pick, left)
         self._horizon, self._latest = log.horizon, log.latest
         self._held: dict[int, Slice] = {}  # checked and not yet sent, by the offset after which a slice begins
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[BodyPiece]:
         try:
             lows = range(self._job.after - self._job.after % SLICE, self._job.upto, SLICE)
             self._check_first(lows[:CHECKED_FIRST])
@@ -54,7 +54,7 @@ class _LogAnswer:
             yield from first
             for low in lows if lows and lows[0] in self._held else lows[1:]:
                 yield from self._slice(low)
-            yield Piece(self._stream.end(), 0)
+            yield BodyPiece(self._stream.end(), 0)
         finally:
             for held in self._held.values():
                 held.close()
@@ -66,7 +66,7 @@ class _LogAnswer:
                 self._held[low] = found
                 self._check(found.stops)
 
-    def _opening(self, first: Iterator[Piece]) -> Piece:
+    def _opening(self, first: Iterator[BodyPiece]) -> BodyPiece:
         """Return the first piece: it has several batches, so that errors in them are raised before anything is sent."""
         data, rows = [self._stream.start()], 0
         for piece in first:
@@ -75,19 +75,19 @@ class _LogAnswer:
             rows += piece.rows
             if sum(map(len, data)) >= OPENING_BYTES:
                 break
-        return Piece(b"".join(data), rows)
+        return BodyPiece(b"".join(data), rows)
 
     def _bounds(self, low: int) -> tuple[int, int]:
         return max(low, self._job.after), min(low + SLICE, self._job.upto)
 
-    def _slice(self, low: int) -> Iterator[Piece]:
+    def _slice(self, low: int) -> Iterator[BodyPiece]:
         found = self._held.pop(low, None) or self._kept(low)
         if found is None:
             yield from self._fresh(*self._bounds(low))
             return
         self._check(found.stops)
         if self._as_kept and self._bounds(low) == (low, low + SLICE):
-            yield Piece(found, found.rows)
+            yield BodyPiece(found, found.rows)
             return
         try:
             body = found.body()
@@ -100,13 +100,13 @@ class _LogAnswer:
         can_be_kept = self._job.pick.is_all and low + SLICE <= self._latest
         if not can_be_kept:
             return None
-        name = Name(self._job.place.db, self._job.place.generation, self._target, low)
+        name = SliceName(self._job.place.db, self._job.place.generation, self._target, low)
         return self._cache.get(name) or (self._cache.get(name, is_new=True) if self._keep(name) else None)
 
-    def _keep(self, name: Name) -> bool:
+    def _keep(self, name: SliceName) -> bool:
         if name.after + 1 < self._horizon or (writing := self._cache.begin(name)) is None:
             return False
-        gatherer = Gatherer(self._reader, self._log, self._target, self._job.pick, self._left)
+        gatherer = ChangeCollector(self._reader, self._log, self._target, self._job.pick, self._left)
         try:
             for images, upto in gatherer.batches(name.after, name.after + SLICE):
                 data = self._whole.batch(arrow.images_batch(self._target, images), {"upto": str(upto)})
@@ -122,13 +122,13 @@ class _LogAnswer:
             raise
         return True
 
-    def _fresh(self, after: int, upto: int) -> Iterator[Piece]:
+    def _fresh(self, after: int, upto: int) -> Iterator[BodyPiece]:
         for images, reached in self._gatherer.batches(after, upto):
             self._check(self._gatherer.stops)
             batch = arrow.images_batch(self._target, images, self._columns)
-            yield Piece(self._stream.batch(batch, {"upto": str(reached)}), len(images.rows))
+            yield BodyPiece(self._stream.batch(batch, {"upto": str(reached)}), len(images.rows))
 
-    def _cut(self, body: bytes, after: int, upto: int) -> Iterator[Piece]:
+    def _cut(self, body: bytes, after: int, upto: int) -> Iterator[BodyPiece]:
         """Yield the part of a cached slice in (after, upto], with the requested columns."""
         import pyarrow as pa
 
@@ -144,7 +144,7 @@ class _LogAnswer:
                 reached = min(covers, upto)
                 part = _between(batch, after, upto)
                 part = pa.record_batch([part[name] for name in schema.names], schema=schema)
-                yield Piece(self._stream.batch(part, {"upto": str(reached)}), len(part))
+                yield BodyPiece(self._stream.batch(part, {"upto": str(reached)}), len(part))
 
     def _check(self, stops: list[Stop]) -> None:
         for offset, reason in stops:

@@ -31,7 +31,7 @@ BLOCK = 1 << 20
 Stop = tuple[int, str]  # an offset at which a reader of the table must stop, and the reason
 
 
-class Name(msgspec.Struct, frozen=True):
+class SliceName(msgspec.Struct, frozen=True):
     """The identity of a slice: generation, table version, and the offset after which it begins."""
 
     db: str
@@ -67,7 +67,7 @@ class Slice:
         self.file.close()
 
 
-class Writing:
+class SliceWriter:
     """A slice that is being written. Call `add` with its bytes, then `done`, or `drop`."""
 
     def __init__(self, cache: Cache, target: Path, most: int) -> None:
@@ -132,7 +132,7 @@ class Cache:
             self.bytes += size
         self._shrink()
 
-    def get(self, name: Name, *, is_new: bool = False) -> Slice | None:
+    def get(self, name: SliceName, *, is_new: bool = False) -> Slice | None:
         """Return the slice if it is cached and intact. With `is_new` it counts neither as a hit nor as a miss."""
         path = self._path(name)
         found = self._opened(path)
@@ -177,7 +177,7 @@ class Cache:
             os.utime(file.fileno(), ns=(self._clock(), status.st_mtime_ns))
         return Slice(file, length, rows, msgspec.msgpack.decode(notes, type=list[Stop]))
 
-    def begin(self, name: Name) -> Writing | None:
+    def begin(self, name: SliceName) -> SliceWriter | None:
         """Start writing a slice; return None if the cache is off or the file cannot be created."""
         if not self._most:
             return None
@@ -185,7 +185,7 @@ class Cache:
         try:
             if not path.parent.is_dir():
                 self._make(path.parent)
-            return Writing(self, path, self._most // 4)
+            return SliceWriter(self, path, self._most // 4)
         except OSError:
             return None
 
@@ -220,7 +220,7 @@ class Cache:
         with contextlib.suppress(OSError):
             path.unlink()
 
-    def _path(self, name: Name) -> Path:
+    def _path(self, name: SliceName) -> Path:
         return self._folder / name.folder / name.file
 
 

@@ -69,7 +69,7 @@ def read_as_of(
     or the log is not its history, and Unavailable soon after the reader is `gone`. Blocks: do
     not call it in an event loop. Nothing is open at the source between two chunks.
     """
-    return _Past(source, log, table, offset, span, gone).pieces(chunk_rows)
+    return _PastTable(source, log, table, offset, span, gone).pieces(chunk_rows)
 
 
 def shape_of(source: Reader, name: str) -> Table:
@@ -82,7 +82,7 @@ def shape_of(source: Reader, name: str) -> Table:
     return table
 
 
-class _Past:
+class _PastTable:
     """One table as of one offset, and the offset up to which changes were undone."""
 
     def __init__(self, source: Reader, log: PastLog, table: Table, offset: int, span: Span, gone: Gone) -> None:

@@ -76,7 +76,7 @@ def stop_of(change: Change) -> str:
     return TABLE_DROPPED if _WENT.match(change.ddl or "") else ""
 
 
-class Ends:
+class TransactionEnds:
     """The end offsets of transactions, also of those read in part."""
 
     def __init__(self, log: Log) -> None:
@@ -103,12 +103,12 @@ def holding(condition: Condition, rows: Sequence[Row], gone: Callable[[], bool])
     return found
 
 
-class Gatherer:
+class ChangeCollector:
     """Collects the changes of `target` that `pick` selects. `batches` adds to `stops`. Not thread-safe."""
 
     def __init__(self, reader: Reader, log: Log, target: Table, pick: Selection, gone: Callable[[], bool]) -> None:
         self._log, self._gone = log, gone
-        self._fit, self._ends = fit_to(target), Ends(log)
+        self._fit, self._ends = fit_to(target), TransactionEnds(log)
         self._condition = None if pick.where is None else reader.condition(target, pick.where)
         self._span = pick.span
         place, key_of = reader.order(target, target.key), target.key_of

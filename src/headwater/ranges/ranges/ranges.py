@@ -58,7 +58,7 @@ class RangeList(NamedTuple):
     ranges: list[Range]
 
 
-class Registered(NamedTuple):
+class RegisteredLease(NamedTuple):
     """A lease: rows as of offset `version`, and changes after it, are available for `lease_seconds`."""
 
     generation: str
@@ -66,7 +66,7 @@ class Registered(NamedTuple):
     lease_seconds: float
 
 
-class Entered(NamedTuple):
+class RangeInTable(NamedTuple):
     """A range and its table."""
 
     db: str
@@ -130,14 +130,14 @@ class Ranges:
         """Return the database and the table of a range of any epoch; None if the range is not known."""
         return self._store.owner(id) if id < 2**63 else None
 
-    def enter(self, who: Principal, id: int, epoch: int) -> Entered:
+    def enter(self, who: Principal, id: int, epoch: int) -> RangeInTable:
         """Return a range by its id; NotFound, also if its table is outside the caller's scopes, or StaleEpoch."""
         owner = self.owner(id)
         if owner is None or not who.may(*owner):
             raise NotFound(f"there is no range {id}", hint="ListRanges returns the ranges of a table.")
         place = self._place(who, *owner)
         self._ensure(place)
-        return Entered(*place, self._live(place, self._ranges(place), id, epoch))
+        return RangeInTable(*place, self._live(place, self._ranges(place), id, epoch))
 
     def split(
         self, who: Principal, db: str | None, table: str, id: int, epoch: int, at: bytes | None = None
@@ -250,7 +250,7 @@ class Ranges:
         range: int | None = None,
         epoch: int | None = None,
         keep: int | None = None,
-    ) -> Registered:
+    ) -> RegisteredLease:
         """Return an offset up to which everything committed before this call is durable, and retain the log after it.
 
         With `keep` the log after that earlier offset is retained. OffsetExpired if it was trimmed, Conflict if another
@@ -272,7 +272,7 @@ class Ranges:
         with self._lease_lock(place.db):
             check_lease(who, pull, self._store.others(pull, now_ms=self._now_ms()))
             self._hold(place.database.log, pull)
-        return Registered(generation, version, self._leases.lease_seconds)
+        return RegisteredLease(generation, version, self._leases.lease_seconds)
 
     def release(self, who: Principal, db: str | None, table: str, subscriber: str) -> bool:
         """Release every lease of `subscriber` on `table`; return whether there was one.
@@ -294,7 +294,7 @@ class Ranges:
         log.hold(pull.name, pull.kept, until_ms=pull.until_ms, max_bytes=self._leases.lease_bytes)
         self._store.put_lease(pull, now_ms=self._now_ms())
 
-    def keep_up(self, who: Principal, entered: Entered, subscriber: str) -> None:
+    def keep_up(self, who: Principal, entered: RangeInTable, subscriber: str) -> None:
         """Renew the leases of a subscriber that continues to read; NotOwner if it has none that `who` may renew."""
         now, db, log = self._now_ms(), entered.db, entered.database.log
         mine = [

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from headwater.model.keys.key import Span
 from headwater.model.keys.range import Range
-from headwater.sources.read import Point, Sample
+from headwater.sources.read import Sample, SamplePoint
 
 MOST_RANGES = 10_000  # of one table; a table that would have more has larger ranges than requested
 POINTS_PER_RANGE = 64  # with these, a bound is mostly off by at most an eighth of a range
@@ -61,7 +61,7 @@ def split_into_spans(sample: Sample, target: int) -> list[Span]:
     return spans_of(bounds(sample.points, pieces(sample.bytes, target)))
 
 
-def bounds(points: Sequence[Point], count: int) -> list[bytes]:
+def bounds(points: Sequence[SamplePoint], count: int) -> list[bytes]:
     """Return at most `count - 1` keys, in order, that split the sampled rows into parts of equal bytes.
 
     The first key is never one of them: the range before it would be empty.
@@ -77,7 +77,7 @@ def bounds(points: Sequence[Point], count: int) -> list[bytes]:
     return found[: count - 1]
 
 
-def within(points: Sequence[Point], span: Span) -> Sequence[Point]:
+def within(points: Sequence[SamplePoint], span: Span) -> Sequence[SamplePoint]:
     """Return the points inside `span`."""
     low = bisect_left(points, span.start, key=_place)
     return points[low : len(points) if span.end is None else bisect_left(points, span.end, key=_place)]
@@ -132,7 +132,7 @@ def applied(ranges: Sequence[Range], steps: Sequence[Split | Merge], new_id: Cal
     return [*found, *ranges[number:]]
 
 
-def _place(point: Point) -> bytes:
+def _place(point: SamplePoint) -> bytes:
     return point.place
 
 

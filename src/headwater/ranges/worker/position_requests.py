@@ -33,7 +33,7 @@ class PositionRequest(msgspec.Struct, frozen=True):
     snapshot: str = ""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class PositionReply(msgspec.Struct, frozen=True):
     """The answer to a question, or an error."""
 
     tables: dict[str, Table] = {}
@@ -79,10 +79,10 @@ class PositionServer:
                 try:
                     reply = self._reply(msgspec.msgpack.decode(data, type=PositionRequest), held)
                 except HeadwaterError as error:
-                    reply = Reply(failed=failed_of(error))
+                    reply = PositionReply(failed=failed_of(error))
                 _send(connection, msgspec.msgpack.encode(reply))
 
-    def _reply(self, question: PositionRequest, held: contextlib.ExitStack) -> Reply:
+    def _reply(self, question: PositionRequest, held: contextlib.ExitStack) -> PositionReply:
         database = self._database(question.db)
         source = database.source
         if database.log.generation != question.generation:
@@ -90,16 +90,16 @@ class PositionServer:
                 f"the log of {question.db!r} began a new generation", hint="Readers must take a new snapshot."
             )
         if question.word == DESCRIBE:
-            return Reply(source.describe())
+            return PositionReply(source.describe())
         if question.word == HEAD:
-            return Reply(offset=source.head())
+            return PositionReply(offset=source.head())
         positions = source.snapshot_positions
         if positions is None:
             raise NotSupported(f"reads of {question.db!r} have their own offsets")
         if question.word == BEGIN:
             held.enter_context(positions.reading())
-            return Reply()
-        return Reply(offset=positions.exact(question.snapshot))
+            return PositionReply()
+        return PositionReply(offset=positions.exact(question.snapshot))
 
 
 class PositionClient:
@@ -144,7 +144,7 @@ class PositionClient:
             raise Unavailable(f"the server does not answer its worker: {error}", hint="Try again.") from error
         return connection
 
-    def _ask(self, connection: socket.socket, word: str, snapshot: str = "") -> Reply:
+    def _ask(self, connection: socket.socket, word: str, snapshot: str = "") -> PositionReply:
         try:
             _send(connection, msgspec.msgpack.encode(PositionRequest(self._db, self._generation, word, snapshot)))
             data = _received(connection)
@@ -152,7 +152,7 @@ class PositionClient:
             raise Unavailable(f"the server does not answer its worker: {error}", hint="Try again.") from error
         if data is None:
             raise Unavailable("the server does not answer its worker", hint="Retry in a moment.")
-        reply = msgspec.msgpack.decode(data, type=Reply)
+        reply = msgspec.msgpack.decode(data, type=PositionReply)
         if reply.failed is not None:
             raise error_in(reply.failed)
         return reply

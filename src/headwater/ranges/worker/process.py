@@ -50,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True):
     questions: str = ""  # the socket on which the server answers questions of the worker
 
 
-class Numbers(msgspec.Struct):
+class WorkerCounters(msgspec.Struct):
     """Counters for metrics."""
 
     running: int = 0
@@ -73,7 +73,7 @@ class WorkerProcess:
         self._starting = asyncio.Lock()
         self._is_over = False
         self._reported = CacheCounters()  # the last counters of the running worker
-        self.numbers = Numbers()
+        self.numbers = WorkerCounters()
 
     @property
     def pid(self) -> int | None:
@@ -172,7 +172,7 @@ class WorkerProcess:
 
 
 @runtime_checkable
-class Bulk(Protocol):
+class BulkDatabases(Protocol):
     """Databases that can be read in bulk."""
 
     def place(self, name: str) -> DatabaseLocation:

@@ -18,7 +18,7 @@ import msgspec
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.model.work.fair_shares import FairPlaces
 from headwater.model.work.work_context import CALLER, Holder
-from headwater.ranges.pull.arrow_pieces import Piece, snapshot_pieces, tables_pieces
+from headwater.ranges.pull.arrow_pieces import BodyPiece, snapshot_pieces, tables_pieces
 from headwater.ranges.pull.jobs import (
     HEAD,
     MAX_JOB,
@@ -87,7 +87,7 @@ class Worker:
                     return
                 _send(connection, piece)
 
-    def _pieces(self, connection: socket.socket, job: Job, opened: OpenDatabase) -> Generator[Piece, None, None]:
+    def _pieces(self, connection: socket.socket, job: Job, opened: OpenDatabase) -> Generator[BodyPiece, None, None]:
         def left() -> bool:
             """Return whether the reader left. Every long loop calls this, so other jobs get their turn here."""
             self._places.yield_turn(whose_job(job))
@@ -139,7 +139,7 @@ def _has_left(connection: socket.socket) -> bool:
         return True
 
 
-def _send(connection: socket.socket, piece: Piece) -> None:
+def _send(connection: socket.socket, piece: BodyPiece) -> None:
     if isinstance(piece.data, Slice):
         with contextlib.closing(piece.data):
             _send_file(connection, piece.data)

@@ -36,7 +36,7 @@ _REASONS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (  # subclasses before 
 )
 
 
-class Misfit(ValueError):
+class InvalidClaim(ValueError):
     """A claim with an unusable value; the message names the claim, and never contains its value."""
 
 
@@ -122,14 +122,14 @@ class Jwts:
 def _principal(claims: dict[str, Any]) -> Principal:
     name, token = claims["sub"], claims.get("jti", "")
     if not is_label(name):
-        raise Misfit("its `sub` is no name of printable characters")
+        raise InvalidClaim("its `sub` is no name of printable characters")
     if "jti" in claims and not is_label(token):
-        raise Misfit("its `jti` is no text of printable characters")
+        raise InvalidClaim("its `jti` is no text of printable characters")
     for claim in ("exp", "nbf", "iat"):
         if claim in claims and type(claims[claim]) not in (int, float):
-            raise Misfit(f"its `{claim}` is no number")
+            raise InvalidClaim(f"its `{claim}` is no number")
         if claim in claims and not abs(claims[claim]) <= MAX_TIME:  # rejects NaN too
-            raise Misfit(f"its `{claim}` is no time")
+            raise InvalidClaim(f"its `{claim}` is no time")
     return Principal(
         name[:200],
         _role(claims),
@@ -157,18 +157,20 @@ def _role(claims: dict[str, Any]) -> str:
     # SochDB's tokens have the role Custom, or none, together with capabilities.
     if words and role.lower() in ("", "custom") and words <= {word for word, _ in _CAPABILITIES}:
         return next(found for word, found in _CAPABILITIES if word in words)
-    raise Misfit(f"its `role` is none of {', '.join(RANK)}, and its `capabilities` have none of read, write, admin")
+    raise InvalidClaim(
+        f"its `role` is none of {', '.join(RANK)}, and its `capabilities` have none of read, write, admin"
+    )
 
 
 def _scopes(claims: dict[str, Any]) -> tuple[Scope, ...] | None:
     """Return `scopes` as in security.token.create, else the database named by `tenant_id`; None without either."""
     tenant = claims.get("tenant_id")
     if "tenant_id" in claims and not is_label(tenant):
-        raise Misfit("its `tenant_id` is no name of a database")
+        raise InvalidClaim("its `tenant_id` is no name of a database")
     if "scopes" in claims:
         scopes = scopes_of(claims["scopes"])
         if tenant is not None and any(scope.db != real_name(tenant) for scope in scopes):
-            raise Misfit("its `scopes` reach beyond its `tenant_id`")
+            raise InvalidClaim("its `scopes` reach beyond its `tenant_id`")
         return scopes
     return None if tenant is None else (Scope(real_name(tenant)),)
 
@@ -176,12 +178,12 @@ def _scopes(claims: dict[str, Any]) -> tuple[Scope, ...] | None:
 def scopes_of(given: Any) -> tuple[Scope, ...]:
     """Parse `["shop", "main.orders"]` as scopes: a database, or one of its tables."""
     if not isinstance(given, list) or not all(isinstance(each, str) and each for each in given):
-        raise Misfit("its `scopes` are no list of texts")
+        raise InvalidClaim("its `scopes` are no list of texts")
     found: dict[str, set[str]] = {}
     for text in given:
         db, dot, table = text.partition(".")
         if not db or (dot and not table):
-            raise Misfit("its `scopes` have a name that is empty before or after the dot")
+            raise InvalidClaim("its `scopes` have a name that is empty before or after the dot")
         found.setdefault(real_name(db), set()).add(table)
     return tuple(Scope(db, () if "" in tables else tuple(sorted(tables))) for db, tables in sorted(found.items()))
 
@@ -197,7 +199,7 @@ def _read(path: Path) -> jwt.PyJWKSet:
 
 def _reason(error: Exception) -> str:
     """Return why a token was rejected, for the server's log, without any value from the token."""
-    if isinstance(error, Misfit):
+    if isinstance(error, InvalidClaim):
         return str(error)
     if isinstance(error, jwt.MissingRequiredClaimError):
         return f"it has no `{error.claim}`"

@@ -36,7 +36,7 @@ CLOSE_SECONDS = 5.0  # to send the close frame to a client that does not read
 Answer = Callable[["GatewaySocket", str | None], Awaitable[None]]
 
 
-class Received(NamedTuple):
+class ReceivedRequest(NamedTuple):
     """A request, and its size in memory."""
 
     text: str | None
@@ -47,11 +47,11 @@ class Inbox:
     """A bounded queue of requests."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Received] = deque()
+        self._waiting: deque[ReceivedRequest] = deque()
         self._bytes = 0
         self._moved = asyncio.Event()
 
-    async def put(self, received: Received) -> None:
+    async def put(self, received: ReceivedRequest) -> None:
         """Add a request as soon as there is room."""
         while len(self._waiting) >= MOST_WAITING or self._bytes >= MOST_BYTES:
             await self._wait()
@@ -59,7 +59,7 @@ class Inbox:
         self._bytes += received.size
         self._moved.set()
 
-    async def take(self) -> Received:
+    async def take(self) -> ReceivedRequest:
         """Remove and return the oldest request."""
         while not self._waiting:
             await self._wait()
@@ -206,7 +206,7 @@ class GatewaySocket:
         message = await self._call.receive()
         if message["type"] == "websocket.disconnect":
             return False
-        await self._inbox.put(Received(message.get("text"), message.get(websocket_protocol.SIZE, 0)))
+        await self._inbox.put(ReceivedRequest(message.get("text"), message.get(websocket_protocol.SIZE, 0)))
         return True
 
     async def _work(self) -> None:

@@ -28,7 +28,7 @@ from headwater.serve.auth.gate import Gate
 from headwater.serve.grpc import errors
 from headwater.serve.grpc.messages import LARGE, decode
 from headwater.serve.grpc.request_slots import RequestSlots
-from headwater.serve.grpc.stalled_calls import Stalls
+from headwater.serve.grpc.stalled_calls import StalledCalls
 from headwater.serve.limits.limits import Limits, identity
 from headwater.serve.limits.rates import place_of
 from headwater.serve.limits.request_body import BodyReservation
@@ -144,7 +144,7 @@ class Calls:
         *,
         max_bytes: int,
         max_streams: int,
-        stalls: Stalls,
+        stalls: StalledCalls,
     ) -> None:
         self._gate, self._limits, self._metrics, self._max_bytes = gate, limits, metrics, max_bytes
         self._databases, self._bridge, self._stalls = databases, bridge, stalls

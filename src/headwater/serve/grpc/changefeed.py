@@ -16,7 +16,7 @@ from headwater.model.database_name import real_name
 from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.model.work.usage import Usage
 from headwater.ranges.changefeed.catch_up_limits import CatchUpLimits
-from headwater.ranges.changefeed.changefeed import SLOW, ChangeFeed, FeedContext, Pace, begin, slow
+from headwater.ranges.changefeed.changefeed import SLOW, ChangeFeed, FeedContext, FeedTiming, begin, slow
 from headwater.ranges.changefeed.watched_spans import Spans
 from headwater.ranges.pull.durable_wait import DurableWaits
 from headwater.serve.api import Api
@@ -32,7 +32,7 @@ from headwater.serve.grpc.changefeed_request import (
     tables_of,
 )
 from headwater.serve.limits.limits import identity
-from headwater.serve.metrics.changefeed_metrics import Numbers
+from headwater.serve.metrics.changefeed_metrics import ChangefeedCounters
 from headwater.serve.thread_bridge import Bridge
 
 CATCH_UP_SECONDS = 0.25  # longest initial wait of a feed for earlier commits
@@ -43,7 +43,7 @@ class ChangeFeedService:
 
     service = "headwater.v1.ChangeFeedService"
 
-    def __init__(self, api: Api, bridge: Bridge, numbers: Numbers) -> None:
+    def __init__(self, api: Api, bridge: Bridge, numbers: ChangefeedCounters) -> None:
         self._api, self._run = api, bridge.call
         self._image = images()
         self._stopping = False
@@ -105,8 +105,8 @@ class ChangeFeedService:
         events.clear()  # otherwise the feed would keep this page until the next one
         return made
 
-    def _watched(self, caller: Caller, feed: ChangeFeed | None) -> _Watch:
-        return _Watch(self._feeds().config.slow_consumer_seconds, lambda: self._cut(caller, feed))
+    def _watched(self, caller: Caller, feed: ChangeFeed | None) -> _Deadline:
+        return _Deadline(self._feeds().config.slow_consumer_seconds, lambda: self._cut(caller, feed))
 
     def _cut(self, caller: Caller, feed: ChangeFeed | None) -> None:
         """End the call of a slow reader; the status has the last checkpoint, because the reader would read no event."""
@@ -131,7 +131,9 @@ class ChangeFeedService:
         count = max(
             len(range_epochs if request.only_resolved else watched), 1
         )  # ranges are checked before each checkpoint
-        pace = Pace(max(interval, least_interval(count)), feeds.config.slow_consumer_seconds, request.only_resolved)
+        pace = FeedTiming(
+            max(interval, least_interval(count)), feeds.config.slow_consumer_seconds, request.only_resolved
+        )
         cursor = await self._run(begin, database.log, base)
 
         def is_there() -> bool:
@@ -169,7 +171,7 @@ def _settle(database: Database) -> None:
         database.log.flush()
 
 
-class _Watch:
+class _Deadline:
     """Calls `late` unless its block ends in time."""
 
     def __init__(self, seconds: float, late: Callable[[], None]) -> None:

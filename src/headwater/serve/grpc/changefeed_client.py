@@ -16,7 +16,7 @@ UNREACHABLE = grpc.StatusCode.UNAVAILABLE
 OPTIONS = (("grpc.max_receive_message_length", -1),)  # a message is as large as a row
 
 
-class Ended(Exception):
+class FeedEnded(Exception):
     """The end of a feed: the error, a hint, and whether to reconnect from the last checkpoint."""
 
     def __init__(self, error: grpc.RpcError) -> None:
@@ -61,7 +61,7 @@ class ServerConnection:
                 for event in response.events:
                     yield _plain(event)
         except grpc.RpcError as error:
-            raise Ended(error) from None
+            raise FeedEnded(error) from None
         finally:
             call.cancel()
 

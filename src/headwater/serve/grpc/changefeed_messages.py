@@ -12,8 +12,8 @@ from headwater.feeds.formats.values import PLAIN
 from headwater.feeds.options import Shape
 from headwater.model.clock import MAX_COUNTER, Timestamp, parse_ts, ts_ms
 from headwater.model.per_table import PerTable
-from headwater.ranges.changefeed.changefeed import Checkpoint, Event, Steady
-from headwater.ranges.changefeed.watched_spans import Emptied, Put, Reshaped, WatchedSpan
+from headwater.ranges.changefeed.changefeed import CaughtUp, Checkpoint, Event
+from headwater.ranges.changefeed.watched_spans import KeyChanged, SpanDeleted, TableChanged, WatchedSpan
 from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.serve.grpc.messages import message
 
@@ -35,11 +35,11 @@ class EventEncoder:
     def __init__(self, image: PerTable[Image], with_diff: bool) -> None:
         self._image, self._with_diff = image, with_diff
         self._kinds: dict[type, Callable[[Any], Any]] = {
-            Put: self._value,
-            Emptied: _delete_range,
-            Reshaped: _schema_change,
+            KeyChanged: self._value,
+            SpanDeleted: _delete_range,
+            TableChanged: _schema_change,
             Checkpoint: _checkpoint,
-            Steady: _steady,
+            CaughtUp: _steady,
         }
 
     def __call__(self, event: Event) -> bytes:
@@ -47,7 +47,7 @@ class EventEncoder:
         data = encoded(self._kinds[type(event)](event))
         return CheckpointBytes(data) if type(event) is Checkpoint else data
 
-    def _value(self, put: Put) -> Any:
+    def _value(self, put: KeyChanged) -> Any:
         unknown: Unknown = set()
         write = self._image(put.table)
         fields: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def timestamp(ts: Timestamp) -> Any:
     return _made("Timestamp", ms=ts_ms(ts), counter=ts & MAX_COUNTER)
 
 
-def _delete_range(emptied: Emptied) -> Any:
+def _delete_range(emptied: SpanDeleted) -> Any:
     part = emptied.part
     content = _made(
         "DeleteRange", span=_span(emptied.watched), ts=timestamp(part.ts), offset=emptied.offset, txn_id=part.id
@@ -97,7 +97,7 @@ def _delete_range(emptied: Emptied) -> Any:
     return _made("ChangeFeedEvent", delete_range=content)
 
 
-def _schema_change(reshaped: Reshaped) -> Any:
+def _schema_change(reshaped: TableChanged) -> Any:
     content = _made(
         "SchemaChange",
         table=reshaped.table.name,
@@ -117,7 +117,7 @@ def _checkpoint(checkpoint: Checkpoint) -> Any:
     return _made("ChangeFeedEvent", checkpoint=content)
 
 
-def _steady(steady: Steady) -> Any:
+def _steady(steady: CaughtUp) -> Any:
     return _made("ChangeFeedEvent", steady_state=_made("SteadyState", **steady._asdict()))
 
 

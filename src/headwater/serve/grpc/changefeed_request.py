@@ -15,7 +15,7 @@ from headwater.model.clock import MAX_COUNTER, MAX_MS, Timestamp, ts_of_ms
 from headwater.model.keys.key import Span
 from headwater.model.principal import Principal
 from headwater.ranges.captured_table import keyed_table
-from headwater.ranges.changefeed.changefeed import Base
+from headwater.ranges.changefeed.changefeed import FeedStart
 from headwater.ranges.changefeed.watched_spans import WatchedSpan
 from headwater.ranges.ranges.ranges import Ranges
 from headwater.serve.http.query_string import plain_spans
@@ -32,20 +32,20 @@ class RangeEpoch(NamedTuple):
     epoch: int
 
 
-def base_of(request: Any) -> Base:
+def base_of(request: Any) -> FeedStart:
     """Return the position after which the feed begins."""
     generation = request.generation
     if request.WhichOneof("start") is None or request.skip_catchup:
         if generation and request.WhichOneof("start") is None:
             raise InvalidRequest("a generation without a base", hint="Send the ts of the checkpoint as base, too.")
-        return Base()
+        return FeedStart()
     if request.HasField("base"):
-        return Base(ts=_ts(request.base), generation=generation)
+        return FeedStart(ts=_ts(request.base), generation=generation)
     if request.base_offset >= 2**63:
         raise InvalidRequest(
             f"base_offset {request.base_offset} is out of range", hint="Send an offset that you received."
         )
-    return Base(offset=request.base_offset, generation=generation)
+    return FeedStart(offset=request.base_offset, generation=generation)
 
 
 def _ts(given: Any) -> Timestamp:

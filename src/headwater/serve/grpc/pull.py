@@ -29,7 +29,7 @@ from headwater.model.principal import VIEWER, Principal
 from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.ranges.pull.pages import KeyChange, PageLimits, Rows, check_log, log_page, rows_page
 from headwater.ranges.ranges.lease import check_subscriber, durable_now
-from headwater.ranges.ranges.ranges import Entered, Ranges
+from headwater.ranges.ranges.ranges import RangeInTable, Ranges
 from headwater.serve.api import Api
 from headwater.serve.grpc.calls import Answer, Caller, Pour
 from headwater.serve.grpc.messages import message
@@ -86,7 +86,7 @@ class PullService:
         found = ranges.register(who, one.db, one.table.name, name, range=one.range.id, epoch=one.range.epoch)
         return _made("CdcRegisterResponse", init_snapshot_version=found.version)
 
-    def _enter(self, who: Principal, request: Any) -> Entered:
+    def _enter(self, who: Principal, request: Any) -> RangeInTable:
         # Ranges have no replicas here, so an epoch with another configuration belongs to no range.
         epoch = request.range_epoch.version if not request.range_epoch.conf_ver else 0
         return self._api.pulling().enter(who, request.range_id, epoch)

@@ -19,7 +19,7 @@ from headwater.serve.grpc.messages import pool
 from headwater.serve.grpc.request_slots import WINDOW
 from headwater.serve.limits.limits import Limits
 from headwater.serve.listen_address import joined
-from headwater.serve.tls import Pems, Tls
+from headwater.serve.tls import PemFiles, Tls
 
 SPARE = 1 << 20  # bytes above the limit up to which a message is rejected with our own error
 OPTIONS = (
@@ -46,7 +46,7 @@ class Service(Protocol):
 
 
 @runtime_checkable
-class Drains(Protocol):
+class Drainable(Protocol):
     """A service with streams that do not end on their own."""
 
     def drain(self) -> None:
@@ -94,7 +94,7 @@ class GrpcServer:
         reflection.enable_server_reflection(
             [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server, pool=_with_health()
         )
-        self._server.add_generic_rpc_handlers((_Nothing(self._calls, names),))  # after all other handlers
+        self._server.add_generic_rpc_handlers((_UnknownMethods(self._calls, names),))  # after all other handlers
         credentials = None if tls is None else _credentials(tls)
         for host, port in addresses:
             where = joined(host, port)
@@ -113,7 +113,7 @@ class GrpcServer:
         """Accept no more calls; open ones may finish within `seconds`."""
         if self._server is not None:
             for service in self._services:
-                if isinstance(service, Drains):
+                if isinstance(service, Drainable):
                     service.drain()
             await self._health.enter_graceful_shutdown()
             await self._server.stop(seconds)
@@ -178,7 +178,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         return self._found.get(details.method)
 
 
-class _Nothing(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only
+class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only
     """Rejects calls of unknown methods like every other rejected call."""
 
     def __init__(self, calls: Calls, services: list[str]) -> None:
@@ -205,7 +205,7 @@ def _credentials(tls: Tls) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(_configuration(shown), reload, require_client_authentication=asks)
 
 
-def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
+def _configuration(pems: PemFiles) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pems.key, pems.chain)], pems.authorities)
 
 

@@ -12,7 +12,7 @@ from headwater.serve.grpc.kv import KvService
 from headwater.serve.grpc.pull import PullService
 from headwater.serve.grpc.server import GrpcServer, Service
 from headwater.serve.grpc.sochdb import SubscriptionService
-from headwater.serve.grpc.stalled_calls import Stalls
+from headwater.serve.grpc.stalled_calls import StalledCalls
 from headwater.serve.limits.limits import Limits
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.thread_bridge import Bridge
@@ -29,7 +29,7 @@ def open_services(
         KvService(Kv(api, bridge), bridge),
     ]
     most, streams = config.max_body_bytes, config.max_streams_per_client
-    stalls = Stalls(config.stall_seconds)
+    stalls = StalledCalls(config.stall_seconds)
     calls = Calls(gate, limits, metrics, api.databases, bridge, max_bytes=most, max_streams=streams, stalls=stalls)
     return GrpcServer(
         calls,

@@ -12,7 +12,7 @@ from headwater.errors import HeadwaterError, Unavailable
 CHECKS = 4  # within the time that a message may wait
 
 
-class Pouring(Protocol):
+class StreamingCall(Protocol):
     """A call with a stream of answers."""
 
     @property
@@ -25,16 +25,16 @@ class Pouring(Protocol):
         ...
 
 
-class Stalls:
+class StalledCalls:
     """Ends a call whose current message waits for `seconds`, plus at most one check interval. Not thread-safe."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._seen: dict[Pouring, tuple[int | None, float]] = {}  # the message that waited, and since when
+        self._seen: dict[StreamingCall, tuple[int | None, float]] = {}  # the message that waited, and since when
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def watch(self, call: Pouring) -> Iterator[None]:
+    def watch(self, call: StreamingCall) -> Iterator[None]:
         """Watch a call while the context is open."""
         self._seen[call] = None, 0.0
         if self._timer is None:

@@ -26,7 +26,7 @@ HEADER = 128  # bytes of memory that a header takes besides its text
 PREFIX = "/api/v1/q/"
 
 
-class Remembered(msgspec.Struct, frozen=True):
+class CachedNotModified(msgspec.Struct, frozen=True):
     """A request that was answered by 304, and what the answer depends on."""
 
     who: Principal
@@ -41,7 +41,7 @@ class NotModifiedCache:
 
     def __init__(self, api: Api, gate: Gate, limits: Limits) -> None:
         self._api, self._gate, self._limits = api, gate, limits
-        self._known: dict[Hashable, Remembered] = {}
+        self._known: dict[Hashable, CachedNotModified] = {}
         self._bytes = 0  # of the cached requests
 
     def remember(
@@ -58,7 +58,7 @@ class NotModifiedCache:
         if len(self._known) >= MAX_REQUESTS or self._bytes + size > MAX_BYTES:
             self._known.clear()
             self._bytes = 0
-        self._known[key] = Remembered(who, prepared, moment, headers, size)
+        self._known[key] = CachedNotModified(who, prepared, moment, headers, size)
         self._bytes += size
 
     async def answer(self, scope: Scope, send: Send) -> bool:
@@ -81,7 +81,7 @@ class NotModifiedCache:
         if found is not None:
             self._bytes -= found.size
 
-    def _is_current(self, found: Remembered, scope: Scope) -> bool:
+    def _is_current(self, found: CachedNotModified, scope: Scope) -> bool:
         try:
             asking = self._api.asking()
             is_same = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from headwater.feeds.formats.frame import Enclosing
+from headwater.feeds.formats.frame import FrameTemplate
 from headwater.model.change import Op
 
 RETRY_MS = 2000  # how long an EventSource waits before it reconnects
@@ -29,7 +29,7 @@ OPS = frozenset(op.word for op in Op)
 class _Sse:
     """Frames an event of a text/event-stream. Compact JSON has no line breaks."""
 
-    enclosing = Enclosing(b"id: ", b"\nevent: ", b"\ndata: ", b"\n\n")
+    enclosing = FrameTemplate(b"id: ", b"\nevent: ", b"\ndata: ", b"\n\n")
 
     def __call__(self, id: int | str, word: str, data: bytes) -> bytes:
         if id.__class__ is int:
@@ -40,7 +40,7 @@ class _Sse:
 class _Ndjson:
     """Frames a change as a line of its own, and every other event as an object with `event`."""
 
-    enclosing = Enclosing(None, None, b"", b"\n")
+    enclosing = FrameTemplate(None, None, b"", b"\n")
 
     def __call__(self, id: int | str, word: str, data: bytes) -> bytes:
         if word in OPS:

@@ -26,7 +26,7 @@ _HALF = re.compile(rb"\\u[dD](?:[c-fC-F]|[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F
 _PAIR = 'Send both halves of the pair, or the character itself; send binary data as {"t":"bytes","b64":…}.'
 
 
-class Refusal(Exception):
+class RejectedRequest(Exception):
     """A rejected request, with the status and headers of its response."""
 
     def __init__(self, error: HeadwaterError, *, status: int = 0, headers: Headers | None = None) -> None:
@@ -45,7 +45,7 @@ def retry_after(error: HeadwaterError) -> tuple[bytes, bytes]:
     return b"retry-after", b"%d" % max(-(-int(error.extra.get("retry_after_ms", 0)) // 1000), 1)
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client disconnected before the request was complete."""
 
 
@@ -190,14 +190,14 @@ async def read_body(scope: Scope, receive: Receive, most: int, memory: BodyReser
         slow = InvalidRequest(
             f"the body did not end within {BODY_SECONDS:g} s", hint="Send the request again without pauses."
         )
-        raise Refusal(slow, status=408, headers=[(b"connection", b"close")]) from None
+        raise RejectedRequest(slow, status=408, headers=[(b"connection", b"close")]) from None
 
 
 async def _read_parts(scope: Scope, receive: Receive, most: int, message: Any, memory: BodyReservation) -> bytes:
     parts, size = [], 0
     while True:
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientDisconnected
         part = message.get("body", b"")
         parts.append(part)
         size += len(part)
@@ -209,18 +209,18 @@ async def _read_parts(scope: Scope, receive: Receive, most: int, message: Any, m
             parts.clear()
             if message.get("more_body"):
                 await _pass_over(scope, receive, most - size)
-            raise Refusal(busy, headers=[(b"connection", b"close")]) from None
+            raise RejectedRequest(busy, headers=[(b"connection", b"close")]) from None
         if not message.get("more_body"):
             return b"".join(parts)
         message = await receive()
 
 
-async def _too_large(scope: Scope, receive: Receive, most: int, seen: int, *, more: bool = True) -> Refusal:
+async def _too_large(scope: Scope, receive: Receive, most: int, seen: int, *, more: bool = True) -> RejectedRequest:
     """Return the refusal, after reading a little more of the body."""
     if more:
         await _pass_over(scope, receive, 2 * most - seen)
     error = RequestTooLarge(f"the body is larger than {most} bytes", hint="Split it into several requests.")
-    return Refusal(error, headers=[(b"connection", b"close")])
+    return RejectedRequest(error, headers=[(b"connection", b"close")])
 
 
 async def _pass_over(scope: Scope, receive: Receive, most: int) -> None:
@@ -244,12 +244,12 @@ def check_type(headers: Headers, *kinds: bytes) -> bytes:
     """Return the content type of the body, one of `kinds`; raise a Refusal with 415 for another, or for an encoding."""
     if header(headers, b"content-encoding").strip().lower() not in (b"", b"identity"):
         coded = InvalidRequest("the body has a content encoding", hint="Send the body without compression.")
-        raise Refusal(coded, status=415, headers=[(b"accept-encoding", b"identity")])
+        raise RejectedRequest(coded, status=415, headers=[(b"accept-encoding", b"identity")])
     found = header(headers, b"content-type").split(b";")[0].strip().lower()
     if found not in kinds:
         first = kinds[0].decode()
         named = " or ".join(kind.decode() for kind in kinds)
-        raise Refusal(
+        raise RejectedRequest(
             InvalidRequest(f"the content type is not {named}", hint=f"Send content-type: {first}."), status=415
         )
     return found

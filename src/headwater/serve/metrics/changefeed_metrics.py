@@ -18,7 +18,7 @@ CHANGEFEED_METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> k
 
 
 @dataclass
-class Numbers:
+class ChangefeedCounters:
     """Counters of a server's change feeds."""
 
     open: int = 0
@@ -28,7 +28,7 @@ class Numbers:
     catchups: CatchUpLimits | None = None  # None before the first feed
 
 
-CHANGEFED: dict[str, Callable[[Numbers], float]] = {
+CHANGEFED: dict[str, Callable[[ChangefeedCounters], float]] = {
     "headwater_changefeeds": lambda numbers: numbers.open,
     "headwater_changefeed_events_total": lambda numbers: numbers.events,
     "headwater_changefeed_checkpoints_total": lambda numbers: numbers.checkpoints,

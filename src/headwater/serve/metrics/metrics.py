@@ -13,11 +13,11 @@ from headwater import __version__
 from headwater.database import DatabaseStatus
 from headwater.feeds.feeds import Feeds
 from headwater.queries.queries import Queries
-from headwater.ranges.worker.process import Numbers
+from headwater.ranges.worker.process import WorkerCounters
 from headwater.serve.http.handlers.pulls import Pulls
 from headwater.serve.limits.limits import Limits
 from headwater.serve.metrics.changefeed_metrics import CHANGEFED, CHANGEFEED_METRICS
-from headwater.serve.metrics.changefeed_metrics import Numbers as Changefeeds
+from headwater.serve.metrics.changefeed_metrics import ChangefeedCounters as Changefeeds
 from headwater.serve.metrics.query_metrics import QUERY_METRICS, asked
 
 Status = Callable[[], dict[str, DatabaseStatus]]
@@ -117,7 +117,7 @@ _COUNTED = {  # name -> field of stats.snapshot.cdc
 }
 
 
-_WORKED: dict[str, Callable[[Numbers], float]] = {
+_WORKED: dict[str, Callable[[WorkerCounters], float]] = {
     "headwater_pulls": lambda numbers: numbers.running,
     "headwater_pull_bytes_total": lambda numbers: numbers.bytes,
     "headwater_pull_rows_total": lambda numbers: numbers.rows,
@@ -144,7 +144,7 @@ class Metrics:
     ) -> None:
         self._registry, self._methods = CollectorRegistry(), methods
         self.changefeeds = Changefeeds()  # updated by the change feed service
-        self._registry.register(_Pulled(status, feeds, pulls, queries, limits, self.changefeeds, clock))
+        self._registry.register(_DatabaseCollector(status, feeds, pulls, queries, limits, self.changefeeds, clock))
         self._requests = self._counter("headwater_rpc_requests_total")
         self._responses = self._counter("headwater_http_responses_total")
         self._calls = self._counter("headwater_grpc_calls_total")
@@ -195,7 +195,7 @@ class Metrics:
         return pair
 
 
-class _Pulled(Collector):
+class _DatabaseCollector(Collector):
     """Metrics that are read from the databases at each scrape; unknown values are absent."""
 
     def __init__(

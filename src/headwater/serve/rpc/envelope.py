@@ -58,7 +58,7 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True):
     params: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Identified(msgspec.Struct):
+class _RequestId(msgspec.Struct):
     """The id of a request whose other fields cannot be decoded."""
 
     id: Id = None
@@ -69,7 +69,7 @@ class _Object(msgspec.Struct):
 
 
 _envelopes = msgspec.json.Decoder(Envelope)
-_ids, _objects = msgspec.json.Decoder(_Identified), msgspec.json.Decoder(_Object)
+_ids, _objects = msgspec.json.Decoder(_RequestId), msgspec.json.Decoder(_Object)
 _whole = msgspec.json.Decoder(msgspec.Raw)
 _encode = msgspec.json.Encoder().encode
 _PARAMS = {method.name: msgspec.json.Decoder(method.params) for method in METHODS.values()}

@@ -17,7 +17,7 @@ from headwater.queries.statements.schema import SchemaChangeResult
 from headwater.queries.statements.sql import Outcome
 from headwater.queries.statements.transactions import BeginResult, EndResult
 from headwater.ranges.pull.table_status import Described
-from headwater.ranges.ranges.ranges import RangeList, Registered
+from headwater.ranges.ranges.ranges import RangeList, RegisteredLease
 from headwater.serve.rpc.query_body import written_data
 from headwater.sources.query import ReadResult
 
@@ -151,7 +151,7 @@ def listed(found: RangeList) -> dict[str, Any]:
     return {"generation": found.generation, "ranges": [one.wire() for one in found.ranges]}
 
 
-def registered(found: Registered) -> dict[str, Any]:
+def registered(found: RegisteredLease) -> dict[str, Any]:
     """pull.register"""
     return {
         "generation": found.generation,

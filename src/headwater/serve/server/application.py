@@ -38,8 +38,8 @@ from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.request_body import (
     JSON,
     BodyReservation,
-    Gone,
-    Refusal,
+    ClientDisconnected,
+    RejectedRequest,
     check_type,
     header,
     read_body,
@@ -119,17 +119,17 @@ class Application:
             send = _as_http(send)
         try:
             status = await self._serve(scope, receive, send, route, values)
-        except Refusal as refusal:
+        except RejectedRequest as refusal:
             status = await _refuse(send, route, refusal)
         except HeadwaterError as error:
-            status = await _refuse(send, route, Refusal(error))
-        except (Gone, Aborted):
+            status = await _refuse(send, route, RejectedRequest(error))
+        except (ClientDisconnected, Aborted):
             drop(scope)
             return
         except asyncio.CancelledError:
-            status = await _refuse(send, route, Refusal(_cut_off()))
+            status = await _refuse(send, route, RejectedRequest(_cut_off()))
         except Exception as error:
-            status = await _refuse(send, route, Refusal(unexpected(error, scope["path"])))
+            status = await _refuse(send, route, RejectedRequest(unexpected(error, scope["path"])))
         self._metrics.responded("unknown" if route is None else route.path, status)
 
     def _to_page(self, scope: Scope) -> Headers:
@@ -154,7 +154,7 @@ class Application:
             return await self._serve_to(principal, scope, receive, send, route, values)
         except HeadwaterError as error:
             raise without_hidden_names(error, principal, self._api.databases) from None
-        except Refusal as refusal:
+        except RejectedRequest as refusal:
             refusal.error = without_hidden_names(refusal.error, principal, self._api.databases)
             raise
 
@@ -172,7 +172,7 @@ class Application:
             allow = [(b"allow", route.allow.encode())]
             hint = f"Send {route.allow.replace(', ', ' or ')}."
             error = InvalidRequest(f"{scope['method'][:20]} is not allowed at {route.path}", hint=hint)
-            raise Refusal(error, status=405, headers=allow)
+            raise RejectedRequest(error, status=405, headers=allow)
         if scope["query_string"] and not known and route.access is not Access.OPEN:
             raise InvalidRequest(f"{route.path} takes no query string", hint="Omit it.")
         if values:
@@ -193,7 +193,7 @@ class Application:
                 f"{route.path} is {'' if route.websocket else 'not '}a WebSocket",
                 hint="Send `Upgrade: websocket`." if route.websocket else "Request it with plain HTTP.",
             )
-            raise Refusal(error, status=426 if route.websocket else 400, headers=[(b"upgrade", b"websocket")])
+            raise RejectedRequest(error, status=426 if route.websocket else 400, headers=[(b"upgrade", b"websocket")])
         origin = header(scope["headers"], b"origin")
         if origin and not self._cors.admits(origin):
             raise Forbidden("a web page of this origin may not use this server", hint="Add it to serve.cors_origins.")
@@ -324,7 +324,7 @@ async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Reply]) -> 
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Gone
+            raise ClientDisconnected
         return working.result()
     finally:
         leaving.cancel()
@@ -359,7 +359,7 @@ def _as_http(send: Send) -> Send:
     return refused
 
 
-async def _refuse(send: Send, route: Route | None, refusal: Refusal) -> int:
+async def _refuse(send: Send, route: Route | None, refusal: RejectedRequest) -> int:
     if route is not None and route.rpc and refusal.status != 405:
         id = SQL_ID if route.handler == "sql" else None
         await _send(send, refusal.status, JSON, error_body(id, refusal.error), refusal.headers)

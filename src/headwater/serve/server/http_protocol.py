@@ -17,7 +17,7 @@ from headwater.model.log_throttle import LogThrottle, counted
 from headwater.serve.call import Receive, Scope, Send
 from headwater.serve.http.security_headers import with_security_headers
 from headwater.serve.limits.connection_limits import HEALTH, ConnectionLimits
-from headwater.serve.limits.request_body import Refusal
+from headwater.serve.limits.request_body import RejectedRequest
 from headwater.serve.limits.slow_reader_limits import CONNECTION, SlowReaderLimits
 from headwater.serve.server.application import PROBLEM, problem
 
@@ -29,7 +29,7 @@ HEADER_BYTES = 32  # added to name and value of each header, as in RFC 7541 §4.
 _ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
 
-class Seldom(logging.LoggerAdapter[logging.Logger]):
+class ThrottledLogger(logging.LoggerAdapter[logging.Logger]):
     """Logs a repeated warning at most once a minute: any client can cause one by sending invalid HTTP."""
 
     repeats = LogThrottle()
@@ -102,7 +102,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         **named: Any,
     ) -> None:
         super().__init__(*args, **named)
-        self.logger = Seldom(self.logger)  # type: ignore[assignment]
+        self.logger = ThrottledLogger(self.logger)  # type: ignore[assignment]
         self._connections, self._handshake_done = connections, handshake_done
         self._over_limit: LimitExceeded | None = None  # set if the connection is over a limit
         self._upgraded = False  # the connection is a WebSocket now, and another protocol's
@@ -354,7 +354,9 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         self.drop()
 
     def _write_refusal(self, status: int, error: HeadwaterError) -> None:
-        refusal = Refusal(error, status=status, headers=[(b"connection", b"close"), (b"cache-control", b"no-store")])
+        refusal = RejectedRequest(
+            error, status=status, headers=[(b"connection", b"close"), (b"cache-control", b"no-store")]
+        )
         body = problem(error, status)
         head = [(b"content-type", PROBLEM), (b"content-length", b"%d" % len(body)), *refusal.headers]
         head = with_security_headers(head, tls=self.scheme == "https")
@@ -381,7 +383,7 @@ def _only_health(app: Any, error: LimitExceeded) -> Any:
             await app(scope, receive, send)
             return
         body = problem(error, error.status)
-        headers = Refusal(error, headers=[(b"connection", b"close"), (b"content-type", PROBLEM)]).headers
+        headers = RejectedRequest(error, headers=[(b"connection", b"close"), (b"content-type", PROBLEM)]).headers
         headers += [(b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
         headers = with_security_headers(headers, tls=scope["scheme"] == "https")
         await send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -22,7 +22,7 @@ from headwater.errors import ConfigError
 from headwater.feeds.feeds import Feeds
 from headwater.queries.dependencies.subscribed_instances import SubscribedInstances
 from headwater.queries.queries import Prepares
-from headwater.ranges.worker.process import Bulk
+from headwater.ranges.worker.process import BulkDatabases
 from headwater.serve.api import Api
 from headwater.serve.auth.gate import Gate, grpc_address, is_loopback, split_address
 from headwater.serve.call import Handlers
@@ -216,7 +216,7 @@ class Server:
 
     def _open_pulls(self, feeds: Feeds) -> Pulls | None:
         bulk = self._api.databases
-        if not isinstance(bulk, Bulk):
+        if not isinstance(bulk, BulkDatabases):
             return None
         return Pulls(feeds.databases, bulk, lambda *named: self._api.pulling().find(*named), feeds.run)
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import ConfigError, HeadwaterError
 from headwater.model.quantity import byte_size, counted
-from headwater.sources.capture_stream import Notes
+from headwater.sources.capture_stream import LogNotes
 from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.read import BulkAddress, PastShapes, ServerPositions
-from headwater.sources.registry import CapturedTable, Check, Inspection, LogView, Report, SourceKind
+from headwater.sources.registry import CapturedTable, Check, CommandReport, Inspection, LogView, SourceKind
 
 if TYPE_CHECKING:
-    from headwater.sources.postgres.capture.slot.slot import Dropped
+    from headwater.sources.postgres.capture.slot.slot import DropResult
     from headwater.sources.postgres.read.bulk_reader import PostgresReader
-    from headwater.sources.postgres.setup.inspection import Inspected
+    from headwater.sources.postgres.setup.inspection import InspectionResult
     from headwater.sources.postgres.source import PostgresSource
 
 LEFT = "the publication is left, because the role does not own it"
@@ -29,7 +29,7 @@ class PostgresKind(SourceKind):
     settings = PostgresConfig
 
     def open(
-        self, name: str, url: str, *, notes: Notes, settings: PostgresConfig, folder: Path, is_embedded: bool
+        self, name: str, url: str, *, notes: LogNotes, settings: PostgresConfig, folder: Path, is_embedded: bool
     ) -> PostgresSource:
         """Connect to the server."""
         source: type[PostgresSource] = _module("source").PostgresSource
@@ -58,7 +58,7 @@ class PostgresKind(SourceKind):
     def inspect(self, name: str, url: str, settings: PostgresConfig) -> Inspection:
         """Return the checks of a database and its slot."""
         try:
-            found: Inspected = _module("setup.inspection").inspect(name, url, settings)
+            found: InspectionResult = _module("setup.inspection").inspect(name, url, settings)
         except HeadwaterError as error:
             return Inspection([Check(name, "fail", error.message, error.hint)], is_readable=False)
         fit = len([each for each in found.tables if _module("setup.doctor").is_fit(each)])
@@ -76,7 +76,7 @@ class PostgresKind(SourceKind):
 
         return Inspection([*checks, _slot_check(name, found)], found.slot is not None, mismatch)
 
-    def attached(self, name: str, url: str, status: dict[str, Any], tables: tuple[str, ...]) -> Report:
+    def attached(self, name: str, url: str, status: dict[str, Any], tables: tuple[str, ...]) -> CommandReport:
         """Report the tables of the publication, and that a slot was created."""
         found, slot = status["tables"], status["slot"]
         names = f": {', '.join(found)}" if found else ""
@@ -84,7 +84,7 @@ class PostgresKind(SourceKind):
             f"capturing {counted(len(found), 'table')} as {name!r}{names}",
             f"the slot {slot} keeps the server's log from now on: serve it soon, or detach it",
         ]
-        return Report({"database": name, "slot": slot, "tables": found}, lines)
+        return CommandReport({"database": name, "slot": slot, "tables": found}, lines)
 
     def setup_sql(self, name: str, url: str, *, reader: str, writer: str, ddl_statements: bool) -> list[str]:
         """Return the SQL of the logins for callers, the settings that use them, and the SQL of the trigger."""
@@ -102,9 +102,9 @@ class PostgresKind(SourceKind):
 
     def detach(
         self, name: str, url: str, settings: PostgresConfig, find_log: Callable[[str | None], str | None]
-    ) -> Report:
+    ) -> CommandReport:
         """Remove the slot and the publication; report a publication that the role may not drop: it keeps no WAL."""
-        dropped: Dropped = _module("setup.detach").detach(name, url, config=settings)
+        dropped: DropResult = _module("setup.detach").detach(name, url, config=settings)
         kept = find_log(None)
         what = "the slot" if dropped.left else "the slot and the publication"
         absent = f"{name!r} has no slot" if dropped.left else f"{name!r} was not attached"
@@ -117,10 +117,10 @@ class PostgresKind(SourceKind):
         if dropped.left_trigger:
             hint = f"As a superuser run: {' '.join(dropped.left_trigger.split())}"
             notes.append(("the trigger that shows DDL statements is left, because the role does not own it", hint))
-        return Report({"database": name, "changed": dropped.changed, "log": kept}, lines, notes)
+        return CommandReport({"database": name, "changed": dropped.changed, "log": kept}, lines, notes)
 
 
-def _slot_check(name: str, found: Inspected) -> Check:
+def _slot_check(name: str, found: InspectionResult) -> Check:
     if found.slot is None:
         return Check(name, "ok", "not captured yet; `headwater serve` or `headwater source attach` begins")
     kept = f"the server keeps {byte_size(found.slot.lag_bytes)} of its log for the slot {found.slot_name}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.model.principal import VIEWER
-from headwater.sources.capture_stream import Notes
+from headwater.sources.capture_stream import LogNotes
 from headwater.sources.postgres.capture.capture import PostgresCapture
 from headwater.sources.postgres.connection import Server
 from headwater.sources.postgres.protocol_session import Pool
@@ -28,7 +28,7 @@ class PostgresSource(PostgresCapture, PostgresReads, PostgresQueries, PostgresWr
     """
 
     def __init__(
-        self, name: str, url: str, *, notes: Notes, config: PostgresConfig, folder: Path | None = None
+        self, name: str, url: str, *, notes: LogNotes, config: PostgresConfig, folder: Path | None = None
     ) -> None:
         """Connect to `url`. Transactions too large for memory are written to `folder`, or to the system's."""
         self.address = url

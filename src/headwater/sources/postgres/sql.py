@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import Value
-from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
+from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, QueryExpression
 from headwater.model.table import Table
 from headwater.sources.column_types import COLUMN_TYPES
 from headwater.sources.postgres.schema.table_shapes import Shape, ident
@@ -93,7 +93,7 @@ class Renderer:
                 return self._call(op, args)
             case Function() | Cast() | Case():
                 return composed(expr, self.expr)
-            case Queried():
+            case QueryExpression():
                 raise InvalidRequest("a condition reads one row and cannot contain a query")
 
     def _call(self, op: str, args: tuple[Expr, ...]) -> str:

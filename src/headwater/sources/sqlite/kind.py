@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import NotFound
 from headwater.model.quantity import counted
-from headwater.sources.capture_stream import Notes
+from headwater.sources.capture_stream import LogNotes
 from headwater.sources.read import BulkAddress, PastShapes, ServerPositions
-from headwater.sources.registry import KINDS, CapturedTable, Inspection, Report, SourceKind
+from headwater.sources.registry import KINDS, CapturedTable, CommandReport, Inspection, SourceKind
 from headwater.sources.sqlite.settings import SqliteConfig
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class SqliteKind(SourceKind):
         return sqlite_lib_version()
 
     def open(
-        self, name: str, url: str, *, notes: Notes, settings: SqliteConfig, folder: Path, is_embedded: bool
+        self, name: str, url: str, *, notes: LogNotes, settings: SqliteConfig, folder: Path, is_embedded: bool
     ) -> SqliteSource:
         """Open the file, or create it."""
         from headwater.sources.sqlite.source import SqliteSource
@@ -82,7 +82,7 @@ class SqliteKind(SourceKind):
         """Raise NotFound if there is no such file."""
         _existing(self.address(url))
 
-    def attached(self, name: str, url: str, status: dict[str, Any], tables: tuple[str, ...]) -> Report:
+    def attached(self, name: str, url: str, status: dict[str, Any], tables: tuple[str, ...]) -> CommandReport:
         """Report the tables that are captured, and those that are not."""
         path, found, uncaptured = os.path.abspath(self.address(url)), status["tables"], status["uncaptured"]
         names = f": {', '.join(found)}" if found else ""
@@ -90,11 +90,11 @@ class SqliteKind(SourceKind):
         lines += [f"not captured: {table}: {reason}" for table, reason in uncaptured.items()]
         if missing := sorted(set(tables) - set(found)):
             lines.append(f"not there yet, captured once created: {', '.join(missing)}")
-        return Report({"database": name, "file": path, "tables": found, "uncaptured": uncaptured}, lines)
+        return CommandReport({"database": name, "file": path, "tables": found, "uncaptured": uncaptured}, lines)
 
     def detach(
         self, name: str, url: str, settings: SqliteConfig, find_log: Callable[[str | None], str | None]
-    ) -> Report:
+    ) -> CommandReport:
         """Remove triggers and tables of Headwater from the file, and restore its journal mode."""
         from headwater.sources.sqlite.setup.detach import detach
         from headwater.sources.sqlite.setup.inspection import generation_of
@@ -106,7 +106,7 @@ class SqliteKind(SourceKind):
             detach(path, config=SqliteConfig(wal=True))
         lines = [f"removed every trace from {path}" if changed else f"{path} was not attached"]
         lines += [f"its log is kept: {kept}"] if kept else []
-        return Report({"file": path, "changed": changed, "log": kept}, lines)
+        return CommandReport({"file": path, "changed": changed, "log": kept}, lines)
 
 
 def _existing(path: str) -> str:

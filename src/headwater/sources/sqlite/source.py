@@ -6,7 +6,7 @@ import os
 from contextlib import ExitStack
 from typing import Any
 
-from headwater.sources.capture_stream import Notes
+from headwater.sources.capture_stream import LogNotes
 from headwater.sources.file_lock import FileLock, InodeLock
 from headwater.sources.read import BulkAddress
 from headwater.sources.sqlite.capture.capture import SqliteCapture
@@ -32,7 +32,7 @@ class SqliteSource(SqliteCapture, SqliteReads, SqliteQueries, SqliteWrites):
 
     snapshot_positions = None  # each read carries its own offset
 
-    def __init__(self, name: str, path: str, *, notes: Notes, config: SqliteConfig, vfs: str | None = None) -> None:
+    def __init__(self, name: str, path: str, *, notes: LogNotes, config: SqliteConfig, vfs: str | None = None) -> None:
         self.name, self.path, self._notes, self._config, self._vfs = name, os.path.abspath(path), notes, config, vfs
         self._lock, self._shutdown_notes, self._is_open = FileLock(self.path), ShutdownNotes(notes), False
         self._predicates, self._analyses = Predicates(), Analyses(lambda: self._vouched)

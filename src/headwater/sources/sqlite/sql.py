@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.errors import InvalidRequest
 from headwater.model.literal import Value
-from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
+from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, QueryExpression
 from headwater.model.table import Table
 from headwater.sources.query_text import OPERATORS, operator_sql
 from headwater.sources.request_checks import no_column
@@ -25,7 +25,7 @@ class Expressions:
         """Return a value of the expression as SQL."""
         raise NotImplementedError
 
-    def queried(self, expr: Queried) -> str:
+    def queried(self, expr: QueryExpression) -> str:
         """Return an expression that only queries contain as SQL."""
         raise InvalidRequest("a condition reads one row and cannot contain a query")
 
@@ -45,7 +45,7 @@ class Expressions:
             case Case(branches, otherwise):
                 whens = "".join(f" WHEN {self.expr(a)} THEN {self.expr(b)}" for a, b in branches)
                 return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
-            case Queried():
+            case QueryExpression():
                 return self.queried(expr)
 
 

@@ -11,12 +11,12 @@ from headwater.errors import InvalidRequest, SourceError
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.sources.postgres.capture import replication_buffer as module
-from headwater.sources.postgres.capture.replication_buffer import Point, ReplicationBuffer, Shapes
+from headwater.sources.postgres.capture.replication_buffer import ReplicationBuffer, Shapes, TransactionEnd
 from headwater.sources.postgres.capture.slot.server_history import brought_up
 from headwater.sources.postgres.query.statement_rules import placed
 
 T = Table("t", (Column("k", "i64"),), ("k",))
-START = Point(10, 1000, Shapes())
+START = TransactionEnd(10, 1000, Shapes())
 
 
 def part(xid: int, count: int, *, lsn: str = "0/0", start: int = 0, last: bool = True) -> Transaction:
@@ -120,7 +120,7 @@ def test_note_is_brought_up_to_date_by_later_log_entries() -> None:
         Transaction("1", (Change(Op.SCHEMA_CHANGE, wider, ddl=""),), first=11, position="0/7"),
         Transaction("2", (Change(Op.SCHEMA_CHANGE, Table("u", T.columns), ddl="DROP TABLE u"),), 12, position="0/9"),
     ]
-    point = brought_up(Point(10, 1, shapes), log)
+    point = brought_up(TransactionEnd(10, 1, shapes), log)
     assert (point.offset, point.position) == (12, 9)
     assert point.shapes == Shapes({"t": wider}, {"t": 1}, {"t": 2, "u": 1})
 
@@ -135,7 +135,7 @@ def test_owners_of_table_names_are_brought_up_to_date_by_the_log() -> None:
     owners = {"t": 7, "x": 8, "y": 9}
 
     def found(*parts: Transaction) -> tuple[dict[str, int], tuple[int, ...]]:
-        point = brought_up(Point(10, 1, shapes), parts, owners)
+        point = brought_up(TransactionEnd(10, 1, shapes), parts, owners)
         assert point.shapes.secret == "s"
         return dict(point.shapes.oids), point.shapes.displaced
 

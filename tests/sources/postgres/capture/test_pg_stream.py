@@ -10,7 +10,7 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import UNAVAILABLE
 from headwater.sources.postgres.capture.decode.pgoutput import Relation, StreamStart, decode
 from headwater.sources.postgres.capture.decode.replication_frames import lsn_of
-from headwater.sources.postgres.capture.stream.transaction_assembly import Item, Resume
+from headwater.sources.postgres.capture.stream.transaction_assembly import Item, LogEnd
 from headwater.sources.postgres.schema.relations import Relations, split_name
 
 Start = Callable[..., Stream]
@@ -390,7 +390,7 @@ def test_transactions_before_the_resume_position_are_skipped(stream: Start) -> N
     first = [item for item in one.items(assembly) if isinstance(item, Transaction)]
     assert lsn_of(first[-1].position) == assembly.end
     one.reopen()
-    resume = Resume(lsn_of(first[2].position))
+    resume = LogEnd(lsn_of(first[2].position))
     again = one.items(one.assembly(resume=resume))
     assert [change.key for change in rows(again)] == [(3,), (4,)]
 
@@ -405,7 +405,7 @@ def test_partly_logged_transaction_is_resumed_after_its_last_part(stream: Start,
         last = whole[kept]
         of_it = [change for part in whole[: kept + 1] if part.id == last.id for change in part.changes]
         done = [change for change in of_it if change.op is not Op.SCHEMA_CHANGE]
-        resume = Resume(lsn_of(last.position), 0 if last.last else len(of_it), 0 if last.last else len(done))
+        resume = LogEnd(lsn_of(last.position), 0 if last.last else len(of_it), 0 if last.last else len(done))
         one.reopen()
         known = {"t": whole[0].changes[0].table}
         again = one.items(one.assembly(Relations(known, Facts(one)), resume))

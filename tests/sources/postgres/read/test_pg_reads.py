@@ -23,7 +23,7 @@ from headwater.sources.postgres.key_order import is_own_order, order
 from headwater.sources.postgres.read import key_order_page as room
 from headwater.sources.postgres.read.key_order_page import Decoded
 from headwater.sources.postgres.read.sample import read_sample
-from headwater.sources.postgres.read.text_columns import Packed
+from headwater.sources.postgres.read.text_columns import TextColumns
 from headwater.sources.postgres.values import to_text
 
 Attach = Callable[..., Rig]
@@ -70,7 +70,7 @@ BEFORE = (
 )
 
 
-@pytest.fixture(params=[Decoded, Packed], ids=["decoded", "packed"])
+@pytest.fixture(params=[Decoded, TextColumns], ids=["decoded", "packed"])
 def pg_rig(request: pytest.FixtureRequest, pg_rig: Attach) -> Attach:
     """Both ways to keep the rows of a chunk."""
     return lambda *statements, **options: pg_rig(*statements, take=request.param, **options)

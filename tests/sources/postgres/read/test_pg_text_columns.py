@@ -18,7 +18,7 @@ from headwater.model.table import Row
 from headwater.sources.postgres.read import key_order_page
 from headwater.sources.postgres.read import text_cells as cells
 from headwater.sources.postgres.read.reads import PostgresReads
-from headwater.sources.postgres.read.text_columns import Packed, PackedRows
+from headwater.sources.postgres.read.text_columns import PackedRows, TextColumns
 from headwater.sources.read import Chunk
 
 Attach = Callable[..., Rig]
@@ -134,7 +134,7 @@ def test_compiled_module_is_built() -> None:
 
 def both(r: Rig, table: str, limit: int) -> Iterator[tuple[Chunk, Chunk]]:
     """The chunks of a table, value by value and packed."""
-    packed = PostgresReads(r.pool, r.pool, r.shapes, r.log, r.columns, take=Packed)
+    packed = PostgresReads(r.pool, r.pool, r.shapes, r.log, r.columns, take=TextColumns)
     after = None
     while True:
         one, other = [each.chunk(table, after=after, span=None, limit=limit) for each in (r.reading, packed)]
@@ -224,7 +224,7 @@ def test_rows_that_grow_without_warning_are_not_all_held_at_once(
 ) -> None:
     held: list[int] = []
 
-    class Counted(Packed):
+    class Counted(TextColumns):
         def add(self, result: pq.abc.PGresult) -> None:
             super().add(result)
             held.append(self.weight)
@@ -256,7 +256,7 @@ def test_rows_too_large_for_one_arrow_batch_are_read_in_smaller_chunks(
         return whole(result)
 
     monkeypatch.setattr("headwater.sources.postgres.read.text_columns.texts_of", overflows)
-    r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 20)", take=Packed)
+    r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 20)", take=TextColumns)
     found: list[int] = []
     after: tuple[Any, ...] | None = None
     while after is not None or not found:
@@ -275,6 +275,6 @@ def test_columns_beyond_the_arrow_limit_are_refused(pg_rig: Attach, monkeypatch:
 
     monkeypatch.setattr(cells, "COMPILED", COMPILED)
     monkeypatch.setattr(text_cells_compiled, "columns", overflows)
-    r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", take=Packed)
+    r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", take=TextColumns)
     with pytest.raises(NotSupported, match="2 GiB"):
         r.reading.chunk("t", after=None, span=None, limit=5)

@@ -11,7 +11,7 @@ from tests.sources.postgres.pg_server import Server
 
 from headwater.sources.postgres.capture.slot.publication import find_publication
 from headwater.sources.postgres.schema import definition_changes
-from headwater.sources.postgres.schema.catalog import Facts, describe, schema_number
+from headwater.sources.postgres.schema.catalog import CatalogReader, describe, schema_number
 from headwater.sources.postgres.schema.lock_free_catalog import COUNTS, published_sql
 from headwater.sources.postgres.setup.doctor import all_tables
 
@@ -103,6 +103,6 @@ def test_catalogue_reads_do_not_wait_for_table_locks(pg: Server, db: psycopg.Con
             schema_number(db),
             all_tables(db, "p"),
         )
-        assert all(Facts(db).table(oid) is not None for oid in before[0].oids.values())
+        assert all(CatalogReader(db).table(oid) is not None for oid in before[0].oids.values())
         assert find_publication(db, "p") is not None
     assert "w" in {column.name for column in describe(db, "p").tables["plain"].columns}

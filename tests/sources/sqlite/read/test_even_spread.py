@@ -10,27 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.sources.sqlite.read.even_spread import Around, Draw, spread
+from headwater.sources.sqlite.read.even_spread import Neighbours, SampledMember, spread
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 
 
-def draws(members: Iterable[int], count: int, seed: int = 1, most_looks: int = 10_000) -> tuple[list[int], list[Draw]]:
+def draws(
+    members: Iterable[int], count: int, seed: int = 1, most_looks: int = 10_000
+) -> tuple[list[int], list[SampledMember]]:
     numbers = sorted(members)
     looks = 0
 
-    def find(number: int) -> Around:
+    def find(number: int) -> Neighbours:
         nonlocal looks
         looks += 1
         place = bisect_left(numbers, number)
-        return Around(numbers[max(place - 8, 0) : place][::-1], numbers[place : place + 8])
+        return Neighbours(numbers[max(place - 8, 0) : place][::-1], numbers[place : place + 8])
 
     found = spread(numbers[0], numbers[-1], count, find, Random(seed))
     assert looks <= most_looks
     return numbers, sorted(found)
 
 
-def shares(numbers: list[int], found: list[Draw], parts: int) -> list[float]:
+def shares(numbers: list[int], found: list[SampledMember], parts: int) -> list[float]:
     """How much each of `parts` ranges holds that are cut by what the draws stand for; 1.0 is just right."""
     total = sum(draw.members for draw in found)
     edges, passed = [], 0.0

@@ -32,7 +32,7 @@ from headwater.pipeline.sinks.delta.layout import (
 from headwater.pipeline.sinks.delta.merge import TooLarge, collect, filled, keeping, merge_rows, ours, tries
 from headwater.pipeline.sinks.delta.part import DONE, FENCED, REPORT, UNFIT, PartWriter, TableLocation, committing
 from headwater.pipeline.sinks.delta.rows import read_rows, refuse_values
-from headwater.pipeline.sinks.registry import Needs
+from headwater.pipeline.sinks.registry import SinkContext
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step, check
 from headwater.pipeline.transform.compaction import last_per_key, no_key, quoted
 from headwater.pipeline.transform.scd2 import versions
@@ -313,6 +313,6 @@ class DeltaSink:
         """See Sink. The sink holds no open connection."""
 
 
-def open_delta(settings: dict[str, Any], needs: Needs) -> DeltaSink:
+def open_delta(settings: dict[str, Any], needs: SinkContext) -> DeltaSink:
     """Return a sink from its checked settings."""
     return DeltaSink(Settings(**settings))

@@ -16,7 +16,7 @@ from headwater.errors import SinkUnfit
 from headwater.model.table import Table
 from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
 from headwater.pipeline.sinks.delta.layout import SOURCE, TARGET, Merge, held_schema, step_app
-from headwater.pipeline.sinks.registry import Needs
+from headwater.pipeline.sinks.registry import SinkContext
 from headwater.pipeline.sinks.sink import Plan, Step
 from headwater.pipeline.transform.compaction import quoted
 
@@ -131,6 +131,6 @@ def _transaction(spark: SparkSession, app: str, number: int) -> Iterator[None]:
                 spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
-def open_delta_spark(settings: dict[str, Any], needs: Needs) -> DeltaSparkSink:
+def open_delta_spark(settings: dict[str, Any], needs: SinkContext) -> DeltaSparkSink:
     """Return a sink from its checked settings."""
     return DeltaSparkSink(Settings(**settings), needs.spark)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 REPORT = "partition int, file string"
 
 
-class Report(msgspec.Struct, frozen=True):
+class WrittenFile(msgspec.Struct, frozen=True):
     """The file that one task wrote."""
 
     partition: int

@@ -28,7 +28,7 @@ from headwater.model.keys.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.sinks.columns import numbered
 from headwater.pipeline.sinks.history import as_history
-from headwater.pipeline.sinks.parquet.files import REPORT, FileWriter, Report, durable, sync_folder, write_file
+from headwater.pipeline.sinks.parquet.files import REPORT, FileWriter, WrittenFile, durable, sync_folder, write_file
 from headwater.pipeline.sinks.sink import HISTORY, Part, Plan, State, Step, check
 from headwater.pipeline.transform.compaction import change_columns, quoted
 
@@ -146,7 +146,7 @@ class ParquetSink:
     @contextlib.contextmanager
     def _staged(
         self, frame: DataFrame, plan: str, skipped: frozenset[int] = frozenset()
-    ) -> Iterator[tuple[Path, list[Report]]]:
+    ) -> Iterator[tuple[Path, list[WrittenFile]]]:
         """Write the frame to a new staging folder; remove the folder at the end, with files of other attempts."""
         staging = self._path / f"{_STAGING}{uuid.uuid4().hex}"
         try:
@@ -155,9 +155,9 @@ class ParquetSink:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
-    def _files(self, frame: DataFrame, plan: str, writer: FileWriter) -> list[Report]:
+    def _files(self, frame: DataFrame, plan: str, writer: FileWriter) -> list[WrittenFile]:
         try:
-            return [Report(*row) for row in numbered(frame).mapInArrow(writer, REPORT).collect()]
+            return [WrittenFile(*row) for row in numbered(frame).mapInArrow(writer, REPORT).collect()]
         except Exception:
             self._of_plan(plan)  # raises SinkFenced if a newer run removed the folder
             raise

@@ -31,7 +31,7 @@ from headwater.pipeline.sinks.sql.engine import (
     shown,
     writing,
 )
-from headwater.pipeline.sinks.sql.stage_tables import ATTEMPT, KEPT, REPORT, Report, Stager, stage_table, staged
+from headwater.pipeline.sinks.sql.stage_tables import ATTEMPT, KEPT, REPORT, StageReport, StageTask, stage_table, staged
 from headwater.pipeline.sinks.sql.target import StateTable, Target, create_table
 from headwater.pipeline.transform.compaction import change_columns, last_per_key, quoted
 from headwater.pipeline.transform.schema import identity_of
@@ -103,7 +103,7 @@ class SqlSink:
             if place not in loaded:
                 self._load_part(staging, plan, part, reports.get(place))
 
-    def _load_part(self, staging: Staging, plan: Plan, part: Part, report: Report | None) -> None:
+    def _load_part(self, staging: StagingTable, plan: Plan, part: Part, report: StageReport | None) -> None:
         with writing(self._engine) as connection:
             state = self._of_plan(self._states.lock(connection), plan.id)
             if part.span in state.loaded:
@@ -190,7 +190,7 @@ class SqlSink:
             self._of_plan(self.state(), plan)
             raise
 
-    def _staging(self, frame: DataFrame, table: Table, plan: str) -> Staging:
+    def _staging(self, frame: DataFrame, table: Table, plan: str) -> StagingTable:
         """Return the staging table for this frame, without rows of crashed runs.
 
         The rows are removed under the lock: another driver of this plan may be between its count and its merge.
@@ -204,7 +204,7 @@ class SqlSink:
         with writing(self._engine) as connection:
             self._states.lock(connection)
             connection.execute(sa.delete(stage))
-        return Staging(self._url, stage, target, fields, self._dialect)
+        return StagingTable(self._url, stage, target, fields, self._dialect)
 
     def _drop_stages(self) -> None:
         """Drop the staging tables of this target; skip a table that an old run still writes to."""
@@ -219,7 +219,7 @@ class SqlSink:
                     continue
 
 
-class Staging:
+class StagingTable:
     """One staging table with its target: tasks fill the table, and the driver merges the rows."""
 
     def __init__(self, url: str, table: sa.Table, target: Target, fields: Sequence[Field], dialect: Dialect) -> None:
@@ -227,13 +227,15 @@ class Staging:
         self.names = [field.name for field in fields]
         self._url, self._fields, self._dialect = url, list(fields), dialect
 
-    def run(self, frame: DataFrame, *, has_gone: bool = False, skipped: frozenset[int] = frozenset()) -> list[Report]:
+    def run(
+        self, frame: DataFrame, *, has_gone: bool = False, skipped: frozenset[int] = frozenset()
+    ) -> list[StageReport]:
         """Stage the partitions of the frame; return the reports of the task attempts that Spark accepted.
 
         With `has_gone` the frame's last column marks deletes.
         """
         columns = [*self.names, *(frame.columns[-1:] if has_gone else [])]
-        stager = Stager(
+        stager = StageTask(
             self._url,
             self.table.name,
             self.table.schema,
@@ -243,13 +245,13 @@ class Staging:
             skipped=skipped,
         )
         rows = numbered(frame.select(*map(quoted, columns))).mapInArrow(stager, REPORT).collect()
-        reports = [Report(*row) for row in rows]
+        reports = [StageReport(*row) for row in rows]
         for report in reports:
             if report.problem:
                 raise SinkUnfit(report.problem, hint=_KEY if IN_KEY in report.problem else _COLUMN)
         return reports
 
-    def whole(self, connection: sa.Connection, reports: Sequence[Report]) -> list[str]:
+    def whole(self, connection: sa.Connection, reports: Sequence[StageReport]) -> list[str]:
         """Return the attempts; raise Unavailable if staged rows are missing: a database crash empties the table."""
         found = staged(connection, self.table)
         if any(found.get(report.attempt, 0) != report.rows for report in reports):

@@ -25,7 +25,7 @@ ATTEMPT, GONE, KEPT = "attempt", "gone", "kept"
 REPORT = "partition int, attempt string, rows bigint, problem string"
 
 
-class Report(msgspec.Struct, frozen=True):
+class StageReport(msgspec.Struct, frozen=True):
     """The report of one task: the rows of `partition` staged under `attempt`, or the problem that prevented staging."""
 
     partition: int
@@ -53,7 +53,7 @@ def stage_table(name: str, schema: str | None, fields: Sequence[Field], dialect:
     )
 
 
-class Stager:
+class StageTask:
     """The Spark task that stages the Arrow batches of one partition in an executor.
 
     The columns of a batch are `fields` and, if `has_gone`, a bool that marks deletes. Partitions in `skipped` are
@@ -88,11 +88,11 @@ class Stager:
         if partition in self._skipped:
             return
         report = self.stage(partition, batches)
-        columns = {name: [getattr(report, name)] for name in Report.__struct_fields__}
+        columns = {name: [getattr(report, name)] for name in StageReport.__struct_fields__}
         kinds = [("partition", pa.int32()), ("attempt", pa.string()), ("rows", pa.int64()), ("problem", pa.string())]
         yield pa.RecordBatch.from_pydict(columns, schema=pa.schema(kinds))
 
-    def stage(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Report:
+    def stage(self, partition: int, batches: Iterator[pa.RecordBatch]) -> StageReport:
         """Copy all rows, one transaction per batch, so that no task locks other tasks out of a SQLite file for long."""
         attempt, rows = uuid.uuid4().hex, 0
         width = self._dialect.key_width(self._fields)
@@ -101,14 +101,14 @@ class Stager:
             for batch in batches:
                 problem = self._dialect.unfit(batch, self._fields, width)
                 if problem:
-                    return Report(partition, attempt, rows, problem)
+                    return StageReport(partition, attempt, rows, problem)
                 engine = engine or open_engine(self._url)
                 self._copy(engine, attempt, set_aside(batch, self._fields, self._dialect.backend))
                 rows += batch.num_rows
         finally:
             if engine is not None:
                 engine.dispose()
-        return Report(partition, attempt, rows)
+        return StageReport(partition, attempt, rows)
 
     def _copy(self, engine: sa.Engine, attempt: str, batch: pa.RecordBatch) -> None:
         table = stage_table(self._stage, self._schema, self._fields, self._dialect)

@@ -20,7 +20,7 @@ from headwater.model.work.work_context import CALLER
 from headwater.ranges.pull.jobs import Job, LogJob, SnapshotJob, TablesJob
 from headwater.ranges.pull.jobs import changes_gone as lost
 from headwater.ranges.pull.snapshot import shape_of
-from headwater.ranges.worker.process import Answer, Bulk, Numbers
+from headwater.ranges.worker.process import Answer, BulkDatabases, WorkerCounters
 from headwater.serve.call import ARROW_KIND, Call, Handlers, Headers, gone
 from headwater.serve.http.handlers.pull_query_string import (
     compression_in,
@@ -46,13 +46,13 @@ Find = Callable[[str, str, int, int], Span]
 class Pulls:
     """The handlers of /api/v1/pull. `run` runs a blocking call in a thread; `find` returns the keys of a range."""
 
-    def __init__(self, databases: Databases, bulk: Bulk, find: Find, run: Run) -> None:
+    def __init__(self, databases: Databases, bulk: BulkDatabases, find: Find, run: Run) -> None:
         self._databases, self._bulk, self._find, self._run = databases, bulk, find, run
         self._worker = bulk.open_worker()
         self._shares = Shares("pulls")
 
     @property
-    def numbers(self) -> Numbers:
+    def numbers(self) -> WorkerCounters:
         """Return the counters for metrics."""
         return self._worker.numbers
 

@@ -17,7 +17,7 @@ from headwater.model.principal import EDITOR, OWNER, VIEWER, Principal
 from headwater.queries.answers import Answering
 from headwater.queries.etag.causality import WHOLE, Token, demand, floor_of, from_header, lacking, to_header, token
 from headwater.queries.etag.preconditions import Conditions, Verdict
-from headwater.queries.rows.row_resource import Address, Body, Resources, Shown, lits_etag
+from headwater.queries.rows.row_resource import Address, Body, ReadRow, Resources, lits_etag
 from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.serve.api import Api
 from headwater.serve.call import Receive, Scope, Send, wanted_kind
@@ -90,7 +90,7 @@ class RowPages:
         body.fill(bytes(response.body))
         return _InPieces(body, response)
 
-    async def _row(self, shown: Shown, lits: bool, status: int, headers: dict[str, str]) -> Response:
+    async def _row(self, shown: ReadRow, lits: bool, status: int, headers: dict[str, str]) -> Response:
         """Return the row as a response. A large row is encoded in a thread."""
         if weight(shown.row) <= LARGE:
             body = row_body(shown.table, shown.row, lits=lits)
@@ -104,7 +104,7 @@ class RowPages:
         queries = self._api.queries
         return None if queries is None else queries.answering(real_name(address.db))
 
-    def _read(self, who: Principal, address: Address, known: Answering | None) -> Shown:
+    def _read(self, who: Principal, address: Address, known: Answering | None) -> ReadRow:
         shown = self._rows.get(who, address)
         if known is None:
             return shown
@@ -169,7 +169,7 @@ class RowPages:
         seen = {} if deleted.causality is None else {CAUSALITY: to_header(deleted.causality)}
         return Response(status_code=204, headers={"cache-control": "no-store", **seen})
 
-    async def _written(self, request: Request, pending: PendingAnswer[Shown]) -> Response:
+    async def _written(self, request: Request, pending: PendingAnswer[ReadRow]) -> Response:
         shown = pending.finish(await self._bridge.wait(pending.future))
         here = request.scope["raw_path"].decode("latin-1")
         # The ETag belongs to the row in this response, which may differ in form from the request.

@@ -12,13 +12,13 @@ from typing import Any
 from headwater.errors import HeadwaterError, SourceError, Unavailable
 from headwater.model.change import Transaction
 from headwater.model.table import Table
-from headwater.sources.capture_stream import Notes
+from headwater.sources.capture_stream import LogNotes
 from headwater.sources.postgres.capture.barriers import BarrierResult, Barriers, SideSession
 from headwater.sources.postgres.capture.log_attachment import Attachment
 from headwater.sources.postgres.capture.log_positions import Positions
-from headwater.sources.postgres.capture.replication_buffer import Point, ReplicationBuffer
-from headwater.sources.postgres.capture.slot.slot import Identity
-from headwater.sources.postgres.capture.slot_monitor import Watch
+from headwater.sources.postgres.capture.replication_buffer import ReplicationBuffer, TransactionEnd
+from headwater.sources.postgres.capture.slot.slot import ServerIdentity
+from headwater.sources.postgres.capture.slot_monitor import SlotMonitor
 from headwater.sources.postgres.capture.stream.replication_stream import Stream
 from headwater.sources.postgres.capture.visible_commits import VisibleCommits
 from headwater.sources.postgres.connection import Connection, Server
@@ -46,7 +46,7 @@ class PostgresCapture:
         server: Server,
         logins: Logins,
         *,
-        notes: Notes,
+        notes: LogNotes,
         config: PostgresConfig,
         folder: Path | None,
         reconnect: Callable[[], None],
@@ -65,7 +65,7 @@ class PostgresCapture:
         self.beginning = self._given = 0  # the newest offset of an earlier stream: clients may have received it
         self._held: ReplicationBuffer | None = None
         self._stream: Stream | None = None
-        self._watch: Watch | None = None
+        self._watch: SlotMonitor | None = None
         self._checked_at = 0.0
         self._schema = 0
 
@@ -123,7 +123,7 @@ class PostgresCapture:
         parts = split_name(table)
         return "" if parts is None else self._side.ask(lambda connection: whole_rows_remedy(connection, *parts))
 
-    def _run(self, point: Point) -> None:
+    def _run(self, point: TransactionEnd) -> None:
         attachment, held = self._attachment, ReplicationBuffer(point)
         attachment.mark(stopped=False)
         self._visibility.start(point.offset)
@@ -132,13 +132,13 @@ class PostgresCapture:
             attachment.slot,
             attachment.publication,
             held,
-            _Keeper(self),
+            _StreamCallbacks(self),
             all_tables=attachment.is_of_all_tables,
             born_published=attachment.born_published,
             folder=self._folder,
         )
         self._held, self._stream = held, stream
-        self._watch = Watch(self.name, attachment.slot, attachment.find_slot)
+        self._watch = SlotMonitor(self.name, attachment.slot, attachment.find_slot)
         stream.start()
         self._watch.start()
 
@@ -283,7 +283,7 @@ class PostgresCapture:
         self._visible_commits.close()
 
 
-class _Keeper:
+class _StreamCallbacks:
     """The stream's callbacks into its capture. Fulfils `Keeper`; the thread of the stream calls it."""
 
     def __init__(self, capture: PostgresCapture) -> None:
@@ -291,7 +291,7 @@ class _Keeper:
         self._positions, self._renew = capture.snapshot_positions, capture._renew
         self.passed, self.arrived = capture._barriers.passed, capture.wake
 
-    def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
+    def judge(self, identity: ServerIdentity, connection: Connection, point: TransactionEnd) -> str:
         """Return why the server does not continue at `point`; "" if it does."""
         return self._attachment.judge(identity, connection, point, self._renew)
 
@@ -301,6 +301,6 @@ class _Keeper:
             self._visibility.log(int(part.id), upto)
         self._positions.came(part, upto)
 
-    def rewound(self, point: Point) -> None:
+    def rewound(self, point: TransactionEnd) -> None:
         """Record that the changes after `point` will be sent again."""
         self._visibility.cut(point.offset)

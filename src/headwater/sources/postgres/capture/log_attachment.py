@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from headwater.model.change import Transaction
-from headwater.sources.capture_stream import STOPPED, Notes
+from headwater.sources.capture_stream import STOPPED, LogNotes
 from headwater.sources.postgres.capture.barriers import SideSession
-from headwater.sources.postgres.capture.replication_buffer import Point, Shapes
+from headwater.sources.postgres.capture.replication_buffer import Shapes, TransactionEnd
 from headwater.sources.postgres.capture.slot import server_history
 from headwater.sources.postgres.capture.slot.publication import (
     add_missing,
@@ -29,7 +29,7 @@ from headwater.sources.postgres.capture.slot.publication import (
 )
 from headwater.sources.postgres.capture.slot.server_history import NOTE, History
 from headwater.sources.postgres.capture.slot.slot import (
-    Identity,
+    ServerIdentity,
     Slot,
     create_slot,
     drop_slot,
@@ -59,7 +59,7 @@ class Attachment:
     """The slot, publication and note of a database. `side` runs every query except that for the server's identity."""
 
     def __init__(
-        self, server: Server, side: SideSession, logins: Logins, *, notes: Notes, config: PostgresConfig
+        self, server: Server, side: SideSession, logins: Logins, *, notes: LogNotes, config: PostgresConfig
     ) -> None:
         self._server, self._side, self._notes, self._config = server, side, notes, config
         self._logins = logins
@@ -116,7 +116,7 @@ class Attachment:
 
     # --- start and proof ---------------------------------------------------------------------------------------
 
-    def begin(self, generation: str, offset: int | None = None) -> Point:
+    def begin(self, generation: str, offset: int | None = None) -> TransactionEnd:
         """Begin a log at the slot, which is created if missing. A slot sees every publication older than the slot.
 
         An existing slot without a log may belong to a lost log. No log has as many changes as the server's WAL has
@@ -135,7 +135,7 @@ class Attachment:
             versions = {name: table.version for name, table in found.tables.items()}
             shapes = Shapes(found.tables, found.oids, versions, secret=secrets.token_hex(16))
             first = position if was_there else 0
-            point = Point(first if offset is None else offset, position, shapes)
+            point = TransactionEnd(first if offset is None else offset, position, shapes)
             self._remember(definition_changes.read_meanings(connection))
             published = find_publication(connection, self.publication)
             return History(generation, who.system, who.timeline, connection.info.dbname, position, point, published)
@@ -145,12 +145,14 @@ class Attachment:
         self._keep(found)
         return self._known.point
 
-    def renew(self, generation: str, offset: int) -> Point:
+    def renew(self, generation: str, offset: int) -> TransactionEnd:
         """Drop the slot and begin a log at a new slot."""
         self._side.ask(lambda connection: drop_slot(connection, self.slot))
         return self.begin(generation, offset)
 
-    def resume(self, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> Point | str:
+    def resume(
+        self, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]
+    ) -> TransactionEnd | str:
         """Return the end of the log, or why the log is not this database's history. See Source.prove."""
         found = server_history.load(self._notes.note(NOTE))
         if found is None and not latest:
@@ -180,9 +182,9 @@ class Attachment:
 
     def judge(
         self,
-        identity: Identity,
+        identity: ServerIdentity,
         connection: Connection,
-        point: Point,
+        point: TransactionEnd,
         moved: Callable[[], None] = lambda: None,
         *,
         doubt: str = "",
@@ -268,7 +270,7 @@ class Attachment:
         ensure_publication(connection, self.publication, config.tables, publish_all=config.publish_all)
         self._is_of_all_tables = is_of_all_tables(connection, self.publication)
 
-    def _identify(self) -> Identity:
+    def _identify(self) -> ServerIdentity:
         wire = self._server.replicate()
         try:
             return identify(wire)
@@ -277,7 +279,7 @@ class Attachment:
 
     # --- the note ----------------------------------------------------------------------------------------------
 
-    def is_due(self, point: Point, *, idle: int, confirmed: int, is_asked: bool) -> bool:
+    def is_due(self, point: TransactionEnd, *, idle: int, confirmed: int, is_asked: bool) -> bool:
         """Return whether to `save`: the shapes changed, many changes were logged, or, though nothing was captured, it
         is time to confirm to the server that its WAL up to `idle` is not needed."""
         known = self._known
@@ -289,7 +291,7 @@ class Attachment:
         waited = time.monotonic() - self._told_at
         return is_asked or unneeded > IDLE_BYTES or waited > self._config.heartbeat_seconds
 
-    def save(self, point: Point, stream: Stream) -> None:
+    def save(self, point: TransactionEnd, stream: Stream) -> None:
         """Note that the log reached `point` and that the server may discard WAL up to `stream.idle`, then confirm it.
         Waits while a server is judged: the previous server's positions say nothing about the next."""
         with self._lock:
@@ -299,7 +301,7 @@ class Attachment:
             self._keep(msgspec.structs.replace(known, point=point, confirmed=max(idle, known.confirmed)))
             stream.confirm(idle)
 
-    def is_saved(self, point: Point) -> bool:
+    def is_saved(self, point: TransactionEnd) -> bool:
         """Return whether the note covers `point`."""
         return self._history is not None and point.offset <= self._history.point.offset
 

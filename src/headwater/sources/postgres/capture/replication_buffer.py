@@ -39,7 +39,7 @@ class Shapes(msgspec.Struct, frozen=True):
     secret: str = ""
 
 
-class Point(msgspec.Struct, frozen=True):
+class TransactionEnd(msgspec.Struct, frozen=True):
     """The end of a transaction: its last offset, the LSN where the server's WAL continues, and the shapes after it.
 
     `xid` is the number of the transaction, "" at the beginning of the log. `truncated` makes an announcement mean the
@@ -56,13 +56,13 @@ class Point(msgspec.Struct, frozen=True):
 class ReplicationBuffer:
     """The buffer: the stream's reader puts parts, capture follows and acknowledges them."""
 
-    def __init__(self, point: Point) -> None:
+    def __init__(self, point: TransactionEnd) -> None:
         self._most_changes, self._most_bytes = MOST_CHANGES, MOST_BYTES
         self._changed = threading.Condition()  # guards the fields below
         self._parts: list[tuple[Transaction, int]] = []  # each with its weight
-        self._ends: deque[Point] = deque()  # of whole transactions that are not acknowledged
+        self._ends: deque[TransactionEnd] = deque()  # of whole transactions that are not acknowledged
         self._durable = self._whole = point  # acknowledged; the newest whole transaction
-        self._before: Point | None = None  # the point before a large transaction of which parts were released
+        self._before: TransactionEnd | None = None  # the point before a large transaction of which parts were released
         self._next = point.offset + 1
         self._changes = self._bytes = 0
         self._session = 0
@@ -70,7 +70,7 @@ class ReplicationBuffer:
 
     # --- the reader's side -----------------------------------------------------------------------------------
 
-    def rewind(self) -> Point:
+    def rewind(self) -> TransactionEnd:
         """Start a new session: discard the parts of an unfinished transaction; return the point to continue at."""
         with self._changed:
             if self.wants_back and self._before is not None:
@@ -96,7 +96,7 @@ class ReplicationBuffer:
             if part.last:
                 was = self._whole
                 emptied = was.truncated if truncated is None else truncated
-                self._whole = Point(part.upto, lsn_of(part.position), shapes or was.shapes, part.id, emptied)
+                self._whole = TransactionEnd(part.upto, lsn_of(part.position), shapes or was.shapes, part.id, emptied)
                 self._ends.append(self._whole)
             self._changed.notify_all()
             return part.upto
@@ -157,7 +157,7 @@ class ReplicationBuffer:
             is_last = part.last
             yield part
 
-    def acknowledge(self, upto: int) -> Point:
+    def acknowledge(self, upto: int) -> TransactionEnd:
         """Record that everything up to `upto` is durable; return the newest durable end of a transaction."""
         with self._changed:
             while self._ends and self._ends[0].offset <= upto:
@@ -193,7 +193,7 @@ class ReplicationBuffer:
         return self._durable.position
 
     @property
-    def whole(self) -> Point:
+    def whole(self) -> TransactionEnd:
         """Return the newest end of a transaction."""
         return self._whole
 

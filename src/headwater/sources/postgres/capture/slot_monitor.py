@@ -44,7 +44,7 @@ def concern(slot: Slot | None) -> str:
     return ""
 
 
-class Watch:
+class SlotMonitor:
     """The thread that checks a slot from `start` to `stop`; `check` may also be called from other threads."""
 
     def __init__(self, name: str, slot: str, find: Callable[[], Slot | None], *, seconds: float = SECONDS) -> None:

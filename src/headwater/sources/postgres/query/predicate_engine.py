@@ -112,7 +112,7 @@ def _not_immutable() -> NotSupported:
     )
 
 
-class Examined(msgspec.Struct, frozen=True):
+class NormalPredicate(msgspec.Struct, frozen=True):
     """A predicate in PostgreSQL's normal form."""
 
     text: str
@@ -151,12 +151,12 @@ class Engine:
 
     # --- the text ----------------------------------------------------------------------------------------
 
-    def examine(self, where: str) -> Examined:
+    def examine(self, where: str) -> NormalPredicate:
         """Return the predicate in normal form; refuse a text that is not a predicate on one row."""
         check_predicate(where)
         check_text(where)
 
-        def probe(link: Link) -> Examined:
+        def probe(link: Link) -> NormalPredicate:
             self._make_table(link)
             # First without brackets: `1) OR (1` is no expression. The statement is parsed, but not planned.
             if link.prepare(f"SELECT 1 FROM {self._name} WHERE\n{where}\n"):
@@ -200,7 +200,7 @@ class Engine:
         found = _BYTES.get(name) or self._collations.get(name)
         return "" if found is None else f" COLLATE {found}"
 
-    def _stored(self, link: Link, where: str) -> Examined:
+    def _stored(self, link: Link, where: str) -> NormalPredicate:
         """Return PostgreSQL's normal form of the predicate, without computing any part of it."""
         name = [f"pg_temp.{self._name}".encode()]
         link.run(
@@ -221,7 +221,7 @@ class Engine:
         link.run(f"ALTER TABLE pg_temp.{self._name} DROP CONSTRAINT _headwater_probe")
         if ".*" in text:
             names = {*self.table.names}
-        return Examined(text, tuple(each for each in self.table.names if each in names), calls)
+        return NormalPredicate(text, tuple(each for each in self.table.names if each in names), calls)
 
     def _check_immutable(self, link: Link, name: Sequence[Bound]) -> None:
         """Refuse a predicate with functions of users that are not IMMUTABLE, without calling any of them."""
@@ -233,7 +233,7 @@ class Engine:
         if is_mutable:
             raise _not_immutable()
 
-    def _understood(self, link: Link, where: str) -> Examined:
+    def _understood(self, link: Link, where: str) -> NormalPredicate:
         found = self._stored(link, where)
         if not found.calls:
             # PostgreSQL computes constants here: a user's function could read any table, and its errors reveal data.
@@ -274,7 +274,7 @@ class Engine:
 
     # --- rows --------------------------------------------------------------------------------------------
 
-    def holds(self, found: Examined, rows: Sequence[Row]) -> list[bool]:
+    def holds(self, found: NormalPredicate, rows: Sequence[Row]) -> list[bool]:
         """Return whether the predicate is true for each of `rows`, which have all its columns."""
         pick = self._picker(found.columns)
         answers: list[bool] = []
@@ -283,7 +283,7 @@ class Engine:
             answers += self._batch(found, cells)
         return answers
 
-    def _batch(self, found: Examined, rows: Sequence[tuple[str | None, ...]]) -> list[bool]:
+    def _batch(self, found: NormalPredicate, rows: Sequence[tuple[str | None, ...]]) -> list[bool]:
         names = [f"c{place}" for place in range(len(found.columns))]
         params = [array_text([row[place] for row in rows]) for place in range(len(names))]
         arrays = ", ".join(f"${place + 1}::text[]" for place in range(len(names)))

@@ -46,7 +46,7 @@ _CLASSES: dict[int, tuple[type, ...]] = {
 }
 
 
-class Part(msgspec.Struct, frozen=True):
+class PythonPredicate(msgspec.Struct, frozen=True):
     """A predicate as SQL and as two Python expressions: true where it is true, true where it is false (else NULL)."""
 
     sql: str
@@ -62,7 +62,7 @@ class Program(msgspec.Struct, frozen=True):
 
     sql: str  # those parts as we write them
     theirs: str  # those parts as PostgreSQL wrote them
-    parts: tuple[Part, ...]
+    parts: tuple[PythonPredicate, ...]
     is_whole: bool  # no part is missing
     check: Check  # True also if a value is unavailable and no other part is false; raises Unknown
 
@@ -92,7 +92,7 @@ class _Reader(Text):
 
     # --- the whole ---------------------------------------------------------------------------------------
 
-    def conjunction(self) -> list[tuple[Part | None, str]]:
+    def conjunction(self) -> list[tuple[PythonPredicate | None, str]]:
         """Return the parts joined by AND, None for those that Python cannot evaluate; each with PostgreSQL's text."""
         last = len(self._tokens) - 1
         start = self._at
@@ -117,7 +117,7 @@ class _Reader(Text):
             place += 1
         return [*found, (start, high)]
 
-    def _try(self, low: int, high: int) -> tuple[Part | None, str]:
+    def _try(self, low: int, high: int) -> tuple[PythonPredicate | None, str]:
         theirs = self._text[self._tokens[low][2] : self._tokens[high][2]]
         self._at = low
         try:
@@ -130,7 +130,7 @@ class _Reader(Text):
 
     # --- predicates --------------------------------------------------------------------------------------
 
-    def _predicate(self) -> Part:
+    def _predicate(self) -> PythonPredicate:
         if self._peek() == "(" and self._kind() == "mark":
             end = self._closing(self._at)
             after = self._tokens[end + 1][1] if end + 1 < len(self._tokens) else ""
@@ -141,10 +141,10 @@ class _Reader(Text):
                 return found
         return self._comparison()
 
-    def _joined(self) -> Part:
+    def _joined(self) -> PythonPredicate:
         if self._accept("NOT"):
             inner = self._predicate()
-            return Part(f"(NOT {inner.sql})", inner.false, inner.true, inner.places)
+            return PythonPredicate(f"(NOT {inner.sql})", inner.false, inner.true, inner.places)
         parts = [self._predicate()]
         word = self._peek() if self._peek() in ("AND", "OR") else ""
         while word and self._accept(word):
@@ -153,17 +153,17 @@ class _Reader(Text):
             return parts[0]
         places = frozenset[int]().union(*(part.places for part in parts))
         python, other = word.lower(), "or" if word == "AND" else "and"
-        return Part(
+        return PythonPredicate(
             "(" + f" {word} ".join(part.sql for part in parts) + ")",
             "(" + f" {python} ".join(part.true for part in parts) + ")",
             "(" + f" {other} ".join(part.false for part in parts) + ")",
             places,
         )
 
-    def _comparison(self) -> Part:
+    def _comparison(self) -> PythonPredicate:
         if self._accept("NOT"):
             inner = self._predicate()
-            return Part(f"(NOT {inner.sql})", inner.false, inner.true, inner.places)
+            return PythonPredicate(f"(NOT {inner.sql})", inner.false, inner.true, inner.places)
         left = self.operand()
         operator = self._peek()
         if operator == "IS":
@@ -188,7 +188,7 @@ class _Reader(Text):
             return self._member(sql, left, right, operator)
         return self._ordered(sql, left, operator, right)
 
-    def _is(self, left: Operand) -> Part:
+    def _is(self, left: Operand) -> PythonPredicate:
         self._expect("IS")
         if left.column is None:
             raise Unknown
@@ -202,26 +202,26 @@ class _Reader(Text):
         self._at += 1
         test = f"({value} is {word.title() if word != 'NULL' else 'None'})"
         true, false = (f"(not {test})", test) if no else (test, f"(not {test})")
-        return Part(f"({left.sql} IS {'NOT ' if no else ''}{word})", true, false, places)
+        return PythonPredicate(f"({left.sql} IS {'NOT ' if no else ''}{word})", true, false, places)
 
-    def _distinct(self, left: Operand, right: Operand) -> Part:
+    def _distinct(self, left: Operand, right: Operand) -> PythonPredicate:
         """Return IS DISTINCT FROM, which is never NULL: NULL equals NULL here."""
         if right.column is not None:
             raise Unknown
         same = self._member("", left, right, "=").true if right.values[0] is not None else f"(v{left.column} is None)"
         place, _ = self._comparable(left, right)
-        return Part(f"({left.sql} IS DISTINCT FROM {right.sql})", f"(not {same})", same, frozenset({place}))
+        return PythonPredicate(f"({left.sql} IS DISTINCT FROM {right.sql})", f"(not {same})", same, frozenset({place}))
 
-    def _truth(self, operand: Operand) -> Part:
+    def _truth(self, operand: Operand) -> PythonPredicate:
         if operand.type != BOOL:
             raise Unknown
         if operand.column is None:
             true, false = str(operand.values[0] is True), str(operand.values[0] is False)
-            return Part(operand.sql, true, false, frozenset())
+            return PythonPredicate(operand.sql, true, false, frozenset())
         value = f"v{operand.column}"
-        return Part(operand.sql, f"({value} is True)", f"({value} is False)", frozenset({operand.column}))
+        return PythonPredicate(operand.sql, f"({value} is True)", f"({value} is False)", frozenset({operand.column}))
 
-    def _member(self, sql: str, left: Operand, right: Operand, operator: str) -> Part:
+    def _member(self, sql: str, left: Operand, right: Operand, operator: str) -> PythonPredicate:
         """Return `=` to one of the values, or `<>` to all of them."""
         place, fold = self._comparable(left, right)
         known = [fold(value) for value in right.values if value is not None]
@@ -235,24 +235,24 @@ class _Reader(Text):
             true, false = "False", "True"
         places = frozenset({place})
         if operator == "<>":
-            return Part(sql, false, true, places)
+            return PythonPredicate(sql, false, true, places)
         values = tuple(value for value in right.values if value is not None)
-        return Part(sql, true, false, places, self._table.names[place], values)
+        return PythonPredicate(sql, true, false, places, self._table.names[place], values)
 
-    def _ordered(self, sql: str, left: Operand, operator: str, right: Operand) -> Part:
+    def _ordered(self, sql: str, left: Operand, operator: str, right: Operand) -> PythonPredicate:
         place, fold = self._comparable(left, right)
         column = self._table.columns[place]
         if left.type == BOOL or (left.type in (*_TEXTS, BPCHAR) and not is_own_order(column)):
             raise Unknown
         (literal,) = right.values
         if literal is None:
-            return Part(sql, "False", "False", frozenset({place}))
+            return PythonPredicate(sql, "False", "False", frozenset({place}))
         constant = fold(literal)
         if left.type in (*_TEXTS, BPCHAR):
             constant = constant.encode("utf-8", "surrogateescape")
         test = f"({self._value(left, ordered=True)} {_PYTHON[operator]} {self._constant(constant)})"
         is_there = f"v{place} is not None"
-        return Part(sql, f"({is_there} and {test})", f"({is_there} and not {test})", frozenset({place}))
+        return PythonPredicate(sql, f"({is_there} and {test})", f"({is_there} and not {test})", frozenset({place}))
 
     def _comparable(self, left: Operand, right: Operand) -> tuple[int, Callable[[Value], Any]]:
         """Return the column's place and how a constant is compared with it; raise Unknown if that is uncertain."""
@@ -292,7 +292,7 @@ class _Reader(Text):
 
     # --- the function ------------------------------------------------------------------------------------
 
-    def function(self, parts: Sequence[Part]) -> Check:
+    def function(self, parts: Sequence[PythonPredicate]) -> Check:
         """Return Python's check of rows: True means that no part is false, as far as values are known."""
         used = sorted(frozenset[int]().union(*(part.places for part in parts)))
         lines = ["def check(rows):", " found = []", " for row in rows:"]
@@ -307,7 +307,7 @@ class _Reader(Text):
         made: Check = names["check"]
         return made
 
-    def _maybe(self, parts: Sequence[Part], names: dict[str, Any]) -> Callable[[Row], bool]:
+    def _maybe(self, parts: Sequence[PythonPredicate], names: dict[str, Any]) -> Callable[[Row], bool]:
         """Return the check of rows with unavailable values: whether the parts that can be evaluated hold."""
         tests = []
         for part in parts:

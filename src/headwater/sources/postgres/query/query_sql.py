@@ -8,7 +8,7 @@ from uuid import UUID
 
 from headwater.errors import InvalidRequest
 from headwater.model.literal import U64, Date, DateTime, Embedding, Json, Time, Value
-from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
+from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, QueryExpression
 from headwater.model.query.query import Aggregate, Query, SetOp, Star
 from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.table_shapes import ident
@@ -112,10 +112,10 @@ class _QueryText(QueryText):
                 return called(op, [self.expr(arg) for arg in args])
             case Function() | Cast() | Case():
                 return composed(expr, self.expr)
-            case Queried():
+            case QueryExpression():
                 return self.queried(expr)
 
-    def queried(self, expr: Queried) -> str:
+    def queried(self, expr: QueryExpression) -> str:
         """Return a parameter, aggregate or subquery as SQL; some aggregates have another name here."""
         match expr:
             case Star(str() as table):

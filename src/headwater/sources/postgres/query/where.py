@@ -15,7 +15,7 @@ from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Row, Table
 from headwater.sources.postgres.key_order import order
 from headwater.sources.postgres.protocol_session import Pool
-from headwater.sources.postgres.query.predicate_engine import Engine, Examined
+from headwater.sources.postgres.query.predicate_engine import Engine, NormalPredicate
 from headwater.sources.postgres.query.predicate_python import Program, read
 from headwater.sources.postgres.query.predicate_text import Unknown
 from headwater.sources.read import Pin
@@ -97,7 +97,7 @@ class Predicates:
         return found
 
 
-def _program(engine: Engine, found: Examined, odd: Collection[str]) -> Program | None:
+def _program(engine: Engine, found: NormalPredicate, odd: Collection[str]) -> Program | None:
     """Return the part of the predicate that Python can evaluate, if PostgreSQL confirms the parsed form."""
     try:
         program = read(engine.table, engine.type_of, tuple(odd), found.text)

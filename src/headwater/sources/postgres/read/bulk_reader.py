@@ -10,7 +10,7 @@ from headwater.sources.postgres.capture.slot.server_history import FIRST, first_
 from headwater.sources.postgres.connection import Server
 from headwater.sources.postgres.protocol_session import Pool
 from headwater.sources.postgres.read.reads import PostgresReads
-from headwater.sources.postgres.read.text_columns import Packed
+from headwater.sources.postgres.read.text_columns import TextColumns
 from headwater.sources.postgres.schema.column_probe import Columns
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.read import PastShapes, ServerPositions
@@ -28,7 +28,9 @@ class PostgresReader(PostgresReads):
         """Open both pools; `judge` is the connection string for callers' conditions."""
         self._server, self._past = server, past
         pool, self._judges = Pool(Server(name, url).connect, READERS), Pool(Server(name, judge).connect, READERS)
-        super().__init__(pool, self._judges, Shapes(self._known), _ServerOffsets(server), Columns(pool), take=Packed)
+        super().__init__(
+            pool, self._judges, Shapes(self._known), _ServerOffsets(server), Columns(pool), take=TextColumns
+        )
 
     def _known(self, table: str) -> Table | None:
         return self._server.describe().get(table)

@@ -28,7 +28,7 @@ PART = 500  # most rows that libpq holds at a time
 _HOURS = re.compile(rb"([+-]\d\d):00\Z")
 
 
-class Taken(Protocol):
+class PageRows(Protocol):
     """The rows taken from a table so far."""
 
     count: int  # of rows
@@ -44,7 +44,7 @@ class Taken(Protocol):
         ...
 
 
-Take = Callable[[Shape], Taken]
+Take = Callable[[Shape], PageRows]
 
 
 class Decoded:
@@ -71,12 +71,12 @@ class Decoded:
 
 
 def stretch(
-    link: Link, shape: Shape, odd: Collection[str], after: Key | None, span: Span | None, limit: int, taken: Taken
+    link: Link, shape: Shape, odd: Collection[str], after: Key | None, span: Span | None, limit: int, taken: PageRows
 ) -> tuple[Sequence[Row], Key | None]:
     """Return the rows, and the key of the last if more may follow. `taken` must be empty."""
     table = shape.table
     bounds = None if span is None or span == Span() else _Bounds(table, span, odd)
-    text = _Text(shape, odd)
+    text = _PageSql(shape, odd)
     conditions = [text.beyond(after)] if after is not None else []
     if span is not None and bounds is not None:
         conditions += [text.near(span.start, is_start=True), text.near(span.end, is_start=False)]
@@ -93,7 +93,7 @@ def stretch(
     return bounds.inside(rows), None if last is None else table.key_of(last)
 
 
-def _fetch(link: Link, sql: str, params: list[Bound], limit: int, taken: Taken) -> bool:
+def _fetch(link: Link, sql: str, params: list[Bound], limit: int, taken: PageRows) -> bool:
     """Take about `limit` rows and MAX_BYTES; return whether more may follow the first `limit`."""
     first = FIRST
     while True:
@@ -109,7 +109,7 @@ def _fetch(link: Link, sql: str, params: list[Bound], limit: int, taken: Taken) 
             return not is_end or taken.count > limit
 
 
-def _filled(link: Link, limit: int, taken: Taken, first: int) -> bool:
+def _filled(link: Link, limit: int, taken: PageRows, first: int) -> bool:
     """Take rows from the cursor; return whether it is exhausted. OverflowError if not even the first rows fit."""
     size = first
     while taken.count <= limit and taken.weight < MAX_BYTES:
@@ -158,7 +158,7 @@ class _Bounds:
         return rows[low:] if end is None else rows[low : bisect_left(rows, end, low, key=self._place)]
 
 
-class _Text:
+class _PageSql:
     """The SQL of a page, and its parameters."""
 
     def __init__(self, shape: Shape, odd: Collection[str]) -> None:

@@ -9,7 +9,7 @@ from headwater.model.table import Table
 from headwater.sources.postgres.key_order import order
 from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.schema.table_shapes import Shape, Shapes, hold, ident
-from headwater.sources.read import Point, Sample
+from headwater.sources.read import Sample, SamplePoint
 
 ROW_BYTES = 8  # overhead of a row besides its values
 ALL_ROWS = "SET LOCAL row_security = off"  # PostgreSQL then refuses the read if a policy would hide rows
@@ -83,5 +83,5 @@ def _weighed(table: Table, drawn: Drawn, rows: int, odd: Collection[str]) -> Sam
         place = None
     if place is None:  # the keys have no order here
         return Sample(table, rows, total)
-    points = (Point(place(row[:width]), *weight) for row, weight in zip(drawn, weights, strict=True))  # type: ignore[arg-type]
+    points = (SamplePoint(place(row[:width]), *weight) for row, weight in zip(drawn, weights, strict=True))  # type: ignore[arg-type]
     return Sample(table, rows, total, tuple(sorted(points, key=lambda point: point.place)))

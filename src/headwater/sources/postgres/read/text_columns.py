@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Packed:
+class TextColumns:
     """Rows kept as columns of text. Fulfils `key_order_page.Taken`."""
 
     def __init__(self, shape: Shape) -> None:

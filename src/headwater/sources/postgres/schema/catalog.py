@@ -180,7 +180,7 @@ def read_types(connection: Connection) -> Types:
     return {oid: TypeFact(name, base) for oid, name, base in rows}
 
 
-class Facts:
+class CatalogReader:
     """The catalogue read through a connection. Fulfils `relations.Catalogue`."""
 
     def __init__(self, connection: Connection, born_published: Collection[int] = ()) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import psycopg
 
-from headwater.sources.postgres.capture.slot.slot import Dropped, drop, slot_name
+from headwater.sources.postgres.capture.slot.slot import DropResult, drop, slot_name
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.schema import ddl_trigger
 from headwater.sources.postgres.settings import PostgresConfig
 
 
-def detach(name: str, url: str, *, config: PostgresConfig) -> Dropped:
+def detach(name: str, url: str, *, config: PostgresConfig) -> DropResult:
     """Remove everything that the role may remove; return the result. No server may be attached."""
     server = Server(name, url)
     with server.connect() as connection, server.errors():

@@ -11,7 +11,7 @@ from headwater.errors import HeadwaterError, SourceUnfit
 from headwater.model.change import Transaction
 from headwater.sources.postgres.capture.slot import server_history
 from headwater.sources.postgres.capture.slot.publication import ensure_publication
-from headwater.sources.postgres.capture.slot.slot import Identity, Slot, find_slot, identify, judge, slot_name
+from headwater.sources.postgres.capture.slot.slot import ServerIdentity, Slot, find_slot, identify, judge, slot_name
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.doctor import Finding, TableFit, all_tables, examine
@@ -21,7 +21,7 @@ from headwater.sources.postgres.setup.logins import setup_sql as logins_sql
 LOCK_SECONDS = 2  # longest wait of doctor for the lock of another session
 
 
-class Inspected(msgspec.Struct, frozen=True):
+class InspectionResult(msgspec.Struct, frozen=True):
     """The result of an inspection. `holder` is the process that reads the slot now; "" if none does."""
 
     version: str
@@ -29,7 +29,7 @@ class Inspected(msgspec.Struct, frozen=True):
     slot_name: str
     slot: Slot | None
     holder: str
-    identity: Identity | None  # None if no replication connection could be made
+    identity: ServerIdentity | None  # None if no replication connection could be made
     findings: list[Finding]
     tables: list[TableFit]
 
@@ -44,7 +44,7 @@ class Inspected(msgspec.Struct, frozen=True):
         return judge(known.known(point), self.identity, self.slot, self.database)
 
 
-def inspect(name: str, url: str, config: PostgresConfig) -> Inspected:
+def inspect(name: str, url: str, config: PostgresConfig) -> InspectionResult:
     """Inspect everything, by an ordinary and a replication connection; raise if no ordinary one can be made."""
     server = Server(name, url)
     slot, publication = slot_name(config.slot, name), slot_name(config.publication, name)
@@ -57,7 +57,7 @@ def inspect(name: str, url: str, config: PostgresConfig) -> Inspected:
         if refused and not any(each.fatal for each in findings):
             findings.append(Finding(refused.message, refused.hint.removeprefix("Run: ")))
         found = find_slot(connection, slot)
-        return Inspected(
+        return InspectionResult(
             version=str(connection.info.parameter_status("server_version") or "").split(" ")[0],
             database=connection.info.dbname,
             slot_name=slot,
@@ -102,7 +102,7 @@ def _holder(connection: Connection, pid: int) -> str:
     return f"process {pid} of the server ({row[0] if row and row[0] else 'no name given'})"
 
 
-def _identity(server: Server) -> tuple[Identity | None, HeadwaterError | None]:
+def _identity(server: Server) -> tuple[ServerIdentity | None, HeadwaterError | None]:
     """Return the server's identity from a replication connection; or the error if there is none."""
     try:
         wire = server.replicate()

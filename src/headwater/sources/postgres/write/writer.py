@@ -113,7 +113,7 @@ class _Job:
         self.future: Future[Any] = Future()
 
 
-class _Hand:
+class _ThreadConnections:
     """The connections of a writing thread, by the role of the caller; opened when needed."""
 
     def __init__(self, connect: ConnectAs, abandoned: AbandonedStatements | None) -> None:
@@ -204,7 +204,7 @@ class Writers:
     # --- the writing threads -----------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        hand = _Hand(self._connect, self._abandoned)
+        hand = _ThreadConnections(self._connect, self._abandoned)
         while (job := self._take()) is not None:
             done: tuple[_Job, Any, int | None] | None = None
             try:
@@ -235,7 +235,7 @@ class Writers:
                 else:
                     self._queue.done(job.caller)
 
-    def _attempts(self, hand: _Hand, job: _Job) -> tuple[Any, int | None]:
+    def _attempts(self, hand: _ThreadConnections, job: _Job) -> tuple[Any, int | None]:
         CALLER.set(job.caller)  # of this thread, until its next job
         for attempt in range(TRIES):
             link = hand.link(job.role)

@@ -10,12 +10,12 @@ from typing import Any
 
 from headwater.errors import SourceMismatch, Unavailable
 from headwater.model.change import Transaction
-from headwater.sources.capture_stream import Notes
+from headwater.sources.capture_stream import LogNotes
 from headwater.sources.file_lock import FileLock
 from headwater.sources.sqlite.capture.capture_table import PAGE, Follower
 from headwater.sources.sqlite.capture.capture_trim import Trimmer
 from headwater.sources.sqlite.capture.commit_watch import Waker
-from headwater.sources.sqlite.capture.file_history import Facts, compare, judge
+from headwater.sources.sqlite.capture.file_history import FileFacts, compare, judge
 from headwater.sources.sqlite.capture.power_loss import ShutdownNotes
 from headwater.sources.sqlite.capture.trigger_installation import (
     add_columns,
@@ -51,7 +51,7 @@ class SqliteCapture:
         submit: Callable[..., Any],
         guard: Guard,
         *,
-        notes: Notes,
+        notes: LogNotes,
         config: SqliteConfig,
     ) -> None:
         self.name, self.path, self._file, self._lock = name, file.path, file, lock
@@ -95,7 +95,7 @@ class SqliteCapture:
         head = self.head()
         with self._own_lock, sqlite_errors(self.path):
             check_format(self._own)
-            facts = Facts(
+            facts = FileFacts(
                 file_generation=meta(self._own, "generation"),
                 log_generation=generation,
                 file_nonce=meta(self._own, "nonce"),

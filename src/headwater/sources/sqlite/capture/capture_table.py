@@ -26,7 +26,7 @@ PAGE = 4096  # rows per read; also the maximum number of changes in one part of 
 PAGE_BYTES = 16 << 20  # approximate bytes per read, for large rows
 
 
-class Own(msgspec.Struct, frozen=True):
+class OwnTransaction(msgspec.Struct, frozen=True):
     """A transaction that our own writer recorded: offsets `first` to `upto`."""
 
     upto: int
@@ -39,7 +39,7 @@ class Page(msgspec.Struct, frozen=True):
 
     rows: list[CaptureRow]
     replaced: list[Replaced]
-    own: list[Own]
+    own: list[OwnTransaction]
     head: int
     nonce: str
     schema_version: int
@@ -151,7 +151,7 @@ class Follower:
             f"SELECT upto, first, 1000 * ms + coalesce(us, 0) FROM {TXN} WHERE upto > ? AND first <= ? ORDER BY upto",
             (after, last),
         ).fetchall()
-        own = [Own(*map(int, map(str, row))) for row in recorded]
+        own = [OwnTransaction(*map(int, map(str, row))) for row in recorded]
         return Page(rows, self._replaced(after, last), own, top, nonce, version)
 
     def _replaced(self, after: int, last: int) -> list[Replaced]:
@@ -232,7 +232,9 @@ class Grouping:
         # A transaction split by a page: its first offset, its changes so far, its commit time.
         self._open: tuple[int, int, int] | None = None
 
-    def parts(self, changes: list[Numbered], own: list[Own], head: int, now_us: int) -> Iterator[Transaction]:
+    def parts(
+        self, changes: list[Numbered], own: list[OwnTransaction], head: int, now_us: int
+    ) -> Iterator[Transaction]:
         """Yield the transactions, or parts of transactions, that `changes` form."""
         place = 0
         records = list(own)

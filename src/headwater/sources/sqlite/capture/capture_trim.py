@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from headwater.errors import HeadwaterError
-from headwater.sources.capture_stream import Notes
+from headwater.sources.capture_stream import LogNotes
 from headwater.sources.sqlite.capture.trigger_installation import set_meta
 from headwater.sources.sqlite.capture.triggers import CAPTURE, REPLACED, STASH, TXN
 from headwater.sources.sqlite.query.authorizer import Guard
@@ -27,7 +27,7 @@ class Trimmer:
 
     def __init__(
         self,
-        notes: Notes,
+        notes: LogNotes,
         submit: Callable[[Callable[[Any], int]], Future[Any]],
         guard: Guard,
         *,

@@ -11,7 +11,7 @@ from headwater.model.row_msgpack import encode_row
 from headwater.sources.sqlite.capture.change_decoder import Numbered
 
 
-class Facts(msgspec.Struct, frozen=True):
+class FileFacts(msgspec.Struct, frozen=True):
     """State recorded in the file, and state that the log recorded about the file."""
 
     file_generation: str
@@ -22,7 +22,7 @@ class Facts(msgspec.Struct, frozen=True):
     latest: int  # newest offset in the log
 
 
-def judge(facts: Facts) -> str:
+def judge(facts: FileFacts) -> str:
     """Return why these facts rule out that the log is the file's history; "" if they do not."""
     if facts.file_generation != facts.log_generation:
         return "the file belongs to another log, or its log was lost"
@@ -42,7 +42,7 @@ def compare(mine: Iterable[Numbered], logged: Iterable[Transaction], upto: int) 
     """
     here = iter(mine)
     offset, change = next(here, (upto + 1, None))
-    odd = _Odd()
+    odd = _OffsetMismatch()
     for part in logged:
         for place, theirs in enumerate(part.changes, part.first):
             while offset < place and change is not None:
@@ -53,11 +53,11 @@ def compare(mine: Iterable[Numbered], logged: Iterable[Transaction], upto: int) 
         if part.last and (reason := odd.reason()):
             return reason
         if part.last:
-            odd = _Odd()
+            odd = _OffsetMismatch()
     return odd.reason()
 
 
-class _Odd:
+class _OffsetMismatch:
     """The changes of one transaction that have different offsets in the file and in the log."""
 
     def __init__(self) -> None:

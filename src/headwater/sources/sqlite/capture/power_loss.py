@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwater.errors import HeadwaterError
-from headwater.sources.capture_stream import STOPPED, Notes
+from headwater.sources.capture_stream import STOPPED, LogNotes
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -25,7 +25,7 @@ def boot_id() -> str:
 class ShutdownNotes:
     """Keeper of three notes: the current boot id, whether the last stop was clean, whether others write to the file."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: LogNotes) -> None:
         self._notes = notes
         self._proven = False
         self._has_noted_foreign = False

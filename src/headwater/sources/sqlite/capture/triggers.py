@@ -80,7 +80,7 @@ def create_triggers(shape: Shape, layout: int, *, nests: bool = False) -> dict[s
 
     `nests`: a user's trigger may write to the same table between our BEFORE and our AFTER trigger.
     """
-    texts = _Texts(shape, layout, nests)
+    texts = _TriggerSql(shape, layout, nests)
     found = {
         "update": texts.after_update(),
         "delete": texts.after_delete(),
@@ -93,7 +93,7 @@ def create_triggers(shape: Shape, layout: int, *, nests: bool = False) -> dict[s
     return {prefix + name: f"CREATE TRIGGER {prefix}{name} {text}" for name, text in found.items()}
 
 
-class _Texts:
+class _TriggerSql:
     """The six trigger bodies of one table."""
 
     def __init__(self, shape: Shape, layout: int, nests: bool) -> None:

@@ -24,7 +24,7 @@ from headwater.sources.sqlite.query.slow_functions import (
     SLOW,
     TOO_COMPLEX,
     LinearFunctions,
-    Tier,
+    StatementLimits,
     capped,
     tiers_of,
 )
@@ -213,7 +213,9 @@ class Guard:
                 self._set_steps(_WRITE_STEPS)
             return run(True)
         if not tiers:
-            return self._in_last(Tier(None, _MOST_STEPS if statement.read_only else _WRITE_STEPS), statement, run)
+            return self._in_last(
+                StatementLimits(None, _MOST_STEPS if statement.read_only else _WRITE_STEPS), statement, run
+            )
         if statement.schema:  # a schema change reads the whole schema in its own steps
             tiers = (msgspec.structs.replace(tiers[-1], length=None, pattern=LONG_PATTERN),)
         for tier in tiers[:-1]:
@@ -230,7 +232,7 @@ class Guard:
         with self._undone(statement):
             return self._in_last(tiers[-1], statement, run)
 
-    def _in_last(self, tier: Tier, statement: Statement, run: Callable[[bool], T]) -> T:
+    def _in_last(self, tier: StatementLimits, statement: Statement, run: Callable[[bool], T]) -> T:
         with self._at(tier, statement.cost):
             try:
                 return run(tier.length is None)
@@ -240,7 +242,7 @@ class Guard:
                 raise _too_long(statement, tier, self._cap) from None
 
     @contextlib.contextmanager
-    def _at(self, tier: Tier, cost: Cost) -> Iterator[None]:
+    def _at(self, tier: StatementLimits, cost: Cost) -> Iterator[None]:
         if tier.linear:
             self._use_linear()
         self._cap = min(MAX_LENGTH if tier.length is None else tier.length, cost.length)
@@ -418,7 +420,7 @@ class Guard:
         return apsw.SQLITE_OK if _allows(op, a, b) else apsw.SQLITE_DENY
 
 
-def _too_long(statement: Statement, tier: Tier, most: int) -> InvalidRequest:
+def _too_long(statement: Statement, tier: StatementLimits, most: int) -> InvalidRequest:
     name = capped(statement.functions)
     if tier.length is not None and name is not None:
         return InvalidRequest(

@@ -21,7 +21,14 @@ from headwater.sources.sqlite.connection import OURS, ident, to_error
 from headwater.sources.sqlite.key_order import as_stored
 from headwater.sources.sqlite.query.affinity import affinity, declaration, doubt, may_be_strict_any
 from headwater.sources.sqlite.query.authorizer import BAD_FUNCTIONS, harden
-from headwater.sources.sqlite.query.slow_functions import PATTERN, SLOW, LinearFunctions, Tier, capped, tiers_of
+from headwater.sources.sqlite.query.slow_functions import (
+    PATTERN,
+    SLOW,
+    LinearFunctions,
+    StatementLimits,
+    capped,
+    tiers_of,
+)
 from headwater.sources.sqlite.query.statement_cost import Cost, cost_of
 from headwater.sources.sqlite.types import FROM_STORED, Stored, to_stored
 
@@ -232,7 +239,7 @@ class Engine:
             listed.close(True)
         return found
 
-    def _bounded(self, sql: str, most: int, tier: Tier | None) -> list[int]:
+    def _bounded(self, sql: str, most: int, tier: StatementLimits | None) -> list[int]:
         if tier is not None and tier.linear and self._linear is None:
             self._linear = LinearFunctions(self._db, self._check_time)
         self._db.limit(apsw.SQLITE_LIMIT_LENGTH, most)
@@ -299,7 +306,7 @@ class Engine:
             self._db.execute("COMMIT")
 
 
-def _tier_for(tiers: Sequence[Tier], most: int) -> Tier | None:
+def _tier_for(tiers: Sequence[StatementLimits], most: int) -> StatementLimits | None:
     """Return the limits for values of `most` bytes, after those of the first two tiers failed."""
     return next((tier for tier in tiers[2:] if tier.length is None or tier.length >= most), None)
 

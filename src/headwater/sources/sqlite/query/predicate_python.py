@@ -34,7 +34,7 @@ class Unknown(Exception):
     """A row or an expression that Python cannot evaluate exactly, so that SQLite must."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class PythonPredicate(msgspec.Struct, frozen=True):
     """A predicate as SQL and as two Python expressions: where it is true, and where it is false (else NULL)."""
 
     sql: str
@@ -48,7 +48,7 @@ class Program(msgspec.Struct, frozen=True):
     """The part of a predicate that Python can evaluate: those of its AND operands that it knows."""
 
     sql: str  # the whole predicate
-    parts: tuple[Part, ...]
+    parts: tuple[PythonPredicate, ...]
     is_whole: bool  # no part is missing
     check: Check | None  # returns whether all `parts` are true; raises Unknown for a row that Python cannot evaluate
     is_exact: bool  # `check` never raises Unknown
@@ -77,7 +77,7 @@ class _Reader:
         self._places: set[int] = set()
         self.is_exact = True  # no part raises Unknown for any row
 
-    def conjunction(self, node: Any) -> tuple[list[Part | None], str]:
+    def conjunction(self, node: Any) -> tuple[list[PythonPredicate | None], str]:
         """Return the AND operands of `node`, None for those that Python cannot evaluate, and the SQL of `node`."""
         if isinstance(node, tree.Chain) and node.op == "AND":
             read = [self.conjunction(part) for part in node.parts]
@@ -88,7 +88,7 @@ class _Reader:
             return [None], f"({_written(node)})"
         return [part], part.sql
 
-    def function(self, parts: Sequence[Part]) -> Check:
+    def function(self, parts: Sequence[PythonPredicate]) -> Check:
         """Return a function that evaluates `parts` on rows."""
         lines = ["def check(rows):", " found = []", " for row in rows:"]
         for place in sorted(self._places):
@@ -102,7 +102,7 @@ class _Reader:
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
-    def _part(self, node: Any) -> Part:
+    def _part(self, node: Any) -> PythonPredicate:
         match node:
             case tree.Chain(op, parts):
                 return _joined(op, [self._part(part) for part in parts])
@@ -124,12 +124,12 @@ class _Reader:
                 return _negated(part) if negated else part
         raise Unknown
 
-    def _truth(self, node: Any) -> Part:
+    def _truth(self, node: Any) -> PythonPredicate:
         sql, value, _ = self._column(node)
         self.is_exact = False  # for text and blobs, which a column of any declared type may hold
-        return Part(f"({sql})", f"truth({value})", f"({value} is not None and not truth({value}))")
+        return PythonPredicate(f"({sql})", f"truth({value})", f"({value} is not None and not truth({value}))")
 
-    def _equal(self, operator: str, left: Any, right: Any) -> Part:
+    def _equal(self, operator: str, left: Any, right: Any) -> PythonPredicate:
         (left_sql, right_sql), value, column, literal = self._sides(left, right)
         sql = f"({left_sql} {operator} {right_sql})"
         if operator.startswith("IS"):
@@ -137,21 +137,25 @@ class _Reader:
                 raise Unknown  # IS TRUE tests for truth, not for the number one
             match = f"{value} is None" if literal is None else self._matches(value, column, [literal])
             is_not = operator == "IS NOT"
-            return Part(sql, f"(not ({match}))", match) if is_not else Part(sql, match, f"(not ({match}))")
+            return (
+                PythonPredicate(sql, f"(not ({match}))", match)
+                if is_not
+                else PythonPredicate(sql, match, f"(not ({match}))")
+            )
         part = self._is_one_of(sql, value, column, [literal])
-        return part if operator == "=" else Part(sql, part.false, part.true)
+        return part if operator == "=" else PythonPredicate(sql, part.false, part.true)
 
-    def _member(self, node: Any, options: Sequence[Any]) -> Part:
+    def _member(self, node: Any, options: Sequence[Any]) -> PythonPredicate:
         name, value, column = self._column(node)
         literals = [self._literal(option) for option in options]
         sql = f"({name} IN ({', '.join(text for text, _ in literals)}))"
         return self._is_one_of(sql, value, column, [self._engine.as_compared(column, found) for _, found in literals])
 
-    def _is_one_of(self, sql: str, value: str, column: Column, literals: Sequence[Stored]) -> Part:
+    def _is_one_of(self, sql: str, value: str, column: Column, literals: Sequence[Stored]) -> PythonPredicate:
         known = tuple(literal for literal in literals if literal is not None)
         match = self._matches(value, column, known) if known else "False"
         differs = f"({value} is not None and not {match})" if len(known) == len(literals) else "False"
-        return Part(sql, match, differs, column.name, known)
+        return PythonPredicate(sql, match, differs, column.name, known)
 
     def _matches(self, value: str, column: Column, literals: Sequence[Stored]) -> str:
         fold = _COLLATIONS[column.collation]
@@ -164,19 +168,19 @@ class _Reader:
         folded = f"{column.collation}({value}) in {self._constant(texts)}"
         return f"({value}.__class__ is str and {folded} or {value} in {self._constant(others)})"
 
-    def _between(self, node: Any, low: Any, high: Any) -> Part:
+    def _between(self, node: Any, low: Any, high: Any) -> PythonPredicate:
         sql = f"({self._column(node)[0]} BETWEEN {self._literal(low)[0]} AND {self._literal(high)[0]})"
         above, below = self._compared(">=", node, low), self._compared("<=", node, high)
         return msgspec.structs.replace(_joined("AND", [above, below]), sql=sql)
 
-    def _compared(self, operator: str, left: Any, right: Any) -> Part:
+    def _compared(self, operator: str, left: Any, right: Any) -> PythonPredicate:
         (left_sql, right_sql), value, column, literal = self._sides(left, right)
         sql = f"({left_sql} {operator} {right_sql})"
         if literal is None:
-            return Part(sql, "False", "False")
+            return PythonPredicate(sql, "False", "False")
         is_turned = _column_name(left) is None
         true = self._ordered(_TURNED[operator] if is_turned else operator, value, column, literal)
-        return Part(sql, true, f"({value} is not None and not {true})")
+        return PythonPredicate(sql, true, f"({value} is not None and not {true})")
 
     def _ordered(self, operator: str, value: str, column: Column, literal: Stored) -> str:
         """Return the comparison in SQLite's order: numbers before text, and text before blobs."""
@@ -244,17 +248,17 @@ class _Reader:
         return name
 
 
-def _joined(word: str, parts: Sequence[Part]) -> Part:
+def _joined(word: str, parts: Sequence[PythonPredicate]) -> PythonPredicate:
     other = "or" if word == "AND" else "and"
-    return Part(
+    return PythonPredicate(
         f"({f' {word} '.join(part.sql for part in parts)})",
         f"({f' {word.lower()} '.join(part.true for part in parts)})",
         f"({f' {other} '.join(part.false for part in parts)})",
     )
 
 
-def _negated(part: Part) -> Part:
-    return Part(f"(NOT {part.sql})", part.false, part.true)
+def _negated(part: PythonPredicate) -> PythonPredicate:
+    return PythonPredicate(f"(NOT {part.sql})", part.false, part.true)
 
 
 def _boolean(node: Any) -> int | None:

@@ -6,7 +6,7 @@ import math
 
 from headwater.errors import NotSupported
 from headwater.model.literal import Value
-from headwater.model.predicate import Col, Expr, Queried
+from headwater.model.predicate import Col, Expr, QueryExpression
 from headwater.model.query.query import Query, SetOp
 from headwater.sources.query_text import QueryText
 from headwater.sources.sqlite.connection import ident
@@ -61,7 +61,7 @@ class _QueryText(QueryText, Expressions):
         """Return an expression as SQL."""
         return Expressions.expr(self, expr)
 
-    def queried(self, expr: Queried) -> str:
+    def queried(self, expr: QueryExpression) -> str:
         """Return an expression that only queries contain as SQL."""
         return QueryText.queried(self, expr)
 

@@ -57,7 +57,7 @@ SPLIT = 1 << 16  # bytes split at each match without a pause: every byte may bec
 MAX_PRODUCT = 1 << 24  # maximum product of two lengths for the built-in unhex(X, Y)
 
 
-class Tier(msgspec.Struct, frozen=True):
+class StatementLimits(msgspec.Struct, frozen=True):
     """Limits under which a statement runs."""
 
     length: int | None  # maximum bytes of a value or a row; None is the connection's own limit
@@ -66,7 +66,7 @@ class Tier(msgspec.Struct, frozen=True):
     linear: bool = False  # the linear functions replace the built-in ones
 
 
-def tiers_of(functions: frozenset[str], cost: Cost = Cost()) -> tuple[Tier, ...]:  # noqa: B008
+def tiers_of(functions: frozenset[str], cost: Cost = Cost()) -> tuple[StatementLimits, ...]:  # noqa: B008
     """Return the limits to try in turn for a statement that calls `functions`; none if no function is slow.
 
     Each tier is for values that are too long for the previous one.
@@ -78,16 +78,16 @@ def tiers_of(functions: frozenset[str], cost: Cost = Cost()) -> tuple[Tier, ...]
     if by_arguments:
         lengths.append(_json_lengths(cost.arguments))
     short, longer, long = (min(length[place] for length in lengths) for place in range(3))
-    first = (Tier(short, 20_000, SHORT_PATTERN, False), Tier(longer, 1_000, PATTERN, False))
+    first = (StatementLimits(short, 20_000, SHORT_PATTERN, False), StatementLimits(longer, 1_000, PATTERN, False))
     linear = not slow.isdisjoint(_LINEAR)
     if found := slow & _CAPPED.keys():
         cap = min(_CAPPED[name] for name in found)
-        return (*first, Tier(cap // max(cost.slow_calls, 1), 3, LONG_PATTERN, linear))
-    third = Tier(long, 100, LONG_PATTERN, linear)
+        return (*first, StatementLimits(cap // max(cost.slow_calls, 1), 3, LONG_PATTERN, linear))
+    third = StatementLimits(long, 100, LONG_PATTERN, linear)
     if slow.isdisjoint(_PATTERNS):
-        return (*first, third, Tier(None, 3, LONGEST_PATTERN, linear))
-    fourth = Tier(max(long, 8 * _MIB // _share(cost.slow_calls)), 20, LONGER_PATTERN, linear)
-    return (*first, third, fourth, Tier(None, 3, LONGEST_PATTERN, linear))
+        return (*first, third, StatementLimits(None, 3, LONGEST_PATTERN, linear))
+    fourth = StatementLimits(max(long, 8 * _MIB // _share(cost.slow_calls)), 20, LONGER_PATTERN, linear)
+    return (*first, third, fourth, StatementLimits(None, 3, LONGEST_PATTERN, linear))
 
 
 def _share(calls: int) -> int:

@@ -122,7 +122,7 @@ class Column(msgspec.Struct):
     size: int
 
 
-class Found(msgspec.Struct):
+class QuerySize(msgspec.Struct):
     """Result of counting a query: its columns, its size, and the number of UNION arms it expands to."""
 
     columns: list[Column]
@@ -222,7 +222,7 @@ class _Growth:
         self._grouped_views: dict[str, Group | None] = {}
         self._limit, self._steps = limit, 0
         self._nothing: Sizes = {}
-        self._counted: dict[tuple[int, int], tuple[Found, Sizes]] = {}  # by the query and the columns that it sees
+        self._counted: dict[tuple[int, int], tuple[QuerySize, Sizes]] = {}  # by the query and the columns that it sees
         self._active: set[int] = set()  # WITH names and views that are being counted
 
     def _step(self, count: int = 1) -> None:
@@ -230,12 +230,12 @@ class _Growth:
         if self._steps > self._limit:
             raise too_large()
 
-    def query(self, group: Group, outer: Sizes, scope: Scope | None) -> Found:
+    def query(self, group: Group, outer: Sizes, scope: Scope | None) -> QuerySize:
         """Count a query whose names may be columns of `outer`."""
         ctes = _ctes(group.items)
         if ctes:
             scope = Scope(ctes, scope)
-        found: Found | None = None
+        found: QuerySize | None = None
         total = 0
         for items in _cores(group.items):
             is_query = bool(items) and items[0].word in ("SELECT", "VALUES")
@@ -246,11 +246,11 @@ class _Growth:
             if is_query:
                 found = core if found is None else _united(found, core)
         if found is None:
-            return Found([], total)
+            return QuerySize([], total)
         arms, is_limited = found.arms if _is_all(group.items) else 1, _is_limited(group.items)
         return msgspec.structs.replace(found, total=total, arms=arms, is_limited=is_limited)
 
-    def _core(self, items: list[Item], outer: Sizes, scope: Scope | None) -> Found:
+    def _core(self, items: list[Item], outer: Sizes, scope: Scope | None) -> QuerySize:
         is_select = bool(items) and items[0].word == "SELECT"
         end = next((place for place in range(len(items)) if _ends_outputs(items, place)), len(items))
         sources = [found for place in _sources(items) for found in self._source(items, place, outer, scope)]
@@ -292,9 +292,9 @@ class _Growth:
         arms = 1
         for source in sources if not any(item.word in ("GROUP", "DISTINCT") for item in items) else ():
             arms *= 1 if source.is_limited and len(sources) > 1 else source.arms
-        return Found(columns, size * arms + sum(source.total for source in sources), arms, is_exact)
+        return QuerySize(columns, size * arms + sum(source.total for source in sources), arms, is_exact)
 
-    def _values(self, items: list[Item], outer: Sizes, scope: Scope | None) -> Found:
+    def _values(self, items: list[Item], outer: Sizes, scope: Scope | None) -> QuerySize:
         sizes: list[int] = []
         total = 0
         for row in items:
@@ -307,9 +307,9 @@ class _Growth:
                 total += 1
         rest = next((place for place, item in enumerate(items) if item.word not in ("VALUES", ",", "")), len(items))
         total += self._size(items[rest:], outer, scope)
-        return Found([Column((f"column{place}",), size) for place, size in enumerate(sizes, 1)], total)
+        return QuerySize([Column((f"column{place}",), size) for place, size in enumerate(sizes, 1)], total)
 
-    def _source(self, items: list[Item], place: int, outer: Sizes, scope: Scope | None) -> Iterator[Found]:
+    def _source(self, items: list[Item], place: int, outer: Sizes, scope: Scope | None) -> Iterator[QuerySize]:
         """Count the source at `place`."""
         item = items[place]
         if isinstance(item, Group) and item.is_query:
@@ -323,7 +323,7 @@ class _Growth:
                 name = items[place + 2]
             yield from self._named(folded(name_of(name)), outer, scope)
 
-    def _named(self, name: str, outer: Sizes, scope: Scope | None) -> Iterator[Found]:
+    def _named(self, name: str, outer: Sizes, scope: Scope | None) -> Iterator[QuerySize]:
         """Count a WITH name, and a view of the same name, which the statement may mean instead."""
         at = scope
         while at is not None and name not in at.ctes:
@@ -341,7 +341,7 @@ class _Growth:
             if view is not None:
                 yield from self._inside(view, _view_names(view), self._nothing, None)
 
-    def _inside(self, group: Group, names: list[str] | None, outer: Sizes, scope: Scope | None) -> Iterator[Found]:
+    def _inside(self, group: Group, names: list[str] | None, outer: Sizes, scope: Scope | None) -> Iterator[QuerySize]:
         if id(group) in self._active:
             return  # a recursive query: it reads the rows it has produced so far
         key = id(group), id(outer)
@@ -537,18 +537,18 @@ def _view_names(view: Group) -> list[str] | None:
     return _listed(before) if isinstance(before, Group) else None
 
 
-def _united(first: Found, second: Found) -> Found:
+def _united(first: QuerySize, second: QuerySize) -> QuerySize:
     """Join two arms of a UNION; the names are those of the first arm."""
     arms = first.arms + second.arms
     if first.is_exact and second.is_exact and len(first.columns) == len(second.columns):
         pairs = zip(first.columns, second.columns, strict=True)
-        return Found([Column(one.names, max(one.size, two.size)) for one, two in pairs], 0, arms)
+        return QuerySize([Column(one.names, max(one.size, two.size)) for one, two in pairs], 0, arms)
     most = max((column.size for column in [*first.columns, *second.columns]), default=1)
     names = [column.names for column in [*first.columns, *second.columns]]
-    return Found([Column(each, most) for each in names], 0, arms, is_exact=False)
+    return QuerySize([Column(each, most) for each in names], 0, arms, is_exact=False)
 
 
-def _renamed(found: Found, names: list[str]) -> Found:
+def _renamed(found: QuerySize, names: list[str]) -> QuerySize:
     if found.is_exact and len(names) == len(found.columns):
         sizes = [column.size for column in found.columns]
     else:

@@ -21,7 +21,7 @@ MANY = 64  # gaps smaller than this fraction of a stratum are too many to find t
 Gap = tuple[int, int]  # first and last number of the gap
 
 
-class Around(NamedTuple):
+class Neighbours(NamedTuple):
     """Members of the set near a number: those below it, descending, and those from it on, ascending."""
 
     below: list[int]
@@ -34,7 +34,7 @@ class Around(NamedTuple):
         return (self.below[0] + 1 if self.below else number, self.above[0] - 1 if self.above else number)
 
 
-class Piece(NamedTuple):
+class NumberRange(NamedTuple):
     """Numbers from `low` to `high`, both included; `density` is the fraction that are members."""
 
     low: int
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
 class Open:
     """The numbers that may be members: all outside the gaps found so far."""
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: list[NumberRange]) -> None:
         self.pieces = pieces
         self._lows = [piece.low for piece in pieces]
         self._before = [0, *accumulate(piece.size for piece in pieces)]
@@ -61,7 +61,7 @@ class Open:
             return 0
         return self._before[place] - max(self.pieces[place - 1].high - number, 0)
 
-    def density(self, number: int, around: Around, room: int) -> float:
+    def density(self, number: int, around: Neighbours, room: int) -> float:
         """Return the fraction of members near `number`; the gap around it counts for at most `room`."""
         members = [*reversed(around.below), *around.above]
         way = self.upto(members[-1]) - self.upto(members[0])
@@ -70,22 +70,22 @@ class Open:
         return (len(members) - 1) / way if way else 1.0
 
 
-class Draw(NamedTuple):
+class SampledMember(NamedTuple):
     """A member, and the number of members that it represents."""
 
     number: int
     members: float
 
 
-FindAround = Callable[[int], Around]
+FindAround = Callable[[int], Neighbours]
 
 
-def spread(low: int, high: int, count: int, find: FindAround, random: Random) -> list[Draw]:
+def spread(low: int, high: int, count: int, find: FindAround, random: Random) -> list[SampledMember]:
     """Return about `count` members between `low` and `high`, the first and the last member."""
     left = Open(_octaves(low, high))
-    draws: list[Draw] = []
+    draws: list[SampledMember] = []
     for strata in (*ROUNDS, count):
-        seen: list[Piece] = []
+        seen: list[NumberRange] = []
         draws = []
         for stratum in _strata(left.pieces, strata):
             found = _draw(stratum, left, find, random)
@@ -96,17 +96,17 @@ def spread(low: int, high: int, count: int, find: FindAround, random: Random) ->
     return draws
 
 
-def _octaves(low: int, high: int) -> list[Piece]:
+def _octaves(low: int, high: int) -> list[NumberRange]:
     """Return the first estimate: members are densest at the ends and around zero."""
     powers = [1 << power for power in range(64)]
     edges = {edge for p in powers for edge in (p, -p, low + p, high + 1 - p) if low < edge <= high} | {low, high + 1}
-    return [Piece(a, b - 1, 1 / (b - a)) for a, b in pairwise(sorted(edges))]
+    return [NumberRange(a, b - 1, 1 / (b - a)) for a, b in pairwise(sorted(edges))]
 
 
-def _strata(pieces: list[Piece], count: int) -> Iterator[list[Piece]]:
+def _strata(pieces: list[NumberRange], count: int) -> Iterator[list[NumberRange]]:
     """Yield `pieces` in at most `count` ordered portions with about equally many members each."""
     share = sum(piece.size * piece.density for piece in pieces) / count
-    portion: list[Piece] = []
+    portion: list[NumberRange] = []
     held = 0.0
     for piece in pieces:
         while True:
@@ -125,7 +125,9 @@ def _strata(pieces: list[Piece], count: int) -> Iterator[list[Piece]]:
         yield portion
 
 
-def _draw(stratum: list[Piece], known: Open, find: FindAround, random: Random) -> tuple[Draw, list[Piece]] | None:
+def _draw(
+    stratum: list[NumberRange], known: Open, find: FindAround, random: Random
+) -> tuple[SampledMember, list[NumberRange]] | None:
     """Return a member in or next to the stratum, and the rest of the stratum with the density found there."""
     left, whole = stratum, _size(stratum)
     size = whole
@@ -144,14 +146,14 @@ def _draw(stratum: list[Piece], known: Open, find: FindAround, random: Random) -
     # If only gaps were found, assume the density around the last gap for the whole stratum.
     members = known.density(number, around, room=whole) * (size if gap is None else whole)
     seen = [piece._replace(density=members / size) for piece in left]
-    return Draw((around.above or around.below)[0], members), seen
+    return SampledMember((around.above or around.below)[0], members), seen
 
 
-def _size(pieces: list[Piece]) -> int:
+def _size(pieces: list[NumberRange]) -> int:
     return sum(piece.size for piece in pieces)
 
 
-def _nth(pieces: list[Piece], n: int) -> int:
+def _nth(pieces: list[NumberRange], n: int) -> int:
     for piece in pieces:
         if n < piece.size:
             return piece.low + n
@@ -159,7 +161,7 @@ def _nth(pieces: list[Piece], n: int) -> int:
     raise IndexError(n)
 
 
-def _without(pieces: Iterable[Piece], gap: Gap) -> Iterator[Piece]:
+def _without(pieces: Iterable[NumberRange], gap: Gap) -> Iterator[NumberRange]:
     """Yield `pieces` without the numbers in `gap`."""
     for piece in pieces:
         if gap[1] < piece.low or gap[0] > piece.high:

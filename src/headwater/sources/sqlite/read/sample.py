@@ -7,11 +7,11 @@ from typing import Any
 
 from headwater.errors import NotSupported
 from headwater.model.table import Table
-from headwater.sources.read import Point, Sample
+from headwater.sources.read import Sample, SamplePoint
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.key_order import order
-from headwater.sources.sqlite.read.even_spread import Around, spread
+from headwater.sources.sqlite.read.even_spread import Neighbours, spread
 from headwater.sources.sqlite.row_fetch import fetch
 
 NEAR = 8  # rows read on either side of a drawn number
@@ -56,8 +56,8 @@ class _Rows:
         below = f"SELECT {rowid} FROM {self._name} WHERE {rowid} < ? ORDER BY {rowid} DESC LIMIT {NEAR}"
         above = f"SELECT {rowid} FROM {self._name} WHERE {rowid} >= ? ORDER BY {rowid} LIMIT {NEAR}"
 
-        def find(number: int) -> Around:
-            return Around(self._numbers(below, number), self._numbers(above, number))
+        def find(number: int) -> Neighbours:
+            return Neighbours(self._numbers(below, number), self._numbers(above, number))
 
         ends = [f"(SELECT {end}({rowid}) FROM {self._name})" for end in ("min", "max")]
         ((low, high),) = self._run(f"SELECT {', '.join(ends)}").fetchall()
@@ -84,5 +84,5 @@ def _weighed(table: Table, drawn: list[Drawn]) -> Sample:
         place = order(table, table.key)
     except NotSupported:  # only the application knows the order of such keys
         return Sample(table, rows, size)
-    points = (Point(place(row[:width]), *weight) for (row, _), weight in zip(drawn, weights, strict=True))
+    points = (SamplePoint(place(row[:width]), *weight) for (row, _), weight in zip(drawn, weights, strict=True))
     return Sample(table, rows, size, tuple(sorted(points, key=lambda point: point.place)))

@@ -28,7 +28,7 @@ TURNS = 3  # a write waits as long as this many others may hold the turn, then f
 _RETRY_SECONDS = 0.0005  # SQLite itself does not wait for a lock in a transaction that has already read
 
 
-class _Stale(Exception):
+class _StaleSnapshot(Exception):
     """Signal that others wrote after the snapshot was taken, before any step had returned a result."""
 
 
@@ -123,7 +123,7 @@ class SqliteTx(Interactive):
         try:
             self._guard.run("SAVEPOINT step")
             value = work(self._session)
-        except _Stale:
+        except _StaleSnapshot:
             self._begin_as_writer()
             value = work(self._session)
         self._guard.run("RELEASE step")
@@ -171,7 +171,7 @@ class SqliteTx(Interactive):
                 raise Busy("other transactions hold the write lock of the database")
             self._take_lock()
             self._ledger.open()
-        except _Stale:
+        except _StaleSnapshot:
             raise
         except BaseException:
             self._leave_place()
@@ -187,7 +187,7 @@ class SqliteTx(Interactive):
                 return
             except apsw.BusyError as error:
                 if self._fresh:
-                    raise _Stale from error
+                    raise _StaleSnapshot from error
                 if getattr(error, "extendedresult", 0) == apsw.SQLITE_BUSY_SNAPSHOT:
                     raise Busy(
                         "the database changed since this transaction first read it",

@@ -41,8 +41,8 @@ from headwater.sources.postgres.capture.decode.pgoutput import (
 )
 from headwater.sources.postgres.capture.decode.replication_frames import (
     BadMessage,
-    Data,
     Keepalive,
+    XLogData,
     decode_frame,
     lsn_of,
     lsn_text,
@@ -50,7 +50,7 @@ from headwater.sources.postgres.capture.decode.replication_frames import (
     unix_us,
 )
 from headwater.sources.postgres.capture.decode.row_decoder import RowDecoders
-from headwater.sources.postgres.capture.decode.row_plan import HEAD, Careful
+from headwater.sources.postgres.capture.decode.row_plan import HEAD, DiagnosticDecoder
 from headwater.sources.postgres.types import converter
 
 OLD, NEW = pg.tupled(b"O", [b"1", None]), pg.tupled(b"N", [b"1", "u"])
@@ -131,7 +131,7 @@ KINDS = ("i64", "bool", "f64", "str", "dec", "json", "datetime", "bytes")
 TABLE = Table("t", tuple(Column(n, k) for n, k in zip(TYPES, KINDS, strict=True)), ("id",))
 CONVERTS = [converter(oid, {}) for oid in TYPES.values()]
 KEYS = [place == 0 for place in range(len(KINDS))]
-CAREFUL = Careful(TABLE, KEYS, CONVERTS)
+CAREFUL = DiagnosticDecoder(TABLE, KEYS, CONVERTS)
 both = pytest.mark.parametrize(
     "twin",
     [
@@ -313,7 +313,7 @@ def test_row_of_table_without_columns_is_decoded(twin: row_decoder.Twin) -> None
 
 
 def test_data_and_keepalive_frames_are_decoded() -> None:
-    assert decode_frame(b"w" + struct.pack(">QQq", 1, 2, 3) + b"B...") == Data(1, 2, 3, b"B...")
+    assert decode_frame(b"w" + struct.pack(">QQq", 1, 2, 3) + b"B...") == XLogData(1, 2, 3, b"B...")
     assert decode_frame(b"k" + struct.pack(">QqB", 2, 3, 1)) == Keepalive(2, 3, True)
 
 

@@ -21,7 +21,7 @@ from headwater.config import Config, DatabaseConfig
 from headwater.errors import SourceError
 from headwater.serve.metrics.metrics import Metrics
 from headwater.sources.postgres.capture.slot.slot import Slot, find_slot
-from headwater.sources.postgres.capture.slot_monitor import Watch, concern
+from headwater.sources.postgres.capture.slot_monitor import SlotMonitor, concern
 from headwater.sources.postgres.capture.stream.replication_stream import Stream
 from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.detach import detach
@@ -50,7 +50,7 @@ def test_slot_in_danger_is_reported_with_a_warning(facts: dict[str, object], tex
 def test_each_slot_state_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     told = [None, None, SLOT, SLOT, msgspec.structs.replace(SLOT, wal_status="extended", lag_bytes=9_000), SLOT]
     slots = iter(told)
-    watch = Watch("shop", "headwater_shop", lambda: next(slots))
+    watch = SlotMonitor("shop", "headwater_shop", lambda: next(slots))
     with caplog.at_level(logging.INFO, "headwater.postgres"):
         for _ in told:
             watch.check()
@@ -62,7 +62,7 @@ def test_slot_without_lag_has_a_confirmed_age_of_zero() -> None:
     slot = msgspec.structs.replace(SLOT, confirmed=600, restart=400, lag_bytes=200)
     behind = msgspec.structs.replace(slot, lag_bytes=300)
     slots = iter([slot, behind, behind, slot])
-    watch = Watch("shop", "s", lambda: next(slots))
+    watch = SlotMonitor("shop", "s", lambda: next(slots))
     ages = [watch.check().confirmed_seconds for _ in range(4)]
     assert ages[0] == 0 and ages[2] > ages[1] >= 0 and ages[3] == 0
 
@@ -152,7 +152,7 @@ def _lose_a_slot(db: Any) -> list[str]:
     wait_until(lambda: db.execute(active).fetchone() == (0,), "no slot in use")
     db.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
     db.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
-    watch, states = Watch("shop", "s", lambda: find_slot(db, "s")), list[str]()
+    watch, states = SlotMonitor("shop", "s", lambda: find_slot(db, "s")), list[str]()
     for _ in range(12):
         found = watch.check()
         if not states or states[-1] != found.wal_status:

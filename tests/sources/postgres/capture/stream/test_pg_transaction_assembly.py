@@ -10,14 +10,14 @@ from tests.sources.postgres.pg_server import feed, tokens
 from headwater.errors import SourceMismatch, SourceUnfit
 from headwater.model.change import Op, Transaction
 from headwater.sources.postgres.capture.decode.replication_frames import BadMessage, lsn_text
-from headwater.sources.postgres.capture.stream.transaction_assembly import PART_BYTES, Assembly, Item, Resume
+from headwater.sources.postgres.capture.stream.transaction_assembly import PART_BYTES, Assembly, Item, LogEnd
 from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
 from headwater.sources.postgres.schema.relations import Relations
 
 NARROW, WIDE = {"id": 23}, {"id": 23, "v": 25}
 
 
-def assembly(resume: Resume | None = None, part: int = 512, relations: Relations | None = None) -> Assembly:
+def assembly(resume: LogEnd | None = None, part: int = 512, relations: Relations | None = None) -> Assembly:
     return Assembly(relations or pg.relations(), FileSpill, resume=resume, part=part)
 
 
@@ -118,15 +118,15 @@ def test_logged_transactions_are_skipped_and_their_tables_are_remembered() -> No
         *(pg.begin(2, 30), pg.insert(b"3"), pg.insert(b"4", b"", oid=5), pg.commit(30)),
     ]
     assert keys(feed(assembly(), said)) == [1, 2, 3, 4]
-    assert keys(feed(assembly(Resume(20)), said)) == [2, 3, 4]
-    assert keys(feed(assembly(Resume(30)), said)) == [3, 4]
-    assert keys(feed(assembly(Resume(40)), said)) == []
+    assert keys(feed(assembly(LogEnd(20)), said)) == [2, 3, 4]
+    assert keys(feed(assembly(LogEnd(30)), said)) == [3, 4]
+    assert keys(feed(assembly(LogEnd(40)), said)) == []
 
 
 def test_server_that_sends_fewer_rows_than_were_logged_is_refused() -> None:
     with pytest.raises(SourceMismatch, match="fewer"):
         feed(
-            assembly(Resume(10, start=5, rows=4)),
+            assembly(LogEnd(10, start=5, rows=4)),
             [pg.begin(1, 10), pg.relation(NARROW), pg.insert(b"1"), pg.commit(10)],
         )
 
@@ -196,7 +196,7 @@ def test_server_without_the_last_logged_transaction_is_refused() -> None:
     def sent(xid: int, lsn: int) -> list[bytes]:
         return [pg.begin(xid, lsn), pg.relation(NARROW), pg.insert(b"%d" % xid), pg.commit(lsn)]
 
-    ours = Resume(30, proof="2")
+    ours = LogEnd(30, proof="2")
     proven = assembly(ours)
     assert keys(feed(proven, sent(1, 10))) == [] and not proven.is_idle
     assert keys(feed(proven, sent(2, 20) + sent(3, 30))) == [3] and proven.is_idle

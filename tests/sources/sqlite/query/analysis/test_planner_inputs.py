@@ -186,7 +186,7 @@ def test_different_sqlite_library_changes_the_epoch_of_plan_dependent_queries(
 ) -> None:
     total, other = source.analyse("SELECT id FROM g"), source.analyse(MOVED["group_concat"])
     monkeypatch.setattr(planner_inputs, "_LIBRARY", ("a later one",))
-    source._analyses._planning = planner_inputs.Planning()  # as after a restart
+    source._analyses._planning = planner_inputs.PlannerInputs()  # as after a restart
     assert source.analyse("SELECT id FROM g").epoch == total.epoch
     assert source.analyse(MOVED["group_concat"]).epoch != other.epoch
 

@@ -27,7 +27,7 @@ class BadMessage(SourceError, ValueError):
     default_hint = "Connect again. If it comes back, the server speaks a version of pgoutput that is not known here."
 
 
-class Data(msgspec.Struct, frozen=True, gc=False):
+class XLogData(msgspec.Struct, frozen=True, gc=False):
     """A message of the stream. `end` is the end of the server's WAL when the message was sent."""
 
     start: int
@@ -44,12 +44,12 @@ class Keepalive(msgspec.Struct, frozen=True, gc=False):
     reply: bool
 
 
-def decode_frame(data: bytes) -> Data | Keepalive:
+def decode_frame(data: bytes) -> XLogData | Keepalive:
     """Decode a CopyData frame of the server, or raise BadMessage."""
     kind = data[:1]
     if kind == b"w" and len(data) >= DATA_HEAD:
         _, start, end, sent = _DATA.unpack_from(data)
-        return Data(start, end, sent, data[DATA_HEAD:])
+        return XLogData(start, end, sent, data[DATA_HEAD:])
     if kind == b"k" and len(data) == _KEEPALIVE.size:
         _, end, sent, reply = _KEEPALIVE.unpack(data)
         return Keepalive(end, sent, bool(reply))

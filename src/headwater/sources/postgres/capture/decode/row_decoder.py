@@ -10,7 +10,7 @@ import msgspec
 from headwater.model.change import Op
 from headwater.model.table import Table
 from headwater.sources.postgres.capture.decode import row_decoder_python
-from headwater.sources.postgres.capture.decode.row_plan import FORM, Careful, Decode, Plan, Take
+from headwater.sources.postgres.capture.decode.row_plan import FORM, Decode, DiagnosticDecoder, Plan, Take
 from headwater.sources.postgres.types import Convert
 
 
@@ -60,7 +60,7 @@ class RowDecoders:
     ) -> None:
         self.table, self._twin = table, by or twin()
         self._oid, self._keys, self._converts = oid.to_bytes(4, "big"), tuple(keys), tuple(converts)
-        self._careful = Careful(table, keys, converts)
+        self._careful = DiagnosticDecoder(table, keys, converts)
         self.made: dict[bytes, Decode] = {}  # by the first HEAD bytes of a message
 
     def of(self, head: bytes) -> Decode | None:

@@ -57,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True):
         return [self.sent == "all" or is_key for is_key in self.keys]
 
 
-class Careful:
+class DiagnosticDecoder:
     """A decoder that reads value by value and explains the defect of a bad message."""
 
     def __init__(self, table: Table, keys: Sequence[bool], converts: Sequence[Convert]) -> None:

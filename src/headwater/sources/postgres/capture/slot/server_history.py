@@ -10,9 +10,9 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Table
 from headwater.sources.postgres.capture.decode.replication_frames import lsn_of
 from headwater.sources.postgres.capture.decode.truncations import recalled
-from headwater.sources.postgres.capture.replication_buffer import Point, Shapes
+from headwater.sources.postgres.capture.replication_buffer import Shapes, TransactionEnd
 from headwater.sources.postgres.capture.slot.publication import Publication
-from headwater.sources.postgres.capture.slot.slot import Known
+from headwater.sources.postgres.capture.slot.slot import LogOrigin
 from headwater.sources.postgres.schema.shape_changes import displaced, is_end
 
 NOTE = "postgres"
@@ -30,12 +30,12 @@ class History(msgspec.Struct, frozen=True):
     timeline: int
     database: str
     confirmed: int
-    point: Point
+    point: TransactionEnd
     publication: Publication | None = None  # None: unknown
 
-    def known(self, point: Point) -> Known:
+    def known(self, point: TransactionEnd) -> LogOrigin:
         """Return the facts a server is judged by, where our log ends at `point`."""
-        return Known(self.system, self.timeline, self.database, point.position, self.confirmed)
+        return LogOrigin(self.system, self.timeline, self.database, point.position, self.confirmed)
 
 
 def load(text: str) -> History | None:
@@ -62,7 +62,9 @@ def first_shape(text: str, name: str, version: int) -> Table | None:
     return next((table for table in tables if (table.name, table.version) == (name, version)), None)
 
 
-def brought_up(point: Point, parts: Iterable[Transaction], owners: Mapping[str, int] = _NOBODY) -> Point:
+def brought_up(
+    point: TransactionEnd, parts: Iterable[Transaction], owners: Mapping[str, int] = _NOBODY
+) -> TransactionEnd:
     """Return `point` moved past the log's later transactions. `owners`: oid by table name, as last read."""
     offset, position, xid, truncated = point.offset, point.position, point.xid, point.truncated
     shapes = _Shapes(point.shapes)
@@ -73,7 +75,7 @@ def brought_up(point: Point, parts: Iterable[Transaction], owners: Mapping[str, 
             shapes.take(change)
         if part.last:
             offset, position, xid = part.upto, lsn_of(part.position), part.id
-    return Point(offset, position, shapes.found(owners), xid, truncated)
+    return TransactionEnd(offset, position, shapes.found(owners), xid, truncated)
 
 
 class _Shapes:

@@ -37,7 +37,7 @@ class Slot(msgspec.Struct, frozen=True):
     safe_bytes: int | None  # WAL that the server may still keep; None: no limit
 
 
-class Identity(msgspec.Struct, frozen=True):
+class ServerIdentity(msgspec.Struct, frozen=True):
     """A server's system identifier and timeline, with the history of the timeline."""
 
     system: str
@@ -46,7 +46,7 @@ class Identity(msgspec.Struct, frozen=True):
     switches: dict[int, int] = {}  # older timelines, and the LSN at which each ended
 
 
-class Known(msgspec.Struct, frozen=True):
+class LogOrigin(msgspec.Struct, frozen=True):
     """The server and the position that our log was captured from."""
 
     system: str
@@ -67,7 +67,7 @@ def slot_name(pattern: str, name: str) -> str:
 # --- which server ------------------------------------------------------------------------------------------
 
 
-def identify(wire: PGconn) -> Identity:
+def identify(wire: PGconn) -> ServerIdentity:
     """Return the identity of the server behind a replication connection."""
     ((system, timeline, position, *_),) = command(wire, "IDENTIFY_SYSTEM")
     switches: dict[int, int] = {}
@@ -77,7 +77,7 @@ def identify(wire: PGconn) -> Identity:
             parts = line.split("\t")
             if len(parts) >= 2 and parts[0].strip().isdigit():
                 switches[int(parts[0])] = lsn_of(parts[1].strip())
-    return Identity(system, int(timeline), lsn_of(position), switches)
+    return ServerIdentity(system, int(timeline), lsn_of(position), switches)
 
 
 def command(wire: PGconn, text: str) -> list[list[str]]:
@@ -120,7 +120,7 @@ def find_slot(connection: Connection, slot: str) -> Slot | None:
     return Slot(plugin, database, pid, lsn_of(confirmed or "0/0"), lsn_of(restart or "0/0"), *rest)
 
 
-def judge(known: Known, identity: Identity, slot: Slot | None, database: str) -> str:
+def judge(known: LogOrigin, identity: ServerIdentity, slot: Slot | None, database: str) -> str:
     """Return why the server does not continue where our log ends; "" if it does."""
     if identity.system != known.system:
         return f"this is another server: its system identifier is {identity.system}, not {known.system}"
@@ -158,7 +158,7 @@ def judge(known: Known, identity: Identity, slot: Slot | None, database: str) ->
     return ""
 
 
-def shared(known: Known, identity: Identity) -> int:
+def shared(known: LogOrigin, identity: ServerIdentity) -> int:
     """Return the LSN up to which we may have confirmed on this server's history. Confirmations to another server past
     the fork of the two timelines, or past the end of this server's WAL, say nothing about this server."""
     parted = known.confirmed
@@ -232,7 +232,7 @@ def _is_all_visible(connection: Connection) -> bool:
     return True
 
 
-class Dropped(msgspec.Struct, frozen=True):
+class DropResult(msgspec.Struct, frozen=True):
     """The result of dropping the slot and publication. `left` is the SQL that drops the publication if the role may
     not, else "".
 
@@ -244,17 +244,17 @@ class Dropped(msgspec.Struct, frozen=True):
     left_trigger: str = ""
 
 
-def drop(connection: Connection, publication: str, slot: str) -> Dropped:
+def drop(connection: Connection, publication: str, slot: str) -> DropResult:
     """Drop the slot, which frees the WAL kept for us; then the publication, if the role owns it."""
     dropped = drop_slot(connection, slot)
     if not connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone():
-        return Dropped(dropped)
+        return DropResult(dropped)
     statement = f"DROP PUBLICATION {quoted(publication)}"
     try:
         connection.execute(statement.encode())
     except psycopg.errors.InsufficientPrivilege:
-        return Dropped(dropped, f"{statement};")
-    return Dropped(changed=True)
+        return DropResult(dropped, f"{statement};")
+    return DropResult(changed=True)
 
 
 def drop_slot(connection: Connection, slot: str) -> bool:

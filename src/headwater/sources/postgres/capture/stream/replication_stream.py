@@ -40,13 +40,13 @@ from headwater.sources.postgres.capture.decode.replication_frames import (
     decode_frame,
     status_update,
 )
-from headwater.sources.postgres.capture.replication_buffer import Point, ReplicationBuffer, Shapes
-from headwater.sources.postgres.capture.slot.slot import Identity, find_slot, identify, wire_error
+from headwater.sources.postgres.capture.replication_buffer import ReplicationBuffer, Shapes, TransactionEnd
+from headwater.sources.postgres.capture.slot.slot import ServerIdentity, find_slot, identify, wire_error
 from headwater.sources.postgres.capture.stream.replication_receiver import wire as wire_of
-from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, Resume
+from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, LogEnd
 from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
 from headwater.sources.postgres.connection import Connection, Server
-from headwater.sources.postgres.schema.catalog import Facts
+from headwater.sources.postgres.schema.catalog import CatalogReader
 from headwater.sources.postgres.schema.relations import Relations
 
 logger = logging.getLogger("headwater.postgres")
@@ -58,10 +58,10 @@ FRAMES = 64  # between two checks of the clock; a run of row frames counts as on
 GONE = ("42704", "55000", "58P01")  # no such slot or publication; slot invalidated; WAL removed
 
 
-class Keeper(Protocol):
+class StreamOwner(Protocol):
     """The owner of a stream."""
 
-    def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
+    def judge(self, identity: ServerIdentity, connection: Connection, point: TransactionEnd) -> str:
         """Return why the server does not continue at `point`; "" if it does."""
         ...
 
@@ -73,7 +73,7 @@ class Keeper(Protocol):
         """Record that a barrier was received after the change with `offset`."""
         ...
 
-    def rewound(self, point: Point) -> None:
+    def rewound(self, point: TransactionEnd) -> None:
         """Record that the changes after `point` will be sent again."""
         ...
 
@@ -91,7 +91,7 @@ class Stream:
         slot: str,
         publication: str,
         held: ReplicationBuffer,
-        keeper: Keeper,
+        keeper: StreamOwner,
         *,
         all_tables: bool,
         born_published: Collection[int] = (),
@@ -200,7 +200,7 @@ class Stream:
             shapes = point.shapes
             relations = Relations(
                 shapes.tables,
-                Facts(side, self._born_published),
+                CatalogReader(side, self._born_published),
                 oids=shapes.oids,
                 versions=shapes.versions,
                 displaced=shapes.displaced,
@@ -214,13 +214,13 @@ class Stream:
             slot = find_slot(side, self._slot)  # the slot is active for us: nobody else moves it
             told = 0 if slot is None else slot.confirmed
             # The last transaction of the log serves as proof, if the server will send it again.
-            resume = Resume(point.position, proof=point.xid if told < point.position else "")
+            resume = LogEnd(point.position, proof=point.xid if told < point.position else "")
             assembly = Assembly(relations, self._spill, resume=resume)
             self.sessions += 1
             if self.error is not None and self._is_told:
                 logger.info("the stream of %s goes on", self.server.name)
             self.error = None
-            _Pump(self, wire, assembly, relations, pace, told).run()
+            _ConnectionLoop(self, wire, assembly, relations, pace, told).run()
         finally:
             self.held.end()
             if assembly is not None:
@@ -229,7 +229,7 @@ class Stream:
                 wire.finish()
             side.close()
 
-    def _pace(self, side: Connection) -> Pace:
+    def _pace(self, side: Connection) -> StreamTiming:
         row = side.execute("SELECT setting::int FROM pg_settings WHERE name = 'wal_sender_timeout'").fetchone()
         return pace_for(row[0] / 1000 if row is not None else 0)
 
@@ -250,28 +250,30 @@ def _fatal(error: HeadwaterError) -> HeadwaterError:
     return error
 
 
-class Pace(msgspec.Struct, frozen=True):
+class StreamTiming(msgspec.Struct, frozen=True):
     """Seconds: the longest interval between our status updates, and the longest silence of the server."""
 
     interval: float
     silence: float
 
 
-def pace_for(timeout: float) -> Pace:
+def pace_for(timeout: float) -> StreamTiming:
     """Return the pace for a server with that `wal_sender_timeout`; 0: none. While the server skips a transaction that
     it does not send, it reads our updates only after half of the timeout."""
-    return Pace(min(STATUS_SECONDS, timeout / 3) if timeout else STATUS_SECONDS, max(SILENCE_SECONDS, 2 * timeout))
+    return StreamTiming(
+        min(STATUS_SECONDS, timeout / 3) if timeout else STATUS_SECONDS, max(SILENCE_SECONDS, 2 * timeout)
+    )
 
 
-class _Over(Exception):
+class _Disconnect(Exception):
     """The signal that this connection is no longer wanted."""
 
 
-class _Pump:
+class _ConnectionLoop:
     """The loop of a running connection. `told` is the LSN that the server last received."""
 
     def __init__(
-        self, owner: Stream, wire: PGconn, assembly: Assembly, relations: Relations, pace: Pace, told: int
+        self, owner: Stream, wire: PGconn, assembly: Assembly, relations: Relations, pace: StreamTiming, told: int
     ) -> None:
         self._owner, self._connection, self._assembly, self._relations = owner, wire, assembly, relations
         self._held, self._keeper, self._reported_lsn = owner.held, owner.keeper, told
@@ -286,7 +288,7 @@ class _Pump:
 
     def run(self) -> None:
         """Run until the connection breaks or another one is wanted."""
-        with contextlib.closing(self._wire), contextlib.suppress(_Over):
+        with contextlib.closing(self._wire), contextlib.suppress(_Disconnect):
             while not self._is_over():
                 for _ in range(FRAMES):
                     size, data = self._assembly.take(self._wire.get)
@@ -339,7 +341,7 @@ class _Pump:
             self._send_status()
             self._heard_at = time.monotonic()  # we did not read from the connection
             if self._is_over():
-                raise _Over
+                raise _Disconnect
 
     def _rest(self, end: int) -> None:
         """Record that the server has sent everything up to `end`; if nothing is pending, none of it is needed."""

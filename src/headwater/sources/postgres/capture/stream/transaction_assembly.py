@@ -5,7 +5,7 @@
                               … StreamAbort        -> discarded; of a subtransaction only its rows
 
 A transaction is passed on in parts of at most `part` changes. The position of its last part is the end LSN: a reader
-at that LSN has everything before. The other parts have the LSN of the commit, by which `Resume` finds the transaction
+at that LSN has everything before. The other parts have the LSN of the commit, by which `LogEnd` finds the transaction
 when the server sends it again from its start. A position is always safe to confirm.
 
 A server without two-phase decoding (the slot decides) sends a prepared transaction at COMMIT PREPARED, like any other.
@@ -53,7 +53,7 @@ class Barrier(msgspec.Struct, frozen=True):
     lsn: int
 
 
-class Resume(msgspec.Struct, frozen=True):
+class LogEnd(msgspec.Struct, frozen=True):
     """The end of a log. `position` is that of its last part; if that was not the last of its transaction, `start` is
     the number of changes of the transaction in the log, and `rows` how many of them are not schema changes.
 
@@ -87,14 +87,14 @@ class Assembly:
         relations: Relations,
         spills: Callable[[], Spill],
         *,
-        resume: Resume | None = None,
+        resume: LogEnd | None = None,
         part: int = PART,
     ) -> None:
         self.end = 0  # the end LSN of the last commit received, empty ones included
         self.weight = 0  # bytes of messages that were put into parts
         self._relations, self._spills, self._part = relations, spills, part
         self._take = rows.twin().take
-        self._resume = resume or Resume()
+        self._resume = resume or LogEnd()
         self._proof = self._resume.proof
         self._rows = _NOBODY  # relations.rows while rows are decoded as they are received
         self._head: _Head | None = None

@@ -23,8 +23,8 @@ from headwater.sources.postgres.query.analysis.parameters import (
     may_depend_on_clock,
 )
 from headwater.sources.postgres.query.analysis.parse_tree import Unreadable
-from headwater.sources.postgres.query.analysis.parse_tree_source import PARSED, Body, Facts, body_of, facts_of
-from headwater.sources.postgres.query.analysis.result_order import NO_ORDER, Known, judge, row_key
+from headwater.sources.postgres.query.analysis.parse_tree_source import PARSED, Body, StatementFacts, body_of, facts_of
+from headwater.sources.postgres.query.analysis.result_order import NO_ORDER, CatalogFacts, judge, row_key
 from headwater.sources.postgres.query.analysis.row_conditions import Conditions
 from headwater.sources.postgres.query.analysis.schema_epoch import State, epoch_of, number_in, state_in
 from headwater.sources.postgres.query.analysis.statement_growth import check_text
@@ -58,7 +58,7 @@ WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.relation >= 163
 """
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _CachedAnalysis(msgspec.Struct, frozen=True):
     """The analysis of a statement in one state of the schema."""
 
     state: State
@@ -75,7 +75,7 @@ def _key(analysis: Analysis) -> _Key:
     return analysis.sql, analysis.parameters
 
 
-def _size(known: _Known) -> int:
+def _size(known: _CachedAnalysis) -> int:
     """Return the approximate memory of an analysis, in bytes."""
     analysis = known.analysis
     names = len(analysis.columns) + len(analysis.objects) + len(known.relations or ())
@@ -91,7 +91,7 @@ class Analyses:
     ) -> None:
         self._pool, self._visibility, self._publication = pool, visibility, publication
         self._seconds = statement_seconds
-        self._known: BoundedCache[_Key, _Known] = BoundedCache(MAX_KNOWN, MAX_KNOWN_BYTES)
+        self._known: BoundedCache[_Key, _CachedAnalysis] = BoundedCache(MAX_KNOWN, MAX_KNOWN_BYTES)
 
     # --- analysis ----------------------------------------------------------------------------------------------
 
@@ -107,10 +107,10 @@ class Analyses:
         self._remember(found)
         return found.analysis
 
-    def _remember(self, found: _Known) -> None:
+    def _remember(self, found: _CachedAnalysis) -> None:
         self._known.put(_key(found.analysis), found, _size(found))
 
-    def _understand(self, statement: NumberedStatement) -> _Known:
+    def _understand(self, statement: NumberedStatement) -> _CachedAnalysis:
         """Return the analysis of a statement, in a state of the schema that was still current afterwards."""
         for _ in range(TRIES):
             found = self._pool.probe(lambda link: self._looked_at(link, statement), self._seconds)
@@ -121,7 +121,7 @@ class Analyses:
     def _number(self) -> int:
         return self._pool.read(number_in, self._seconds)
 
-    def _looked_at(self, link: Link, statement: NumberedStatement) -> _Known:
+    def _looked_at(self, link: Link, statement: NumberedStatement) -> _CachedAnalysis:
         state = state_in(link)
         types, columns = _described(link, statement)
         touched: frozenset[int] | None = None
@@ -136,10 +136,15 @@ class Analyses:
             analysis = _unknown(statement, columns, error, calls_of_failed(link, body))
         digest = hashlib.blake2b(f"{analysis.epoch}/{state.session}/{types}".encode(), digest_size=12)
         analysis = msgspec.structs.replace(analysis, epoch=digest.hexdigest())
-        return _Known(state, types, analysis, touched)
+        return _CachedAnalysis(state, types, analysis, touched)
 
     def _analysed(
-        self, link: Link, statement: NumberedStatement, columns: tuple[str, ...], facts: Facts, known: Known
+        self,
+        link: Link,
+        statement: NumberedStatement,
+        columns: tuple[str, ...],
+        facts: StatementFacts,
+        known: CatalogFacts,
     ) -> Analysis:
         hidden, judged = unseen(link, facts, self._publication), judge([facts.query, *facts.views], known)
         volatile = {*volatility(link, facts), *hidden, *judged.reasons}
@@ -181,7 +186,7 @@ class Analyses:
             known = None
         raise _moving()
 
-    def _meaning(self, analysis: Analysis) -> _Known | None:
+    def _meaning(self, analysis: Analysis) -> _CachedAnalysis | None:
         """Return the current analysis of the statement; None if the statement is no longer valid."""
         try:
             found = self._understand(NumberedStatement(analysis.sql, analysis.parameters))
@@ -190,7 +195,7 @@ class Analyses:
         self._remember(found)
         return found
 
-    def _answered(self, known: _Known, args: dict[str, Value]) -> ReadResult | None:
+    def _answered(self, known: _CachedAnalysis, args: dict[str, Value]) -> ReadResult | None:
         """Return the answer, if it was read in the state of the schema that is `known`; None otherwise.
 
         A transaction sees rows as of its snapshot, but PostgreSQL resolves names at the time of the statement. So the
@@ -213,7 +218,7 @@ class Analyses:
         return msgspec.structs.replace(read, offset=place.offset, settled=place.is_exact)
 
 
-def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[ReadResult, str] | None:
+def _read(link: Link, known: _CachedAnalysis, bound: list[bytes | None]) -> tuple[ReadResult, str] | None:
     state = state_in(link)
     if (state.number, state.session) != (known.state.number, known.state.session):
         return None
@@ -229,7 +234,7 @@ def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[ReadRes
     return read, state.snapshot
 
 
-def _locked_besides(link: Link, facts: Facts) -> set[str]:
+def _locked_besides(link: Link, facts: StatementFacts) -> set[str]:
     """Return the relations that PostgreSQL locked when it parsed the statement, and that its tree does not show.
 
     A second barrier for scoped callers, before anything runs: it detects a tree reader that skips a part of the tree.
@@ -241,13 +246,13 @@ def _locked_besides(link: Link, facts: Facts) -> set[str]:
     return {table_name(schema, name) for oid, schema, name, _ in locked if oid not in read}
 
 
-def _is_secured(facts: Facts) -> bool:
+def _is_secured(facts: StatementFacts) -> bool:
     return any(each.is_secured for each in read_relations(facts))
 
 
 def _ordered(
     link: Link, statement: NumberedStatement, types: tuple[int, ...], body: Body
-) -> tuple[NumberedStatement, Facts, Known]:
+) -> tuple[NumberedStatement, StatementFacts, CatalogFacts]:
     """Return the statement, with a total order if PostgreSQL finds it otherwise equal, and its facts."""
     facts = facts_of(link, body)
     known = known_to(link, facts, operators(link, facts))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.model.dependencies.dependency import ALWAYS, AllOf, AnyOf, Condition, Dependency, Test
+from headwater.model.dependencies.dependency import ALWAYS, AllOf, AnyOf, Comparison, Condition, Dependency
 from headwater.sources.postgres.query.analysis.parse_tree import Node
-from headwater.sources.postgres.query.analysis.parse_tree_source import Facts, Relation
-from headwater.sources.postgres.query.analysis.result_order import Known, keys_of
+from headwater.sources.postgres.query.analysis.parse_tree_source import Relation, StatementFacts
+from headwater.sources.postgres.query.analysis.result_order import CatalogFacts, keys_of
 from headwater.sources.postgres.query.analysis.row_conditions import Conditions
 from headwater.sources.postgres.query.analysis.tree_reads import WHOLE_ROW
 from headwater.sources.postgres.schema.table_shapes import ident
@@ -15,7 +15,7 @@ from headwater.sources.postgres.schema.table_shapes import ident
 _SAME = ("jointree", "cteList", "windowClause", "hasSubLinks")
 
 
-def dependencies(facts: Facts, conditions: Conditions | None, *, is_total: bool) -> tuple[Dependency, ...]:
+def dependencies(facts: StatementFacts, conditions: Conditions | None, *, is_total: bool) -> tuple[Dependency, ...]:
     """Return the dependencies on each table. Unless the order is total, an update of any column may move a row."""
     found: dict[str, tuple[set[str] | None, Condition]] = {}
     for oid, numbers in sorted(facts.used.columns.items()):
@@ -39,7 +39,7 @@ def dependencies(facts: Facts, conditions: Conditions | None, *, is_total: bool)
     )
 
 
-def _tables(facts: Facts, relation: Relation) -> list[Relation]:
+def _tables(facts: StatementFacts, relation: Relation) -> list[Relation]:
     """Return the tables that hold the rows: the relation itself, or its partitions and children."""
     children = facts.children.get(relation.oid, []) if relation.oid in facts.used.heirs else []
     every = [relation, *(facts.relations[oid] for oid in children)]
@@ -49,13 +49,13 @@ def _tables(facts: Facts, relation: Relation) -> list[Relation]:
 def tested(condition: Condition) -> set[str]:
     """Return the columns of a condition."""
     match condition:
-        case Test(column):
+        case Comparison(column):
             return {column}
         case AllOf(parts) | AnyOf(parts):
             return set[str]().union(*map(tested, parts))
 
 
-def in_order(sql: str, query: Node, columns: dict[int, dict[int, str]], known: Known) -> str | None:
+def in_order(sql: str, query: Node, columns: dict[int, dict[int, str]], known: CatalogFacts) -> str | None:
     """Return the statement with its tables' keys added to ORDER BY, for another analysis; None without keys."""
     cells = keys_of(query, known)
     if not cells:
@@ -69,7 +69,7 @@ def in_order(sql: str, query: Node, columns: dict[int, dict[int, str]], known: K
     return f"{sql.rstrip().rstrip(';')}\n{word} {', '.join(names)}"
 
 
-def is_same_question(before: Facts, after: Facts) -> bool:
+def is_same_question(before: StatementFacts, after: StatementFacts) -> bool:
     """Return whether two statements differ only in their order."""
     one, other = before.query, after.query
     outputs = [

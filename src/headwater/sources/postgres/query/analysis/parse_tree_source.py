@@ -14,7 +14,7 @@ from headwater.sources.postgres.errors import CANCELED, state_of
 from headwater.sources.postgres.protocol_session import WORDS, Link
 from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable, parse
 from headwater.sources.postgres.query.analysis.statement_growth import check_tree
-from headwater.sources.postgres.query.analysis.tree_reads import Reader, Used, Writes
+from headwater.sources.postgres.query.analysis.tree_reads import Reader, UsedObjects, Writes
 from headwater.sources.postgres.schema.relations import table_name
 from headwater.sources.postgres.values import Bound, array_text
 
@@ -70,13 +70,13 @@ class Relation(msgspec.Struct, frozen=True):
         return table_name(self.schema, self.name)
 
 
-class Facts(msgspec.Struct, frozen=True):
+class StatementFacts(msgspec.Struct, frozen=True):
     """The facts about a statement."""
 
     query: Node
     views: tuple[Node, ...]  # the rules of its views
     trees: tuple[str, ...]  # its own, and those of its views: they define its meaning
-    used: Used
+    used: UsedObjects
     relations: dict[int, Relation]  # all that it reads, including views and children
     children: dict[int, list[int]]  # of tables that are read with children: all descendants
     is_little: bool  # the tree has numbers in little-endian order
@@ -87,12 +87,12 @@ def oids(found: Collection[int]) -> Bound:
     return array_text([str(oid) for oid in sorted(found)])
 
 
-def facts_of(link: Link, body: Body) -> Facts:
+def facts_of(link: Link, body: Body) -> StatementFacts:
     """Return the facts about a statement and the views it uses. Raises Unreadable if a tree is not supported.
 
     Raises InvalidRequest for a statement that does more than reading.
     """
-    used, trees, relations = Used(), [body.text], dict[int, Relation]()
+    used, trees, relations = UsedObjects(), [body.text], dict[int, Relation]()
     views: list[Node] = []
     query = _single(body.items)
     try:
@@ -116,7 +116,7 @@ def facts_of(link: Link, body: Body) -> Facts:
     below: dict[int, list[int]] = {}
     for root, oid in link.run(_CHILDREN, [oids(used.heirs)]).values():
         below.setdefault(root, []).append(oid)
-    return Facts(query, tuple(views), tuple(trees), used, relations, below, body.is_little)
+    return StatementFacts(query, tuple(views), tuple(trees), used, relations, below, body.is_little)
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -124,7 +124,7 @@ class Body(msgspec.Struct, frozen=True):
 
     items: list[Item]
     text: str
-    is_little: bool  # see Facts
+    is_little: bool  # see StatementFacts
 
 
 def body_of(link: Link, sql: str, types: Sequence[int] = ()) -> Body:

@@ -47,7 +47,7 @@ NO_ORDER = "the order of its rows is not determined: add a key to ORDER BY"
 Cell = tuple[int, int]  # place of a table, number of a column
 
 
-class Known(msgspec.Struct, frozen=True):
+class CatalogFacts(msgspec.Struct, frozen=True):
     """The catalogue's facts by oid: keys of tables, names of functions, PostgreSQL's own `=` operators, and the
     collations that treat different texts as equal."""
 
@@ -64,7 +64,7 @@ class OrderVerdict(msgspec.Struct, frozen=True):
     doubts: tuple[str, ...]
 
 
-def judge(trees: list[Node], known: Known) -> OrderVerdict:
+def judge(trees: list[Node], known: CatalogFacts) -> OrderVerdict:
     """Return the verdict on a statement, which is the first tree, and the rules of its views."""
     reasons: set[str] = set()
     doubts: set[str] = set()
@@ -72,20 +72,20 @@ def judge(trees: list[Node], known: Known) -> OrderVerdict:
         links = [node for node in below(tree) if node.tag == "SUBLINK"]
         exists = {id(node["subselect"]) for node in links if node["subLinkType"] == _EXISTS}
         for query in [node for node in below(tree) if node.tag == "QUERY"]:
-            reasons.update(_Level(query, known).reasons(is_asked=id(query) not in exists))
-            doubts.update(_Level(query, known).doubts())
+            reasons.update(_QueryLevel(query, known).reasons(is_asked=id(query) not in exists))
+            doubts.update(_QueryLevel(query, known).doubts())
         for link in links:
-            if link["subLinkType"] == _ARRAY_SUBLINK and not _Level(link["subselect"], known).is_total():
+            if link["subLinkType"] == _ARRAY_SUBLINK and not _QueryLevel(link["subselect"], known).is_total():
                 reasons.add("ARRAY(SELECT …) without a total order: add a key to its ORDER BY")
-    if not _Level(trees[0], known).is_total():
+    if not _QueryLevel(trees[0], known).is_total():
         doubts.add(NO_ORDER)
     return OrderVerdict(tuple(sorted(reasons)), tuple(sorted(doubts)))
 
 
-class _Level:
+class _QueryLevel:
     """A QUERY node."""
 
-    def __init__(self, query: Node, known: Known) -> None:
+    def __init__(self, query: Node, known: CatalogFacts) -> None:
         self._query, self._known = query, known
         self._targets = {entry.number("ressortgroupref"): entry for entry in query.items("targetList")}
         self._entries = query.items("rtable")
@@ -207,11 +207,11 @@ class _Level:
             return False
         try:
             return _Keys(self._query, self._known).are_decided(by)
-        except _Undecided:
+        except _NoRowKeys:
             return False
 
 
-def keys_of(query: Node, known: Known) -> list[Cell]:
+def keys_of(query: Node, known: CatalogFacts) -> list[Cell]:
     """Return columns that make the order of a query's rows total; [] if there are none."""
     fields = (
         "setOperations",
@@ -226,30 +226,30 @@ def keys_of(query: Node, known: Known) -> list[Cell]:
         return []
     try:
         return _Keys(query, known).cells()
-    except _Undecided:
+    except _NoRowKeys:
         return []
 
 
-def row_key(query: Node, known: Known) -> tuple[int, ...] | None:
+def row_key(query: Node, known: CatalogFacts) -> tuple[int, ...] | None:
     """Return the places of the columns that identify the rows of the answer; None if one is not in it."""
     if any(query[name] is not None for name in _MERGING) or query.is_true("hasAggs") or query.is_true("hasTargetSRFs"):
         return None
     try:
         cells = _Keys(query, known).cells()
-    except _Undecided:
+    except _NoRowKeys:
         return None
     shown = [_cell(bare(each["expr"])) for each in query.items("targetList") if not each.is_true("resjunk")]
     return tuple(shown.index(cell) for cell in cells) if cells and set(cells) <= set(shown) else None
 
 
-class _Undecided(Exception):
+class _NoRowKeys(Exception):
     """A query whose rows are not identified by keys."""
 
 
 class _Keys:
     """The keys of the tables in a FROM, and the columns that determine other columns."""
 
-    def __init__(self, query: Node, known: Known) -> None:
+    def __init__(self, query: Node, known: CatalogFacts) -> None:
         self._keys: dict[int, tuple[int, ...]] = {}
         self._equal: list[tuple[Cell, Cell | None]] = []  # a column, and the column that determines it; None: constant
         self._entries, self._known = query.items("rtable"), known
@@ -264,12 +264,12 @@ class _Keys:
             entry = self._entries[place - 1]
             oid = entry.number("relid") if entry.number("rtekind") == RELATION else 0
             if oid not in self._known.keys:
-                raise _Undecided
+                raise _NoRowKeys
             self._keys[place] = self._known.keys[oid]
             return frozenset({place})
         left, right = self._take(item["larg"]), self._take(item["rarg"])
         if item["jointype"] not in (INNER, LEFT):
-            raise _Undecided
+            raise _NoRowKeys
         self._pairs(item["quals"], None if item["jointype"] == INNER else right)
         return left | right
 

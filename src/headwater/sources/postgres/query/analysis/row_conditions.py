@@ -15,10 +15,10 @@ from uuid import UUID
 
 import msgspec
 
-from headwater.model.dependencies.dependency import ALWAYS, AllOf, AnyOf, Condition, Const, Operand, Param, Test
+from headwater.model.dependencies.dependency import ALWAYS, AllOf, AnyOf, Comparison, Condition, Const, Operand, Param
 from headwater.model.literal import Date, DateTime, Value
 from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable, below
-from headwater.sources.postgres.query.analysis.parse_tree_source import Facts
+from headwater.sources.postgres.query.analysis.parse_tree_source import StatementFacts
 from headwater.sources.postgres.query.analysis.tree_reads import FUNCTION, RELATION
 from headwater.sources.postgres.types import BOOL, DATE, INT2, INT4, INT8, TEXT, TIMESTAMP, TIMESTAMPTZ, UUID_, VARCHAR
 
@@ -42,7 +42,7 @@ class Operator(msgspec.Struct, frozen=True):
     right: int
 
 
-class Unclear(Exception):
+class UnknownCondition(Exception):
     """A condition with no known meaning for a single column."""
 
 
@@ -50,7 +50,9 @@ class Conditions:
     """The conditions of a statement. `operators` are the built-in comparisons by oid, `odd` the collations that treat
     different texts as equal, `names` the names of the parameters."""
 
-    def __init__(self, facts: Facts, names: tuple[str, ...], operators: Mapping[int, Operator], odd: set[int]) -> None:
+    def __init__(
+        self, facts: StatementFacts, names: tuple[str, ...], operators: Mapping[int, Operator], odd: set[int]
+    ) -> None:
         self._query, self.names, self._relations, self._counts = facts.query, names, facts.relations, facts.used.counts
         self.operators, self.odd, self.is_little = operators, odd, facts.is_little
         self.is_plain = all(join["jointype"] == INNER for join in joins(facts.query))
@@ -61,9 +63,9 @@ class Conditions:
         try:
             place, quals = self._place(oid), self._quals()
             for qual in quals:
-                with contextlib.suppress(Unclear):
-                    parts.append(_Of(self, place, self._relations[oid].columns).condition(qual))
-        except (Unclear, Unreadable):
+                with contextlib.suppress(UnknownCondition):
+                    parts.append(_TableConditions(self, place, self._relations[oid].columns).condition(qual))
+        except (UnknownCondition, Unreadable):
             return ALWAYS
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
@@ -71,12 +73,12 @@ class Conditions:
         """Return the place of the table; Unclear unless it occurs once, in the outermost query, and in no view."""
         own = [n for n, entry in enumerate(self._query.items("rtable"), 1) if _relation(entry) == oid]
         if len(own) != 1 or self._counts.get(oid) != 1:
-            raise Unclear
+            raise UnknownCondition
         # A function or LATERAL entry may fail on any row, before WHERE is evaluated.
         if any(
             entry.number("rtekind") == FUNCTION or entry.is_true("lateral") for entry in self._query.items("rtable")
         ):
-            raise Unclear
+            raise UnknownCondition
         return own[0]
 
     def _quals(self) -> list[Node]:
@@ -84,7 +86,7 @@ class Conditions:
         found = list(conjuncts(self._query["jointree"]["quals"]))
         others = [qual for join in joins(self._query) for qual in conjuncts(join["quals"])]
         if not all(map(self._cannot_fail, found + others)):
-            raise Unclear
+            raise UnknownCondition
         return found + others if self.is_plain else found
 
     def _cannot_fail(self, node: Item) -> bool:
@@ -100,7 +102,7 @@ class Conditions:
         return True
 
 
-class _Of:
+class _TableConditions:
     """The conditions on one occurrence of a table."""
 
     def __init__(self, of: Conditions, place: int, columns: Mapping[int, str]) -> None:
@@ -115,22 +117,22 @@ class _Of:
                 return AllOf(tuple(self.condition(part) for part in node.items("args")))
             case "BOOLEXPR":
                 (inner,) = node.items("args")
-                return Test(self._column(inner, BOOL), "eq", (Const(False),))
+                return Comparison(self._column(inner, BOOL), "eq", (Const(False),))
             case "VAR":
-                return Test(self._column(node, BOOL), "eq", (Const(True),))
+                return Comparison(self._column(node, BOOL), "eq", (Const(True),))
             case "NULLTEST":
                 return self._null_test(node)
             case "OPEXPR":
                 return self._comparison(node)
             case "SCALARARRAYOPEXPR":
                 return self._among(node)
-        raise Unclear
+        raise UnknownCondition
 
     def _null_test(self, node: Node) -> Condition:
         is_null = node["nulltesttype"] == "0"
         if node.is_true("argisrow") or (is_null and not self._of.is_plain):
-            raise Unclear
-        return Test(self._column(node["arg"], None), "is" if is_null else "is_not", (Const(None),))
+            raise UnknownCondition
+        return Comparison(self._column(node["arg"], None), "is" if is_null else "is_not", (Const(None),))
 
     def _comparison(self, node: Node) -> Condition:
         found = self._of.operators[node.number("opno")]
@@ -142,18 +144,18 @@ class _Of:
         column = self._column(left, None)
         if op != "eq" and bare(left)["vartypmod"] != "-1":
             # The column would round or truncate the operand; the comparison does not.
-            raise Unclear
-        return Test(column, op, (self._operand(right),))
+            raise UnknownCondition
+        return Comparison(column, op, (self._operand(right),))
 
     def _among(self, node: Node) -> Condition:
         found = self._of.operators[node.number("opno")]
         left, right = node.items("args")
         if found.op != "eq" or not node.is_true("useOr") or right.tag not in ("ARRAYEXPR", "ARRAY"):
-            raise Unclear
+            raise UnknownCondition
         if right.is_true("multidims"):
-            raise Unclear
+            raise UnknownCondition
         self._check(found, "eq", node)
-        return Test(self._column(left, None), "in", tuple(map(self._operand, right.items("elements"))))
+        return Comparison(self._column(left, None), "in", tuple(map(self._operand, right.items("elements"))))
 
     def _check(self, found: Operator, op: str, node: Node) -> None:
         """Raise Unclear if our bytes do not compare as PostgreSQL does."""
@@ -161,7 +163,7 @@ class _Of:
         is_alike = sides <= INTS or len(sides) == 1
         allowed = _EQUAL if op in ("eq", "ne") else _ORDERED
         if not is_alike or not sides <= allowed or node.number("inputcollid") in self._of.odd:
-            raise Unclear
+            raise UnknownCondition
 
     def _is_column(self, node: Item) -> bool:
         node = bare(node)
@@ -170,23 +172,23 @@ class _Of:
     def _column(self, node: Item, wanted: int | None) -> str:
         node = bare(node)
         if not self._is_column(node) or node.number("varlevelsup"):
-            raise Unclear
+            raise UnknownCondition
         number, kind = node.number("varattno"), node.number("vartype")
         if number < 1 or (wanted is not None and kind != wanted) or (wanted is None and kind not in _EQUAL | {VARCHAR}):
-            raise Unclear
+            raise UnknownCondition
         return self._columns[number]
 
     def _operand(self, node: Item) -> Operand:
         node = bare(node)
         if not isinstance(node, Node):
-            raise Unclear
+            raise UnknownCondition
         if node.tag == "PARAM" and node["paramkind"] == "0":
             return Param(self._of.names[node.number("paramid") - 1])
         if node.tag == "CONST":
             if not self._of.is_little:
-                raise Unclear
+                raise UnknownCondition
             return Const(_value(node))
-        raise Unclear
+        raise UnknownCondition
 
 
 # --- reading trees -------------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ def _value(node: Node) -> Value:
         return None
     data, kind = node["constvalue"], node.number("consttype")
     if not isinstance(data, bytes):
-        raise Unclear
+        raise UnknownCondition
     if kind in INTS:
         return int.from_bytes(data[: node.number("constlen")], "little", signed=True)
     if kind == BOOL:
@@ -251,5 +253,5 @@ def _value(node: Node) -> Value:
             moment = _EPOCH + datetime.timedelta(microseconds=int.from_bytes(data[:8], "little", signed=True))
             return DateTime(moment.isoformat() + ("+00:00" if kind == TIMESTAMPTZ else ""))
     except OverflowError:  # infinity, or a year that Python does not support
-        raise Unclear from None
-    raise Unclear
+        raise UnknownCondition from None
+    raise UnknownCondition

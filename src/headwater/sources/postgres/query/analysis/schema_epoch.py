@@ -11,7 +11,7 @@ import hashlib
 import msgspec
 
 from headwater.sources.postgres.protocol_session import Link
-from headwater.sources.postgres.query.analysis.parse_tree_source import Facts, oids
+from headwater.sources.postgres.query.analysis.parse_tree_source import StatementFacts, oids
 from headwater.sources.postgres.query.analysis.uncacheable_objects import read_relations
 from headwater.sources.postgres.schema.catalog import number_of, schema_sql
 
@@ -55,7 +55,7 @@ def state_in(link: Link) -> State:
     return State(number_of(str(text)), str(session), str(snapshot))
 
 
-def epoch_of(link: Link, facts: Facts) -> str:
+def epoch_of(link: Link, facts: StatementFacts) -> str:
     """Return a short text of the definitions that a statement uses; it differs if the statement may mean otherwise."""
     listed = ",".join(str(each.oid) for each in read_relations(facts)) or "0"
     # Of tables only the statement's own; all types, which are few, because any type may be inside another.

@@ -194,7 +194,7 @@ def _end_of_comment(sql: str, place: int) -> int:
 def check_tree(items: list[Item]) -> None:
     """Raise InvalidRequest for a tree that grows too large when PostgreSQL inlines its subqueries."""
     try:
-        size = _Planned().size(items, ())
+        size = _ExpandedSize().size(items, ())
     except RecursionError:
         size = MAX_NODES + 1
     if size > MAX_NODES:
@@ -204,7 +204,7 @@ def check_tree(items: list[Item]) -> None:
         )
 
 
-class _Planned:
+class _ExpandedSize:
     """The number of nodes of a tree in which columns of subqueries are replaced by their expressions."""
 
     def __init__(self) -> None:

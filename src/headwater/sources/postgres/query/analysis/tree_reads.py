@@ -51,7 +51,7 @@ class Writes(Exception):
     """A statement that does more than reading."""
 
 
-class Used(msgspec.Struct):
+class UsedObjects(msgspec.Struct):
     """Everything a statement uses, by oid. Column number 0 is the whole row, negative numbers are system columns."""
 
     columns: dict[int, set[int]] = msgspec.field(default_factory=dict)
@@ -69,7 +69,7 @@ class Used(msgspec.Struct):
 class Reader:
     """A walk over trees that records reads in `used`. `own` is the view of the rule: older servers mention it there."""
 
-    def __init__(self, used: Used, own: int = 0) -> None:
+    def __init__(self, used: UsedObjects, own: int = 0) -> None:
         self._used, self._own = used, own
 
     def query(self, query: Node, outer: tuple[Node, ...] = ()) -> None:

@@ -14,8 +14,8 @@ from headwater.sources.postgres.query.analysis.immutable_functions import (
     outside,
     reasons,
 )
-from headwater.sources.postgres.query.analysis.parse_tree_source import Facts, Relation, oids
-from headwater.sources.postgres.query.analysis.result_order import Known
+from headwater.sources.postgres.query.analysis.parse_tree_source import Relation, StatementFacts, oids
+from headwater.sources.postgres.query.analysis.result_order import CatalogFacts
 from headwater.sources.postgres.query.analysis.row_conditions import Operator
 from headwater.sources.postgres.query.analysis.tree_reads import WHOLE_ROW
 from headwater.sources.postgres.schema.lock_free_catalog import published_sql
@@ -89,7 +89,7 @@ WHERE t.oid = ANY ($1::oid[]) AND t.oid >= 16384 AND t.oid NOT IN (SELECT oid FR
 _KINDS = {"m": "a materialised view", "f": "a foreign table", "S": "a sequence", "t": "a TOAST table", "c": "a type"}
 
 
-def volatility(link: Link, facts: Facts) -> tuple[str, ...]:
+def volatility(link: Link, facts: StatementFacts) -> tuple[str, ...]:
     """Return the reasons why an answer may change though its tables did not."""
     used = facts.used
     found = set(used.reasons)
@@ -106,7 +106,7 @@ def volatility(link: Link, facts: Facts) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def beyond(link: Link, facts: Facts) -> tuple[str, ...]:
+def beyond(link: Link, facts: StatementFacts) -> tuple[str, ...]:
     """Return the objects read besides the user's tables: catalogues, also by types that name their objects, and
     anything that functions read.
     """
@@ -121,12 +121,12 @@ def beyond(link: Link, facts: Facts) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _functions(link: Link, facts: Facts) -> list[Function]:
+def _functions(link: Link, facts: StatementFacts) -> list[Function]:
     rows = link.run(_FUNCTIONS, [oids(facts.used.functions), oids(facts.used.operators)]).values()
     return [Function(*row) for row in rows]
 
 
-def _types(link: Link, facts: Facts) -> Iterator[str]:
+def _types(link: Link, facts: StatementFacts) -> Iterator[str]:
     for oid, name, kind, category, canonical, extension in link.run(_TYPES, [oids(facts.used.types)]).values():
         if oid < FIRST_OWN:
             if name.lstrip("_").startswith("reg") or name.lstrip("_") == "aclitem":
@@ -140,7 +140,7 @@ def _is_made(kind: str, category: str, canonical: int) -> bool:
     return kind in "edc" or (kind == "b" and category == "A") or (kind in "rm" and not canonical)
 
 
-def _conversions(link: Link, facts: Facts) -> Iterator[str]:
+def _conversions(link: Link, facts: StatementFacts) -> Iterator[str]:
     """Yield the reasons from conversions by way of text, which may be `now`."""
     into = {target for _, target in facts.used.conversions}
     for name, function, volatility_ in link.run(_INPUTS, [oids(into)]).values():
@@ -150,7 +150,7 @@ def _conversions(link: Link, facts: Facts) -> Iterator[str]:
     yield from reasons([Function(*row) for row in link.run(_OUTPUTS, [oids(outputs)]).values()])
 
 
-def unseen(link: Link, facts: Facts, publication: str) -> tuple[str, ...]:
+def unseen(link: Link, facts: StatementFacts, publication: str) -> tuple[str, ...]:
     """Return the reasons why changes of the read tables are not captured, or not all of them."""
     name = publication.encode()
     told = link.run(_PUBLICATION, [name]).values()
@@ -207,23 +207,23 @@ _ODD = "SELECT oid FROM pg_collation WHERE NOT collisdeterministic"
 _WORDS = {"=": "eq", "<>": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
 
 
-def operators(link: Link, facts: Facts) -> dict[int, Operator]:
+def operators(link: Link, facts: StatementFacts) -> dict[int, Operator]:
     """Return the built-in comparisons of a statement."""
     found = link.run(_OPERATORS, [oids(facts.used.operators)]).values()
     return {oid: Operator(_WORDS[name], left, right) for oid, name, left, right in found}
 
 
-def known_to(link: Link, facts: Facts, compared: Mapping[int, Operator]) -> Known:
+def known_to(link: Link, facts: StatementFacts, compared: Mapping[int, Operator]) -> CatalogFacts:
     """Return the facts that `result_order` needs."""
     keys: dict[int, tuple[int, ...]] = {}
     for oid, number in link.run(_KEYS, [oids(facts.used.columns)]).values():
         keys[oid] = (*keys.get(oid, ()), number)
     functions = dict(link.run(_NAMES, [oids(facts.used.functions)]).values())
     odd = frozenset(oid for (oid,) in link.run(_ODD).values())
-    return Known(keys, functions, frozenset(oid for oid, each in compared.items() if each.op == "eq"), odd)
+    return CatalogFacts(keys, functions, frozenset(oid for oid, each in compared.items() if each.op == "eq"), odd)
 
 
-def read_relations(facts: Facts) -> list[Relation]:
+def read_relations(facts: StatementFacts) -> list[Relation]:
     """Return everything that is read: named relations, views and the relations below them, and children."""
     named = set(facts.used.columns)
     below = {oid for root, children in facts.children.items() if root in named for oid in children}

@@ -15,7 +15,7 @@ from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.query.analysis.immutable_functions import FIRST_OWN, TRUSTED
 from headwater.sources.postgres.query.analysis.parse_tree import Item, Unreadable, below
 from headwater.sources.postgres.query.analysis.parse_tree_source import Body, body_of, oids
-from headwater.sources.postgres.query.analysis.tree_reads import FUNCTION_FIELDS, OPERATOR_FIELDS, Reader, Used
+from headwater.sources.postgres.query.analysis.tree_reads import FUNCTION_FIELDS, OPERATOR_FIELDS, Reader, UsedObjects
 from headwater.sources.postgres.values import array_text
 
 NOT_UNDERSTOOD = "functions that cannot be checked"
@@ -73,7 +73,7 @@ def volatile_calls(link: Link, tree: Item) -> tuple[str, ...]:
 
 def has_mutable_calls(link: Link, tree: Item) -> bool:
     """Return whether an expression over a row calls functions that are not IMMUTABLE, or may do so."""
-    used = Used()
+    used = UsedObjects()
     Reader(used).expression(tree)
     types = {oid for conversion in used.conversions for oid in conversion}
     found = link.run(_MUTABLE, [oids(used.functions), oids(used.operators), oids(types)]).rows

@@ -16,7 +16,7 @@ from headwater.sources.read import SourceHead
 from headwater.sources.sqlite.capture.triggers import CAPTURE
 from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.analysis.authorizer_reads import (
-    Facts,
+    StatementFacts,
     bare_rowids,
     beyond,
     epoch_of,
@@ -25,7 +25,7 @@ from headwater.sources.sqlite.query.analysis.authorizer_reads import (
     unseen,
     volatility,
 )
-from headwater.sources.sqlite.query.analysis.planner_inputs import Planning
+from headwater.sources.sqlite.query.analysis.planner_inputs import PlannerInputs
 from headwater.sources.sqlite.query.analysis.select_analysis import SelectAnalysis, analyse_select
 from headwater.sources.sqlite.query.statement_execution import run_statement
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
@@ -45,7 +45,7 @@ class Analyses:
 
     def __init__(self, vouched: Callable[[], int]) -> None:
         self._vouched = vouched
-        self._planning = Planning()
+        self._planning = PlannerInputs()
         # Set once an analysed query depends on its plan; from then on `read_head` includes the planner inputs.
         self._plans_count = False
         self._lock = threading.Lock()  # guards _version and _epochs
@@ -158,7 +158,7 @@ def _understood(reader: GuardedConnection, sql: str) -> Analysis:
     return msgspec.structs.replace(whole, doubts=(doubt,), beyond=(*whole.beyond, *unnamed))
 
 
-def _narrowed(whole: Analysis, closer: SelectAnalysis, facts: Facts, volatile: tuple[str, ...]) -> Analysis:
+def _narrowed(whole: Analysis, closer: SelectAnalysis, facts: StatementFacts, volatile: tuple[str, ...]) -> Analysis:
     seen = {dependency.table for dependency in closer.dependencies}
     if not seen.issubset(facts.tables):
         raise Unsupported("it names a table or a view that SQLite does not read")

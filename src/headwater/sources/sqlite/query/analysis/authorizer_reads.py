@@ -25,7 +25,7 @@ Program = list[Step]
 T = TypeVar("T")
 
 
-class Facts(msgspec.Struct, frozen=True):
+class StatementFacts(msgspec.Struct, frozen=True):
     """Facts about a statement that are known without parsing its text. Names are spelled as in the schema."""
 
     statement: Statement
@@ -48,7 +48,7 @@ class Facts(msgspec.Struct, frozen=True):
         return tuple(name or str(place) for place, name in enumerate(self.statement.parameters, 1))
 
 
-def facts_of(reader: GuardedConnection, sql: str) -> Facts:
+def facts_of(reader: GuardedConnection, sql: str) -> StatementFacts:
     """Return the engine's facts about `sql`; InvalidRequest unless it is one read-only statement."""
     if "\0" in sql or any("\ud800" <= char <= "\udfff" for char in sql):
         raise InvalidRequest(
@@ -73,7 +73,7 @@ def facts_of(reader: GuardedConnection, sql: str) -> Facts:
 
 def _facts(
     reader: GuardedConnection, sql: str, statement: Statement, accesses: list[Access], program: Program
-) -> Facts:
+) -> StatementFacts:
     known = {folded(name): name for name in reader.catalog.tables()}
     definitions = view_texts(reader)
     views = {folded(name): name for name in definitions}
@@ -99,7 +99,7 @@ def _facts(
         else:
             foreign.add(name)
     foreign |= _virtual_tables(reader, program, [sql, *definitions.values()], foreign)
-    return Facts(
+    return StatementFacts(
         statement,
         frozenset(columns),
         tuple(sorted(tables)),
@@ -210,13 +210,13 @@ def view_texts(reader: GuardedConnection) -> dict[str, str]:
     return {str(name): str(sql) for name, sql in found.fetchall()}
 
 
-def volatility(reader: GuardedConnection, facts: Facts) -> tuple[str, ...]:
+def volatility(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:
     """Return reasons why the result may change without a captured change."""
     reasons = [f"{name}() may answer differently each time" for name in facts.functions if not is_deterministic(name)]
     return tuple(sorted([*reasons, *unseen(reader, facts)]))
 
 
-def unseen(reader: GuardedConnection, facts: Facts) -> tuple[str, ...]:
+def unseen(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:
     """Return reasons for objects that the statement reads and whose changes are not captured."""
     captured = {layout.table.name for layout in reader.catalog.layouts.values() if layout.active}
     reasons = [f"table {name!r} is not captured" for name in facts.tables if name not in captured]
@@ -224,7 +224,7 @@ def unseen(reader: GuardedConnection, facts: Facts) -> tuple[str, ...]:
     return tuple(sorted(reasons))
 
 
-def beyond(facts: Facts) -> tuple[str, ...]:
+def beyond(facts: StatementFacts) -> tuple[str, ...]:
     """Return the stored objects read that are not tables of the user: virtual tables, the schema, statistics."""
     found = {name for name in facts.foreign if not _is_function(name)}
     found |= {f"{name}()" for name in facts.functions if name not in HARMLESS}
@@ -236,7 +236,7 @@ def _is_function(name: str) -> bool:
     return name.lower() in ("json_each", "json_tree")
 
 
-def bare_rowids(reader: GuardedConnection, facts: Facts) -> tuple[str, ...]:
+def bare_rowids(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:
     """Return reasons for rowids that the statement reads and that are neither a key nor part of captured changes."""
     tables = reader.catalog.tables()
     asked = {table for table, column in facts.columns if column == "ROWID" and column not in tables[table].index}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from headwater.model.dependencies.dependency import (
     AllOf,
     AnyOf,
+    Comparison,
     Condition,
     Const,
     Dependency,
@@ -14,14 +15,13 @@ from headwater.model.dependencies.dependency import (
     KeyGuard,
     Operand,
     Param,
-    Test,
     TopGuard,
 )
 from headwater.model.literal import Value
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.query.determinism.result_order import Ordered
 from headwater.sources.sqlite.query.facts.facts import Instance
-from headwater.sources.sqlite.query.facts.predicate_pushdown import Push
+from headwater.sources.sqlite.query.facts.predicate_pushdown import Pushdown
 from headwater.sources.sqlite.query.facts.row_identity import is_same
 from headwater.sources.sqlite.query.facts.select_kind import SelectKind
 from headwater.sources.sqlite.query.syntax import tree
@@ -30,7 +30,7 @@ _SIGNS = {"eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "
 
 
 def guards_of(
-    push: Push,
+    push: Pushdown,
     query: tree.Query,
     ordered: Ordered,
     dependencies: tuple[Dependency, ...],
@@ -42,7 +42,9 @@ def guards_of(
     return (*found, top) if top is not None else tuple(found)
 
 
-def _key_guards(push: Push, dependencies: tuple[Dependency, ...], parameters: tuple[str, ...]) -> Iterator[KeyGuard]:
+def _key_guards(
+    push: Pushdown, dependencies: tuple[Dependency, ...], parameters: tuple[str, ...]
+) -> Iterator[KeyGuard]:
     for place in push.places:
         if _is_pinned(dependencies[place.place].condition):
             continue  # the condition already fixes the key
@@ -55,7 +57,7 @@ def _key_guards(push: Push, dependencies: tuple[Dependency, ...], parameters: tu
 
 def _is_pinned(condition: Condition) -> bool:
     parts = condition.parts if isinstance(condition, AllOf) else (condition,)
-    return any(isinstance(part, Test) and part.op in ("eq", "in", "is") for part in parts)
+    return any(isinstance(part, Comparison) and part.op in ("eq", "in", "is") for part in parts)
 
 
 def _keys(
@@ -73,12 +75,12 @@ def _keys(
 def _selects(condition: Condition) -> bool:
     """Return whether the condition is more than IS NOT NULL tests, which would select nearly all keys."""
     parts = condition.parts if isinstance(condition, AllOf) else (condition,)
-    return any(not isinstance(part, Test) or part.op != "is_not" for part in parts)
+    return any(not isinstance(part, Comparison) or part.op != "is_not" for part in parts)
 
 
 def _where(condition: Condition, parameters: tuple[str, ...]) -> str:
     match condition:
-        case Test():
+        case Comparison():
             return _test(condition, parameters)
         case AllOf():
             return "(" + (" AND ".join(_where(part, parameters) for part in condition.parts) or "1") + ")"
@@ -86,7 +88,7 @@ def _where(condition: Condition, parameters: tuple[str, ...]) -> str:
             return "(" + (" OR ".join(_where(part, parameters) for part in condition.parts) or "0") + ")"
 
 
-def _test(test: Test, parameters: tuple[str, ...]) -> str:
+def _test(test: Comparison, parameters: tuple[str, ...]) -> str:
     column = ident(test.column)
     values = [_value(operand, parameters) for operand in test.operands]
     if test.op in ("between", "not_between"):
@@ -119,7 +121,7 @@ def _literal(value: Value) -> str:
 # --- the first rows of an order -------------------------------------------------------------------------------
 
 
-def _top_guard(push: Push, query: tree.Query, ordered: Ordered, parameters: tuple[str, ...]) -> TopGuard | None:
+def _top_guard(push: Pushdown, query: tree.Query, ordered: Ordered, parameters: tuple[str, ...]) -> TopGuard | None:
     if not ordered.is_total or len(query.selects) > 1 or query.limit is None or push.top is None:
         return None
     select = query.selects[0]

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from headwater.errors import HeadwaterError
 from headwater.sources.sqlite.database_file import GuardedConnection
-from headwater.sources.sqlite.query.analysis.authorizer_reads import Facts, Program, is_program_of, program_of
+from headwater.sources.sqlite.query.analysis.authorizer_reads import Program, StatementFacts, is_program_of, program_of
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded
 from headwater.sources.sqlite.query.syntax.name_resolution import FUNCTIONS_OF_ROWS, Names
 from headwater.sources.sqlite.query.syntax.render import render
 
 
-def verify(reader: GuardedConnection, query: tree.Query, names: Names, facts: Facts) -> None:
+def verify(reader: GuardedConnection, query: tree.Query, names: Names, facts: StatementFacts) -> None:
     """Raise Unsupported if the engine understood the statement differently from our parser."""
     if not _is_program(reader, render(query), facts.program):
         raise Unsupported("SQLite makes another program of what was understood")

@@ -29,7 +29,7 @@ class _Indexes(msgspec.Struct, frozen=True):
     statistics: tuple[str, ...]  # the tables of ANALYZE that exist
 
 
-class _Loaded(msgspec.Struct, frozen=True):
+class _LoadedInputs(msgspec.Struct, frozen=True):
     """Planner inputs that a reader has loaded; `moment` changes with every commit of another connection."""
 
     moment: int
@@ -37,13 +37,13 @@ class _Loaded(msgspec.Struct, frozen=True):
     digest: str
 
 
-class Planning:
+class PlannerInputs:
     """Planner inputs of one source. Thread-safe: each call has its own reader inside a read transaction."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _indexes and _loaded
         self._indexes = _Indexes(-1, b"", ())
-        self._loaded: WeakKeyDictionary[Guard, _Loaded] = WeakKeyDictionary()
+        self._loaded: WeakKeyDictionary[Guard, _LoadedInputs] = WeakKeyDictionary()
 
     def inputs(self, reader: GuardedConnection) -> str:
         """Return a digest of all planner inputs, after making `reader` plan with exactly these."""
@@ -57,7 +57,7 @@ class Planning:
         found = hashlib.blake2b(indexes.digest, digest_size=8)
         for name in indexes.statistics:
             found.update(msgspec.msgpack.encode(reader.guard.run(f"SELECT * FROM {name}").fetchall()))
-        now = _Loaded(moment, version, found.hexdigest())
+        now = _LoadedInputs(moment, version, found.hexdigest())
         if indexes.statistics and (known is None or (known.version, known.digest) != (version, now.digest)):
             reader.guard.run("PRAGMA writable_schema = RESET")  # only reloads the schema and the statistics
         with self._lock:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from headwater.errors import HeadwaterError
-from headwater.model.dependencies.dependency import AllOf, AnyOf, Condition, Dependency, Guard, Test
+from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Condition, Dependency, Guard
 from headwater.sources.sqlite.database_file import GuardedConnection
-from headwater.sources.sqlite.query.analysis.authorizer_reads import Facts, facts_of, view_texts
+from headwater.sources.sqlite.query.analysis.authorizer_reads import StatementFacts, facts_of, view_texts
 from headwater.sources.sqlite.query.analysis.guards import guards_of
 from headwater.sources.sqlite.query.analysis.parser_check import real, verify
 from headwater.sources.sqlite.query.determinism.failing_functions import failing, may_fail
 from headwater.sources.sqlite.query.determinism.result_order import Ordered, in_order
 from headwater.sources.sqlite.query.determinism.stable_values import queries_of
 from headwater.sources.sqlite.query.facts.facts import Instance, condition_of
-from headwater.sources.sqlite.query.facts.predicate_pushdown import Push, Requirements
+from headwater.sources.sqlite.query.facts.predicate_pushdown import Pushdown, Requirements
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 from headwater.sources.sqlite.query.syntax.name_resolution import Names
 from headwater.sources.sqlite.query.syntax.parser import parse
@@ -31,7 +31,7 @@ class SelectAnalysis(msgspec.Struct, frozen=True):
     doubts: tuple[str, ...]
 
 
-def analyse_select(reader: GuardedConnection, sql: str, facts: Facts) -> SelectAnalysis:
+def analyse_select(reader: GuardedConnection, sql: str, facts: StatementFacts) -> SelectAnalysis:
     """Analyse `sql` with our parser; raise Unsupported or another error if that fails or the engine disagrees."""
     query = parse(sql)
     # Only objects that the engine reads are resolved: SQLite drops `0 AND EXISTS (…)` before it resolves names, so no
@@ -45,7 +45,7 @@ def analyse_select(reader: GuardedConnection, sql: str, facts: Facts) -> SelectA
     verify(reader, query, names, facts)
     ordered = _checked(reader, in_order(query, sql), sql, facts, {table for table, _ in names.read})
     query.order.extend(ordered.added)  # the result depends on these columns, too
-    push = Push(facts.parameters, lambda text: real(reader, text))
+    push = Pushdown(facts.parameters, lambda text: real(reader, text))
     push.query(query, Requirements())
     found = tuple(_dependency(place, ordered.is_total) for place in push.places)
     if (name := failing(query)) is not None:
@@ -58,7 +58,7 @@ def analyse_select(reader: GuardedConnection, sql: str, facts: Facts) -> SelectA
     return SelectAnalysis(ordered.sql, found, ordered.is_total, ordered.key, guards, ordered.doubts)
 
 
-def _checked(reader: GuardedConnection, ordered: Ordered, sql: str, facts: Facts, tables: set[str]) -> Ordered:
+def _checked(reader: GuardedConnection, ordered: Ordered, sql: str, facts: StatementFacts, tables: set[str]) -> Ordered:
     """Return `ordered` if the engine confirms that its text is still the same query."""
     if ordered.sql == sql:
         return ordered
@@ -81,7 +81,7 @@ def _dependency(place: Instance, is_total: bool) -> Dependency:
 
 def _columns(condition: Condition) -> set[str]:
     match condition:
-        case Test():
+        case Comparison():
             return {condition.column}
         case AllOf() | AnyOf():
             return set().union(*map(_columns, condition.parts))

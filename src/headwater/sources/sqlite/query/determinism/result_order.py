@@ -8,7 +8,7 @@ from typing import Any
 
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.query.determinism.stable_values import unsteady
-from headwater.sources.sqlite.query.facts.row_identity import Identity, group_keys, is_exact, is_same, row_key
+from headwater.sources.sqlite.query.facts.row_identity import RowIdentity, group_keys, is_exact, is_same, row_key
 from headwater.sources.sqlite.query.facts.select_kind import SelectKind
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
@@ -72,7 +72,7 @@ def _terms(query: tree.Query) -> tuple[list[tree.Term], tuple[int, ...] | None] 
         return None if nature.is_distinct else _by_refs(query, select, group_keys(select))
     if nature.is_distinct:
         return _by_outputs(query)
-    identity = Identity(select).columns()
+    identity = RowIdentity(select).columns()
     found = _by_refs(query, select, list(identity)) if identity is not None else None
     return found if found is not None else _by_outputs(query)
 

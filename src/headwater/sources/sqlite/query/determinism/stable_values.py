@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.sources.sqlite.query.facts.row_identity import Identity, group_keys, is_exact, is_same
+from headwater.sources.sqlite.query.facts.row_identity import RowIdentity, group_keys, is_exact, is_same
 from headwater.sources.sqlite.query.facts.select_kind import SelectKind
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.name_resolution import is_aggregate
@@ -66,7 +66,7 @@ def _has_one_row(query: tree.Query) -> bool:
     nature = SelectKind(select, query.order)
     if select.values is not None:
         return len(select.values) == 1
-    return nature.is_one_row or (not nature.is_grouped and Identity(select).has_one_row())
+    return nature.is_one_row or (not nature.is_grouped and RowIdentity(select).has_one_row())
 
 
 def _is_ordered(query: tree.Query) -> bool:
@@ -79,7 +79,7 @@ def _is_ordered(query: tree.Query) -> bool:
     nature = SelectKind(select, query.order)
     if select.values is not None or nature.is_distinct:
         return False
-    keys = group_keys(select) if nature.is_grouped else Identity(select).columns()
+    keys = group_keys(select) if nature.is_grouped else RowIdentity(select).columns()
     terms = [select.outputs[term.output].of if term.output is not None else term.of for term in query.order]
     return keys is not None and all(any(is_same(term, key) for term in terms) for key in keys)
 

@@ -21,7 +21,7 @@ from headwater.sources.sqlite.query.facts.facts import (
     Fact,
     Formula,
     Instance,
-    Work,
+    WorkLimit,
     rejected,
     rule_of,
     shares,
@@ -46,7 +46,9 @@ class Conditions:
     `work` limits the cost of the whole statement.
     """
 
-    def __init__(self, lookup: Lookup, parameters: tuple[str, ...], real: Callable[[str], float], work: Work) -> None:
+    def __init__(
+        self, lookup: Lookup, parameters: tuple[str, ...], real: Callable[[str], float], work: WorkLimit
+    ) -> None:
         self._lookup, self._parameters, self._real, self.work = lookup, parameters, real, work
 
     def facts(self, node: Any) -> list[Fact]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from headwater.model.dependencies.dependency import AllOf, AnyOf, Condition, Const, Operand, Test
+from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Condition, Const, Operand
 from headwater.model.table import Column, Table
 from headwater.sources.sqlite.query.affinity import affinity, doubt
 from headwater.sources.sqlite.query.syntax import tree
@@ -92,7 +92,7 @@ class Fact:
         return found | {col[0] for col in self.equal or ()}
 
 
-class Work:
+class WorkLimit:
     """Limit on the number of tests that one analysis handles; a test counts each time it is handled."""
 
     def __init__(self) -> None:
@@ -232,12 +232,12 @@ def condition_of(table: Table, formulas: list[Formula]) -> Condition:
 
 def _is_idle(table: Table, part: Condition, among: list[Condition]) -> bool:
     """Return whether `part` is an IS NOT NULL that the column or another test already implies."""
-    if not isinstance(part, Test) or part.op != "is_not" or part.operands != (Const(None),):
+    if not isinstance(part, Comparison) or part.op != "is_not" or part.operands != (Const(None),):
         return False
     column = column_of(table, part.column)
     if column is not None and (not column.nullable or column.auto or column.hidden):
         return True
-    others = [other for other in among if isinstance(other, Test) and other.column == part.column]
+    others = [other for other in among if isinstance(other, Comparison) and other.column == part.column]
     return any(other.op not in ("is", "is_not") for other in others)
 
 
@@ -246,7 +246,7 @@ def _condition(table: Table, formula: Formula) -> Condition | None:
         column = column_of(table, str(formula.col[1]))
         if column is None or not all(_is_exact(column, operand) for operand in formula.operands):
             return None
-        return Test(column.name, formula.op, formula.operands)
+        return Comparison(column.name, formula.op, formula.operands)
     parts = [_condition(table, part) for part in formula.parts]
     known = tuple(part for part in parts if part is not None)
     if isinstance(formula, All):

@@ -17,7 +17,7 @@ from headwater.sources.sqlite.query.facts.facts import (
     Fact,
     Formula,
     Instance,
-    Work,
+    WorkLimit,
     cols,
     moved,
     output_kind,
@@ -46,7 +46,7 @@ class Requirements:
     links: list[tuple[str | int, Col]] = field(default_factory=list)  # own column, and the column it must equal
 
 
-class Push:
+class Pushdown:
     """Pushdown for one statement. `places` lists the occurrences of tables in the order of traversal."""
 
     def __init__(self, parameters: tuple[str, ...], real: Callable[[str], float]) -> None:
@@ -54,7 +54,7 @@ class Push:
         self.places: list[Instance] = []
         self.top: Frame | None = None  # frame of the first block
         self._blocks = 0
-        self._work = Work()
+        self._work = WorkLimit()
 
     def query(self, query: tree.Query, asked: Requirements) -> None:
         """Push the requirements `asked` down through one query."""

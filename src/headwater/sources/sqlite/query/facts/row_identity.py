@@ -70,7 +70,7 @@ def unique_key(table: Table) -> tuple[str, ...] | None:
     return table.key or None
 
 
-class Identity:
+class RowIdentity:
     """Row identity of one SELECT without DISTINCT and GROUP BY."""
 
     def __init__(self, select: tree.Select) -> None:
@@ -122,7 +122,7 @@ def row_key(query: tree.Query) -> tuple[int, ...] | None:
         return () if nature.is_one_row else None
     if nature.is_distinct:
         return tuple(range(len(select.outputs)))
-    keys = group_keys(select) if nature.is_grouped else Identity(select).columns()
+    keys = group_keys(select) if nature.is_grouped else RowIdentity(select).columns()
     if keys is None:
         return None
     places = [next((n for n, output in enumerate(select.outputs) if is_same(output.of, key)), None) for key in keys]
