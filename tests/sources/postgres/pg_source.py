@@ -177,7 +177,7 @@ class PgRig:
 
 
 def fold(log: list[Transaction], table: str = "t", upto: int | None = None) -> dict[Any, Row]:
-    """See PgRig."""
+    """Return the rows of `table` after the changes of `log`."""
     found: dict[Any, Row] = {}
     for part in log:
         if upto is not None:

@@ -284,7 +284,7 @@ class PostgresCapture:
 
 
 class _StreamCallbacks:
-    """The stream's callbacks into its capture. Fulfils `Keeper`; the thread of the stream calls it."""
+    """The stream's callbacks into its capture. Fulfils `StreamOwner`; the thread of the stream calls it."""
 
     def __init__(self, capture: PostgresCapture) -> None:
         self._attachment, self._visibility = capture._attachment, capture._visibility

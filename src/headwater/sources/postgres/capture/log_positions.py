@@ -1,4 +1,4 @@
-"""The log offsets of our reads and writes. Fulfils `writer.Positions` and `Places`.
+"""The log offsets of our reads and writes. Fulfils `writer.Positions` and `VisibleOffsets`.
 
 A write is registered before its commit, so that nothing is kept for transactions of other clients.
 """
@@ -104,7 +104,7 @@ class Positions:
         return self._visibility.exact(Snapshot.of(snapshot), self.barrier())
 
     def place(self, snapshot: str) -> VisibleOffset:
-        """See Places. Right after a wait that timed out, do not wait again."""
+        """See VisibleOffsets. Right after a wait that timed out, do not wait again."""
         shot = Snapshot.of(snapshot)
         if self._barriers.is_behind:
             return VisibleOffset(self._visibility.offset_seen(shot))

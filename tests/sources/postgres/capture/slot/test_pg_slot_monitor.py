@@ -99,7 +99,7 @@ class Quiet:
     """A keeper that is told nothing."""
 
     def arrived(self) -> None:
-        """See Keeper."""
+        """See StreamOwner."""
 
 
 def test_flapping_stream_is_logged_once_a_minute_with_a_count(

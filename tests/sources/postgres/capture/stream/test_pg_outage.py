@@ -96,7 +96,7 @@ class Quiet:
     """A keeper that is told nothing."""
 
     def arrived(self) -> None:
-        """See Keeper."""
+        """See StreamOwner."""
 
 
 class Failing(Stream):
