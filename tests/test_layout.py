@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import tokenize
 from pathlib import Path
 
@@ -186,3 +187,30 @@ def test_every_test_function_has_a_name_that_pytest_collects() -> None:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.lower().startswith("test"):
                 assert node.name.startswith("test_"), f"{path.name}: {node.name} is never collected"
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """Return the names that a module defines or imports, and those of its classes' members."""
+    found = {
+        node.name for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    return found | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def test_every_class_named_in_a_sentence_exists() -> None:
+    """`module.Name`, See Name and Fulfils `Name` in comments and docstrings are classes, also after renames."""
+    trees = {path: ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
+    everywhere = {name for tree in trees.values() for name in _names(tree)}
+    modules: dict[str, set[str]] = {}
+    for path, tree in trees.items():
+        modules.setdefault(path.stem, set()).update(_names(tree))
+    wrong = []
+    for path in trees:
+        text = path.read_text()
+        for module, name in re.findall(r"`([a-z_]+)\.([A-Z]\w+)`", text):
+            if module in modules and name not in modules[module]:
+                wrong.append(f"{path.name}: {module}.{name}")
+        for name in re.findall(r"(?:\b[Ss]ee|Fulfils|[Ii]mplements) `?([A-Z]\w+)(?:\.\w+)?`?[.,;)]", text):
+            if name not in everywhere and name != "RFC":
+                wrong.append(f"{path.name}: {name}")
+    assert wrong == []

@@ -245,7 +245,7 @@ class OffsetExpired(HeadwaterError):
 
 
 class LogDamaged(HeadwaterError):
-    """A file that is not a Headwater log, or a log whose content does not match its checksums."""
+    """A file that is not one of Headwater's, is of a newer Headwater, or does not match its checksums."""
 
     code = "log_damaged"
     grpc_status = "DATA_LOSS"

@@ -41,9 +41,9 @@ class NoPandas:
             raise ModuleNotFoundError("pandas is not loaded here", name=name)
 
 
-def open_reader(place: DatabaseLocation, log: DiskLog, questions: str) -> BulkReader:
-    """Open a bulk reader of a database and its log; `questions` is the socket where the server answers."""
-    server = PositionClient(questions, place.db, place.generation)
+def open_reader(place: DatabaseLocation, log: DiskLog, positions: str) -> BulkReader:
+    """Open a bulk reader of a database and its log; `positions` is the socket where the server answers."""
+    server = PositionClient(positions, place.db, place.generation)
     kind = registry.kind(place.source.kind)
     return kind.open_bulk_reader(place.db, place.source, generation=place.generation, log=log, server=server)
 
@@ -62,7 +62,7 @@ def main() -> None:
     listener.bind(settings.socket)
     listener.listen(128)
     cache = Cache(Path(settings.cache), settings.cache_bytes)
-    worker = Worker(partial(open_reader, questions=settings.questions), cache)
+    worker = Worker(partial(open_reader, positions=settings.positions), cache)
     threading.Thread(target=_end_with_server, args=(settings.socket,), daemon=True).start()
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()

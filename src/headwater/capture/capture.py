@@ -260,8 +260,8 @@ class Capture:
     def _begin_generation(self, reason: str, *, above: int = 2) -> None:
         """Begin a new generation, in the source first: after a crash in between, `prove` finds the mismatch.
 
-        Rows read between the two steps belong to the old generation. In the other order they would belong to the new
-        one, which has no changes committed before it begins in the source.
+        Rows read after the source's step and before the log's are labelled with the old generation. In the other order
+        they would be labelled with the new one, which lacks the changes committed before the source's step.
         """
         self._log.unstage()
         generation = secrets.token_hex(8)

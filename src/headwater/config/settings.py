@@ -33,7 +33,7 @@ from headwater.errors import ConfigError
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """The wire."""
+    """The server: addresses, credentials, TLS, limits of clients."""
 
     http: str = setting("127.0.0.1:7171", ADDRESS, "where HTTP listens", "HEADWATER_HTTP")
     grpc: str = setting("127.0.0.1:7172", ADDRESS_OR_OFF, "where gRPC listens, or off", "HEADWATER_GRPC")
@@ -203,7 +203,7 @@ DATABASES = SettingType(
 
 @dataclass(frozen=True)
 class Config:
-    """Everything, by room."""
+    """All settings, by section."""
 
     data: str = setting("./headwater-data", TEXT, "directory of our own files", "HEADWATER_DATA")
     databases: tuple[DatabaseConfig, ...] = setting(

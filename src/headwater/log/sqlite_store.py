@@ -77,7 +77,7 @@ class FileFormat(msgspec.Struct, frozen=True):
         if version > len(self.migrations):
             raise LogDamaged(
                 f"{self._named(path)} has format {version}; this Headwater reads up to {len(self.migrations)}",
-                hint=f"Start the newer Headwater again. {self.aside or LogDamaged.default_hint}",
+                hint=f"Start the newer Headwater again, or go on here: {self.aside or LogDamaged.default_hint}",
             )
 
     def migrate(self, connection: apsw.Connection, fill: Callable[[apsw.Connection], None] | None) -> bool:

@@ -27,7 +27,7 @@ from headwater.pipeline.verify.verify import TableReport, verify
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RETRY_SECONDS = 1.0  # between two attempts to take a lease that another server holds
+RETRY_SECONDS = 1.0  # between two attempts to take a lease that another pipeline server holds
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ def _greeted(spec: PipelineSpec, once: bool) -> tuple[list[TableAnswer], Unavail
 def _refuse(task: Task, why: HeadwaterError, spec: PipelineSpec, meta: MetaStore, watcher: Watcher) -> CarryResult:
     """Report and record the failure of a table that the server cannot serve."""
     watcher.failed(task, why)
-    with suppress(HeadwaterError):  # another server works on the table, and records the failure itself
+    with suppress(HeadwaterError):  # another pipeline server works on the table, and records the failure itself
         heart = LeaseRenewal(meta, task, owner_name(), spec.lease_seconds)
         try:
             meta.fail(task, f"{why.code}: {why.message}", heart.fence)
@@ -143,7 +143,9 @@ def _carry(
         cause = cause_of(error)
         watcher.failed(task, cause)
         if fence is not None:
-            with suppress(HeadwaterError):  # another server owns the task now, or the meta store does not answer
+            with suppress(
+                HeadwaterError
+            ):  # another pipeline server owns the task now, or the meta store does not answer
                 meta.fail(task, f"{cause.code}: {cause.message}", fence)
         return CarryResult(task, 0, 0, cause)
 

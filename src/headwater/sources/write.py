@@ -73,7 +73,7 @@ class Session(Protocol):
         ...
 
     def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
-        """Drop `table`; return False if it does not exist."""
+        """Drop `table` and return True. If it does not exist: return False with `if_exists`, else raise NotFound."""
         ...
 
 

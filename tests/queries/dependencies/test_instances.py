@@ -32,12 +32,14 @@ def test_instance_with_large_arguments_is_not_cached(value: Value) -> None:
     assert known.get(large.key) is None and not known.holds(large)
 
 
-def test_instances_beyond_the_byte_limit_evict_the_oldest() -> None:
+def test_instances_beyond_the_byte_limit_evict_the_least_recently_used() -> None:
     one = instance("a" * 1_000)
     known = Instances(max_bytes=3 * one.size + instances.TEXT_FACTOR * len("SELECT ?"))
-    made = [one, *(instance(letter * 1_000) for letter in "bcd")]
-    assert [known.put(each) for each in made] == [[], [], [], [one.key]]
-    assert len(known) == 3 and known.get(one.key) is None
+    second, third, fourth = (instance(letter * 1_000) for letter in "bcd")
+    assert [known.put(each) for each in (one, second, third)] == [[], [], []]
+    assert known.get(one.key) is not None
+    assert known.put(fourth) == [second.key]
+    assert len(known) == 3 and known.get(second.key) is None
 
 
 def test_text_of_a_query_is_counted_once_for_all_its_instances() -> None:

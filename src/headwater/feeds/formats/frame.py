@@ -25,5 +25,5 @@ class TemplateFrame(Protocol):
     enclosing: FrameTemplate
 
     def __call__(self, id: int | str, word: str, data: bytes) -> bytes:
-        """See Frame."""
+        """Return one frame of the transport around `data`, which is JSON already."""
         ...

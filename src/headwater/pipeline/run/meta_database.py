@@ -124,7 +124,7 @@ class MetaDatabase:
                 break
             try:
                 self._create()
-            except PipelineError:  # another server may be creating the tables
+            except PipelineError:  # another pipeline server may be creating the tables
                 if not left:
                     raise
                 time.sleep(ATTEMPT_SECONDS)

@@ -84,7 +84,7 @@ class _ExpiryEvent(threading.Event):
 
 
 class LeaseRenewal:
-    """A lease that a thread renews until `stop`; `lost` is set as soon as another server may hold the lease."""
+    """A lease that a thread renews until `stop`; `lost` is set as soon as another pipeline server may hold it."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The meta store: the tables that pipelines carry, their sinks, owners and progress.
 
-Its progress is a copy for users and other servers: each sink stores its own. Only for sinks that cannot store any
-state the meta store also holds the state itself (the Ledger).
+Its progress is a copy for users and other pipeline servers: each sink stores its own. Only for sinks that cannot
+store any state the meta store also holds the state itself (the Ledger).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class MetaStore:
             "sink": task.sink,
             "updated_ms": self.database.now,
         }
-        with self.database.transaction() as connection, suppress(IntegrityError):  # another server was first
+        with self.database.transaction() as connection, suppress(IntegrityError):  # another pipeline server was first
             connection.execute(sa.insert(SUBSCRIBE).values(row))
 
     def tasks(self, name: str | None = None, db: str | None = None, table: str | None = None) -> list[Task]:
@@ -153,7 +153,7 @@ class MetaStore:
         return sorted(rows, key=lambda row: row.span.start)
 
     def save(self, task: Task, rows: Sequence[RangeProgress], fence: int) -> None:
-        """Replace the progress of a task; raise NotOwner if another server has taken the task."""
+        """Replace the progress of a task; raise NotOwner if another pipeline server took the task."""
         with self.database.transaction() as connection:
             self._update_row(connection, task, fence)
             connection.execute(sa.delete(PROGRESS).where(*_named(task.name, task.db, task.table, PROGRESS)))
@@ -203,7 +203,7 @@ class Ledger:
         return _unpack(text) if text else None
 
     def save(self, state: State) -> None:
-        """Store the state; raise NotOwner if another server has taken the task."""
+        """Store the sink's state; raise NotOwner if another pipeline server took the task, or the task was reset."""
         self._store._update(self._task, self._fence, state=_pack(state))
 
 

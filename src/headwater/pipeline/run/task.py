@@ -2,7 +2,7 @@
 
     register ──> snapshot ──> log        failed, with a reason, from anywhere
 
-Both are copies of the sink's state (`stages.standing`): splits and merges of ranges on the server skip no key.
+Both are copies of the sink's state (`stages.span_progress`): splits and merges of ranges on the server skip no key.
 """
 
 from __future__ import annotations

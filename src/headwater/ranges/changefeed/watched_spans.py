@@ -27,7 +27,8 @@ class WatchedSpan(NamedTuple):
 
 
 class KeyChanged(NamedTuple):
-    """A key was set, or deleted if `after` is None. An image under another key is not included."""
+    """A key was set, or deleted if `after` is None. `before` and `after` are rows under this key: an update that moves
+    a row to another key gives two events."""
 
     key: bytes
     table: Table

@@ -21,7 +21,7 @@ OpenReader = Callable[[DatabaseLocation, DiskLog], BulkReader]
 
 
 class DurableLog:
-    """The log of another process as `snapshot.Past`; it is polled, because there is no notification when it grows."""
+    """The log of another process as `snapshot.PastLog`; it is polled, because nothing tells when it grows."""
 
     def __init__(self, log: DiskLog) -> None:
         self.disk = log

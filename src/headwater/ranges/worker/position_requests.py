@@ -34,7 +34,7 @@ class PositionRequest(msgspec.Struct, frozen=True):
 
 
 class PositionReply(msgspec.Struct, frozen=True):
-    """The answer to a question, or an error."""
+    """The answer to a request, or an error."""
 
     tables: dict[str, Table] = {}
     offset: int | None = None
@@ -42,7 +42,7 @@ class PositionReply(msgspec.Struct, frozen=True):
 
 
 class PositionServer:
-    """Answers questions from `open` to `close`, in a thread for each connection."""
+    """Answers requests from `open` to `close`, in a thread for each connection."""
 
     def __init__(self, database: Callable[[str], Database]) -> None:
         self._database = database
@@ -54,7 +54,7 @@ class PositionServer:
         self._listener = listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         listener.listen(128)
-        threading.Thread(target=self._accept, args=(listener,), name="headwater-questions", daemon=True).start()
+        threading.Thread(target=self._accept, args=(listener,), name="headwater-positions", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening."""
@@ -82,24 +82,24 @@ class PositionServer:
                     reply = PositionReply(failed=failed_of(error))
                 _send(connection, msgspec.msgpack.encode(reply))
 
-    def _reply(self, question: PositionRequest, held: contextlib.ExitStack) -> PositionReply:
-        database = self._database(question.db)
+    def _reply(self, request: PositionRequest, held: contextlib.ExitStack) -> PositionReply:
+        database = self._database(request.db)
         source = database.source
-        if database.log.generation != question.generation:
+        if database.log.generation != request.generation:
             raise SourceMismatch(
-                f"the log of {question.db!r} began a new generation", hint="Readers must take a new snapshot."
+                f"the log of {request.db!r} began a new generation", hint="Readers must take a new snapshot."
             )
-        if question.word == DESCRIBE:
+        if request.word == DESCRIBE:
             return PositionReply(source.describe())
-        if question.word == HEAD:
+        if request.word == HEAD:
             return PositionReply(offset=source.head())
         positions = source.snapshot_positions
         if positions is None:
-            raise NotSupported(f"reads of {question.db!r} have their own offsets")
-        if question.word == BEGIN:
+            raise NotSupported(f"reads of {request.db!r} have their own offsets")
+        if request.word == BEGIN:
             held.enter_context(positions.reading())
             return PositionReply()
-        return PositionReply(offset=positions.exact(question.snapshot))
+        return PositionReply(offset=positions.exact(request.snapshot))
 
 
 class PositionClient:

@@ -37,7 +37,7 @@ READ_AHEAD = 1 << 20  # bytes of an answer; at most twice that is buffered here 
 DYING_SECONDS = 1.0
 # The worker does not need these environment variables.
 SECRETS = ("HEADWATER_TOKEN", "SKEINDB_TOKEN", "HEADWATER_JWT_SECRET", "HEADWATER_KEY_PEPPER")
-LONGEST = (104 if sys.platform == "darwin" else 108) - len("/questions") - 1  # bytes of the path of the socket folder
+LONGEST = (104 if sys.platform == "darwin" else 108) - len("/positions") - 1  # bytes of the path of the socket folder
 COMMAND = (sys.executable, "-P", "-m", "headwater.worker")  # -P: do not import from the server's working directory
 
 
@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True):
     socket: str
     cache: str
     cache_bytes: int
-    questions: str = ""  # the socket on which the server answers questions of the worker
+    positions: str = ""  # the socket on which the server answers requests for positions
 
 
 class WorkerCounters(msgspec.Struct):
@@ -117,12 +117,12 @@ class WorkerProcess:
     def _start(self) -> None:
         self._end()
         self._folder = _private_folder()
-        questions = os.path.join(self._folder, "questions")
-        settings = Settings(os.path.join(self._folder, "jobs"), self._cache, self._cache_bytes, questions)
+        positions = os.path.join(self._folder, "positions")
+        settings = Settings(os.path.join(self._folder, "jobs"), self._cache, self._cache_bytes, positions)
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         try:
             if self._desk is not None:
-                self._desk.open(questions)
+                self._desk.open(positions)
             process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
             self._process = process
             assert process.stdin is not None and process.stdout is not None

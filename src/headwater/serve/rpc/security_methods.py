@@ -24,7 +24,7 @@ def ticket(api: Api, who: Principal, p: params.Nothing) -> Any:
 
 
 def create(api: Api, who: Principal, p: params.TokenCreate) -> Any:
-    """security.token.create. A caller cannot create a key that reaches further than its own credential."""
+    """security.token.create. Scopes outside the caller's are refused; the key expires no later than the caller's."""
     name, role = _label(p), _role(p)
     scopes = who.scopes if p.scopes is None else _scopes(p.scopes)
     _check_within(who, scopes)

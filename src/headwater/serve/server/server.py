@@ -294,8 +294,6 @@ class Server:
             self._gateway.cut()
         if self._grpc is not None:
             self._grpc.cut()
-        if self._gateway is not None:
-            self._gateway.cut()
 
 
 class _Uvicorn(uvicorn.Server):

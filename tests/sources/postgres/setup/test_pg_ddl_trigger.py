@@ -81,7 +81,7 @@ def test_statement_that_alters_no_known_table_is_not_shown(rig: Callable[..., Pg
     assert not [text for text in shown(own) if text.startswith("-- ")]
 
 
-def test_statement_is_shown_alike_after_a_crash(rig: Callable[..., PgRig]) -> None:
+def test_ddl_of_a_schema_change_is_the_same_after_a_crash(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, INSTALL, "INSERT INTO t VALUES (1, 'a')")
     own.pull()
     own.acknowledge()

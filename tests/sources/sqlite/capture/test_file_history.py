@@ -219,7 +219,7 @@ def test_offset_read_during_a_restart_is_not_used_again(
 
 
 @pytest.mark.slow
-def test_log_that_cannot_restart_captures_nothing_until_it_can(
+def test_nothing_is_captured_until_the_log_can_begin_a_new_generation(
     tmp_path: Path, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign.run(T)

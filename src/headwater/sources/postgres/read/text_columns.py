@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TextColumns:
-    """Rows kept as columns of text. Fulfils `key_order_page.Taken`."""
+    """Rows kept as columns of text. Fulfils `key_order_page.PageRows`."""
 
     def __init__(self, shape: Shape) -> None:
         self._types = shape.types

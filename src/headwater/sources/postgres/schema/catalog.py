@@ -181,7 +181,7 @@ def read_types(connection: Connection) -> Types:
 
 
 class CatalogReader:
-    """The catalogue read through a connection. Fulfils `relations.Catalogue`."""
+    """PostgreSQL's system catalogue, read through a connection. Fulfils `table_facts.Catalogue`."""
 
     def __init__(self, connection: Connection, born_published: Collection[int] = ()) -> None:
         """Set `born_published`, the oids of tables that were published before their first row."""

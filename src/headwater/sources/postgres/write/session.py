@@ -139,7 +139,7 @@ class PostgresSession:
         return True
 
     def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
-        """Drop `table`; return whether it existed."""
+        """Drop `table` and return True. If it does not exist: return False with `if_exists`, else raise NotFound."""
         found = self._shapes.find(self._link, table)
         if found is None and if_exists:
             return False

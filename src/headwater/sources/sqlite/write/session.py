@@ -126,7 +126,7 @@ class SqliteSession:
         return True
 
     def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
-        """Drop `table`; return False if it does not exist."""
+        """Drop `table` and return True. If it does not exist: return False with `if_exists`, else raise NotFound."""
         if if_exists and table not in self._catalog.tables():
             return False
         self._catalog.shape(table)

@@ -80,7 +80,7 @@ def test_each_trap_has_a_test() -> None:
         assert re.search(rf"^def {name}\(", (tests / file).read_text(), re.MULTILINE), place
 
 
-def test_trap_1_numbered_parameter_in_between_keeps_its_slot(shop: SqliteSource) -> None:
+def test_trap_1_numbered_parameter_inside_sql_between_is_recognised(shop: SqliteSource) -> None:
     sql = "SELECT id FROM o WHERE cid BETWEEN ?1 AND 5 AND total < $y"
     assert one(shop, sql) == "o: columns cid, id, total; rows where cid between ?1 and 5 and total < :y"
 

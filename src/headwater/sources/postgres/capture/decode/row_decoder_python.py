@@ -1,8 +1,8 @@
 """Row decoding in Python: a decoder is generated for each shape of a table, because it runs for every row.
 
 The generated code reads a value's mark and length in one step and converts in place. A message that it cannot read
-(a text that is not UTF-8, a value that does not convert, a broken message) is read again by `Careful`. Its compiled
-twin is `row_decoder_compiled`.
+(a text that is not UTF-8, a value that does not convert, a broken message) is read again by `DiagnosticDecoder`.
+Its compiled twin is `row_decoder_compiled`.
 """
 
 from __future__ import annotations
