@@ -43,6 +43,7 @@ HEALTH_SECONDS = 10.0  # limit for receiving a health request
 REQUEST_SECONDS = 60.0  # limit for receiving any other request
 GRACE_SECONDS = 5.0  # time to deliver the current message and the status to a caller that is cut off
 
+MAX_METADATA = 200  # entries of one call; gRPC itself limits their bytes, but not before a client acknowledges SETTINGS
 SMALL = 16 << 10  # bytes: smaller messages of a stream are not counted, because the stream itself takes more
 
 _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
@@ -75,6 +76,9 @@ class AuthInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         """Return the handler of the method, or one that rejects the call."""
+        if (sent := len(details.invocation_metadata or ())) > MAX_METADATA:
+            hint = f"Send at most {MAX_METADATA}."
+            return _refusing(RequestTooLarge(f"the call has {sent} metadata entries", hint=hint), self._limits)
         if details.method.startswith(HEALTH):
             return receive_by(self._health, await continuation(details), lambda context: place_of(address_of(context)))
         try:

@@ -22,6 +22,7 @@ from headwater.serve.listen_address import joined
 from headwater.serve.tls import PemFiles, Tls
 
 SPARE = 1 << 20  # bytes above the limit up to which a message is rejected with our own error
+SETTINGS_SECONDS = 10.0  # for a client to acknowledge SETTINGS; until then gRPC takes 16 MiB of metadata from it
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # else two servers would share the port, and each would receive half of the calls
     ("grpc.max_send_message_length", -1),
@@ -79,6 +80,7 @@ class GrpcServer:
         """Start to accept calls on these addresses."""
         options = [
             *OPTIONS,
+            ("grpc.http2.settings_timeout", int(SETTINGS_SECONDS * 1000)),
             ("grpc.max_receive_message_length", self._max_bytes + SPARE),
             ("grpc.max_concurrent_streams", self._max_streams),
             ("grpc.max_allowed_incoming_connections", self._max_connections),  # unfinished TLS handshakes included
