@@ -17,13 +17,18 @@ from headwater.model.log_throttle import LogThrottle, counted
 from headwater.serve.call import Receive, Scope, Send
 from headwater.serve.http.security_headers import with_security_headers
 from headwater.serve.limits.connection_limits import HEALTH, ConnectionLimits
-from headwater.serve.limits.request_body import RejectedRequest
+from headwater.serve.limits.request_body import RejectedRequest, header
 from headwater.serve.limits.slow_reader_limits import CONNECTION, SlowReaderLimits
 from headwater.serve.server.application import PROBLEM, problem
 
 OVER_LIMIT_SECONDS = 2  # time in which a connection over the limit must request the health routes
 MAX_PIPELINED = 16  # parsed requests that wait for the response to the previous one
-MAX_PARSED = 64 << 10  # bytes given to the parser before checking whether requests are queued
+MAX_PARSED = 16 << 10  # bytes given to the parser at once, unless they belong to a body of known length
+TURN_STEPS = 500  # calls of the parser, and parts of bodies, after which other connections get their turn
+MAX_BLANK = 16  # bytes of line breaks before a request; RFC 9112 §2.2 asks servers to ignore one line
+MAX_FRAMING = 64 << 10  # bytes of a chunked body that are not data, plus half a byte for each byte of data
+MAX_UNREAD = 64 << 10  # bytes of a chunked body that are parsed after its request was answered
+MAX_SKIPPED = 16 << 20  # the same for a body of known length, which needs no parsing
 HEADER_BYTES = 32  # added to name and value of each header, as in RFC 7541 §4.1: each header is three objects
 
 _ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
@@ -74,6 +79,12 @@ class HeldFlow(FlowControl):
         if not self._is_wanted:
             super().resume_reading()
 
+    def hold(self) -> None:
+        """Pause reading until `release`, unless it is paused already."""
+        if not self.read_paused:
+            super().pause_reading()
+            self._is_wanted = True
+
     def release(self) -> None:
         """Resume reading if that was wanted before and is allowed now."""
         if self._is_wanted:
@@ -86,7 +97,9 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
     Slow readers of responses are cut off as in SlowReaderLimits.
 
     At most MAX_PIPELINED requests are queued. Received bytes behind them stay unparsed, and nothing more is read, until
-    the queue is empty.
+    the queue is empty. Received bytes that take more than TURN_STEPS to parse are parsed in several turns of the event
+    loop. A client is disconnected if it sends many blank lines between requests, bodies of tiny chunks, or much of a
+    body that no handler read.
     """
 
     max_head = 64 << 10  # bytes
@@ -113,7 +126,16 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         self._body_until = 0.0  # deadline of the body; 0: no body is being received
         self._body_timer: asyncio.TimerHandle | None = None
 
-        self._unparsed_data = b""  # received after the queued requests
+        self._unparsed_data = b""  # received after the queued requests, or left for the next turn
+        self._is_scheduled = False  # parsing continues in the next turn
+        self._steps = 0  # of the parser in this turn
+        self._blank = 0  # bytes of line breaks since the last request
+        self._in_body = False
+        self._body_left = 0  # bytes; 0 if the body is chunked
+        self._is_chunked = False
+        self._body_size = 0  # bytes of data received of the body
+        self._body_wire = 0  # bytes received of the body, with the framing of its chunks
+        self._ignored = 0  # bytes of the body received after the response
         self._running: Any = None  # the cycle that is being answered; `cycle` is the one that was parsed last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -150,19 +172,40 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse as inherited, but keep the bytes after a queued request for later."""
+        """Parse as inherited, but keep the bytes after a queued request, or after too many steps, for later."""
         if self._unparsed_data or self.pipeline:
             self._unparsed_data += data
-            self.flow.pause_reading()
+            self.flow.pause_reading() if self.pipeline else self.flow.hold()
             return
-        start = 0
-        while start < len(data) and not self._upgraded and not self.transport.is_closing():
-            end = _end_of_heads(data, start)
+        self._parse_turn(data)
+
+    def _parse_turn(self, data: bytes) -> None:
+        """Parse `data` until a request is queued or TURN_STEPS are done; the rest stays for later."""
+        start = self._steps = 0
+        while start < len(data) and self._steps < TURN_STEPS and not self.pipeline and self._may_parse():
+            end = self._end_of_part(data, start)
             self._parse(data if end - start == len(data) else data[start:end])
             start = end
-            if self.pipeline:
-                self._unparsed_data = data[start:]
-                return
+        if not self._may_parse():
+            return
+        self._unparsed_data = data[start:]
+        if self._unparsed_data and not self.pipeline:
+            self.flow.hold()
+            self._schedule()
+
+    def _may_parse(self) -> bool:
+        return not self._upgraded and not self.transport.is_closing()
+
+    def _end_of_part(self, data: bytes, start: int) -> int:
+        """Return where to stop parsing `data` from `start`; a body of known length has no requests inside."""
+        if self._in_body and self._body_left:
+            return min(len(data), start + self._body_left)
+        return _end_of_heads(data, start)
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self.loop.call_soon(self._read_on)
 
     def resume_writing(self) -> None:
         """Resume as inherited, and continue to parse."""
@@ -174,21 +217,46 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
 
     def _read_on(self) -> None:
         """Parse the stored bytes and resume reading, once no request is queued and the client reads its responses."""
-        if self.pipeline or self.flow.write_paused or self.transport.is_closing():
+        self._is_scheduled = False
+        if self.pipeline or self.flow.write_paused or not self._may_parse():
             return
         data, self._unparsed_data = self._unparsed_data, b""
-        self.data_received(data)
+        self._parse_turn(data)
         self.flow.release()
 
     def _parse(self, data: bytes) -> None:
         """Parse as inherited, then check whether request headers are incomplete: mostly they are not."""
+        self._steps += 1
+        was_in_body = self._in_body
+        if not self._in_head and not was_in_body:
+            self._blank += len(data) - len(data.lstrip(b"\r\n"))
+            if self._blank > MAX_BLANK:
+                self._refuse(400, InvalidRequest("too many blank lines", hint="Send requests without lines between."))
+                return
         super().data_received(data)
         if self._in_head:
             self._head_goes_on(len(data))
-        elif self._body_until or (self.cycle is not None and self.cycle.more_body):
+        elif self._body_until or self._in_body:
             self._body_goes_on(len(data))
+            if was_in_body and self._in_body:
+                self._check_body(len(data))
         elif not self._upgraded and (self.cycle is None or self.cycle.response_complete):
             self._idle()  # blank lines, or the rest of a body that no handler read
+
+    def _check_body(self, size: int) -> None:
+        """Disconnect a client that sends mostly framing, or much of a body that no handler reads."""
+        self._body_wire += size
+        if self.transport.is_closing():
+            return
+        if self.cycle.response_complete:
+            self._ignored += size
+            if self._ignored > (MAX_UNREAD if self._is_chunked else MAX_SKIPPED):
+                self.transport.close()
+                self.drop()
+                return
+        if self._body_wire - self._body_size > MAX_FRAMING + self._body_size // 2:
+            many = InvalidRequest("the body has too many small chunks", hint="Send larger chunks, or a Content-Length.")
+            self._refuse_body(400, many)
 
     def handle_websocket_upgrade(self) -> None:
         """Upgrade as inherited, unless a request waits for its response or the connection is over a limit."""
@@ -211,7 +279,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         if self.transport.is_closing():
             self.watch()
         elif not self.pipeline and (self._unparsed_data or self.flow.read_paused):
-            self.loop.call_soon(self._read_on)  # later, because this runs inside an application's send
+            self._schedule()  # later, because this runs inside an application's send
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection as inherited."""
@@ -246,7 +314,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
 
     def _body_goes_on(self, size: int) -> None:
         """Extend the deadline of the body by the received bytes."""
-        if not self.cycle.more_body or self.transport.is_closing():
+        if not self._in_body or self.transport.is_closing():
             self._body_ended()
         elif not self._body_until:
             self._body_until = self.loop.time() + self.body_seconds
@@ -271,14 +339,8 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         if left > 0:
             self._body_timer = self.loop.call_later(left, self._give_up_body)
             return
-        cycle = self.cycle
-        if not cycle.response_started:
-            slow = InvalidRequest("the body arrived too slowly", hint="Send the request again without pauses.")
-            self._write_refusal(408, slow)
-            cycle.disconnected = True  # no other response may be sent
-            cycle.message_event.set()
-        self.transport.close()
-        self.drop()
+        slow = InvalidRequest("the body arrived too slowly", hint="Send the request again without pauses.")
+        self._refuse_body(408, slow)
 
     def _idle(self) -> None:
         if self.timeout_keep_alive_task is None and not self.transport.is_closing():
@@ -291,7 +353,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         """Begin a request as inherited."""
         super().on_message_begin()
         self._in_head = True
-        self._head = self._unparsed = 0
+        self._head = self._unparsed = self._blank = 0
 
     def on_url(self, url: bytes) -> None:
         """Add to the target as inherited, and count its bytes."""
@@ -318,7 +380,27 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         if self.url[:1] != b"/" and (absolute := _ABSOLUTE.match(self.url)) is not None:
             self.headers[:] = [(name, value) for name, value in self.headers if name != b"host"]
             self.headers.append((b"host", absolute[1]))
+        self._body_left = int(header(self.headers, b"content-length") or 0)  # the parser has checked it
+        self._is_chunked = not self._body_left
+        self._body_size = self._body_wire = self._ignored = 0
         super().on_headers_complete()
+        self._in_body = self.cycle is not None and self.cycle.scope is self.scope  # an upgrade has no cycle
+
+    def on_body(self, body: bytes) -> None:
+        """Add to the body as inherited, and count."""
+        if not self._in_body:
+            raise ValueError("an upgrade has a body")  # stops the parser: no limit would hold for it
+        self._steps += 1
+        self._body_size += len(body)
+        if not self._is_chunked:
+            self._body_left -= len(body)
+        if not self.cycle.response_complete:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Complete the request as inherited."""
+        self._in_body = False
+        super().on_message_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
@@ -350,6 +432,17 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
             return
         if self.cycle is None or self.cycle.response_complete:  # else it would be written inside another response
             self._write_refusal(status, error)
+        self.transport.close()
+        self.drop()
+
+    def _refuse_body(self, status: int, error: HeadwaterError) -> None:
+        """Reply to the request whose body is being received, unless a response was started; disconnect its client."""
+        cycle = self.cycle
+        if not cycle.response_started:
+            if cycle is self._running:  # else it would be written inside another response
+                self._write_refusal(status, error)
+            cycle.disconnected = True  # no other response may be sent
+            cycle.message_event.set()
         self.transport.close()
         self.drop()
 
