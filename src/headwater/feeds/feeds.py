@@ -159,7 +159,7 @@ class Feeds:
     async def _view(self, who: Principal, name: str, database: Database, options: Options) -> View:
         hub = self._hub(name, database)
         if not options.query_id:
-            return hub.view(options)
+            return hub.view(options, allowed_tables=who.tables(name))
         return hub.view(options, await self._queries().find(options), who.tables(name))
 
     async def _refresh(self, view: View) -> None:
@@ -255,7 +255,8 @@ class Feeds:
         name, database, request = await self._asked(who, params)
         caught_up = await self._heads.caught_up(name, database)
         hub = self._hub(name, database)
-        consumer = Consumer(database, hub, hub.view(opening.shaped(request.options)), self.run, self._registry)
+        view = hub.view(opening.shaped(request.options), allowed_tables=who.tables(name))
+        consumer = Consumer(database, hub, view, self.run, self._registry)
         await self.run(consumer.view.warm, database.source)
         offset, reader = begin.cursor, None
         if request.start.kind == SNAPSHOT and offset is None:
@@ -284,7 +285,8 @@ class Feeds:
         cursor = await self.run(self._start, database, request) if offset is None else offset
         check_cursor(database.log, cursor, "from_offset")
         hub = self._hub(name, database)
-        consumer = Consumer(database, hub, hub.view(request.options), self.run, self._registry)
+        view = hub.view(request.options, allowed_tables=who.tables(name))
+        consumer = Consumer(database, hub, view, self.run, self._registry)
         await self.run(consumer.view.warm, database.source)
         batches = Batches(consumer, cursor=cursor, upto=upto)
         self.readers.streams[batches] = Transport("arrow", silent)

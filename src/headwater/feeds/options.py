@@ -20,6 +20,7 @@ class Shape(msgspec.Struct, frozen=True):
     before: bool = False
     after: bool = False
     columns: tuple[str, ...] = ()  # the columns in images; empty: all
+    hides_ddl: bool = False  # its readers are restricted to tables: no statement is shown as it was run
 
 
 class Shard(msgspec.Struct, frozen=True):

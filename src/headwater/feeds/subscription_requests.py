@@ -278,7 +278,7 @@ class Subscriptions:
         database.catch_up(CATCH_UP_SECONDS)
         end = database.log.latest
         after = cursor_of(database.log, start, whole=False)
-        view = View(request.options, database.source)
+        view = View(request.options, database.source, is_restricted=who.tables(name) is not None)
         if after >= end:
             return backtest(database.log, view, after=after, end=after)
         if not self._backtesting.acquire(blocking=False):

@@ -24,7 +24,7 @@ from headwater.feeds.formats.frame import Frame
 from headwater.feeds.formats.registry import encoder
 from headwater.feeds.groups.group import Group, Sleeper
 from headwater.feeds.groups.hub_batch import LONGEST_SECONDS, Batch, Decided, Found, SlowFilters, bounded
-from headwater.feeds.groups.log_reader import View, signature_of
+from headwater.feeds.groups.log_reader import View, shape_of, signature_of
 from headwater.feeds.options import Options, Shape
 from headwater.feeds.query_feeds.invalidation import Invalidations, invalidations
 from headwater.feeds.query_feeds.query_groups import Frames, InstanceGroups, Steady, steady_at
@@ -105,28 +105,36 @@ class Hub:
     ) -> View:
         """Return the view of `options`, compiled once; views of the same shape share one encoder.
 
-        Options that name a query need its current instance, and the tables that the reader's credential is
-        restricted to: readers with other restrictions have another view.
+        `allowed_tables` are the tables that the reader's credential is restricted to, None if it is not: restricted
+        readers see no DDL statements. Options that name a query need its current instance; for them, readers with
+        other restrictions have another view.
         """
+        if instance is None and allowed_tables is not None:
+            allowed_tables = frozenset()  # the options name the tables, so all restricted readers receive the same
         signature = signature_of(options, allowed_tables)
         found = self._views.get(signature)
         if found is None:
-            found = self._view(options) if instance is None else self._query_view(options, instance, allowed_tables)
+            if instance is None:
+                found = self._view(options, is_restricted=allowed_tables is not None)
+            else:
+                found = self._query_view(options, instance, allowed_tables)
             self._views.put(signature, found, VIEW_BYTES + BYTES_OF_OPTIONS * len(signature))
         if instance is not None and isinstance(found, QueryView) and self._instances is not None:
             found.set_instance(instance)
             self._instances.set_instance(instance)
         return found
 
-    def _view(self, options: Options) -> View:
-        return View(options, self._source, self._encoder(options.shape))
+    def _view(self, options: Options, *, is_restricted: bool) -> View:
+        made = self._encoder(shape_of(options, is_restricted))
+        return View(options, self._source, made, is_restricted=is_restricted)
 
     def _query_view(self, options: Options, instance: QueryInstance, allowed_tables: frozenset[str] | None) -> View:
         assert self._instances is not None
-        made = self._invalidations.get(options.shape)
+        shape = shape_of(options, allowed_tables is not None)
+        made = self._invalidations.get(shape)
         if made is None:
-            made = invalidations(options.shape)
-            self._invalidations.put(options.shape, made)
+            made = invalidations(shape)
+            self._invalidations.put(shape, made)
         confirming = self._instances.confirming(instance.key) if options.confirm else None
         return QueryView(options, self._source, instance, made, confirming, allowed_tables)
 

@@ -13,7 +13,7 @@ from headwater.errors import HeadwaterError, TransactionTooLarge
 from headwater.feeds.filters.filter import Filter, NewerThanSnapshot
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.registry import encoder
-from headwater.feeds.options import ATOMIC_STRICT, Options
+from headwater.feeds.options import ATOMIC_STRICT, Options, Shape
 from headwater.log.live.live_log import LiveLog
 from headwater.model.change import Op, Transaction
 from headwater.sources.read import Readable
@@ -37,17 +37,24 @@ def signature_of(options: Options, allowed_tables: frozenset[str] | None = None)
     return msgspec.msgpack.encode(options) + scope
 
 
+def shape_of(options: Options, is_restricted: bool) -> Shape:
+    """Return the wire form for readers with these options; `is_restricted`: their credentials name tables."""
+    return msgspec.structs.replace(options.shape, hides_ddl=is_restricted)
+
+
 class View:
     """The filter and encoder of one subscriber. Views with the same `signature` deliver the same."""
 
     is_whole = False  # delivers whole transactions only: its readers are never inside a transaction
     is_outdated = False  # the schema changed: the query must be analysed again before the view delivers more
 
-    def __init__(self, options: Options, source: Readable, made: Encoder | None = None) -> None:
+    def __init__(
+        self, options: Options, source: Readable, made: Encoder | None = None, *, is_restricted: bool = False
+    ) -> None:
         self.options = options
         self.filter = Filter(options, source)
-        self.encoder = encoder(options.shape, source) if made is None else made
-        self.signature = signature_of(options)
+        self.encoder = encoder(shape_of(options, is_restricted), source) if made is None else made
+        self.signature = signature_of(options, frozenset() if is_restricted else None)
         self.is_slow = False  # the filter was too slow for the hub: the readers read the log on their own
         self.is_costly = False  # the filter was too slow for the loop: a thread evaluates it from then on
 

@@ -25,6 +25,7 @@ from headwater.model.change import Change, Op
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
 from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
+from headwater.model.table_ddl import table_ddl
 
 BRIEF = "brief"  # the shape of query.subscribe; nobody can ask for it by name
 
@@ -53,6 +54,7 @@ class Native:
 
     def __init__(self, shape: Shape, form: Form) -> None:
         self._before, self._after = shape.before, shape.after
+        self._ddl = table_ddl if shape.hides_ddl else _ddl
         self._plans = PerTable(lambda table: _Plan(table, shape, form))
         self._keys = PerTable(lambda table: identity_of(table, form) or Key(table, form))
 
@@ -83,7 +85,7 @@ class Native:
             b',"new_etag":' + tag,
             self._changed_keys(found),
             b',"reason":' + _reason(instance, found),
-            b',"ddl":' + name(change.ddl or "") if change.op is Op.SCHEMA_CHANGE else b"",
+            b',"ddl":' + name(self._ddl(change)) if change.op is Op.SCHEMA_CHANGE else b"",
             b"" if plan.identity is None or row is None else identity(plan.identity, _moved_from(change), row),
             unavailable(unknown) if unknown else b"",
             b"}",
@@ -140,6 +142,10 @@ def _time(ms: int) -> str:
 def _pk_before(plan: _Plan, found: RelevantChanges, now: bytes) -> bytes:
     moved = b"" if plan.pk is None or not now else plan.pk.moved(_moved_from(found.last.change), now)
     return b',"pk_before":' + moved if moved else b""
+
+
+def _ddl(change: Change) -> str:
+    return change.ddl or ""
 
 
 def _moved_from(change: Change) -> Row | None:

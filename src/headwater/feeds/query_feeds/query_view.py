@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator
 from headwater.errors import Forbidden, HeadwaterError
 from headwater.feeds.filters.filter import NewerThanSnapshot
 from headwater.feeds.formats.native import plain
-from headwater.feeds.groups.log_reader import INVALIDATE, SCAN, Delivery, Page, View, parts_of, signature_of
+from headwater.feeds.groups.log_reader import (
+    INVALIDATE,
+    SCAN,
+    Delivery,
+    Page,
+    View,
+    parts_of,
+    shape_of,
+    signature_of,
+)
 from headwater.feeds.options import Options, Shape
 from headwater.feeds.query_feeds.answer_confirmation import AnswerConfirmation
 from headwater.feeds.query_feeds.invalidation import Invalidations, invalidations
@@ -36,7 +45,7 @@ class QueryView(View):
         self.instance = instance
         self.allowed_tables = allowed_tables  # the tables that the readers may see; None: all tables
         self.signature = signature_of(options, allowed_tables)
-        self.invalidations = invalidations(options.shape) if made is None else made
+        self.invalidations = invalidations(shape_of(options, allowed_tables is not None)) if made is None else made
         self.confirming = confirming
         self.is_slow = confirming is not None  # a confirmation queries the database, for which no other reader may wait
 

@@ -11,6 +11,7 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.keys.key import Span, encode_key
 from headwater.model.per_table import PerTable
 from headwater.model.table import Key, Row, Table
+from headwater.model.table_ddl import table_ddl
 from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED
 from headwater.ranges.pull.pages import row_weight
 from headwater.ranges.pull.table_changes import stop_of
@@ -91,7 +92,8 @@ class SpanSet:
 class Spans:
     """The spans of one feed; none means the whole database. It remembers the key columns of each table."""
 
-    def __init__(self, source: Reader, watched: Sequence[WatchedSpan]) -> None:
+    def __init__(self, source: Reader, watched: Sequence[WatchedSpan], *, hides_ddl: bool = False) -> None:
+        self._hides_ddl = hides_ddl  # the reader is restricted to tables: no statement is shown as it was run
         self.watched = tuple(dict.fromkeys(watched))
         by_table: dict[str, list[Span]] = {}
         for each in self.watched:
@@ -138,7 +140,7 @@ class Spans:
                 self._keys.pop(table.name, None)
             else:
                 self._check_key(table)
-            yield TableChanged(table, change.ddl or "", offset, part)
+            yield TableChanged(table, table_ddl(change) if self._hides_ddl else change.ddl or "", offset, part)
 
     def _check_key(self, table: Table) -> None:
         """Raise Stop if the key columns of a table changed: keys sent before are not comparable."""

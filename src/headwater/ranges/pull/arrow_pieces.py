@@ -17,6 +17,7 @@ from headwater.model.literal import UNAVAILABLE, to_plain
 from headwater.model.per_table import PerTable
 from headwater.model.suggestion import nearest
 from headwater.model.table import Row, Table
+from headwater.model.table_ddl import with_table_ddl
 from headwater.ranges.pull.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, changes_gone
 from headwater.ranges.pull.slice_cache import Slice
 from headwater.ranges.pull.snapshot import PastLog, read_as_of, shape_of
@@ -117,7 +118,7 @@ def _gathered(log: Log, job: TablesJob, left: Gone) -> Iterator[tuple[arrow.Imag
         for offset, change in enumerate(part.changes, part.first):
             if wanted and change.table.name not in wanted:
                 continue
-            row = writer(change.table).cells(change)
+            row = writer(change.table).cells(with_table_ddl(change) if job.hides_ddl else change)
             images.rows.append(row)
             weight += sum(map(len, filter(None, row)))
             _describe(images, part, offset, change.op.word, ends)

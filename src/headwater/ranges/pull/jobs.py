@@ -76,6 +76,7 @@ class TablesJob(msgspec.Struct, frozen=True, tag="tables"):
     after: int
     upto: int
     caller: str = ""
+    hides_ddl: bool = False  # the caller is restricted to tables: no statement is shown as it was run
 
 
 Job = SnapshotJob | LogJob | TablesJob

@@ -143,7 +143,7 @@ class ChangeFeedService:
                 return False
 
         words = EventEncoder(self._image, request.with_diff)
-        spans = Spans(database.source, watched)
+        spans = Spans(database.source, watched, hides_ddl=who.tables(name) is not None)
         feed = ChangeFeed(database, is_there, spans, cursor, base.ts or 0, pace, self._shared(), words)
         if range_epochs:
             feed.before_checkpoint = lambda: self._check_ranges(who, range_epochs)

@@ -109,7 +109,8 @@ class Pulls:
         call.who.check(db, wanted or None)
         after, upto = self._offsets(call, self._databases.database(db))
         place = await self._run(self._bulk.place, db)
-        return await self._pour(call, TablesJob(place, wanted, after, upto), _offset_headers(upto))
+        job = TablesJob(place, wanted, after, upto, hides_ddl=call.who.tables(db) is not None)
+        return await self._pour(call, job, _offset_headers(upto))
 
     def _offsets(self, call: Call, database: Database) -> tuple[int, int]:
         """Return the requested offsets; only durable ones are available."""
