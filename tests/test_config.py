@@ -379,3 +379,10 @@ def test_invalid_limit_of_a_database_is_refused(tmp_path: Path, line: str) -> No
     file.write_text(f'[databases.a]\nurl = "a.db"\n{line}\n')
     with pytest.raises(ConfigError):
         load(file=file, environ={}, flags={})
+
+
+@pytest.mark.parametrize("url", ["postgresql:me:tiger@host/db", "host=h password=tiger", "password = tiger host=h"])
+def test_database_address_with_a_password_that_is_not_a_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="does not begin with postgresql://") as raised:
+        load(file=None, environ={}, flags={"databases": {"pg": url}})
+    assert "tiger" not in str(raised.value) + raised.value.hint

@@ -134,6 +134,15 @@ def test_config_show_prints_effective_settings_and_hides_secrets(tmp_path: Path)
     assert "hush-hush" not in run("config", "show", env=env).stdout
 
 
+def test_config_show_hides_secret_parameters_of_urls(tmp_path: Path) -> None:
+    url = "postgresql://me@host/db?password=hush-1&sslpassword=hush-2&passfile=/x&oauth_client_secret=hush-3"
+    file = tmp_path / "headwater.toml"
+    file.write_text(f'[databases]\npg = "{url}"\n')
+    hidden = "postgresql://me@host/db?password=***&sslpassword=***&passfile=/x&oauth_client_secret=***"
+    assert run_json("config", "show", "--config", str(file))["databases"] == {"pg": hidden}
+    assert "hush" not in run("config", "show", "--config", str(file)).stdout
+
+
 # --- names of databases ----------------------------------------------------------------------------------
 
 

@@ -234,7 +234,17 @@ def test_invalid_server_url_is_refused(url: str) -> None:
         parse_url(url)
 
 
-@pytest.mark.parametrize("url", ["http://me:hunter2@a:1", "http://hunter2@a", "http://:hunter2@a/path"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:hunter2@a:1",
+        "http://hunter2@a",
+        "http://:hunter2@a/path",
+        "http://a?token=hunter2",
+        "http://me:x/hunter2@a",
+        "me:x/hunter2@a",
+    ],
+)
 def test_server_url_with_a_password_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_url(url)

@@ -24,6 +24,7 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.model.keys.range import Range
+from headwater.model.url_secrets import has_secrets
 
 T = TypeVar("T")
 
@@ -74,8 +75,9 @@ class Request(NamedTuple):
 
 def parse_url(url: str) -> Server:
     """Return the server that `url` names; ConfigError for anything but scheme, host and port."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.username or parts.password:
+    whole = url if "://" in url else f"http://{url}"
+    parts = urlsplit(whole)
+    if parts.username or parts.password or has_secrets(whole):
         # The error must not repeat the URL: it holds a password.
         raise ConfigError("a URL with a password is seen by other users", hint="Use HEADWATER_TOKEN or a token file.")
     try:

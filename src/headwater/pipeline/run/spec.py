@@ -28,6 +28,7 @@ from headwater.config.setting_types import (
     text,
 )
 from headwater.errors import ConfigError
+from headwater.model.url_secrets import without_secrets
 from headwater.pipeline.sinks.registry import KINDS, read_settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
@@ -297,7 +298,7 @@ def place_of(text: str) -> str:
     """Return `text`; of a URL only scheme, host, port and path, or only the scheme if these may hold a password."""
     scheme, mark, rest = text.partition("://")
     if not mark:
-        return text
+        return without_secrets(text)
     try:
         parts = urlsplit(f"//{rest}")
         port = f":{parts.port}" if parts.port else ""
