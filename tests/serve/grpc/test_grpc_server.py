@@ -1,5 +1,6 @@
 """The gRPC server over a real channel: health, reflection, authentication, and its stop."""
 
+import asyncio
 import contextlib
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
+from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.serve.server_fixture import NoDatabases, serving
@@ -19,7 +21,9 @@ from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError
 from headwater.serve.api import Api
 from headwater.serve.auth.gate import Gate, grpc_address
+from headwater.serve.grpc.calls import receive_by
 from headwater.serve.grpc.messages import FOLDER
+from headwater.serve.grpc.request_slots import RequestSlots
 from headwater.serve.server.server import Server
 
 LOCKED = {"token": Secret("t"), "http": "127.0.0.1:0"}
@@ -59,6 +63,43 @@ def test_malformed_request_of_built_in_service_is_refused_without_traceback(
                 list(method(sent, timeout=PATIENCE))
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "Traceback" not in caplog.text + capfd.readouterr().err
+
+
+class EndedCall:
+    """A call that gRPC has ended before the handler reads its request."""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def read(self) -> Any:
+        return aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
+
+    async def abort(self, *status: Any) -> None:
+        raise aio.InternalError("the call has ended")
+
+
+def test_abort_of_a_call_that_grpc_has_ended_cancels_the_handler() -> None:
+    def decode(data: bytes) -> Any:
+        raise AssertionError("no message arrived")
+
+    async def run() -> None:
+        slots = RequestSlots(total=1, each=1, waiting=1, seconds=PATIENCE)
+        answering: Any = lambda request, context: None  # noqa: E731
+        handler = receive_by(slots, grpc.unary_unary_rpc_method_handler(answering, decode), lambda context: "key")
+        with pytest.raises(asyncio.CancelledError):  # gRPC logs a traceback for any other error
+            await handler.stream_unary(None, EndedCall())
+
+    asyncio.run(run())
+
+
+def test_compressed_message_over_the_limit_is_refused_without_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(NoDatabases(), http="127.0.0.1:0", max_body_bytes=1 << 20) as client, channel(client) as found:
+        check = found.unary_unary("/grpc.health.v1.Health/Check")
+        for _ in range(5):
+            with pytest.raises(grpc.RpcError) as refused:
+                check(bytes(8 << 20), timeout=PATIENCE, compression=grpc.Compression.Gzip)
+            assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "Traceback" not in caplog.text
 
 
 def channel(client: Any) -> grpc.Channel:

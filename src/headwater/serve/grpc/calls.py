@@ -106,18 +106,18 @@ def receive_by(slots: RequestSlots, handler: Any, key: Key) -> Any:
         try:
             data = await slots.receive(key(context), context)
         except HeadwaterError as error:
-            await context.abort(errors.status(error), errors.text(error), errors.trailers(error))
+            await _abort(context, error)
         if data is None:
             return None
         try:
             return handler.request_deserializer(data)
         except Exception:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is not a message of this method")
+            await _abort(context, InvalidRequest("the request is not a message of this method"))
 
     async def answer_one(_: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         request = await receive(context)
         if request is None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request has no message")
+            await _abort(context, InvalidRequest("the request has no message"))
         return await (handler.unary_unary or handler.unary_stream)(request, context)
 
     async def answer_stream(_: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
@@ -340,7 +340,15 @@ class _Call:
             error = Unavailable("the server is stopping") if isinstance(error, aio.UsageError) else _defect(error)
         error = self.redact(error)
         self._metrics.called(self._name, error.grpc_status)
-        await self._context.abort(errors.status(error), errors.text(error), errors.trailers(error))
+        await _abort(self._context, error)
+
+
+async def _abort(context: aio.ServicerContext[Any, Any], error: HeadwaterError) -> None:
+    """End the call with `error`, unless gRPC has ended it already, as it does for a message over its size limit."""
+    try:
+        await context.abort(errors.status(error), errors.text(error), errors.trailers(error))
+    except aio.InternalError as ended:
+        raise asyncio.CancelledError from ended  # gRPC logs a traceback for any other error
 
 
 def _defect(error: BaseException) -> HeadwaterError:
@@ -368,7 +376,7 @@ def _refusing(error: HeadwaterError, limits: Limits) -> grpc.RpcMethodHandler[An
             limits.count_rejected_credential(address_of(context))
         except LimitExceeded as too_often:
             why = too_often
-        await context.abort(errors.status(why), errors.text(why), errors.trailers(why))
+        await _abort(context, why)
 
     return grpc.stream_stream_rpc_method_handler(refuse)  # fits a call of any kind
 
