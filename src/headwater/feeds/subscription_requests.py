@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from msgspec.structs import replace
@@ -224,9 +224,18 @@ class Subscriptions:
         return {"sub_id": id, "closed": True}
 
     def list(
-        self, who: Principal, db: str | None, id: str | None = None, limit: int = PAGE, after: str | None = None
+        self,
+        who: Principal,
+        db: str | None,
+        id: str | None = None,
+        limit: int = PAGE,
+        after: str | None = None,
+        hidden: Collection[str] = (),
     ) -> dict[str, Any]:
-        """cdc.list: a page of `limit` subscriptions, oldest first; `next`, if present, is `after` of the next page."""
+        """cdc.list: a page of `limit` subscriptions, oldest first; `next`, if present, is `after` of the next page.
+
+        Leaves out the subscriptions to the queries `hidden`.
+        """
         _check_page(limit, after)
         name = None if db is None else real_name(db)
         if name is not None:
@@ -234,7 +243,7 @@ class Subscriptions:
             self._databases.database(name)  # raises NotFound for an unknown database
         found = [self._registry.get(who, id)] if id is not None else self._registry.visible_to(who, name)
         found = sorted(
-            (subscription for subscription in found if subscription.id > (after or "")),
+            (each for each in found if each.id > (after or "") and each.options.query_id not in hidden),
             key=lambda subscription: subscription.id,
         )
         page = found[:limit]

@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable
 
 import msgspec
 
-from headwater.errors import HeadwaterError, Unavailable
+from headwater.errors import Forbidden, HeadwaterError, NotFound, Unavailable
 from headwater.feeds.deliver.hub import Run
 from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.query_groups import InstanceGroups
 from headwater.feeds.query_feeds.query_instances import Args, QueryInstance, QueryInstances
 from headwater.feeds.subscription import Subscription
-from headwater.feeds.subscriptions.registry import Registry
+from headwater.feeds.subscriptions.registry import Registry, depends_on_query_reads, unknown
 from headwater.feeds.subscriptions.store import InstancePosition
 from headwater.model.principal import Principal
 
@@ -119,7 +119,10 @@ def instance_text(options: Options) -> str:
 
 
 async def allowed(subscription: Subscription, who: Principal, asking: Callable[[], WatchedInstances]) -> Subscription:
-    """Return `subscription`; raise Forbidden if its query reads data that the caller may not read."""
-    if subscription.options.query_id and who.tables(subscription.db) is not None:
-        who.check_reads(subscription.db, await asking().find(subscription.options))
+    """Return `subscription`; raise NotFound if its query reads data that the caller may not read."""
+    if depends_on_query_reads(subscription, who):
+        try:
+            who.check_reads(subscription.db, await asking().find(subscription.options))
+        except (Forbidden, NotFound):
+            raise unknown(subscription.id) from None
     return subscription

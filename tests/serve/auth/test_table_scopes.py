@@ -198,6 +198,44 @@ def test_a_scope_may_name_a_virtual_table(world: World) -> None:
         assert answer["error"]["code"] == "forbidden"
 
 
+def test_key_issued_again_with_narrower_scopes_does_not_see_its_query_subscriptions(world: World) -> None:
+    def issue(*scopes: str) -> tuple[str, httpx.Client]:
+        made = world.call(world.admin, "security.token.create", name="narrowed", role="viewer", scopes=scopes)["result"]
+        return made["id"], httpx.Client(base_url=world.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE)
+
+    subs = {}
+    key, wide = issue("main")
+    with wide:
+        for table, name in (("payroll", "hidden feed"), ("pay", "seen feed")):
+            sql = f"SELECT v FROM {table} WHERE k = ?"
+            query = world.call(wide, "query.prepare", sql=sql)["result"]["query_id"]
+            for arg in (1, 2):
+                given = {"query_id": query, "args": [arg], "name": f"{name} {arg}"}
+                subs[table, arg] = world.call(wide, "cdc.subscribe_query", **given)["result"]["sub_id"]
+        assert len(world.call(wide, "cdc.list")["result"]["subscriptions"]) == 4
+    world.call(world.admin, "security.token.revoke", id=key)
+    key, narrow = issue("main.pay")
+    with narrow:
+        listed = world.call(narrow, "cdc.list")["result"]["subscriptions"]
+        assert [each["sub_id"] for each in listed] == [subs["pay", 1], subs["pay", 2]]
+        page = world.call(narrow, "cdc.list", db="main", limit=1)["result"]
+        assert page["next"] == subs["pay", 1]
+        requests = [("cdc.ack", {"offset": 0}), ("cdc.seek", {"offset": 0}), ("cdc.list", {})]
+        requests += [(f"cdc.{verb}", {}) for verb in ("poll", "pause", "resume", "close")]
+        for method, given in requests:
+            answer = world.call(narrow, method, sub_id=subs["payroll", 1], **given)
+            unknown = world.call(narrow, method, sub_id="sub_00000000000000ff", **given)
+            assert _said(answer) == tuple(
+                text.replace("sub_00000000000000ff", subs["payroll", 1]) for text in _said(unknown)
+            ), method
+            assert world.call(narrow, method, sub_id=subs["pay", 1], **given)["ok"], method
+        assert _get(narrow, f"/api/v1/cdc/sse/{subs['payroll', 1]}")[0] == 404
+        assert subs["payroll", 1] not in json.dumps(world.call(narrow, "cdc.poll", sub_id="hidden feed 1"))
+    for left in (("payroll", 1), ("payroll", 2), ("pay", 2)):
+        assert world.call(world.admin, "cdc.close", sub_id=subs[left])["ok"], "an owner may close it"
+    world.call(world.admin, "security.token.revoke", id=key)
+
+
 # --- names -----------------------------------------------------------------------------------------------
 
 NEAR = ("payrol", "zzz", "diry", "pay_sen")  # near what is hidden, or near nothing

@@ -96,7 +96,8 @@ class Registry:
         """Return the id of a subscription called `name` that `principal` may see; "" if there is none."""
         with self._lock:
             named = [self._all[id] for id in self._by_name.get(name, ())]
-        return next((one.id for one in named if _is_for(principal, one)), "")
+        visible = (one for one in named if _is_for(principal, one) and not depends_on_query_reads(one, principal))
+        return next((one.id for one in visible), "")
 
     def database_of(self, id: str) -> str | None:
         """Return the database of the subscription `id` of any owner; None if there is no such subscription."""
@@ -391,7 +392,7 @@ def may_see(principal: Principal, owner: str) -> bool:
 def _is_for(principal: Principal, one: Subscription) -> bool:
     """Return whether `principal` may see `one`: by its owner, and by the scopes on its tables.
 
-    The tables of a query are not known here; the caller checks them.
+    The tables of a query are not known here: if `depends_on_query_reads`, the caller checks them.
     """
     mine = principal.tables(one.db)
     if mine is None:
@@ -399,6 +400,11 @@ def _is_for(principal: Principal, one: Subscription) -> bool:
     shown = set(one.options.tables)
     fits = principal.sees(one.db) if one.options.query_id else bool(shown) and shown <= mine
     return fits and may_see(principal, one.owner)
+
+
+def depends_on_query_reads(one: Subscription, principal: Principal) -> bool:
+    """Return whether `principal` may see `one` only if its scopes have all tables that the query of `one` reads."""
+    return bool(one.options.query_id) and principal.tables(one.db) is not None
 
 
 def unknown(id: str, hint: str = "") -> NotFound:

@@ -180,6 +180,8 @@ class Rpc:
 
     async def _run(self, who: Principal, method: Method, found: params.Params, *, is_large: bool = False) -> Any:
         if method.blocking:
+            if isinstance(found, (params.Ack, params.Seek, params.Subscription)):
+                await self._api.feeding().check_subscription(who, found.sub_id)  # needs the event loop
             result = await self._bridge.call(self._block, who, method, found)
         elif is_large:
             result = await self._bridge.call(method.call, self._api, who, found)

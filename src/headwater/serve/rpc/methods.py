@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from headwater import __version__
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.feeds.deliver.backpressure import LagLimits, counters
@@ -27,6 +29,7 @@ from headwater.queries.statements.transactions import one_tx
 from headwater.ranges.pull.table_status import Step
 from headwater.serve.api import Api
 from headwater.serve.rpc import params, query_methods, query_params, query_patch, results, security_methods
+from headwater.serve.rpc.body_pieces import Pieces, encode_with
 from headwater.serve.rpc.table_types import table_of
 
 READ, WRITE, OWN = VIEWER, EDITOR, OWNER
@@ -238,8 +241,17 @@ def _close(api: Api, who: Principal, p: params.Subscription) -> Any:
     return api.feeding().subscriptions.close(who, p.sub_id)
 
 
-def _list(api: Api, who: Principal, p: params.ListSubscriptions) -> Any:
-    return api.feeding().subscriptions.list(who, p.db, p.sub_id, limit=p.limit, after=p.after)
+async def _list(api: Api, who: Principal, p: params.ListSubscriptions) -> Any:
+    feeds = api.feeding()
+    if p.sub_id is not None:
+        await feeds.check_subscription(who, p.sub_id)
+    hidden = await feeds.hidden_queries(who) if p.sub_id is None and who.scopes is not None else set()
+
+    def encoded_page() -> Any:
+        page = encode_with(feeds.subscriptions.list(who, p.db, p.sub_id, p.limit, p.after, hidden))
+        return page if isinstance(page, Pieces) else msgspec.Raw(page)
+
+    return await feeds.run(encoded_page)  # in a thread: encoding a large page would block the event loop
 
 
 def _seek(api: Api, who: Principal, p: params.Seek) -> Any:
@@ -339,7 +351,7 @@ METHODS: dict[str, Method] = {
         Method("cdc.pause", params.Subscription, _pause, READ, "Pause delivery.", True),
         Method("cdc.resume", params.Subscription, _resume, READ, "Resume delivery.", True),
         Method("cdc.close", params.Subscription, _close, READ, "Delete a subscription.", True),
-        Method("cdc.list", params.ListSubscriptions, _list, READ, "Subscriptions with their cursor and lag.", True),
+        Method("cdc.list", params.ListSubscriptions, _list, READ, "Subscriptions with their cursor and lag."),
         Method("cdc.seek", params.Seek, _seek, READ, "Move a cursor to an offset or a time.", True),
         Method("cdc.backtest", params.Subscribe, _backtest, READ, "Changes a subscription would have received.", True),
         Method(
