@@ -232,6 +232,11 @@ def test_slot_findings_name_the_problem_and_a_remedy(slot: dict[str, Any], probl
         ({"may_toast": True, "identity": "f", "has_identity": False}, []),
         ({"identity": "n", "has_identity": False}, ['ALTER TABLE "s.x"."t" REPLICA IDENTITY FULL;']),
         ({"identity": "i", "key": ()}, []),
+        (
+            {"identity": "f", "has_identity": False, "has_virtual": True},
+            ['ALTER TABLE "s.x"."t" REPLICA IDENTITY DEFAULT;'],
+        ),
+        ({"identity": "d", "has_virtual": True}, []),
         ({"is_logged": False}, ['ALTER TABLE "s.x"."t" SET LOGGED;']),
     ],
 )

@@ -44,11 +44,17 @@ class TableFit(msgspec.Struct, frozen=True):
     key: tuple[str, ...] = ()
     is_hidden: bool = False  # policies hide rows from the role
     is_owned: bool = True  # the role may publish it
+    has_virtual: bool = False  # VIRTUAL generated columns, with which whole old rows are no replica identity
 
     @property
     def name(self) -> str:
         """Return our name of the table."""
         return table_name(self.schema, self.table)
+
+    @property
+    def is_identified(self) -> bool:
+        """Return whether PostgreSQL accepts updates and deletes of the table once it is published."""
+        return self.has_identity or (self.identity == "f" and not self.has_virtual)
 
     @property
     def full_name(self) -> str:
@@ -172,7 +178,8 @@ SELECT n.nspname, c.relname, c.relreplident::text, r.indexrelid IS NOT NULL, c.r
        ARRAY(SELECT a.attname::text FROM pg_index k, unnest(k.indkey::int2[]) WITH ORDINALITY u(number, place)
          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = u.number
          WHERE k.indrelid = c.oid AND k.indisprimary AND u.place <= k.indnkeyatts ORDER BY u.place),
-       row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE')
+       row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'),
+       EXISTS (SELECT FROM pg_attribute v WHERE v.attrelid = c.oid AND v.attgenerated = 'v' AND NOT v.attisdropped)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_index r ON r.indrelid = c.oid
   AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END AND r.indimmediate
@@ -218,7 +225,7 @@ def wanted_tables(connection: Connection, publication: str, tables: Sequence[str
 
 def is_fit(table: TableFit) -> bool:
     """Return whether the table can be captured without making PostgreSQL refuse its writes. Pure."""
-    return table.is_logged and table.is_owned and (table.identity == "f" or table.has_identity)
+    return table.is_logged and table.is_owned and table.is_identified
 
 
 def why_uncaptured(table: TableFit, tables: Sequence[str]) -> str:
@@ -227,13 +234,27 @@ def why_uncaptured(table: TableFit, tables: Sequence[str]) -> str:
         return "it is not named in postgres.tables"
     if not table.is_logged:
         return "it is unlogged"
-    if table.identity != "f" and not table.has_identity:
+    if table.identity == "f" and table.has_virtual:
+        return f"it has {_VIRTUAL}"
+    if not table.is_identified:
         return "it has neither a primary key nor another replica identity"
     return "it was not published yet" if table.is_owned else "it belongs to another role"
 
 
+_VIRTUAL = "REPLICA IDENTITY FULL and a VIRTUAL generated column, which PostgreSQL cannot publish"
+
+
 def _full(table: TableFit) -> str:
-    return f"ALTER TABLE {table.full_name} REPLICA IDENTITY FULL;"
+    full = f"ALTER TABLE {table.full_name} REPLICA IDENTITY FULL;"
+    return f"-- make its VIRTUAL generated columns STORED ones, then run: {full}" if table.has_virtual else full
+
+
+def _identity(table: TableFit) -> str:
+    """Return the SQL that gives the table a replica identity."""
+    if not table.has_virtual:
+        return _full(table)
+    by_key = "" if table.key else f"ALTER TABLE {table.full_name} ADD PRIMARY KEY (…); "
+    return f"{by_key}ALTER TABLE {table.full_name} REPLICA IDENTITY DEFAULT;"
 
 
 def table_findings(table: TableFit, role: str = "YOUR_ROLE", *, is_wanted: bool = False) -> list[Finding]:
@@ -242,18 +263,18 @@ def table_findings(table: TableFit, role: str = "YOUR_ROLE", *, is_wanted: bool 
         remedy = f"ALTER TABLE {table.full_name} SET LOGGED;"
         return [Finding(f"{table.name} is unlogged: its changes are not in the server's log", remedy, fatal=False)]
     found = []
-    full = _full(table)
-    if table.identity != "f" and not table.has_identity:
+    if not table.is_identified:
         lacks = "no replica identity" if table.key else "neither a primary key nor another replica identity"
+        lacks = _VIRTUAL if table.identity == "f" else lacks
         if table.is_published or is_wanted:
             problem = f"{table.name} has {lacks}: PostgreSQL refuses its updates and deletes as long as it is published"
-            found.append(Finding(problem, full, fatal=False, refuses_writes=True))
+            found.append(Finding(problem, _identity(table), fatal=False, refuses_writes=True))
         else:
             problem = f"{table.name} has {lacks}: it is not captured, so that PostgreSQL goes on taking its updates"
-            found.append(Finding(problem, full, fatal=False, is_logged=True))
+            found.append(Finding(problem, _identity(table), fatal=False, is_logged=True))
     elif is_sparing(table):
         problem = f"{table.name} tells of an updated row its key only: a large value that stayed as it was is not told"
-        found.append(Finding(problem, full, fatal=False))
+        found.append(Finding(problem, _full(table), fatal=False))
     if not table.key and table.identity != "i":
         problem = f"{table.name} has no primary key: nothing tells its rows apart, so only its feeds are served"
         found.append(Finding(problem, f"ALTER TABLE {table.full_name} ADD PRIMARY KEY (…);", fatal=False))
