@@ -50,6 +50,7 @@ class HeadwaterError(Exception):
     retryable: ClassVar[bool] = False
     default_hint: ClassVar[str] = ""
     names_tables = False  # whether the message is the database's refusal of a change, which may name any table
+    depends_on_functions = False  # whether the refusal of a filter may reveal which functions of users exist
 
     def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
         self.message = _shortened(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -162,10 +163,14 @@ def _misfit(options: Options, table: Table, source: Readable, who: Principal) ->
     if unknown and len(unknown) == len(options.columns):
         what = f"`columns`: table {table.name!r} has no column {unknown[0][:40]!r}"
         return InvalidRequest(what, hint=nearest(unknown[0], names))
+
+    def calls(alone: Options) -> Callable[[], tuple[str, ...]]:
+        return lambda: Rule(alone, table, source).calls
+
     for field in NARROW[:-1]:
         try:
-            rule = Rule(Options(db=options.db, **{field: getattr(options, field)}), table, source)
-            check_calls(rule.calls, who, options.db)
+            alone = Options(db=options.db, **{field: getattr(options, field)})
+            check_calls(calls(alone), who, options.db)
         except InvalidRequest as error:
             return type(error)(f"`{field}`: {error.message}", hint=error.hint)
     return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from headwater.errors import Forbidden, InvalidRequest, NotFound, NotSupported
+from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, NotFound, NotSupported
 from headwater.feeds.filters.row_filter import Rule
 from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, OPS, Options, Shard
 from headwater.model import kv_table
@@ -257,23 +258,38 @@ def check_size(options: Options) -> None:
 
 def _check_rules(options: Options, table: Table, source: Readable, who: Principal) -> None:
     """Compile each filter on its own, so that an error names the filter that does not fit."""
+
+    def calls(alone: Options) -> Callable[[], tuple[str, ...]]:
+        return lambda: Rule(alone, table, source).calls
+
     for field in ("pk", "pk_range", "spans", "shard", "where"):
         filter_ = getattr(options, field)
         if filter_ is None:
             continue
         try:
-            rule = Rule(Options(db=options.db, tables=options.tables, **{field: filter_}), table, source)
-            check_calls(rule.calls, who, options.db)
+            alone = Options(db=options.db, tables=options.tables, **{field: filter_})
+            check_calls(calls(alone), who, options.db)
         except InvalidRequest as error:
             raise type(error)(f"`{field}`: {error.message}", hint=error.hint) from None
 
 
-def check_calls(calls: tuple[str, ...], who: Principal, db: str) -> None:
-    """Raise Forbidden if the filter of a caller restricted to tables calls a function that may read other tables."""
-    if calls and who.tables(db) is not None:
+def check_calls(compile_filter: Callable[[], tuple[str, ...]], who: Principal, db: str) -> None:
+    """Raise Forbidden if the filter of a caller restricted to tables calls a function that may read other tables.
+
+    `compile_filter` returns the functions and operators of users that the filter calls. The error is the same if one of
+    them does not exist: the caller must not learn which functions exist.
+    """
+    try:
+        is_refused = bool(compile_filter()) and who.tables(db) is not None
+    except HeadwaterError as error:
+        if not error.depends_on_functions or who.tables(db) is None:
+            raise
+        is_refused = True
+    if is_refused:
         raise Forbidden(
-            f"a filter that calls {calls[0]}() needs a credential for the whole database",
-            hint="Filter by columns and PostgreSQL's own functions.",
+            "a filter with a function or an operator that is not PostgreSQL's own, or not for these arguments, needs a "
+            "credential for the whole database",
+            hint="Filter by columns and PostgreSQL's own functions and operators; check the types of their arguments.",
         )
 
 

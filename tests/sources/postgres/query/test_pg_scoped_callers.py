@@ -225,3 +225,105 @@ def test_filter_of_scoped_caller_computes_no_function_of_users(site: Site) -> No
     for where in ("stable_one() = id", "peek_at(id) = now()::text", "peek_at(id) = current_user", "id::date = note"):
         assert not site.call("viewer", "cdc.subscribe_table", table="orders", where=where)["ok"], where
     assert site.call("viewer", "cdc.subscribe_table", table="orders", where="peek_at(id) = note AND id > 3")["ok"]
+
+
+HIDDEN = {
+    "secret": "",
+    "hidden_view": "CREATE VIEW hidden_view AS SELECT * FROM secret",
+    "hidden_enum": "CREATE TYPE hidden_enum AS ENUM ('x', 'y')",
+    "hidden_domain": "CREATE DOMAIN hidden_domain AS int CHECK (VALUE > 0)",
+    "hidden_row": "CREATE TYPE hidden_row AS (id int, word text)",
+    "hidden_range": "CREATE TYPE hidden_range AS RANGE (subtype = int4)",
+    "hidden_function": "CREATE FUNCTION hidden_function(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1'",
+    "hidden_rows": "CREATE FUNCTION hidden_rows(int) RETURNS secret LANGUAGE sql IMMUTABLE AS 'SELECT 1, NULL::text'",
+    "hidden_any": "CREATE FUNCTION hidden_any(anyelement) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1'",
+    "hidden_texts": "CREATE FUNCTION hidden_texts(text) RETURNS text LANGUAGE sql VOLATILE AS 'SELECT $1'",
+}
+FILTER_FORMS = """
+id::{} IS NULL
+note::{} IS NULL
+'x'::{} IS NULL
+NULL::{} IS NULL
+'(1,x)'::{} IS NULL
+'[1,2)'::{} IS NULL
+5::{} > 0
+CAST(id AS {}) IS NULL
+CAST(NULL AS {}[]) IS NULL
+cast ( null as public.{} ) is null
+array[]::{}[] IS NULL
+array[]::public.{}[] IS NULL
+array[]::"{}"[] IS NULL
+array[]:: /* :: */ {} [] IS NULL
+array[]::{}[] IS NULL AND nope = 1
+array[]::{}[] IS NULL AND {} = 1
+array[]::{}[] IS NULL AND note + 1 > 0
+array[]::{}[] IS NULL AND id = 'x'
+nope = 1 AND id::{} IS NULL
+((array[]::{}[])[1]).word IS NULL
+((array[]::{}[])[1]).nope IS NULL
+((array[]::{}[])[1]).word + 1 > 0
+((array[]::{}[])[1]).id + 1 > 0
+row(((array[]::{}[])[1]).*) IS DISTINCT FROM row(NULL, NULL)
+row(((array[]::{}[])[1]).*) = row(1, 2, 3)
+(array[]::{}[])[1] = 'x'
+(array[]::{}[])[1] IN ('x', 'z')
+id = (array[]::{}[])[1]
+coalesce(NULL, (array[]::{}[])[1]) IS NULL
+nullif((array[]::{}[])[1], NULL) IS NULL
+CASE WHEN true THEN (array[]::{}[])[1] END IS NULL
+greatest((array[]::{}[])[1], NULL) IS NULL
+jsonb_build_object('a', (array[]::{}[])[1]) IS NULL
+jsonb_populate_record(NULL::{}, '{{}}') IS NULL
+(1, 2) = ANY (array[]::{}[])
+row(1, 'x')::{} IS NULL
+row(1)::{} IS NULL
+{} 'x' IS NULL
+{} '(1,x)' IS NULL
+public.{} '(1,x)' IS NULL
+"{}" 'x' = 'y'
+note LIKE {} 'x'
+{}('x') IS NULL
+{}('(1,x)') IS NULL
+{}(3) '5' IS NULL
+{}(id) = 1
+{}(id) = 'x'
+{}(note) = 'x' AND nope = 1
+({}(id)).word = 'x'
+public.{}(id) = 1
+"{}"(id) IS NULL
+U&"{}"(id) = 1
+array[]::U&"{}"[] IS NULL
+orders.{} = 1
+(id).{} = 1
+(orders).{} IS NULL
+{}(orders) IS NULL
+'{}'::regclass IS NULL
+'{}'::regtype IS NULL
+'{}'::regproc IS NULL
+'{}(int)'::regprocedure IS NULL
+id = 1 AND '{}'::text::regproc IS NULL
+{} = 1
+{}.id = 1
+JSON_VALUE('1', '$' RETURNING {}) IS NULL
+note COLLATE {} = 'x'
+id::{} +
+""".strip().splitlines()
+
+
+@pytest.fixture(scope="module")
+def hidden(site: Site) -> Site:
+    """With objects that no table of the callers uses."""
+    for statement in filter(None, HIDDEN.values()):
+        site.db.execute(statement.encode())
+    return site
+
+
+@pytest.mark.parametrize("form", FILTER_FORMS)
+def test_filter_on_hidden_and_missing_name_has_the_same_answer(hidden: Site, form: str) -> None:
+    def answer(name: str) -> str:
+        found = hidden.call(SCOPED[0], "cdc.backtest", table="orders", where=form.format(*[name] * form.count("{}")))
+        assert not found["ok"], (name, found)
+        return str(found).replace(name, "NAME")
+
+    wanted = answer("nosuch")
+    assert {name: answer(name) for name in HIDDEN} == dict.fromkeys(HIDDEN, wanted)

@@ -213,7 +213,8 @@ def _check_where(call: Call, database: Database, db: str, table: str) -> None:
         source = database.source
         source.check_sql(call.who.role)
         if call.who.tables(db) is not None and (shape := source.describe().get(table)) is not None:
-            check_calls(source.condition(shape, call.query["where"]).calls, call.who, db)
+            where = call.query["where"]
+            check_calls(lambda: source.condition(shape, where).calls, call.who, db)
 
 
 def _check_retained(database: Database, generation: str, after: int) -> None:

@@ -23,7 +23,9 @@ from headwater.sources.postgres.query.analysis.immutable_functions import CATALO
 from headwater.sources.postgres.query.analysis.parse_tree import Unreadable, parse
 from headwater.sources.postgres.query.analysis.parse_tree_source import MAX_TREE
 from headwater.sources.postgres.query.analysis.statement_growth import check_text
+from headwater.sources.postgres.query.analysis.tree_reads import TYPE_FIELDS
 from headwater.sources.postgres.query.analysis.volatile_calls import has_mutable_calls
+from headwater.sources.postgres.query.predicate_names import KnownNames, has_foreign_type, has_own_calls
 from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.table_shapes import ident
 from headwater.sources.postgres.types import BPCHAR, TEXT, VARCHAR
@@ -53,22 +55,46 @@ SELECT DISTINCT ON (c.collname) c.collname, n.nspname FROM pg_collation c JOIN p
 WHERE c.collname = ANY ($1::text[]) AND c.collencoding IN (-1, pg_char_to_encoding(getdatabaseencoding()))
 ORDER BY c.collname, pg_collation_is_visible(c.oid) DESC, n.nspname
 """
-# Row types of other relations, and arrays of them: a cast to one reveals that the relation exists, and its columns.
 _USES = f"d.classid = 'pg_constraint'::regclass AND d.objid = (SELECT c.oid {_PROBE})"
-_ROW_TYPES = f"""
-SELECT 1 FROM pg_depend d JOIN pg_type t ON t.oid = d.refobjid LEFT JOIN pg_type e ON e.oid = t.typelem
-WHERE {_USES} AND d.refclassid = 'pg_type'::regclass AND $1::regclass NOT IN (t.typrelid, coalesce(e.typrelid, 0))
-  AND (t.typrelid <> 0 OR e.typrelid <> 0)
-  AND EXISTS (SELECT FROM pg_class c WHERE c.oid IN (t.typrelid, e.typrelid) AND c.relkind <> 'c') LIMIT 1
-"""
-# Types of users that no column of the table has: an enum or a domain reveals facts about the tables that use it.
+# The types of the table's columns, and the types inside them. $1 is the temporary table, $2 the declared types.
+_OWN = """own (oid) AS (
+  SELECT to_regtype(name)::oid FROM unnest($2::text[]) name
+  UNION SELECT inner_.oid FROM own o JOIN pg_type t ON t.oid = o.oid
+  LEFT JOIN pg_range r ON t.oid IN (r.rngtypid, r.rngmultitypid) CROSS JOIN LATERAL (
+    VALUES (t.typelem), (t.typarray), (t.typbasetype), (r.rngsubtype), (r.rngtypid)
+    UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0
+      AND NOT a.attisdropped) inner_ (oid)
+  WHERE inner_.oid <> 0
+)"""
+# Other types of users in the predicate: row types reveal that a relation exists, and its columns; enums and domains
+# reveal facts about the tables that use them. The tree contains types that pg_depend lacks, such as of ARRAY[]::x[].
+_TREE_TYPES = f":(?:{'|'.join((*TYPE_FIELDS, 'element_typeid', 'refcontainertype', 'refelemtype'))}) ([0-9]+)"
 _FOREIGN_TYPES = f"""
-SELECT 1 FROM pg_depend d JOIN pg_type t ON t.oid = d.refobjid
-WHERE {_USES} AND d.refclassid = 'pg_type'::regclass AND t.oid >= 16384 AND t.typrelid <> $1::regclass
-  AND NOT EXISTS (SELECT FROM unnest($2::text[]) name JOIN pg_type own ON own.oid = to_regtype(name)
-    WHERE t.oid IN (own.oid, own.typelem, own.typarray, own.typbasetype))
-  AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_type'::regclass AND e.deptype = 'e'
-    AND e.objid IN (t.oid, t.typelem)) LIMIT 1
+WITH RECURSIVE {_OWN}, used (oid) AS (
+  SELECT d.refobjid FROM pg_depend d WHERE {_USES} AND d.refclassid = 'pg_type'::regclass
+  UNION SELECT m.match[1]::oid FROM (SELECT c.conbin::text {_PROBE}) tree (text),
+    LATERAL regexp_matches(tree.text, '{_TREE_TYPES}', 'g') m (match)
+)
+SELECT 1 FROM used u JOIN pg_type t ON t.oid = u.oid LEFT JOIN pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
+WHERE t.oid >= 16384 AND $1::regclass NOT IN (t.typrelid, coalesce(e.typrelid, 0)) AND (
+  EXISTS (SELECT FROM pg_class c WHERE c.oid IN (t.typrelid, e.typrelid) AND c.relkind <> 'c')
+  OR t.oid NOT IN (SELECT oid FROM own WHERE oid IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM pg_depend x WHERE x.classid = 'pg_type'::regclass AND x.deptype = 'e'
+      AND x.objid IN (t.oid, t.typelem))) LIMIT 1
+"""
+_KNOWN = f"""
+WITH RECURSIVE {_OWN.replace("$2", "$1")}
+SELECT 'type', n.nspname::text, t.typname::text FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
+WHERE t.oid < 16384 AND n.nspname = 'pg_catalog' AND t.typname !~ '^_?reg' OR t.oid IN (SELECT oid FROM own)
+  OR EXISTS (SELECT FROM pg_depend x WHERE x.classid = 'pg_type'::regclass AND x.deptype = 'e' AND x.objid = t.oid)
+UNION ALL SELECT 'column', '', a.attname::text FROM own o JOIN pg_type t ON t.oid = o.oid
+JOIN pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL SELECT DISTINCT 'function', '', p.proname::text FROM pg_proc p WHERE p.oid < 16384 OR EXISTS (
+  SELECT FROM pg_depend x JOIN pg_extension e ON e.oid = x.refobjid AND e.extname = ANY ($2::text[])
+  WHERE x.classid = 'pg_proc'::regclass AND x.deptype = 'e' AND x.objid = p.oid)
+UNION ALL SELECT 'collation', '', c.collname::text FROM pg_collation c WHERE c.oid < 16384
+  OR c.collnamespace = 'pg_catalog'::regnamespace
+UNION ALL SELECT 'keyword', '', word FROM pg_get_keywords() WHERE catcode IN ('R', 'C')
 """
 _OWN_CALLS = f"""
 SELECT coalesce(p.proname, o.oprname)::text FROM pg_depend d
@@ -92,6 +118,7 @@ _SUBQUERY = re.compile(r"\b(select|table|with|values)\b", re.IGNORECASE)
 _GRAMMAR = ("syntax error", "one statement")
 _OTHER_TABLE = ("missing FROM-clause", "invalid reference to FROM-clause")
 _NO_SUCH_COLUMN = re.compile(r'column ("[^"]*"|\S+) does not exist')
+_NO_SUCH_FUNCTION = "42883"  # or operator
 _CATALOG_NAMES = re.compile(r"::(pg_catalog\.)?reg[a-z]+", re.IGNORECASE)
 _CATALOG_CALLS = re.compile(rf"\b({'|'.join(sorted(CATALOG_READERS))})\(")
 _TEXTS = re.compile(r"'(?:[^']|'')*'")
@@ -130,6 +157,7 @@ class Engine:
         self._name = ident(parts[1] if parts else table.name)
         self._types = pool.read(self._named_types)
         self._collations = pool.read(self._named_collations)
+        self._known = pool.read(self._known_names)
 
     def _named_types(self, link: Link) -> dict[str, tuple[str, int]]:
         """Return the SQL names of the existing types, with domains resolved and without length limits."""
@@ -145,6 +173,23 @@ class Engine:
         found = link.run(_COLLATIONS, [array_text(names)]).texts()
         return {str(name): f"{ident(str(schema))}.{ident(str(name))}" for name, schema in found}
 
+    def _known_names(self, link: Link) -> KnownNames:
+        """Return the names that predicates may contain, whatever tables, types and functions exist."""
+        found: dict[str, set[tuple[str, str]]] = {}
+        params = [array_text(self._declared()), array_text(sorted(TRUSTED))]
+        for kind, schema, name in link.run(_KNOWN, params).texts():
+            found.setdefault(str(kind), set()).add((str(schema), str(name)))
+        parts = split_name(self.table.name)
+        types = found["type"] | {("pg_temp", parts[1] if parts else self.table.name)}  # its own row type
+        names = {kind: frozenset(name for _, name in each) for kind, each in found.items()}
+        return KnownNames(
+            columns=names.get("column", frozenset()).union(self.table.names),
+            types=frozenset(types),
+            functions=names["function"],
+            collations=names["collation"] | {column.collation for column in self.table.columns},
+            keywords=names["keyword"],
+        )
+
     def type_of(self, name: str) -> int:
         """Return the oid of a column's base type; 0 if the type was dropped."""
         return self._types.get(self.table.columns[self.table.index[name]].declared, ("", 0))[1]
@@ -155,6 +200,8 @@ class Engine:
         """Return the predicate in normal form; refuse a text that is not a predicate on one row."""
         check_predicate(where)
         check_text(where)
+        if has_foreign_type(where, self._known):
+            raise self._marked(_one_row_only(), where)
 
         def probe(link: Link) -> NormalPredicate:
             self._make_table(link)
@@ -166,11 +213,16 @@ class Engine:
         try:
             found = self._pool.probe(probe, self._seconds)
         except HeadwaterError as error:
-            raise self._refusal(error, where) from None
+            raise self._marked(self._refusal(error, where), where, state_of(error)) from None
         for clock in _CLOCKS.finditer(where):
             if f"{clock[0]}::text" not in found.text and f"{clock[0]}::character varying" not in found.text:
                 raise NotSupported(f"{clock[0]} depends on the current time", hint="Write the time itself.")
         return found
+
+    def _marked(self, refusal: HeadwaterError, where: str, state: str = "") -> HeadwaterError:
+        """Return `refusal`, marked if it might be another one with a function or an operator of users."""
+        refusal.depends_on_functions = state == _NO_SUCH_FUNCTION or has_own_calls(where, self._known)
+        return refusal
 
     def reread(self, texts: Sequence[str]) -> list[str]:
         """Return PostgreSQL's normal form of each of `texts`, which are ours; [] if it refuses one."""
@@ -209,10 +261,9 @@ class Engine:
         )
         ((text,),) = link.run(_READ, name, max_bytes=WORDS).values()
         names = {str(column) for (column,) in link.run(_COLUMNS, name).texts()}
-        others = link.run(_ROW_TYPES, name).rows
         calls = tuple(str(call) for (call,) in link.run(_OWN_CALLS, [*name, array_text(sorted(TRUSTED))]).texts())
         bare = _TEXTS.sub("''", text)
-        if others or _CATALOG_NAMES.search(bare) or _CATALOG_CALLS.search(bare):
+        if _CATALOG_NAMES.search(bare) or _CATALOG_CALLS.search(bare):
             raise _one_row_only()
         if link.run(_FOREIGN_TYPES, [*name, array_text(self._declared())]).rows:
             raise _one_row_only()

@@ -164,6 +164,12 @@ def _close(groups: list[_Group]) -> None:
 
 def _tokens(sql: str) -> Iterator[tuple[str, str]]:
     """Yield the kind of each token and its text, keywords in lower case."""
+    for kind, text, _ in tokens(sql):
+        yield kind, text.lower() if kind == "word" else text if kind == "sign" else ""
+
+
+def tokens(sql: str) -> Iterator[tuple[str, str, int]]:
+    """Yield the kind of each token, its text as written, and where it starts: word, name (quoted), text or sign."""
     place = 0
     while place < len(sql):
         found = _TOKEN.match(sql, place)
@@ -174,9 +180,9 @@ def _tokens(sql: str) -> Iterator[tuple[str, str]]:
         elif kind in ("escaped", "text", "quoted", "tag"):
             while kind == "escaped" and (more := _CONTINUED.match(sql, place)):
                 place = more.end()
-            yield "text", ""
+            yield "text", "", found.start()
         elif kind != "space":
-            yield kind, found[0].lower() if kind == "word" else found[0] if kind == "sign" else ""
+            yield kind, found[0], found.start()
 
 
 def _end_of_comment(sql: str, place: int) -> int:
