@@ -47,7 +47,7 @@ def test_log_of_another_database_file_is_refused_and_kept(tmp_path: Path) -> Non
     with app(tmp_path / "data") as one:
         history = write(one)
     with (
-        pytest.raises(SourceMismatch, match="the log of 'main' is of") as refused,
+        pytest.raises(SourceMismatch, match="the log of 'main' belongs to") as refused,
         app(tmp_path / "data", str(tmp_path / "other.db")),
     ):
         pass

@@ -60,7 +60,7 @@ def test_spark_settings_are_passed_in_a_file_with_mode_600(monkeypatch: pytest.M
         assert list(tmp_path.iterdir()) == []
         assert os.environ.get("PYSPARK_SUBMIT_ARGS") == given
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--properties-file mine pyspark-shell")
-    with pytest.raises(ConfigError, match="one file"), session._properties({"spark.a": "s3cret"}):
+    with pytest.raises(ConfigError, match="one properties file"), session._properties({"spark.a": "s3cret"}):
         pass
 
 

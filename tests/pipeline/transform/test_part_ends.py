@@ -39,7 +39,7 @@ def test_rows_with_an_end_mark_survive_another_batch_size(size: int) -> None:
 def test_part_without_any_of_its_batches_is_refused(lost: int) -> None:
     told = list(ended(iter([batch(1, 2), batch(3)]), with_end(ROWS)))
     del told[lost]
-    with pytest.raises(Unavailable, match="cut off"):
+    with pytest.raises(Unavailable, match="truncated"):
         list(checked(iter(told)))
 
 
