@@ -177,7 +177,7 @@ def test_sqlite_values_that_do_not_fit_their_column_do_not_end_the_stream(tmp_pa
     ]
 
 
-def test_a_table_without_a_key_shows_what_tells_its_rows_apart(tmp_path: Path) -> None:
+def test_table_without_a_key_has_a_column_that_identifies_its_rows(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(v TEXT)")
         one.run("INSERT INTO t VALUES ('a'), ('a')")

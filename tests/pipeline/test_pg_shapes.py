@@ -12,7 +12,7 @@ from headwater.errors import NotFound
 
 
 @pytest.mark.slow
-def test_postgresql_log_is_read_in_every_schema_of_a_table(tmp_path: Path) -> None:
+def test_postgresql_log_can_be_read_in_any_earlier_version_of_the_table(tmp_path: Path) -> None:
     source = PgLive(
         tmp_path,
         "CREATE TABLE t(id int PRIMARY KEY, v text)",

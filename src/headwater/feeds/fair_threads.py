@@ -20,7 +20,7 @@ class Turns(FairShares["asyncio.Future[None]"]):
     """Threads shared fairly among databases and their callers. Use it in one loop only."""
 
     async def wait(self, whose: Holder) -> None:
-        """Wait for a thread; raise Busy when too many calls of the database wait already."""
+        """Wait for a thread; raise Busy when too many calls of the database run or wait already."""
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.enqueue(whose, mine)
         try:

@@ -1,4 +1,4 @@
-"""The normal form of SQL text: equal for texts that differ in white space and comments only.
+"""The normal form of SQL text: equal for most texts that differ in white space and comments only.
 
 It is safe for SQLite and PostgreSQL alike: quoted names, strings and brackets stay as they are, and white space is only
 ever removed next to brackets and commas, or set around comparisons, where both databases read the same tokens.
@@ -28,7 +28,7 @@ _COMPARISONS = frozenset({"=", "<", ">", "<=", ">=", "<>", "!=", "=="})
 
 
 def normal_form(sql: str) -> str:
-    """Return the text without comments, with the same white space between the same tokens."""
+    """Return the text without comments and with uniform white space. Text unsafe to tokenise is only trimmed."""
     if _UNSAFE.search(sql):
         return sql.strip(BLANKS).rstrip(BLANKS + ";")
     found: list[str] = []

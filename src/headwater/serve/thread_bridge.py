@@ -53,7 +53,7 @@ class Bridge:
         return await self._awaited(future, whose)
 
     async def _wait(self, whose: Holder) -> None:
-        """Wait for a thread. Raises Busy if the database or its caller has too many waiting calls."""
+        """Wait for a thread. Raises Busy if too many calls of the database run or wait, or of the caller wait."""
         if whose[1] not in UNNAMED and self._waiting[whose] >= self._most_of_one:
             raise Busy(
                 f"{self._most_of_one} of your requests are waiting, the limit of one caller",

@@ -106,7 +106,7 @@ class QueryText:
         return f" LIMIT {limit}" + ("" if query.offset is None else f" OFFSET {self.expr(query.offset)}")
 
     def body(self, body: Body) -> str:
-        """Return the part of a query before ORDER BY as SQL."""
+        """Return the SELECT or UNION of a query as SQL: without WITH, ORDER BY and LIMIT."""
         return self.select(body) if isinstance(body, Select) else self.set_op(body)
 
     def select(self, body: Select) -> str:

@@ -32,7 +32,7 @@ def state(held: Answer, mode: str = "strict") -> ClientState:
 
 
 @given(ROWS, ROWS)
-def test_a_strict_state_leads_to_the_answer(old: Any, new: Any) -> None:
+def test_patch_of_a_strict_client_state_gives_the_answer(old: Any, new: Any) -> None:
     held, fresh = answer(old), answer(new)
     found = diff_state(state(held), fresh, '"p.1"')
     assert found["base_source"] == "client_state" and "partial" not in found
@@ -42,7 +42,7 @@ def test_a_strict_state_leads_to_the_answer(old: Any, new: Any) -> None:
 
 @pytest.mark.slow
 @given(ROWS, ROWS)
-def test_a_state_of_keys_leads_to_the_same_keys_in_order(old: Any, new: Any) -> None:
+def test_patch_of_a_client_state_of_keys_gives_the_keys_in_order(old: Any, new: Any) -> None:
     held, fresh = answer(old), answer(new)
     found = diff_state(state(held, "membership_only"), fresh)
     assert found["partial"] is True and found["updated_unknown"] is True and found["updated"] == []

@@ -38,7 +38,7 @@ def run(files: Files) -> Run:
     return Run(files)
 
 
-def test_a_write_says_what_it_did_and_a_read_shows_it(files: Files, run: Run) -> None:
+def test_write_returns_its_result_and_a_read_returns_the_new_rows(files: Files, run: Run) -> None:
     done = run("INSERT INTO t (v) VALUES (?), (?)", ["a", "b"])
     assert (done.affected, done.last_insert_id) == (2, 2)
     assert done.causality is not None
@@ -102,7 +102,9 @@ def test_a_write_that_returns_rows_returns_them(run: Run) -> None:
         "\ud800",
     ],
 )
-def test_text_that_is_not_one_statement_is_rejected_and_changes_nothing(files: Files, run: Run, sql: str) -> None:
+def test_invalid_forbidden_or_multiple_statements_are_rejected_and_change_nothing(
+    files: Files, run: Run, sql: str
+) -> None:
     before, head = dump(files.path("main")), files.get("main").head()
     with pytest.raises(InvalidRequest):
         run(sql)

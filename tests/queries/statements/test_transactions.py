@@ -196,7 +196,7 @@ def test_transactions_that_ended_by_themselves_leave_room(files: Files) -> None:
 
 
 @pytest.mark.parametrize("end", ["reopen", "finish_writes"])
-def test_a_transaction_open_while_its_file_is_left_says_that_it_is_over(tmp_path: Path, end: str) -> None:
+def test_transaction_open_while_its_database_closes_returns_tx_expired(tmp_path: Path, end: str) -> None:
     with Files(tmp_path) as files:
         files.run("CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT)")
         transactions = Transactions(files)

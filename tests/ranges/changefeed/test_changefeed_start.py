@@ -42,7 +42,7 @@ def test_trimmed_base_is_rejected_with_the_oldest_available_time(part: int) -> N
         assert refused.value.extra["resnapshot_reason"] == "wal_horizon_exceeded"
 
 
-def test_empty_log_accepts_only_a_base_after_all_trimmed_changes() -> None:
+def test_feed_on_a_fully_trimmed_log_starts_only_at_or_after_the_last_trimmed_time() -> None:
     fed = filled()
     fed.trim(0)
     with pytest.raises(OffsetExpired):

@@ -10,7 +10,7 @@ names = st.binary(min_size=1).map(lambda raw: raw.decode("utf-8", "surrogateesca
 
 
 @given(names)
-def test_a_snapshot_url_leads_to_its_table(name: str) -> None:
+def test_snapshot_url_is_parsed_to_its_database_and_table(name: str) -> None:
     path = snapshot_url("main", name, "g.1").partition("?")[0]
     route, values = find("/decoded", path.encode("ascii"))
     assert route is not None and route.handler == "snapshot"

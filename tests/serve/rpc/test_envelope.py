@@ -160,7 +160,7 @@ def test_a_query_string_on_rpc_is_refused(client: Client) -> None:
     "method",
     ["merge.apply", "vector.search", "view.create"],
 )
-def test_a_method_of_the_contract_that_is_not_built_says_so(client: Client, method: str) -> None:
+def test_method_of_the_contract_that_is_not_built_returns_not_supported(client: Client, method: str) -> None:
     error = client.error(method, anything=1)
     assert error["code"] == "not_supported"
     assert "later" in error["details"]["hint"]

@@ -48,7 +48,9 @@ def test_described_table_has_its_key_and_column_types(client: Client, files: Who
     assert loose["key"] == [] and loose["table"]["key"] == ["rowid"]
 
 
-def test_a_described_table_tells_of_its_new_shape(client: Client, files: Whole) -> None:
+def test_describe_after_an_offset_reports_where_the_shape_changed_and_the_new_shape(
+    client: Client, files: Whole
+) -> None:
     seen = client.ok("pull.describe", table="t")
     files.run("ALTER TABLE t ADD COLUMN w")
     later = client.ok("pull.describe", table="t", after=seen["latest"], shape=seen["table"]["version"])

@@ -342,7 +342,7 @@ def test_connection_error_does_not_show_the_password() -> None:
 # --- bounds --------------------------------------------------------------------------------------------------
 
 
-def test_idle_table_does_not_pin_the_server_log(rig: Callable[..., PgRig]) -> None:
+def test_slot_of_an_idle_table_does_not_retain_the_wal_of_other_tables(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE TABLE other(x text)", "ALTER TABLE other REPLICA IDENTITY FULL", tables=("t",))
     own.run("INSERT INTO t VALUES (1, 'a')")
     own.pull()

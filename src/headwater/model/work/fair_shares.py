@@ -65,7 +65,7 @@ class FairShares(Generic[W]):
         return True
 
     def enqueue(self, whose: Holder, waiter: W) -> None:
-        """Give `waiter` a place when its turn comes; raise Busy if too many calls of the database wait already."""
+        """Give `waiter` a place when its turn comes; raise Busy if too many calls of the database run or wait."""
         if self._queued[whose[0]] + self._running[_counted(whose)[0]] >= self._most:
             raise Busy(f"{self._most} reads of this database are running or waiting already")
         self._waiting.setdefault(whose, deque()).append(waiter)

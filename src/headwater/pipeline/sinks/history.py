@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def as_history(frame: DataFrame, table: Table, parts: Sequence[Part]) -> DataFrame:
-    """Return `frame` with the five columns of changes; the rows of partition i get the version of part i."""
+    """Return `frame` with the columns that describe a change; rows of partition i get the version of `parts[i]`."""
     from pyspark.sql import functions as f
 
     versions = f.array(*(f.lit(part.version).cast("bigint") for part in parts))

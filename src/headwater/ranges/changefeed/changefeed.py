@@ -265,10 +265,9 @@ class ChangeFeed:
         return parts is not None and sum([image_bytes(part.changes) for part in parts]) <= INLINE_BYTES
 
     def _read(self, upto: int) -> list[Any] | HeadwaterError:
-        """Return the messages of a page; an error if it is the first thing found.
+        """Return the messages before the first error; return or raise the error if there are none.
 
-        The cursor moves past changes that are in the page or not watched, never further: a checkpoint may follow an
-        error.
+        The cursor never passes an undelivered change, because a feed that fails sends a last checkpoint at it.
         """
         found: list[Any] = []
         try:

@@ -55,7 +55,7 @@ def number(query: dict[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not digits(text, 19) or int(text) > MAX_OFFSET:
-        raise InvalidRequest(f"{name} {text[:40]!r} is not an offset", hint="Send an integer from 0.")
+        raise InvalidRequest(f"{name} {text[:40]!r} is not an offset", hint=f"Send an integer from 0 to {MAX_OFFSET}.")
     return int(text)
 
 

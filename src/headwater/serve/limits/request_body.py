@@ -153,7 +153,7 @@ class BodyReservation:
         self._client, self._counted = client, 0
 
     def take(self, size: int) -> None:
-        """Count `size` bytes in total, replacing the previous count; small sizes count as 0. Raises Busy."""
+        """Set the counted bytes of this body to `size`, or 0 if it is small; raise Busy if memory is short."""
         counted = size if size > UNCOUNTED else 0
         if counted > self._counted:
             BODIES.take(place_of(self._client), counted - self._counted)
@@ -173,7 +173,7 @@ class BodyReservation:
 
 
 async def read_body(scope: Scope, receive: Receive, most: int, memory: BodyReservation) -> bytes:
-    """Return the whole body; Refusal if it exceeds `most` bytes, arrives too slowly, or memory is short."""
+    """Return the whole body; RejectedRequest if it exceeds `most` bytes, arrives too slowly, or memory is short."""
     if int(header(scope["headers"], b"content-length") or 0) > most:
         raise await _too_large(scope, receive, most, 0)
     message = await receive()
@@ -241,7 +241,7 @@ def header(headers: Headers, wanted: bytes) -> bytes:
 
 
 def check_type(headers: Headers, *kinds: bytes) -> bytes:
-    """Return the content type of the body, one of `kinds`; raise a Refusal with 415 for another, or for an encoding."""
+    """Return the content type of the body, one of `kinds`; RejectedRequest with 415 for another, or for an encoding."""
     if header(headers, b"content-encoding").strip().lower() not in (b"", b"identity"):
         coded = InvalidRequest("the body has a content encoding", hint="Send the body without compression.")
         raise RejectedRequest(coded, status=415, headers=[(b"accept-encoding", b"identity")])

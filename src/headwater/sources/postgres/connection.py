@@ -160,7 +160,7 @@ def quoted(name: str) -> str:
 
 
 def text_literal(text: str) -> str:
-    """Return a text as a literal, for commands that take no parameters."""
+    """Return a text as an SQL literal, for statements that are sent or printed without parameters."""
     return "'" + text.replace("'", "''") + "'"
 
 

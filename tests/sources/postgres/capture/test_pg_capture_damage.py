@@ -170,7 +170,7 @@ MEANT = {
 }
 
 
-def test_changes_of_types_partitions_and_views_are_reported_for_their_tables(rig: Callable[..., PgRig]) -> None:
+def test_ddl_on_a_type_view_or_partition_is_reported_for_every_table_it_affects(rig: Callable[..., PgRig]) -> None:
     own = rig(
         "CREATE TYPE mood AS ENUM ('sad', 'ok')",
         "CREATE DOMAIN moods AS mood[]",
@@ -308,7 +308,7 @@ def test_log_without_a_secret_receives_a_secret_once(rig: Callable[..., PgRig]) 
 # --- the server's log ----------------------------------------------------------------------------------------
 
 
-def test_slot_with_removed_server_log_ends_the_history(pg: Server) -> None:
+def test_slot_whose_wal_was_removed_ends_the_history(pg: Server) -> None:
     server = Server(pg.programs, max_slot_wal_keep_size="1MB", max_wal_size="32MB")
     try:
         own = PgRig(server, "removed", TABLE)
@@ -327,7 +327,7 @@ def test_slot_with_removed_server_log_ends_the_history(pg: Server) -> None:
         server.stop()
 
 
-def test_slot_of_an_idle_database_releases_the_server_log(rig: Callable[..., PgRig]) -> None:
+def test_slot_of_an_idle_database_releases_wal(rig: Callable[..., PgRig]) -> None:
     """Others write in other databases: the slot lets go of that too, by what it confirms and where it would restart."""
     own = rig(TABLE)
     lag = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) FROM pg_replication_slots WHERE slot_name = %s"

@@ -192,7 +192,7 @@ def test_offsets_continue_past_the_old_ones_after_the_log_is_lost(own: PgRig) ->
         source.close()
 
 
-def test_slot_beyond_the_end_of_the_server_log_is_not_used(own: PgRig) -> None:
+def test_slot_beyond_the_end_of_the_wal_is_not_used(own: PgRig) -> None:
     """As one that was told of another history, which the server believes."""
     own.kill()
     wire = Address("x", own.url).replicate()

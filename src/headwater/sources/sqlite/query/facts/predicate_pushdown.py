@@ -159,7 +159,7 @@ class Pushdown:
                     self.query(node, Requirements(None, given=known, outer=frame))
 
     def _listed(self, part: tree.In, query: tree.Query, frame: Frame, known: list[Fact]) -> None:
-        """Push into x IN (SELECT y …), which must be true: only rows matter whose y satisfies the conditions on x."""
+        """Push the conditions on x into the query of a required x IN (SELECT y …): other rows of it are irrelevant."""
         inst = Instance(None)
         formulas: list[Formula] = []
         of, kind = part.of, output_kind(query, 0)
