@@ -51,7 +51,7 @@ class CountingLog(MemoryLog):
         super().raise_ceiling(ts)
 
 
-def test_a_ceiling_that_could_not_be_written_is_not_believed() -> None:
+def test_timestamp_after_a_failed_ceiling_write_is_within_the_stored_ceiling() -> None:
     log, wall = FullLog(), Wall()
     stamper = Stamper(log, wall)
     for _ in range(2):

@@ -239,7 +239,7 @@ def test_rows_that_are_durable_are_never_without_their_changes(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_kill_before_the_log_learned_of_a_move_and_one_inside_the_next_are_no_break(tmp_path: Path) -> None:
+def test_kills_before_the_trim_nonce_is_logged_and_in_the_next_trim_keep_the_generation(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.run(rounds=5)
     log = DiskLog.open(tmp_path / "app.log.db")

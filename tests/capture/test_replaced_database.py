@@ -76,7 +76,7 @@ def test_backup_from_before_a_trim_is_detected_at_start(tmp_path: Path) -> None:
         assert one.run("INSERT INTO t VALUES (1, 'y')") == latest + 2
 
 
-def test_a_file_that_lost_commits_and_took_others_in_their_place_is_noticed_at_start(tmp_path: Path) -> None:
+def test_restored_file_with_other_commits_at_the_same_offsets_starts_a_new_generation(tmp_path: Path) -> None:
     # Power loss under a writer with synchronous=NORMAL: the log has changes that the file forgot. Then other
     # commits take the same offsets: neither the nonce nor the head can tell, only the bytes.
     path = tmp_path / "app.db"
@@ -94,7 +94,7 @@ def test_a_file_that_lost_commits_and_took_others_in_their_place_is_noticed_at_s
         assert one.log.generation_first > latest
 
 
-def test_the_overlap_is_compared_with_all_that_the_file_still_holds(tmp_path: Path) -> None:
+def test_restart_with_untrimmed_changes_across_an_alter_table_keeps_the_generation(tmp_path: Path) -> None:
     with running(tmp_path, **NO_TRIM) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
         for n in range(9):
@@ -106,7 +106,7 @@ def test_the_overlap_is_compared_with_all_that_the_file_still_holds(tmp_path: Pa
         assert one.log.generation == generation, one.log.generation_reason
 
 
-def test_a_file_swapped_under_a_running_server_begins_a_new_generation(tmp_path: Path) -> None:
+def test_database_file_replaced_while_capture_runs_starts_a_new_generation(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
@@ -127,7 +127,7 @@ def test_a_file_swapped_under_a_running_server_begins_a_new_generation(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_file_swapped_for_an_unfit_one_is_reported_until_a_fit_one_comes(tmp_path: Path) -> None:
+def test_unfit_replacement_file_is_reported_until_a_fit_one_starts_a_new_generation(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with running(tmp_path, wal=False) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
@@ -154,7 +154,7 @@ def wait_for(one: Running, holds: Callable[[], bool]) -> None:
         one.log.wait_beyond(one.log.latest, 0.01)
 
 
-def test_a_swapped_file_stops_capture_when_so_configured(tmp_path: Path) -> None:
+def test_capture_with_stop_when_lost_refuses_to_start_on_a_replaced_database(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(a)")
     for suffix in ("", "-wal", "-shm"):
@@ -183,7 +183,7 @@ def test_new_log_after_a_lost_one_reuses_no_offset(tmp_path: Path) -> None:
         assert [c.after for c in one.changes()] == [(100,)]
 
 
-def test_a_trim_that_failed_does_not_cost_the_history(tmp_path: Path) -> None:
+def test_repeatedly_failed_trims_keep_the_generation(tmp_path: Path) -> None:
     # The file keeps its old nonce while trims are refused, by a full disk or a foreign writer that holds it.
     with running(tmp_path, trim_seconds=0.02) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
@@ -242,7 +242,7 @@ def test_readers_in_other_processes_see_the_same_history(tmp_path: Path) -> None
         assert flat(logged(tmp_path)) == found
 
 
-def test_the_log_survives_a_vacuum_of_the_database(tmp_path: Path) -> None:
+def test_vacuum_of_the_database_keeps_the_generation_and_the_log(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
         one.run("INSERT INTO t VALUES (1)")
@@ -271,7 +271,7 @@ def test_the_log_survives_a_vacuum_of_the_database(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("trimmed", [True, False])
-def test_a_restart_after_any_kind_of_last_change_keeps_the_generation(tmp_path: Path, last: str, trimmed: bool) -> None:
+def test_restart_keeps_the_generation_whatever_the_last_change_was(tmp_path: Path, last: str, trimmed: bool) -> None:
     settings = {"trim_rows": 1, "trim_seconds": 0.001} if trimmed else NO_TRIM
     with running(tmp_path, **settings) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")

@@ -79,7 +79,7 @@ def test_while_the_history_is_in_doubt_the_log_is_not_caught_up(tmp_path: Path) 
             one.source.chunk("t", after=None, span=None, limit=10)
 
 
-def test_a_further_connection_is_never_to_another_file(tmp_path: Path) -> None:
+def test_new_connection_to_a_replaced_database_file_is_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with running(tmp_path, stop_when_lost=True, poll_seconds=30.0) as one:
         put_back(prepared(one, path), path)
@@ -87,7 +87,7 @@ def test_a_further_connection_is_never_to_another_file(tmp_path: Path) -> None:
             one.source._file.connect()
 
 
-def test_a_transaction_that_is_committed_into_a_replaced_file_is_not_acknowledged(tmp_path: Path) -> None:
+def test_transaction_commit_after_the_file_was_replaced_fails_and_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with running(tmp_path, poll_seconds=30.0) as one:
         wrong = prepared(one, path)

@@ -100,7 +100,7 @@ def test_value_is_typed_or_a_misfit_and_never_changed(kind: str, value: Value) -
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(values=lists(VALUES | none(), max_size=6))
-def test_a_column_of_many_values_is_each_of_them_alone(kind: str, values: list[Value]) -> None:
+def test_arrow_batch_of_many_rows_equals_the_rows_encoded_one_by_one(kind: str, values: list[Value]) -> None:
     table = Table("t", (Column("v", kind), Column("id", "i64")), ("id",))
     together = rows_sent(table, *((value, place) for place, value in enumerate(values)))
     alone = [row for place, value in enumerate(values) for row in rows_sent(table, (value, place))]
@@ -148,7 +148,7 @@ def _as_arrow(value: Value) -> Any:
     ("value", "text"),
     [(1, "1"), ("a", '"a"'), (2**60, f'"{2**60}"'), (True, "true"), (b"\x00", '"AA=="'), (None, None), (1.5, "1.5")],
 )
-def test_a_column_of_any_kind_is_plain_json(value: Value, text: str | None) -> None:
+def test_arrow_column_of_kind_any_carries_values_as_json_text(value: Value, text: str | None) -> None:
     table = Table("t", (Column("v", "any"),), ("v",))
     assert rows_sent(table, (value,)) == [{"v": text, "_misfit": None}]
 
@@ -246,6 +246,6 @@ def test_stream_is_readable_in_pieces_and_has_an_end_marker() -> None:
     assert sent(ORDERS).num_rows == 0
 
 
-def test_an_idle_server_does_not_load_arrow() -> None:
+def test_importing_the_app_does_not_import_pyarrow() -> None:
     code = "import sys, headwater.model.arrow, headwater.app; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

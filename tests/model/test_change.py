@@ -23,12 +23,14 @@ def changes(count: int) -> tuple[Change, ...]:
         (Change(Op.DELETE, T, before=(1, 2)), (1, 2)),
     ],
 )
-def test_the_row_and_key_of_a_change_are_its_newest_image(change: Change, row: tuple[int, int]) -> None:
+def test_change_row_and_key_are_the_after_image_or_the_before_image_of_a_delete(
+    change: Change, row: tuple[int, int]
+) -> None:
     assert change.row == row
     assert change.key == (row[0],)
 
 
-def test_a_change_of_shape_has_no_row_and_no_key() -> None:
+def test_schema_change_has_no_row_and_no_key() -> None:
     change = Change(Op.SCHEMA_CHANGE, T, ddl="ALTER TABLE t ADD n")
     assert (change.row, change.key) == (None, None)
 
@@ -39,7 +41,7 @@ def test_ops_have_their_numbers_and_words_for_good() -> None:
 
 
 @given(st.integers(1, 8), st.integers(1, 50), st.integers(0, 20), st.booleans(), st.data())
-def test_a_cut_holds_exactly_the_offsets_asked_for(
+def test_cut_transaction_contains_exactly_the_requested_offsets_and_keeps_metadata(
     count: int, first: int, start: int, last: bool, data: st.DataObject
 ) -> None:
     whole = Transaction("x", changes(count), first=first, ts=7, commit_ts_ms=9, start=start, last=last, position="p")
@@ -66,7 +68,7 @@ def test_two_cuts_at_one_place_are_the_whole_again(count: int, first: int, data:
     assert [part.start for part in parts] == [0, middle + 1 - first][: len(parts)]
 
 
-def test_a_cut_that_takes_everything_is_the_transaction_itself() -> None:
+def test_cut_covering_all_offsets_returns_the_same_transaction_object() -> None:
     whole = Transaction("x", changes(3), first=5)
     assert whole.cut(4, 7) is whole
     assert whole.cut(0, 99) is whole

@@ -29,12 +29,12 @@ def test_every_tick_is_above_all_that_was_seen_whatever_the_wall_clock_does(
             seen = ticked
 
 
-def test_a_clock_that_moves_gives_the_wall_time_itself() -> None:
+def test_hybrid_clock_follows_wall_time_and_counts_up_when_it_stalls_or_goes_back() -> None:
     clock = HybridClock()
     assert [ts_text(clock.tick(ms)) for ms in (5, 5, 7, 6, 8)] == ["5.0", "5.1", "7.0", "7.1", "8.0"]
 
 
-def test_a_full_counter_carries_into_the_milliseconds() -> None:
+def test_hybrid_clock_with_a_full_counter_advances_one_millisecond() -> None:
     clock = HybridClock(ts_of_ms(5) | MAX_COUNTER)
     assert ts_text(clock.tick(5)) == "6.0"
 
@@ -44,7 +44,7 @@ def test_clock_starts_after_its_last_timestamp() -> None:
 
 
 @given(TS)
-def test_the_text_form_round_trips(ts: int) -> None:
+def test_timestamp_text_round_trips(ts: int) -> None:
     assert parse_ts(ts_text(ts)) == ts
 
 

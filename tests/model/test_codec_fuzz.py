@@ -147,18 +147,18 @@ def test_many_mutated_bytes_are_a_value_or_rejected(name: str, fresh_number: int
     ],
     ids=["number", "below zero", "far end", "many numbers", "many nulls", "text", "decimal"],
 )
-def test_a_key_as_long_as_a_message_is_read_once(data: bytes) -> None:
+def test_decoding_a_message_sized_malformed_key_raises_invalid_request(data: bytes) -> None:
     """A key of 200 kB once blocked the server for 20 seconds, because the rest was copied for every value."""
     with pytest.raises(InvalidRequest):
         decode_key(data)
 
 
-def test_a_number_that_no_database_has_is_no_key() -> None:
+def test_decoding_a_key_with_an_impossible_number_is_rejected_with_a_hint() -> None:
     with pytest.raises(InvalidRequest, match="not a key") as found:
         decode_key(b"\x13\x04uu\x01\x01\x01\x01\x01\x01\x01 ")
     assert found.value.hint
 
 
-def test_a_long_key_comes_back() -> None:
+def test_very_long_key_round_trips() -> None:
     long = (None, *([-7] * 50_000), Decimal("9" * 50_000), "a\0" * 100_000, b"\0\xff" * 100_000)
     assert decode_key(encode_key(long)) == long

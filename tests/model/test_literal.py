@@ -66,7 +66,7 @@ def test_every_tag_has_its_written_forms(value: Any, lit: dict[str, Any], plain:
     assert to_plain(value) == plain
 
 
-def test_the_examples_cover_all_fourteen_tags_and_unavailable_is_the_fifteenth() -> None:
+def test_literal_examples_cover_every_tag_and_unavailable_round_trips() -> None:
     assert {lit["t"] for _, lit, _ in EXAMPLES} == set(TAGS) - {"unavailable"}
     assert len(TAGS) == 15
     assert from_lit({"t": "unavailable"}) is UNAVAILABLE
@@ -75,7 +75,7 @@ def test_the_examples_cover_all_fourteen_tags_and_unavailable_is_the_fifteenth()
 
 @given(VALUES)
 @examples(300)
-def test_a_value_survives_its_literal_on_the_wire(value: Any) -> None:
+def test_value_round_trips_through_its_json_literal(value: Any) -> None:
     back = from_lit(msgspec.json.decode(msgspec.json.encode(to_lit(value))))
     if isinstance(value, str) and is_broken_text(value):
         assert back == value.encode("utf-8", "surrogateescape")  # bytes are the only honest literal for it
@@ -130,7 +130,7 @@ def test_signed_and_unsigned_one_are_not_the_same_literal() -> None:
     assert from_lit({"t": "u64", "v": 1}) != from_lit({"t": "i64", "v": 1})
 
 
-def test_a_null_literal_may_carry_a_null_value() -> None:
+def test_null_literal_with_an_explicit_null_value_is_accepted() -> None:
     assert from_lit({"t": "null", "v": None}) is None
 
 
@@ -224,7 +224,7 @@ def test_long_text_is_examined_without_a_step_per_character() -> None:
         {"t": "unavailable", "v": 1},
     ],
 )
-def test_a_malformed_literal_is_an_invalid_request_with_a_hint(body: Any) -> None:
+def test_malformed_literal_raises_invalid_request_with_a_hint_and_a_short_message(body: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         from_lit(body)
     assert caught.value.hint
@@ -260,7 +260,7 @@ def test_deeply_nested_json_is_a_value_or_an_invalid_request() -> None:
 
 
 @pytest.mark.parametrize("body", [None, True, 1, -0.5, "text"])
-def test_a_plain_scalar_is_its_value_where_both_are_allowed(body: Any) -> None:
+def test_from_json_accepts_a_plain_scalar_as_its_own_value(body: Any) -> None:
     assert same(from_json(body), body)
 
 
@@ -271,5 +271,5 @@ def test_plain_nonsense_is_refused_where_both_are_allowed(body: Any) -> None:
 
 
 @pytest.mark.parametrize(("value", "text"), [("12.3400", "12.3400"), ("1E-3", "0.001"), ("-Infinity", "-Infinity")])
-def test_a_decimal_is_written_digit_for_digit(value: str, text: str) -> None:
+def test_decimal_text_keeps_trailing_zeros_and_expands_exponents(value: str, text: str) -> None:
     assert decimal_text(Decimal(value)) == text

@@ -20,6 +20,6 @@ def test_number_of_remembered_kinds_is_limited() -> None:
     assert len(repeats._logged) <= MOST
 
 
-def test_the_count_is_part_of_the_text_only_if_there_is_one() -> None:
+def test_throttled_message_appends_the_suppressed_count_only_when_above_zero() -> None:
     assert counted("it stopped", 0) == "it stopped"
     assert counted("it stopped", 3) == "it stopped (and 3 more since the last such message)"

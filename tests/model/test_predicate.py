@@ -119,7 +119,7 @@ def test_every_binary_op_keeps_its_operands_in_order(op: str) -> None:
         ({"case": {"when": [{"if": A, "then": 5}]}}, "where.case.when[0].then: an object with one of"),
     ],
 )
-def test_a_fault_is_named_by_its_place(body: Any, message: str) -> None:
+def test_invalid_predicate_is_rejected_with_the_path_of_the_bad_field(body: Any, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_expr(body, args=("first", "second"))
     assert caught.value.message.startswith(message)
@@ -145,7 +145,7 @@ def test_unsupported_form_is_rejected_with_a_hint(body: Any, message: str) -> No
     assert caught.value.hint
 
 
-def test_the_root_of_the_path_is_the_callers() -> None:
+def test_predicate_error_path_starts_with_the_root_the_caller_passed() -> None:
     with pytest.raises(InvalidRequest, match=r"^filter\.a: unknown op 'x'"):
         parse_expr({"op": "not", "a": {"op": "x"}}, path="filter")
 
@@ -227,13 +227,13 @@ def test_children_of_a_leaf_are_none() -> None:
     assert [*children(Col("a")), *children(Literal(1))] == []
 
 
-def test_a_key_condition_uses_is_so_that_null_finds_null() -> None:
+def test_key_condition_compares_with_is_so_that_null_matches_null() -> None:
     assert key_is(TWO_KEYS, (None, 2)) == Call(
         "and", (Call("is", (Col("b"), Literal(None))), Call("is", (Col("a"), Literal(2))))
     )
 
 
-def test_a_key_of_the_wrong_width_is_refused_with_the_key_columns() -> None:
+def test_key_condition_with_too_few_values_is_rejected_and_names_the_key_columns() -> None:
     with pytest.raises(InvalidRequest, match="the key of 't' has 2 values, 1 given") as caught:
         key_is(TWO_KEYS, (1,))
     assert caught.value.hint == "Its key columns are b, a."

@@ -17,7 +17,7 @@ ROWS = st.lists(VALUES, max_size=5).map(tuple)
 
 @given(ROWS)
 @examples(300)
-def test_a_row_comes_back_as_it_was(row: tuple[Any, ...]) -> None:
+def test_row_round_trips_through_msgpack(row: tuple[Any, ...]) -> None:
     back = decode_row(encode_row(row))
     assert len(back) == len(row)
     assert all(map(same, back, row))
@@ -53,7 +53,7 @@ PINNED = """
 """
 
 
-def test_the_bytes_on_disk_do_not_change() -> None:
+def test_row_msgpack_matches_pinned_bytes_and_decodes_them() -> None:
     # Written by the first version: a failure here means that logs on disk become unreadable.
     assert encode_row(ONE_OF_EACH) == bytes.fromhex(PINNED)
     assert decode_row(bytes.fromhex(PINNED)) == ONE_OF_EACH

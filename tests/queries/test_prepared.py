@@ -94,7 +94,7 @@ def test_lower_role_does_not_rename(tmp_path: Path) -> None:
     kept.close()
 
 
-def test_a_file_of_others_is_not_touched(tmp_path: Path) -> None:
+def test_opening_a_queries_file_that_is_not_a_database_raises_log_damaged(tmp_path: Path) -> None:
     (tmp_path / "queries.db").write_bytes(b"not a database at all, but long enough to be read as one" * 20)
     with pytest.raises(LogDamaged):
         opened(tmp_path)
@@ -115,14 +115,14 @@ def test_arguments_by_place_and_by_name() -> None:
             named_args(["a", "b"], wrong)
 
 
-def test_an_instance_is_its_query_and_its_typed_arguments() -> None:
+def test_instance_key_differs_by_argument_type_and_name_but_not_by_argument_order() -> None:
     keys = [instance_key("q", {"1": value}) for value in (1, 1.0, True, "1", None)]
     assert len(set(keys)) == len(keys)
     assert instance_key("q", {"a": 1, "b": 2}) == instance_key("q", {"b": 2, "a": 1})
     assert instance_key("q", {"a": 1}) != instance_key("q", {"b": 1})
 
 
-def test_a_full_disk_refuses_a_query_and_loses_none(tmp_path: Path) -> None:
+def test_preparing_a_query_on_a_full_disk_fails_and_keeps_the_earlier_queries(tmp_path: Path) -> None:
     path = tmp_path / "queries.db"
     kept = PreparedQueries.open(path, most=1000)
     one = kept.add("main", "SELECT 1")

@@ -67,7 +67,7 @@ def test_why_a_query_depends_on_more(shop: SqliteSource, sql: str, reason: str |
         ("every column counts: its rows cannot be told apart, so their order is left open", "order_open"),
     ],
 )
-def test_the_class_of_a_doubt(doubt: str, reason: str) -> None:
+def test_analysis_doubt_text_maps_to_its_uncacheable_reason(doubt: str, reason: str) -> None:
     assert fallback(doubt) == reason
 
 

@@ -67,7 +67,7 @@ def test_database_without_tables_is_every_table() -> None:
     assert ask(db="main") == ask(tables=[]) == ask() == Request(Options(db="main"), Start(), None)
 
 
-def test_the_alias_of_the_main_database_is_main() -> None:
+def test_subscription_to_database_default_uses_main() -> None:
     assert ask(db="default").options.db == "main"
 
 

@@ -18,7 +18,7 @@ from headwater.model.dependencies.description import of_condition, of_dependency
 from headwater.model.literal import Date
 
 
-def test_a_place() -> None:
+def test_dependency_text_names_the_table_its_columns_and_the_row_condition() -> None:
     condition = AllOf((Comparison("customer", "eq", (Param("p1"),)), Comparison("total", "gt", (Const(5),))))
     place = Dependency("orders", frozenset({"total", "id"}), condition)
     assert of_dependency(place) == "orders: columns id, total; rows where customer = :p1 and total > 5"
@@ -44,7 +44,7 @@ def test_conditions() -> None:
         assert of_condition(condition) == text
 
 
-def test_the_whole() -> None:
+def test_analysis_text_lists_dependencies_uncacheable_reasons_doubts_and_guards() -> None:
     analysis = Analysis(
         sql="",
         parameters=(),

@@ -242,7 +242,7 @@ def test_what_the_database_stores_as_the_same_value_has_the_same_bytes() -> None
         assert encode_key((value,)) == encode_key((value.iso,))
 
 
-def test_the_classes_of_values_stand_in_the_databases_order() -> None:
+def test_encoded_keys_sort_null_then_numbers_decimals_text_uuid_bytes() -> None:
     numbers = [-math.inf, -1, 0, 1, math.inf, math.nan]
     ladder = [
         None,
@@ -269,7 +269,7 @@ def test_not_a_number_is_equal_to_itself_whatever_its_bits() -> None:
     assert math.isnan(back)
 
 
-def test_the_bytes_of_keys_do_not_change() -> None:
+def test_key_encoding_matches_pinned_bytes_and_decodes_them() -> None:
     # Clients and cursors keep them: a failure here breaks what is already out there.
     key = (None, -1, 0, 2**53 + 1, 0.1, Decimal("-1.23"), "a\0b", UUID(int=1), b"\xff")
     pinned = """
@@ -286,7 +286,7 @@ def test_values_without_an_order_are_refused(value: Any) -> None:
         encode_key((value,))
 
 
-def test_a_foreign_collation_is_refused_with_a_hint() -> None:
+def test_key_with_an_unsupported_collation_raises_not_supported_with_a_hint() -> None:
     with pytest.raises(NotSupported, match="collation 'de_DE'") as caught:
         encode_key(("a", "b"), ["BINARY", "de_DE"])
     assert caught.value.hint
@@ -318,13 +318,15 @@ SPANS = st.builds(Span, BYTES, st.none() | BYTES)
 
 
 @given(BYTES, BYTES)
-def test_the_end_of_a_prefix_parts_what_starts_with_it_from_what_comes_after(prefix: bytes, key: bytes) -> None:
+def test_prefix_end_is_the_exclusive_upper_bound_of_keys_with_that_prefix(prefix: bytes, key: bytes) -> None:
     end = prefix_end(prefix)
     assert key.startswith(prefix) == (prefix <= key and (end is None or key < end))
 
 
 @given(KEYS, KEYS)
-def test_a_prefix_span_holds_exactly_the_keys_that_start_with_it(prefix: tuple[Any, ...], key: tuple[Any, ...]) -> None:
+def test_span_between_equal_prefixes_contains_exactly_the_keys_with_that_prefix(
+    prefix: tuple[Any, ...], key: tuple[Any, ...]
+) -> None:
     inside = Span.between(prefix, prefix).contains(encode_key(key))
     assert inside == (key[: len(prefix)] == prefix)
 
@@ -340,7 +342,7 @@ def test_between_includes_both_bounds(low: tuple[Any, ...], high: tuple[Any, ...
         assert encode_key(low) > encode_key(high)
 
 
-def test_an_open_bound_is_open() -> None:
+def test_span_without_a_start_or_end_is_unbounded_on_that_side() -> None:
     assert Span.between(None, None) == Span.all() == Span.between((), ())
     assert Span.between((2,), None).contains(encode_key((2,)))
     assert not Span.between(None, (2,)).contains(encode_key((3,)))
@@ -356,7 +358,7 @@ def test_spans_follow_the_collation() -> None:
 
 
 @given(SPANS, SPANS, BYTES)
-def test_an_intersection_holds_what_both_hold(a: Span, b: Span, key: bytes) -> None:
+def test_span_intersection_contains_exactly_the_keys_in_both_spans(a: Span, b: Span, key: bytes) -> None:
     both = a.intersect(b)
     assert (both is not None and both.contains(key)) == (a.contains(key) and b.contains(key))
     assert a.overlaps(b) == b.overlaps(a) == (both is not None)

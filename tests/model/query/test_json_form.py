@@ -139,7 +139,7 @@ def test_every_expression_of_queries_is_read(body: Any, expected: Any) -> None:
     assert parse_query(form_of(found)) == found
 
 
-def test_a_parameter_deep_inside_counts() -> None:
+def test_parameter_in_a_nested_subquery_is_listed_among_the_query_parameters() -> None:
     inner = select(where={"op": "eq", "a": ID, "b": {"param": 2}})
     assert parse_query(select(where={"exists": {"query": inner}})).parameters == ("1", "2", "3")
 
@@ -248,7 +248,7 @@ def joined(**fields: Any) -> dict[str, Any]:
         (setop(all="yes"), "query.body.setop.all: true or false was expected"),
     ],
 )
-def test_a_fault_is_named_by_its_place(body: Any, message: str) -> None:
+def test_invalid_query_json_is_rejected_with_the_path_of_the_bad_field(body: Any, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_query(body)
     assert caught.value.message.startswith(message)
@@ -368,7 +368,7 @@ def test_random_queries_have_one_spelling_and_read_back(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_broken_form_is_refused_and_never_fails_otherwise(seed: int) -> None:
+def test_corrupted_query_json_raises_only_invalid_request(seed: int) -> None:
     print("seed", seed)
     forms = Forms(random.Random(seed))
     refused = 0

@@ -15,13 +15,13 @@ from headwater.sources.sqlite.query.query_sql import query_sql
 TEXT = page("docs/query-form.md")
 
 
-def test_the_example_is_the_statement_beside_it() -> None:
+def test_documented_json_query_compiles_to_the_documented_sql() -> None:
     (body,) = [body for name, body in blocks(TEXT, "json") if name == "query"]
     ((_, sql),) = blocks(TEXT, "sql")
     assert query_sql(parse_query(json.loads(body))) == " ".join(sql.split())
 
 
-def test_the_lists_are_those_of_the_code() -> None:
+def test_documented_functions_aggregates_joins_and_limits_match_the_code() -> None:
     functions = TEXT.split("All functions of conditions, and:")[1].split(".")[0]
     assert re.findall(r"`(\w+)`", functions) == sorted(QUERY_FUNCTIONS.keys() - FUNCTIONS)
     aggregates = TEXT.split("Aggregates:")[1].split(".")[0]
@@ -31,6 +31,6 @@ def test_the_lists_are_those_of_the_code() -> None:
     assert f"counted from 0 to {MAX_PARAMETERS - 1}" in TEXT
 
 
-def test_the_token_is_one() -> None:
+def test_documented_causality_token_parses_and_encodes_to_the_same_json() -> None:
     (body,) = [body for name, body in blocks(TEXT, "json") if name == "token"]
     assert json.loads(msgspec.json.encode(parse(body))) == json.loads(body)

@@ -24,7 +24,7 @@ from headwater.queries.etag.causality import (
 )
 
 
-def test_a_token_names_each_table_with_its_offset() -> None:
+def test_causality_header_lists_each_table_with_its_offset_in_name_order() -> None:
     found = json.loads(base64.urlsafe_b64decode(to_header(token("main", {"b": 2, "a": 7})) + "=="))
     assert found == {
         "format": "vector_clock_v2",
@@ -33,7 +33,7 @@ def test_a_token_names_each_table_with_its_offset() -> None:
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8), st.integers(0, 2**62), max_size=5))
-def test_a_header_reads_back(tables: dict[str, int]) -> None:
+def test_causality_header_round_trips_with_and_without_base64_padding(tables: dict[str, int]) -> None:
     found = token("main", tables)
     header = to_header(found)
     assert from_header(header) == found
@@ -41,7 +41,7 @@ def test_a_header_reads_back(tables: dict[str, int]) -> None:
     assert header.isascii() and "=" not in header
 
 
-def test_the_older_format_is_read_too() -> None:
+def test_causality_token_in_etag_chain_v1_format_is_accepted() -> None:
     assert parse('{"format":"etag_chain_v1","deps":[]}').format == "etag_chain_v1"
 
 
@@ -71,20 +71,20 @@ def test_the_older_format_is_read_too() -> None:
         "[" * 5000,
     ],
 )
-def test_a_malformed_token_is_refused(text: str) -> None:
+def test_malformed_causality_token_text_is_rejected_with_a_hint(text: str) -> None:
     with pytest.raises(InvalidRequest, match="malformed min_causality|unsupported causality format") as caught:
         parse(text)
     assert caught.value.code == "invalid_request" and caught.value.hint
 
 
 @pytest.mark.parametrize("body", [None, 5, [], {}, {"format": 5}, {"format": "vector_clock_v2", "deps": {}}])
-def test_a_malformed_token_inside_a_request_is_refused(body: object) -> None:
+def test_malformed_causality_token_in_request_json_is_rejected(body: object) -> None:
     with pytest.raises(InvalidRequest, match="malformed min_causality"):
         from_json(body)
 
 
 @pytest.mark.parametrize("text", ["!!!", "a", "ä", "e30=e30=", "////"])
-def test_an_unreadable_header_is_refused(text: str) -> None:
+def test_causality_header_that_cannot_be_decoded_is_rejected(text: str) -> None:
     with pytest.raises(InvalidRequest):
         from_header(text)
 
@@ -92,7 +92,7 @@ def test_an_unreadable_header_is_refused(text: str) -> None:
 VIEW = {"table": "main.v", "view": True, "change_seq": 17, "stale": False}
 
 
-def test_a_view_is_read_and_written_back_as_it_came() -> None:
+def test_causality_token_with_a_view_dependency_round_trips() -> None:
     body = {"format": "vector_clock_v2", "deps": [VIEW, {"table": "main.a", "v": 3}]}
     found = from_json(body)
     assert json.loads(base64.urlsafe_b64decode(to_header(found) + "==")) == body
@@ -147,7 +147,7 @@ def test_only_tables_of_the_query_make_a_floor() -> None:
     assert floor_of(found, "main", []) == {}
 
 
-def test_a_floor_holds_or_is_refused() -> None:
+def test_table_below_the_causality_token_offset_raises_precondition_failed() -> None:
     demand({}, {})
     demand({"a": 3, "b": 0}, {"a": 3})
     assert lacking({"a": 3, "b": 4}, {"a": 3, "b": 3}) == {"b": 4}
@@ -158,7 +158,7 @@ def test_a_floor_holds_or_is_refused() -> None:
         demand({"c": 1}, {"a": 9})
 
 
-def test_a_floor_of_an_earlier_generation_never_holds() -> None:
+def test_causality_offset_of_an_earlier_generation_raises_precondition_failed() -> None:
     demand({"a": 9, "b": 0}, {"a": 9, "b": 9}, began=10)  # 9 is what this generation itself says of a quiet table
     with pytest.raises(PreconditionFailed, match="earlier generation of the log"):
         demand({"a": 8}, {"a": 9}, began=10)

@@ -51,7 +51,7 @@ def test_lists_are_read_as_the_grammar_says(header: str | bytes, tags: list[Tag]
 
 
 @pytest.mark.parametrize("header", ["*", " * ", b"*", "\t*"])
-def test_a_star_alone_is_any(header: str | bytes) -> None:
+def test_etag_header_with_a_lone_star_matches_any_etag(header: str | bytes) -> None:
     assert Tags.parse(header) == Tags(any=True)
 
 
@@ -76,7 +76,7 @@ def test_any_text_is_read_or_refused_and_never_breaks(text: str) -> None:
     assert found is None or found.any or Tags.parse(", ".join(map(str, found.tags))) == found
 
 
-def test_a_long_list_is_read_in_one_pass() -> None:
+def test_long_etag_list_is_parsed_and_a_long_malformed_one_is_rejected() -> None:
     found = Tags.parse('"a"' + "," * 30_000 + '"b"' + ' "c"')
     assert found is None
     assert Tags.parse(",".join(['"x"'] * 20_000)) == Tags(tags=(Tag("x"),) * 20_000)
@@ -160,7 +160,7 @@ def test_tags_of_other_forms_count_for_a_write_and_not_for_a_304() -> None:
     assert decide("GET", '"a"', None, lits, also=('"a.lits"',)) == GO_ON
 
 
-def test_a_read_never_fails_by_if_none_match_and_a_write_is_never_not_modified() -> None:
+def test_if_none_match_never_fails_a_read_and_never_makes_a_write_not_modified() -> None:
     texts = (None, "", "*", '"a"', 'W/"a"', '"b"', '"b", "a"')
     for method, etag, text in itertools.product(("GET", "HEAD", "PUT", "PATCH", "DELETE"), ('"a"', None), texts):
         tags = None if text is None else Tags.parse(text)
@@ -192,6 +192,6 @@ def test_malformed_condition_is_rejected(method: str, name: bytes, value: bytes)
     assert name.decode() in found.value.message and found.value.hint
 
 
-def test_a_read_with_an_unreadable_if_none_match_gets_the_whole_answer() -> None:
+def test_malformed_if_none_match_on_a_read_is_ignored() -> None:
     for value in (b"row:abc", b'*, "a"', b'"a'):
         assert Conditions.of("GET", [(b"if-none-match", value)]).decide("GET", '"a"') == GO_ON

@@ -14,7 +14,7 @@ from headwater.queries.etag.query_etag import QueryIdentity, QueryTag, read_tag,
 ONE = QueryIdentity(db="main", generation="g", epoch="e", sql="SELECT ?", args=(("1", 1),), format="rows_json")
 
 
-def test_a_tag_reads_back_and_is_quoted() -> None:
+def test_query_etag_is_quoted_and_parses_back_even_with_a_gzip_suffix() -> None:
     tag = QueryTag(ONE.prefix, 255)
     assert tag.write() == f'"{ONE.prefix}.ff"' and tag.write(weak=True) == f'W/"{ONE.prefix}.ff"'
     assert read_tag(tag.write()[1:-1]) == tag

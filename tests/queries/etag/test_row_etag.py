@@ -36,7 +36,7 @@ VALUES: list[Any] = [
 ]
 
 
-def test_a_tag_is_strong_quoted_and_url_safe() -> None:
+def test_row_etag_is_strong_quoted_and_url_safe() -> None:
     assert re.fullmatch(r'"row:[A-Za-z0-9_-]{24}"', row_etag("main", TABLE, (1, "a", 9)))
 
 
@@ -45,7 +45,7 @@ def test_values_of_different_types_have_different_tags() -> None:
     assert len(tags) == len(VALUES)
 
 
-def test_the_place_is_part_of_the_tag() -> None:
+def test_row_etag_differs_by_database_table_and_column_names() -> None:
     other = Table("u", TABLE.columns, ("id",))
     renamed = Table("t", (Column("id", "i64"), Column("w"), Column("rowid", hidden=True)), ("id",))
     row = (1, "a", 0)
@@ -53,7 +53,7 @@ def test_the_place_is_part_of_the_tag() -> None:
     assert len(set(tags)) == 4
 
 
-def test_a_hidden_identity_is_not_part_of_the_tag() -> None:
+def test_row_etag_ignores_the_hidden_rowid() -> None:
     assert row_etag("main", TABLE, (1, "a", 1)) == row_etag("main", TABLE, (1, "a", 2))
 
 
@@ -66,11 +66,11 @@ def test_names_and_values_cannot_be_shifted_into_each_other(values: list[Any]) -
 
 
 @pytest.mark.parametrize("tag", ['"row:x"', 'W/"row:x"', "row:x"])
-def test_a_tag_is_read_bare_quoted_and_weak(tag: str) -> None:
+def test_row_etag_is_accepted_bare_quoted_or_weak(tag: str) -> None:
     assert opaque(tag) == "row:x"
 
 
-def test_the_two_names_of_an_expected_tag_must_agree() -> None:
+def test_if_match_and_expected_etag_that_differ_are_rejected() -> None:
     assert one_tag(None, None) is None
     assert one_tag('"a"', None) == '"a"'
     assert one_tag(None, "a") == "a"
@@ -79,7 +79,7 @@ def test_the_two_names_of_an_expected_tag_must_agree() -> None:
         one_tag("a", "b")
 
 
-def test_a_tag_names_exactly_one_row_and_its_content() -> None:
+def test_row_etag_check_with_no_row_two_rows_or_changed_content_raises_conflict() -> None:
     row = (1, "a", 0)
     tag = row_etag("main", TABLE, row)
     demand(tag, "main", TABLE, [row])

@@ -159,7 +159,7 @@ def test_retention_past_the_applied_offset_reports_the_horizon(log: LiveLog) -> 
     assert versions.at(["a", "b"]) == {"a": 4, "b": 6}
 
 
-def test_a_new_generation_starts_every_table_at_its_beginning(log: LiveLog) -> None:
+def test_new_log_generation_resets_every_table_version_to_the_offset_before_its_first(log: LiveLog) -> None:
     versions = TableVersions(log)
     add(log, "a", "b")
     log.stage([commit(log, "c")])

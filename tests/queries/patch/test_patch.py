@@ -47,7 +47,7 @@ def unique(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 # --- the seed's shape ------------------------------------------------------------------------------------------------
 
 
-def test_a_patch_has_the_shape_of_the_seed_and_what_a_client_needs_to_check_it() -> None:
+def test_patch_json_lists_row_changes_with_key_order_etags_and_result_hash() -> None:
     base = answer([(1, "a"), (2, "b"), (3, "c")], '"p.1"')
     fresh = answer([(3, "c"), (1, "A"), (4, "d")], '"p.9"')
     sent = json.loads(msgspec.json.encode(diff(base, fresh)))
@@ -77,7 +77,7 @@ def test_rows_as_objects_travel_as_obj_and_keys_as_arrays() -> None:
     assert keys(found["added"]) == [2]
 
 
-def test_the_hash_is_over_the_rows_as_a_body_holds_them() -> None:
+def test_result_hash_covers_the_rows_exactly_as_encoded_in_the_response_body() -> None:
     held = answer([(1, "ä"), (2, 1.5)])
     body = msgspec.json.encode({"data": {"columns": COLUMNS, "rows": msgspec.Raw(held.rows_text)}})
     assert body.endswith(b',"rows":' + held.rows_text + b"}}")
@@ -103,12 +103,12 @@ def test_values_that_python_calls_equal_are_updates(old: Any, new: Any) -> None:
     assert keys(patch([(7, old)], [(7, new)])["updated"]) == [7]
 
 
-def test_a_key_of_another_type_is_another_row() -> None:
+def test_patch_treats_integer_and_float_keys_as_different_rows() -> None:
     found = patch([(1, "a")], [(1.0, "a")])
     assert len(found["removed"]) == len(found["added"]) == 1 and not found["updated"]
 
 
-def test_a_changed_key_is_one_row_out_and_one_in() -> None:
+def test_patch_for_a_changed_key_removes_one_row_and_adds_one() -> None:
     found = patch([(1, "a"), (2, "b")], [(2, "b"), (5, "a")])
     assert keys(found["removed"]) == [1] and keys(found["added"]) == [5] and not found["moved"]
 
@@ -119,7 +119,7 @@ def test_one_row_that_changes_its_rank_is_one_move() -> None:
     assert len(patch(old, [*old[:2], *old[3:15], old[2], *old[15:]])["moved"]) == 1
 
 
-def test_a_window_that_slides_moves_nothing() -> None:
+def test_patch_for_a_sliding_window_has_no_moved_rows() -> None:
     old = [(n, "x") for n in range(50)]
     found = patch(old, [*old[1:], (50, "x")])
     assert keys(found["removed"]) == [0] and keys(found["added"]) == [50] and not found["moved"]
@@ -156,7 +156,7 @@ def test_without_a_smaller_patch_a_reset_has_all_rows(old: Any, new: Any, option
     assert len(found["full"]["rows"]) == len(new)
 
 
-def test_a_great_reordering_is_a_reset() -> None:
+def test_patch_for_1500_shuffled_rows_is_a_reset_with_reason_reordered() -> None:
     rows = [(n, "x") for n in range(1500)]
     random.Random(5).shuffle(rows)
     assert patch([(n, "x") for n in range(1500)], rows)["reset_reason"] == "reordered"
@@ -171,7 +171,7 @@ def test_another_shape_is_a_reset() -> None:
     assert diff(twice, twice)["reset_reason"] == "no_key"
 
 
-def test_a_patch_for_other_rows_is_refused() -> None:
+def test_applying_a_patch_to_rows_other_than_its_base_raises_conflict() -> None:
     base, fresh = answer([(1, "a"), (2, "b"), (3, "c")], '"p.1"'), answer([(1, "a"), (3, "c"), (2, "B")])
     sent = msgspec.json.encode(diff(base, fresh))
     for wrong in ([(1, "A"), (2, "b"), (3, "c")], [(1, "a"), (3, "c")], [(2, "b"), (1, "a"), (3, "c")], []):
@@ -229,7 +229,7 @@ def test_reused_texts_equal_newly_encoded_texts(old: Any, new: Any) -> None:
 
 
 @given(st.lists(st.integers(0, 9), unique=True, max_size=8))
-def test_the_longest_rise_is_one_and_longest(numbers: list[int]) -> None:
+def test_longest_rise_returns_a_longest_increasing_subsequence(numbers: list[int]) -> None:
     rise = longest_rise(numbers)
     assert rise == sorted(rise) and [n for n in numbers if n in set(rise)] == rise
     best = [1] * len(numbers)

@@ -10,7 +10,7 @@ def answer(tag: str, *values: Any) -> Answer:
     return Answer.of(tag, ({"name": "v"},), [(value,) for value in values], key=(0,))
 
 
-def test_an_answer_is_found_by_its_tag_in_every_form_and_by_no_other() -> None:
+def test_recent_result_is_found_only_by_its_query_its_strong_or_weak_etag_and_its_hash() -> None:
     results, kept = Results(), answer('"p.1"', 1)
     results.keep("q", kept)
     assert results.find("q", '"p.1"') is kept and results.find("q", 'W/"p.1"') is kept
@@ -52,7 +52,7 @@ def test_bytes_are_bounded_and_what_was_used_last_stays() -> None:
     assert results.bytes == 3 * one.size and len(results) == 3
 
 
-def test_an_answer_larger_than_the_bound_is_not_kept_and_pushes_nothing_out() -> None:
+def test_result_over_the_size_limit_is_not_cached_and_evicts_nothing() -> None:
     small = answer('"p.1"', 1)
     results = Results(max_bytes=small.size)
     results.keep("q", small)
@@ -60,7 +60,7 @@ def test_an_answer_larger_than_the_bound_is_not_kept_and_pushes_nothing_out() ->
     assert results.find("q", '"p.1"') is small and len(results) == 1
 
 
-def test_a_forgotten_instance_takes_no_memory() -> None:
+def test_forgetting_a_query_instance_frees_all_its_cached_results() -> None:
     results = Results()
     results.keep("q", answer('"p.1"', 1))
     results.keep("q", answer('"p.2"', 2))

@@ -41,7 +41,7 @@ def test_each_kind_takes_its_own_values_and_exact_numbers_only(kind: str) -> Non
 
 
 @pytest.mark.parametrize("value", ONE_OF_EACH.values(), ids=ONE_OF_EACH)
-def test_a_column_without_a_kind_takes_everything(value: Any) -> None:
+def test_column_without_a_kind_accepts_values_of_every_kind(value: Any) -> None:
     assert fit(Column("c"), value) is value
 
 
@@ -77,7 +77,7 @@ TABLE = Table(
 )
 
 
-def test_an_unknown_column_is_answered_with_the_nearest_one() -> None:
+def test_unknown_column_error_suggests_the_nearest_name_or_lists_all() -> None:
     with pytest.raises(InvalidRequest) as found:
         check_values(TABLE, {"emial": "x"})
     assert found.value.hint == "Did you mean 'email'?"
@@ -90,13 +90,13 @@ def test_hidden_generated_and_misspelt_columns_are_not_written(name: str) -> Non
         check_values(TABLE, {name: "x"})
 
 
-def test_a_generated_column_may_be_returned_but_a_hidden_one_may_not() -> None:
+def test_generated_column_can_be_returned_and_a_hidden_one_is_rejected() -> None:
     assert check_columns(TABLE, ["shout", "id"]) == ("shout", "id")
     with pytest.raises(InvalidRequest):
         check_columns(TABLE, ["rowid"])
 
 
-def test_a_key_has_the_width_and_kinds_of_the_primary_key() -> None:
+def test_key_not_matching_the_primary_key_columns_and_kinds_is_rejected() -> None:
     assert check_key(TABLE, [U64(5)]) == (5,)
     for key in ([], [1, 2], ["1"]):
         with pytest.raises(InvalidRequest):

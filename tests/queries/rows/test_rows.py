@@ -97,12 +97,12 @@ def test_default_is_another_name_of_main(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("key", [[], [1, 2], ["1"], [None, None], [1.5]])
-def test_a_key_of_the_wrong_width_or_kind_is_refused(rows: Rows, key: list[Value]) -> None:
+def test_get_with_a_key_of_the_wrong_width_or_kind_is_rejected(rows: Rows, key: list[Value]) -> None:
     with pytest.raises(InvalidRequest):
         get(rows, key)
 
 
-def test_a_composite_key_finds_its_row(rows: Rows) -> None:
+def test_get_by_composite_key_returns_its_row_and_rejects_a_partial_key(rows: Rows) -> None:
     place = TableAddress("pairs")
     insert(rows, {"a": "x", "b": 1, "v": b"1"}, {"a": "x", "b": 2, "v": b"2"}, place=place)
     assert get(rows, ["x", 2], place).row == ("x", 2, b"2")
@@ -110,14 +110,14 @@ def test_a_composite_key_finds_its_row(rows: Rows) -> None:
         get(rows, ["x"], place)
 
 
-def test_a_table_without_a_primary_key_has_no_rows_by_key(rows: Rows) -> None:
+def test_get_by_key_on_a_table_without_a_primary_key_is_rejected(rows: Rows) -> None:
     insert(rows, {"line": "x"}, place=TableAddress("lines"))
     with pytest.raises(InvalidRequest, match="no primary key"):
         get(rows, [1], TableAddress("lines"))
     assert delete(rows, eq("line", "x"), TableAddress("lines")).affected == 1
 
 
-def test_a_failure_in_row_three_leaves_no_row_and_no_change(files: Files, rows: Rows) -> None:
+def test_insert_whose_third_row_fails_writes_no_row_and_logs_no_change(files: Files, rows: Rows) -> None:
     insert(rows, {"email": "taken"})
     before, head = dump(files.path("main")), files.get("main").head()
     for bad, error in (
@@ -137,7 +137,7 @@ def test_a_failure_in_row_three_leaves_no_row_and_no_change(files: Files, rows: 
     assert [change for part in files.get("main").follow(after=head) for change in part.changes] == []
 
 
-def test_an_update_that_fails_on_its_second_row_changes_none(files: Files, rows: Rows) -> None:
+def test_update_that_fails_on_its_second_row_changes_no_row(files: Files, rows: Rows) -> None:
     insert(rows, {"email": "a"}, {"email": "b"})
     before, head = dump(files.path("main")), files.get("main").head()
     with pytest.raises(DuplicateKey):
@@ -155,7 +155,7 @@ def test_every_write_returns_its_causality_token(files: Files, rows: Rows) -> No
     assert nothing.causality is not None and nothing.causality.deps == ()
 
 
-def test_a_limit_stops_at_the_first_rows_in_key_order(rows: Rows) -> None:
+def test_update_or_delete_with_a_limit_affects_the_first_rows_in_key_order(rows: Rows) -> None:
     insert(rows, *({"email": str(place)} for place in range(5)))
     assert update(rows, ALL, values={"age": 1}, limit=2).affected == 2
     assert [get(rows, [place]).row[2] for place in (1, 2, 3)] == [1, 1, None]
@@ -179,13 +179,13 @@ def test_write_with_a_current_tag_succeeds_once(rows: Rows, form: str) -> None:
     assert delete(rows, eq("id", 1), if_match=done.etag).affected == 1
 
 
-def test_a_tag_follows_a_row_whose_key_changes(rows: Rows) -> None:
+def test_update_of_a_row_key_returns_the_etag_of_the_row_under_its_new_key(rows: Rows) -> None:
     insert(rows, {"email": "a"})
     done = update(rows, eq("id", 1), values={"id": 7}, if_match=get(rows, [1]).etag)
     assert done.etag == get(rows, [7]).etag
 
 
-def test_a_tag_demands_exactly_one_row(files: Files, rows: Rows) -> None:
+def test_if_match_on_a_write_matching_no_row_or_several_raises_conflict(files: Files, rows: Rows) -> None:
     insert(rows, {"email": "a"}, {"email": "b"})
     tag = get(rows, [1]).etag
     head = files.get("main").head()

@@ -27,7 +27,7 @@ def schema(files: Files) -> Schema:
     return Schema(files, Transactions(files))
 
 
-def test_a_table_is_created_described_listed_and_dropped(files: Files, schema: Schema) -> None:
+def test_created_table_is_listed_and_described_and_dropped_table_is_not_listed(files: Files, schema: Schema) -> None:
     done = schema.create_table(ANONYMOUS, None, USERS).result(PATIENCE)
     assert done.changed
     assert schema.list_tables(ANONYMOUS) == ["users"]
@@ -79,7 +79,7 @@ def test_dropping_a_database_ends_its_transactions(files: Files) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "main", "default"])
-def test_the_main_database_stays_and_cannot_be_made_again(schema: Schema, name: str) -> None:
+def test_main_database_can_neither_be_dropped_nor_created(schema: Schema, name: str) -> None:
     with pytest.raises(InvalidRequest):
         schema.drop_database(ANONYMOUS, name)
     with pytest.raises(Conflict):
@@ -87,7 +87,7 @@ def test_the_main_database_stays_and_cannot_be_made_again(schema: Schema, name: 
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "a.b", "1a", "a b", "ä", "a" * 64, "a\n", "a;b", "."])
-def test_a_name_that_is_no_file_name_is_refused(files: Files, schema: Schema, name: str) -> None:
+def test_invalid_database_name_is_rejected_and_creates_no_file(files: Files, schema: Schema, name: str) -> None:
     before = sorted(files.folder.rglob("*"))
     with pytest.raises(InvalidRequest):
         schema.create_database(ANONYMOUS, name)
@@ -96,12 +96,12 @@ def test_a_name_that_is_no_file_name_is_refused(files: Files, schema: Schema, na
     assert sorted(files.folder.rglob("*")) == before
 
 
-def test_a_table_for_a_new_database_makes_it_too(files: Files, schema: Schema) -> None:
+def test_create_table_in_a_missing_database_creates_the_database(files: Files, schema: Schema) -> None:
     schema.create_table(ANONYMOUS, "fresh", USERS).result(PATIENCE)
     assert files.names() == ["fresh", "main"]
 
 
-def test_a_table_that_is_refused_makes_no_database(files: Files, schema: Schema) -> None:
+def test_rejected_create_table_does_not_create_its_missing_database(files: Files, schema: Schema) -> None:
     bad = Table("sqlite_x", (Column("id", "i64"),), ("id",))
     with pytest.raises(InvalidRequest):
         schema.create_table(ANONYMOUS, "fresh", bad).result(PATIENCE)

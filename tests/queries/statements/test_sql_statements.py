@@ -74,7 +74,7 @@ def test_ddl_by_editor_is_forbidden_and_changes_nothing(files: Files, run: Run, 
     run(sql)
 
 
-def test_a_write_that_returns_rows_returns_them(run: Run) -> None:
+def test_insert_returning_gives_the_inserted_row(run: Run) -> None:
     assert run("INSERT INTO t (v) VALUES ('x') RETURNING id, v").rows == ((1, "x"),)
 
 
@@ -152,7 +152,7 @@ def test_only_tables_that_the_caller_may_see_are_named() -> None:
     assert "payroll" not in no_table(error, some, "main", ["payroll", "staff"]).hint
 
 
-def test_a_taken_key_is_a_duplicate(run: Run) -> None:
+def test_insert_of_an_existing_primary_or_unique_key_raises_duplicate_key(run: Run) -> None:
     run("INSERT INTO t VALUES (1, 'a')")
     for sql in ("INSERT INTO t VALUES (1, 'b')", "INSERT INTO t VALUES (2, 'a')"):
         with pytest.raises(DuplicateKey):
@@ -168,20 +168,20 @@ def test_two_columns_of_one_name_do_not_become_one_value(files: Files, run: Run)
     assert files.get("main").head() == head
 
 
-def test_a_write_hidden_in_a_read_is_known_by_the_engine(files: Files, run: Run) -> None:
+def test_insert_starting_with_a_cte_is_recognized_as_a_write(files: Files, run: Run) -> None:
     done = run("WITH x(v) AS (SELECT 'cte') INSERT INTO t (v) SELECT v FROM x")
     assert (done.affected, done.causality is None) == (1, False)
     assert files.rows("SELECT v FROM t") == [("cte",)]
 
 
-def test_a_schema_change_takes_an_offset(files: Files, run: Run) -> None:
+def test_create_table_statement_advances_the_head_offset(files: Files, run: Run) -> None:
     head = files.get("main").head()
     run("CREATE TABLE u (id INTEGER PRIMARY KEY)")
     assert files.get("main").head() > head
     assert "u" in files.get("main").describe()
 
 
-def test_an_unknown_database_is_not_found(run: Run) -> None:
+def test_statement_on_an_unknown_database_raises_not_found(run: Run) -> None:
     with pytest.raises(NotFound):
         run("SELECT 1", db="nowhere")
     assert run("SELECT 1", db="default").rows == ((1,),)

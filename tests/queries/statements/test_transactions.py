@@ -39,7 +39,9 @@ def see(found: Any) -> Any:
     return found.result(PATIENCE) if isinstance(found, PendingAnswer) else found
 
 
-def test_a_commit_makes_everything_visible_at_once(files: Files, transactions: Transactions) -> None:
+def test_insert_in_a_transaction_is_visible_to_others_only_after_commit(
+    files: Files, transactions: Transactions
+) -> None:
     rows = Rows(files, transactions)
     tx = transactions.begin(ANONYMOUS).tx
     done = rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(PATIENCE)
@@ -55,7 +57,7 @@ def test_a_commit_makes_everything_visible_at_once(files: Files, transactions: T
     assert see(rows.get(ANONYMOUS, USERS, [1])).etag
 
 
-def test_a_rollback_leaves_no_trace(files: Files, transactions: Transactions) -> None:
+def test_rolled_back_insert_is_not_found_and_takes_no_offset(files: Files, transactions: Transactions) -> None:
     rows = Rows(files, transactions)
     head = files.get("main").head()
     tx = transactions.begin(ANONYMOUS).tx
@@ -66,7 +68,9 @@ def test_a_rollback_leaves_no_trace(files: Files, transactions: Transactions) ->
         rows.get(ANONYMOUS, USERS, [1])
 
 
-def test_a_statement_that_fails_inside_undoes_only_itself(files: Files, transactions: Transactions) -> None:
+def test_failed_statement_in_a_transaction_rolls_back_only_that_statement(
+    files: Files, transactions: Transactions
+) -> None:
     rows = Rows(files, transactions)
     tx = transactions.begin(ANONYMOUS).tx
     rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(PATIENCE)
@@ -76,7 +80,7 @@ def test_a_statement_that_fails_inside_undoes_only_itself(files: Files, transact
     assert files.rows("SELECT email FROM users") == [("a",)]
 
 
-def test_a_tag_is_checked_inside_but_none_is_given(files: Files, transactions: Transactions) -> None:
+def test_update_in_a_transaction_checks_if_match_but_returns_no_etag(files: Files, transactions: Transactions) -> None:
     rows = Rows(files, transactions)
     rows.insert(ANONYMOUS, USERS, [{"email": "a"}]).result(PATIENCE)
     tag = see(rows.get(ANONYMOUS, USERS, [1])).etag
@@ -89,7 +93,7 @@ def test_a_tag_is_checked_inside_but_none_is_given(files: Files, transactions: T
 
 
 @pytest.mark.parametrize("finish", ["commit", "rollback"])
-def test_a_finished_transaction_is_not_found(transactions: Transactions, finish: str) -> None:
+def test_commit_or_rollback_of_a_finished_transaction_raises_not_found(transactions: Transactions, finish: str) -> None:
     tx = transactions.begin(ANONYMOUS).tx
     getattr(transactions, finish)(ANONYMOUS, tx).result(PATIENCE)
     for again in (transactions.commit, transactions.rollback):
@@ -113,7 +117,9 @@ def test_only_the_principal_that_began_it_may_use_it(files: Files, transactions:
     transactions.rollback(ANONYMOUS, tx).result(PATIENCE)
 
 
-def test_a_transaction_is_bound_to_its_database(files: Files, transactions: Transactions) -> None:
+def test_write_to_another_database_than_that_of_the_transaction_is_rejected(
+    files: Files, transactions: Transactions
+) -> None:
     files.create("other")
     files.run("CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT)", db="other")
     rows = Rows(files, transactions)
@@ -150,7 +156,7 @@ def test_forgotten_transactions_make_room_after_a_while(files: Files) -> None:
     transactions.rollback(ANONYMOUS, fresh).result(PATIENCE)
 
 
-def test_a_read_only_transaction_sees_one_moment_and_cannot_write(files: Files, transactions: Transactions) -> None:
+def test_read_only_transaction_reads_one_snapshot_and_rejects_writes(files: Files, transactions: Transactions) -> None:
     rows, statement = Rows(files, transactions), Statement(files, transactions)
     tx = transactions.begin(ANONYMOUS, read_only=True).tx
     count = "SELECT count(*) FROM users"
@@ -163,7 +169,7 @@ def test_a_read_only_transaction_sees_one_moment_and_cannot_write(files: Files, 
     assert files.rows("SELECT email FROM users") == [("a",)]
 
 
-def test_an_expired_transaction_says_so_to_whoever_began_it(files: Files) -> None:
+def test_expired_transaction_raises_tx_expired_to_its_owner_and_not_found_to_others(files: Files) -> None:
     with Files(files.folder / "short", tx_seconds=1.0, tx_idle_seconds=1.0) as short:
         short.run("CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT)")
         transactions = Transactions(short)
@@ -215,7 +221,7 @@ def test_transaction_open_while_its_database_closes_returns_tx_expired(tmp_path:
                 see(use())
 
 
-def test_the_limit_holds_when_many_begin_at_once(files: Files) -> None:
+def test_transaction_limit_holds_under_concurrent_begins(files: Files) -> None:
     transactions = Transactions(files, most=4)
     start = threading.Barrier(12)
 
@@ -232,7 +238,7 @@ def test_the_limit_holds_when_many_begin_at_once(files: Files) -> None:
     transactions.close()
 
 
-def test_the_two_names_of_a_transaction_must_agree() -> None:
+def test_tx_and_tx_id_that_differ_or_are_both_missing_are_rejected() -> None:
     assert one_tx("a", None) == one_tx(None, "a") == one_tx("a", "a") == "a"
     for tx, tx_id in ((None, None), ("a", "b")):
         with pytest.raises(InvalidRequest):

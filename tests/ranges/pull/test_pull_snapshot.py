@@ -167,14 +167,14 @@ def test_large_rows_come_fewer_at_a_time(one: Running, monkeypatch: pytest.Monke
     assert pieces == [2, 1]
 
 
-def test_an_empty_table_has_no_chunks(one: Running) -> None:
+def test_snapshot_at_an_offset_where_the_table_was_empty_has_no_chunks(one: Running) -> None:
     one.run(TABLES["integer"])
     _, offset = contents(one)
     one.run("INSERT INTO t VALUES (1, 1)")
     assert as_of(one, offset) == []
 
 
-def test_the_head_itself_can_be_read(one: Running) -> None:
+def test_snapshot_at_the_head_is_readable_and_beyond_it_is_rejected(one: Running) -> None:
     one.run(TABLES["integer"])
     offset = one.run("INSERT INTO t VALUES (1, 'a')")
     assert len(as_of(one, offset)) == 1
@@ -222,7 +222,7 @@ def test_trimming_ends_the_read_only_before_changes_are_undone(one: Running) -> 
         list(chunks)
 
 
-def test_a_new_generation_ends_the_read(one: Running) -> None:
+def test_snapshot_read_interrupted_by_a_new_generation_raises_offset_expired(one: Running) -> None:
     one.run(TABLES["integer"])
     one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
     chunks = read_as_of(one.source, one.log, shape_of(one.source, "t"), one.source.head(), chunk_rows=1)
@@ -255,7 +255,7 @@ def test_ddl_on_another_table_does_not_disturb(one: Running) -> None:
     assert len(as_of(one, offset, 1, lambda: one.run("CREATE TABLE IF NOT EXISTS u(a)"))) == 3
 
 
-def test_a_read_left_half_way_leaves_nothing_behind(one: Running) -> None:
+def test_closing_a_snapshot_read_half_way_allows_another_read_at_the_same_offset(one: Running) -> None:
     one.run(TABLES["integer"])
     offset = one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
     chunks = read_as_of(one.source, one.log, shape_of(one.source, "t"), offset, chunk_rows=1)

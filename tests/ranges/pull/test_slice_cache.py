@@ -107,7 +107,7 @@ def test_least_recently_used_slice_is_evicted_first(tmp_path: Path) -> None:
     assert [body(again, name(after)) is not None for after in (0, 2, 3)] == [True, False, True]
 
 
-def test_a_slice_too_large_to_be_kept_is_refused(cache: Cache) -> None:
+def test_slice_over_the_cache_limit_is_rejected_and_leaves_no_file(cache: Cache) -> None:
     writing = cache.begin(name(0))
     assert writing is not None
     assert not writing.add(b"x" * 2_501, 1)
@@ -115,7 +115,7 @@ def test_a_slice_too_large_to_be_kept_is_refused(cache: Cache) -> None:
     assert files(cache._folder) == []
 
 
-def test_a_cache_of_no_bytes_keeps_nothing(tmp_path: Path) -> None:
+def test_slice_cache_of_zero_bytes_accepts_no_slice(tmp_path: Path) -> None:
     assert Cache(tmp_path, 0).begin(name(0)) is None
 
 

@@ -105,12 +105,12 @@ def wire(ranges: list[Range]) -> list[Any]:
 # --- cutting -----------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_table_has_one_range(one: One) -> None:
+def test_empty_table_has_one_range_over_all_keys(one: One) -> None:
     (only,) = one.listed()
     assert (only.span, only.rows, only.bytes, only.epoch) == (Span.all(), 0, 0, 1)
 
 
-def test_a_table_is_cut_by_bytes_and_the_ranges_stay(one: One) -> None:
+def test_table_is_split_into_ranges_of_similar_bytes_that_are_kept_after_reopening(one: One) -> None:
     one.made.run(MANY)
     found = one.listed()
     assert len(found) == 7 and all(0.8 < each.bytes / (330_000 / 7) < 1.2 for each in found)
@@ -193,7 +193,7 @@ def test_few_changes_do_not_measure_ranges_again(one: One, monkeypatch: pytest.M
     assert one.listed() == found
 
 
-def test_a_split_in_the_middle_or_at_a_key(one: One) -> None:
+def test_range_is_split_in_the_middle_or_at_a_given_key_and_a_bad_key_is_rejected(one: One) -> None:
     one.made.run(MANY)
     (whole,) = one.listed(target=10**6)
     left, right = one.ranges.split(ANONYMOUS, None, "t", whole.id, 1).ranges
@@ -301,7 +301,7 @@ def trimmed(one: One) -> int:
     return one.log.horizon
 
 
-def test_a_registered_pull_holds_the_log_until_it_is_released(one: One) -> None:
+def test_registered_pull_prevents_log_trimming_until_released(one: One) -> None:
     found = one.ranges.register(ANONYMOUS, None, "t", "lake")
     one.made.run(MANY)
     assert trimmed(one) <= found.version + 1
@@ -344,7 +344,7 @@ def test_each_range_and_table_of_a_subscriber_holds_by_itself(one: One) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", "a\0b", "\u202e"])
-def test_a_subscriber_has_a_printable_name(one: One, name: str) -> None:
+def test_register_or_release_with_an_invalid_subscriber_name_is_rejected(one: One, name: str) -> None:
     with pytest.raises(InvalidRequest, match="subscriber"):
         one.ranges.register(ANONYMOUS, None, "t", name)
     with pytest.raises(InvalidRequest, match="subscriber"):
@@ -465,7 +465,7 @@ def test_leases_hold_again_after_a_restart_within_their_time(tmp_path: Path, ret
             app.close()
 
 
-def test_a_lease_that_ran_out_or_is_of_another_history_is_not_held_again(one: One) -> None:
+def test_expired_lease_or_lease_of_another_generation_is_not_restored(one: One) -> None:
     one.ranges.register(ANONYMOUS, None, "t", "lake")
     (pull,) = one.store.leases("main")
     one.log.release(pull.name)
@@ -479,7 +479,7 @@ def test_a_lease_that_ran_out_or_is_of_another_history_is_not_held_again(one: On
 # --- describing --------------------------------------------------------------------------------------------------
 
 
-def test_a_table_is_described_with_the_durable_end_of_its_log(one: One) -> None:
+def test_describe_reports_the_table_its_generation_horizon_and_durable_latest_offset(one: One) -> None:
     offset = one.made.run("INSERT INTO t VALUES (1, 1)")
     seen = one.describe()
     assert (seen.db, seen.table, seen.generation) == ("main", one.source.describe()["t"], one.log.generation)
@@ -577,7 +577,7 @@ def test_schema_change_that_lost_rows_has_resnapshot(one: One) -> None:
     assert seen.schema_changed_at is not None and seen.resnapshot
 
 
-def test_a_wait_ends_when_the_log_is_durable_beyond(one: One) -> None:
+def test_waiting_describe_returns_once_the_next_offset_is_durable(one: One) -> None:
     start = one.describe()
 
     async def wait() -> Described:
@@ -593,7 +593,7 @@ def test_a_wait_ends_when_the_log_is_durable_beyond(one: One) -> None:
     assert one.describe(after=seen.latest, wait_ms=1).latest == seen.latest
 
 
-def test_a_wait_takes_no_thread_and_ends_when_the_server_does(one: One) -> None:
+def test_drain_ends_200_concurrent_waiting_describes(one: One) -> None:
     start = one.describe()
 
     async def many() -> list[Described]:

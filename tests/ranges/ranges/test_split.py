@@ -67,12 +67,12 @@ def test_no_share_is_larger_than_its_part_and_one_row(points: tuple[SamplePoint,
         assert sum(p.bytes for p in within(points, span)) <= total / count + heaviest * (twins + 1) + 1e-6
 
 
-def test_the_last_span_is_bounded_like_the_others() -> None:
+def test_last_span_of_an_even_split_has_as_many_rows_as_the_others() -> None:
     found = sizes(sample(*even(1000)), split_into_spans(sample(*even(1000)), 1010))
     assert len(found) == 10 and {size.rows for size in found} == {100}
 
 
-def test_a_table_without_keys_or_order_is_one_span() -> None:
+def test_sample_without_keys_is_split_into_one_span() -> None:
     assert split_into_spans(Sample(T, 0, 0), 10) == [Span.all()]
     assert split_into_spans(Sample(T, 10**6, 10**9), 10) == [Span.all()]
     assert sizes(Sample(T, 10**6, 10**9), [Span.all()]) == [(10**6, 10**9)]
@@ -86,7 +86,7 @@ def test_heavy_row_is_not_followed_by_tiny_ranges() -> None:
     assert found == [Span(b"", b"b"), Span(b"b", None)]
 
 
-def test_a_table_is_never_cut_into_more_ranges_than_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_never_makes_more_than_the_maximum_number_of_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pieces(2**60, 1) == spans.MOST_RANGES and pieces(0, 1) == 1
     assert sample_size(1) == 1_024 and sample_size(10**9) == 65_536
     monkeypatch.setattr(spans, "MOST_RANGES", 10)

@@ -151,7 +151,7 @@ def test_lease_replaces_that_of_its_name_and_expired_ones_are_deleted(store: Sto
     assert store.leases("main") == [pull("other", until=900)]
 
 
-def test_a_subscriber_gives_up_all_leases_on_a_table_and_no_others(store: Store) -> None:
+def test_dropping_leases_removes_only_those_of_the_subscriber_on_that_table(store: Store) -> None:
     mine = [pull(range=0), pull(range=7)]
     others = [pull("z"), pull(table="u")]
     for one in (*mine, *others):
@@ -181,7 +181,7 @@ def test_drop_with_an_owner_leaves_the_leases_of_others(store: Store) -> None:
 # --- files -------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_not_ours_is_left_untouched(tmp_path: Path) -> None:
+def test_opening_a_foreign_or_damaged_ranges_file_fails_and_leaves_it_unchanged(tmp_path: Path) -> None:
     other = apsw.Connection(str(tmp_path / "ranges.db"))
     other.execute("CREATE TABLE t(a)")
     other.close()
@@ -209,7 +209,7 @@ def test_lease_in_a_file_of_the_first_format_has_no_owner(tmp_path: Path) -> Non
         store.close()
 
 
-def test_a_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+def test_opening_a_ranges_file_of_a_newer_format_raises_log_damaged(tmp_path: Path) -> None:
     Store.open(tmp_path / "ranges.db").close()
     file = apsw.Connection(str(tmp_path / "ranges.db"))
     file.pragma("user_version", 99)

@@ -41,13 +41,13 @@ PLACE = DatabaseLocation("main", BulkAddress("sqlite", "/a/b.db", 7), "/a/b.log.
         TablesJob(PLACE, (), 0, 1),
     ],
 )
-def test_a_job_is_read_as_it_was_written(job: Job) -> None:
+def test_bulk_job_round_trips_through_its_encoding(job: Job) -> None:
     data = encode_job(job)
     assert job_length(data[:4]) == len(data) - 4
     assert decode_job(data[4:]) == job
 
 
-def test_a_name_that_no_table_can_have_is_not_found() -> None:
+def test_job_with_a_table_name_that_is_not_utf8_raises_not_found() -> None:
     with pytest.raises(NotFound):
         encode_job(SnapshotJob(PLACE, "\udcff", 5))
 
@@ -81,7 +81,7 @@ def test_every_error_is_decoded_as_it_was(kind: type[HeadwaterError]) -> None:
     )
 
 
-def test_a_stale_epoch_keeps_its_ranges() -> None:
+def test_stale_epoch_error_from_the_worker_keeps_its_ranges() -> None:
     assert through(StaleEpoch("split", ranges=[{"id": 4}])).extra == {"ranges": [{"id": 4}]}
 
 

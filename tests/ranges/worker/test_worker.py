@@ -146,7 +146,7 @@ def test_every_stretch_of_the_log_is_the_same_from_the_cache_and_without(
     assert side.cache.hits > side.cache.misses > 0
 
 
-def test_a_reader_that_takes_it_gets_compressed_slices_kept_or_not(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lz4_log_pull_returns_the_same_rows_in_fewer_bytes(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_slices, "SLICE", 64)
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 300)"
     side.one.run(f"{numbers} INSERT INTO t(k, v) SELECT i, 'the same words again and again' FROM n")
@@ -181,7 +181,7 @@ def test_batches_tell_how_far_they_go_and_a_reader_goes_on_from_there(
     assert seen == len(rows) > 2
 
 
-def test_the_version_of_a_commit_is_its_last_offset_wherever_it_is_cut(
+def test_commit_version_is_the_last_offset_of_the_commit_in_every_slice(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_slices, "SLICE", 8)
@@ -233,7 +233,7 @@ def test_columns_are_chosen_by_name_and_the_key_is_always_there(side: Side, what
         ask("")
 
 
-def test_a_condition_that_cannot_be_judged_is_refused_before_anything_is_sent(side: Side) -> None:
+def test_pull_with_an_invalid_or_unsupported_where_condition_is_rejected(side: Side) -> None:
     upto = side.durable()
     for where in ("nowhere > 1", "random() > 1", "(SELECT 1)", ""):
         for ask in (side.snapshot, lambda offset, **pick: side.changes(0, offset, **pick)):
@@ -263,7 +263,7 @@ def test_rows_of_other_shapes_are_fitted_by_column_name(side: Side) -> None:
         values(4)
 
 
-def test_a_value_of_another_kind_is_a_misfit(side: Side) -> None:
+def test_logged_value_of_another_kind_than_the_current_column_is_sent_as_misfit(side: Side) -> None:
     side.one.run("CREATE TABLE w(id INTEGER PRIMARY KEY, a TEXT)")
     side.one.run("INSERT INTO w VALUES (1, 'x')")
     after = side.one.source.head() - 1
@@ -304,7 +304,7 @@ def test_reader_stops_where_rows_changed_without_row_changes(
     assert len(side.changes(stop, upto, table="w")) == 12, "behind it everything is as it was"
 
 
-def test_a_table_rebuilt_by_another_process_stops_its_readers(side: Side, tmp_path: Path) -> None:
+def test_pull_across_a_table_rebuild_by_another_process_requires_a_resnapshot(side: Side, tmp_path: Path) -> None:
     after = side.durable()
     foreign(
         tmp_path / "app.db",
@@ -488,7 +488,7 @@ def test_rows_that_share_a_key_of_nulls_are_counted(one: Running, tmp_path: Path
 # --- other files -----------------------------------------------------------------------------------------
 
 
-def test_a_file_of_another_history_is_never_read(one: Running, tmp_path: Path) -> None:
+def test_reader_with_another_inode_or_generation_refuses_to_read_the_file(one: Running, tmp_path: Path) -> None:
     one.run(TABLES["integer"])
     for inode, generation in ((one.source.inode + 1, one.log.generation), (one.source.inode, "another")):
         reader = SqliteReader(one.source.path, inode=inode, generation=generation)
@@ -520,7 +520,7 @@ def test_changed_place_is_opened_again_and_the_old_one_closed(one: Running, tmp_
     databases.close()
 
 
-def test_a_reader_that_left_ends_the_work(side: Side) -> None:
+def test_pull_whose_client_disconnected_stops_with_unavailable(side: Side) -> None:
     side.one.run("INSERT INTO t VALUES (1, 1)")
     upto = side.durable()
     with pytest.raises(Unavailable, match="left"):

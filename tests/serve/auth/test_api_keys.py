@@ -33,7 +33,7 @@ def test_secret_is_not_on_disk(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
 
 
-def test_the_file_without_the_pepper_is_worth_nothing(tmp_path: Path) -> None:
+def test_api_key_is_not_found_with_a_missing_or_different_pepper(tmp_path: Path) -> None:
     text, _ = Keys(tmp_path).create("ann", "viewer")
     (tmp_path / "pepper").unlink()
     assert Keys(tmp_path).find(text.encode()) is None
@@ -45,7 +45,7 @@ def test_the_file_without_the_pepper_is_worth_nothing(tmp_path: Path) -> None:
     assert Keys(tmp_path / "other", b"q" * 32).find(text.encode()) is None
 
 
-def test_a_revoked_key_is_gone_for_good(tmp_path: Path) -> None:
+def test_revoked_api_key_is_not_found_even_after_reload_and_others_still_are(tmp_path: Path) -> None:
     keys = Keys(tmp_path)
     text, made = keys.create("ann", "viewer")
     other, _ = keys.create("bob", "viewer")
@@ -60,7 +60,7 @@ def test_a_revoked_key_is_gone_for_good(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [lambda t: t[:-1], lambda t: t + "A", lambda t: t[:-1] + ("A" if t[-1] != "A" else "B")]
 )
-def test_a_text_that_is_nearly_a_key_is_none(tmp_path: Path, spoil: object) -> None:
+def test_altered_or_garbage_api_key_text_is_not_found(tmp_path: Path, spoil: object) -> None:
     keys = Keys(tmp_path)
     text, made = keys.create("ann", "viewer")
     assert keys.find(spoil(text).encode()) is None  # type: ignore[operator]
@@ -69,7 +69,9 @@ def test_a_text_that_is_nearly_a_key_is_none(tmp_path: Path, spoil: object) -> N
         assert keys.find(junk) is None
 
 
-def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fsync_while_creating_an_api_key_keeps_the_old_key_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = Keys(tmp_path)
     text, _ = keys.create("ann", "viewer")
 

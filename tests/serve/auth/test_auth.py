@@ -207,7 +207,7 @@ def test_remote_address_without_a_credential_is_refused_at_start(settings: dict[
     assert "HEADWATER_TOKEN" in found.value.hint
 
 
-def test_a_short_pepper_is_refused_at_start(tmp_path: Path) -> None:
+def test_pepper_under_32_characters_is_a_config_error(tmp_path: Path) -> None:
     """The pepper signs tickets: a caller who guesses it can forge any identity."""
     with pytest.raises(ConfigError) as found:
         Gate.of(ServeConfig(token=Secret(TOKEN), key_pepper=Secret("x" * 31)), tmp_path)
@@ -237,7 +237,7 @@ def test_other_addresses_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 
-def test_the_token_does_not_show_in_an_error() -> None:
+def test_authentication_error_does_not_contain_the_server_token() -> None:
     with pytest.raises(HeadwaterError) as found:
         Gate(TOKEN.encode()).admit([(b"x-api-key", b"guess")], Access.LOCKED)
     assert TOKEN not in str(found.value)

@@ -141,7 +141,7 @@ def test_reader_gets_the_reason_when_its_credential_ends_and_others_stay(client:
 
 
 @pytest.mark.slow
-def test_a_large_answer_is_not_cut_because_its_reader_is_slower_than_the_grace(
+def test_changes_response_read_slower_than_the_linger_time_is_delivered_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SlowReaderLimits, "linger_seconds", 0.05)

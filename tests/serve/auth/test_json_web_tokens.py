@@ -121,7 +121,7 @@ def test_untrusted_token_is_refused_and_the_reason_is_logged(
         assert secret not in caplog.text
 
 
-def test_the_log_tells_apart_how_a_token_was_signed_and_for_whom(
+def test_rejected_jwt_logs_whether_signature_algorithm_kid_audience_or_issuer_is_wrong(
     jwks: str, pair: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     strict = checker(jwt_keys=jwks, jwt_issuer="us", jwt_audience="headwater")
@@ -169,7 +169,7 @@ def test_public_keys_of_a_file_are_trusted_and_no_other(jwks: str, pair: Any) ->
             both.check(token)
 
 
-def test_a_token_does_not_choose_how_it_is_checked(jwks: str, pair: Any) -> None:
+def test_jwt_with_alg_none_or_an_algorithm_not_configured_for_the_key_is_unauthorized(jwks: str, pair: Any) -> None:
     public = pair.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     only_public = checker(jwt_secret=None, jwt_keys=jwks)
     head, body = (

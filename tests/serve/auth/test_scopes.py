@@ -187,7 +187,7 @@ def test_every_route_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(("method", "params", "may"), CALLS, ids=lambda each: each if isinstance(each, str) else "")
-def test_a_method_refuses_exactly_those_whose_scopes_lack_it(
+def test_rpc_method_rejects_exactly_the_callers_without_the_needed_scope(
     world: World, method: str, params: dict[str, Any], may: frozenset[str]
 ) -> None:
     query = params.get("query_id", "")
@@ -200,7 +200,7 @@ def test_a_method_refuses_exactly_those_whose_scopes_lack_it(
 
 
 @pytest.mark.parametrize("route", sorted(ROUTED))
-def test_a_route_refuses_exactly_those_whose_scopes_lack_it(world: World, route: str) -> None:
+def test_http_route_rejects_exactly_the_callers_without_the_needed_scope(world: World, route: str) -> None:
     path, may = ROUTED[route]
     if "SUB" in path:
         made = world.call(world.people["shop"], "cdc.subscribe_table", db="shop", table="b")["result"]
@@ -273,7 +273,7 @@ def test_unknown_scopes_are_reported(world: World) -> None:
     assert unknown(world.people["nowhere"], "elsewhere") == ["elsewhere"]
 
 
-def test_a_transaction_does_not_widen_a_scope(world: World) -> None:
+def test_calls_in_a_transaction_to_a_table_outside_the_scope_are_forbidden(world: World) -> None:
     client = world.people["table"]
     tx = world.call(client, "tx.begin", db="shop")["result"]["tx_id"]
     try:
@@ -299,7 +299,7 @@ def _lines(client: httpx.Client, path: str, opened: threading.Event, lines: list
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/api/v1/changes/shop/b", "/api/v1/q/QUERY/events"])
 @pytest.mark.parametrize("end", ["revoked", "expired"])
-def test_a_stream_ends_with_its_credential(world: World, path: str, end: str) -> None:
+def test_event_stream_whose_key_is_revoked_or_expires_ends_with_unauthorized(world: World, path: str, end: str) -> None:
     made, client = _key(world, **({"expires_in_seconds": KEY_LIFETIME} if end == "expired" else {}))
     opened, lines = threading.Event(), list[str]()
     path = path.replace("QUERY", world.prepared("SELECT k FROM b"))
@@ -318,7 +318,7 @@ def test_a_stream_ends_with_its_credential(world: World, path: str, end: str) ->
     assert again.status_code == 401
 
 
-def test_a_ticket_ends_with_the_key_that_made_it(world: World) -> None:
+def test_ticket_of_a_revoked_key_gets_401(world: World) -> None:
     made, client = _key(world)
     ticket = world.call(client, "security.ticket.create")["result"]["ticket"]
     path = f"/api/v1/snapshot/shop/b?ticket={ticket}"

@@ -146,7 +146,7 @@ def test_hidden_and_missing_table_have_the_same_answer(world: World, form: str) 
 
 
 @pytest.mark.parametrize("sql", [*BEYOND, *ABSENT])
-def test_a_statement_that_reads_anything_else_is_refused_in_the_same_words(world: World, sql: str) -> None:
+def test_sql_reading_a_hidden_or_missing_table_gets_the_same_forbidden_error(world: World, sql: str) -> None:
     expected = _said(world.call(world.people["owner"], "sql.exec", sql="SELECT v FROM payroll"))
     assert expected[0] == "forbidden"
     assert not any(name in " ".join(expected) for name in HIDDEN)
@@ -159,13 +159,13 @@ def test_a_statement_that_reads_anything_else_is_refused_in_the_same_words(world
 
 
 @pytest.mark.parametrize("sql", WRITES)
-def test_a_statement_that_writes_is_refused_in_the_same_words(world: World, sql: str) -> None:
+def test_sql_write_by_a_table_scoped_key_gets_the_same_forbidden_error_as_a_read(world: World, sql: str) -> None:
     expected = _said(world.call(world.people["owner"], "sql.exec", sql="SELECT v FROM payroll"))
     assert _said(world.call(world.people["owner"], "sql.exec", sql=sql)) == expected
 
 
 @pytest.mark.parametrize("sql", [sql for sql in BEYOND if not sql.startswith("SELECT term")])
-def test_a_query_of_somebody_else_is_refused_too(world: World, sql: str) -> None:
+def test_prepared_query_of_another_caller_on_tables_outside_the_scope_is_forbidden(world: World, sql: str) -> None:
     kept = world.call(world.admin, "query.prepare", sql=sql)
     if not kept["ok"]:
         pytest.skip("no query")
@@ -190,7 +190,7 @@ def test_caller_without_table_scopes_gets_full_errors(world: World) -> None:
     assert world.call(world.admin, "query.select", sql="SELECT * FROM diary")["ok"]
 
 
-def test_a_scope_may_name_a_virtual_table(world: World) -> None:
+def test_scope_on_a_virtual_table_allows_it_but_not_its_shadow_table(world: World) -> None:
     made = world.call(world.admin, "security.token.create", name="d", role="viewer", scopes=["main.diary"])["result"]
     with httpx.Client(base_url=world.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE) as client:
         assert world.call(client, "query.select", sql="SELECT * FROM diary")["ok"]

@@ -99,7 +99,7 @@ def test_credential_is_accepted_as_bearer_key_or_ticket(world: World) -> None:
     assert refusal(world, headers=HEADERS, query="?from_offset=1")[0] == 400
 
 
-def test_a_page_of_another_origin_is_refused(world: World) -> None:
+def test_gateway_socket_from_a_disallowed_origin_gets_403(world: World) -> None:
     status, body = refusal(world, headers={**HEADERS, "origin": "https://evil.example"})
     assert (status, body["code"]) == (403, "forbidden")
     client = GatewayClient(world.url, headers={**HEADERS, "origin": "https://good.example"})
@@ -139,7 +139,7 @@ def test_database_outside_the_scope_gets_the_same_error_as_a_missing_one(world: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["revoked", "expired"])
-def test_a_socket_ends_with_its_credential(world: World, end: str) -> None:
+def test_gateway_sockets_whose_key_is_revoked_or_expires_are_closed_with_4401(world: World, end: str) -> None:
     made = world.key("viewer", ["shop"], **({"expires_in_seconds": KEY_LIFETIME} if end == "expired" else {}))
     client, idle = world.open(made["token"]), world.open(made["token"])
     client.ok("subscribe", {"namespace": "shop"})
@@ -153,7 +153,7 @@ def test_a_socket_ends_with_its_credential(world: World, end: str) -> None:
         world.open(made["token"])
 
 
-def test_a_ticket_ends_with_the_key_that_made_it(world: World) -> None:
+def test_gateway_socket_opened_by_ticket_closes_when_its_key_is_revoked(world: World) -> None:
     made = world.key("viewer", ["shop"])
     ticket = world.rpc("security.ticket.create", {"x-api-key": made["token"]})["ticket"]
     client = GatewayClient(world.url, query=f"?ticket={ticket}")
@@ -165,7 +165,7 @@ def test_a_ticket_ends_with_the_key_that_made_it(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_a_revocation_ends_a_socket_whose_client_does_not_read(world: World) -> None:
+def test_revoking_a_key_closes_the_gateway_socket_of_a_client_that_does_not_read(world: World) -> None:
     """Its last words cannot be said: they are given up after a while, and it is no stream any more at once."""
     made = world.key("editor", ["shop"])
     client = world.open(made["token"], max_queue=1)

@@ -102,7 +102,7 @@ def test_put_value_is_returned_until_it_is_deleted(store: Store) -> None:
     assert store.get(b"") == b"", "an empty value is a value"
 
 
-def test_the_table_is_an_ordinary_one(store: Store) -> None:
+def test_kv_entries_are_stored_in_a_table_with_key_value_and_expiry_columns(store: Store) -> None:
     store.put(b"k", b"v", 5)
     table = store.files.get("main").describe()["kv"]
     assert table.key == ("key",)
@@ -154,7 +154,7 @@ def test_sweep_deletes_more_than_one_batch(store: Store) -> None:
     assert store.run(lambda kv: kv.sweep(EDIT, "main")) == 2_500
 
 
-def test_a_put_is_answered_although_the_sweep_after_it_fails(store: Store) -> None:
+def test_kv_put_succeeds_when_the_expiry_sweep_fails_and_a_later_put_sweeps(store: Store) -> None:
     store.put(b"old", b"", 1)
     store.files.run("CREATE TRIGGER stays BEFORE DELETE ON kv BEGIN SELECT RAISE(ABORT, 'it stays'); END")
     store.clock.now += SWEEP_MS
@@ -182,7 +182,7 @@ def test_read_of_many_keys_is_limited(store: Store) -> None:
     assert "fewer" in refused.value.hint
 
 
-def test_a_scan_gives_every_key_of_a_prefix_in_order(store: Store, fresh_seed: str) -> None:
+def test_kv_scan_returns_all_keys_with_the_prefix_in_byte_order_up_to_the_limit(store: Store, fresh_seed: str) -> None:
     dice = random.Random(fresh_seed)
     keys = {bytes(dice.choices(b"\0\x01a\xfe\xff", k=dice.randrange(7))) for _ in range(3_000)}
     store.put_all([Entry(key, key[::-1]) for key in keys])

@@ -242,7 +242,9 @@ def test_subscriptions_of_others_are_neither_seen_nor_cancelled(world: World) ->
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 @pytest.mark.parametrize("method", ["Subscribe", "WatchKey"])
 @pytest.mark.parametrize("is_full", [False, True], ids=["reads", "does not read"])
-def test_a_stream_ends_with_its_credential(world: World, end: str, method: str, is_full: bool) -> None:
+def test_grpc_stream_whose_key_is_revoked_or_expires_fails_with_unauthenticated(
+    world: World, end: str, method: str, is_full: bool
+) -> None:
     more = {"expires_in_seconds": KEY_LIFETIME} if end == "expired" else {}
     made = world.client.ok("security.token.create", name="stream", scopes=["shop"], **more)
     with world.caller(made["token"]) as caller:

@@ -180,7 +180,7 @@ def test_revocation_ends_the_stream(tmp_path: Path) -> None:
         assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_key_of_the_same_name_has_a_budget_of_its_own(tmp_path: Path) -> None:
+def test_two_api_keys_with_the_same_name_have_separate_catchup_budgets(tmp_path: Path) -> None:
     with served(tmp_path, catchup_budget=1_000) as (files, client, channel):
         filled(files, 1_100)
         mine, theirs = (client.ok("security.token.create", name="x", role="viewer")["token"] for _ in range(2))

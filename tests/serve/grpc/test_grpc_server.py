@@ -169,7 +169,7 @@ def test_two_servers_do_not_share_a_port() -> None:
     assert taken in found.value.message and "--grpc" in found.value.hint
 
 
-def test_an_address_that_others_reach_needs_a_credential() -> None:
+def test_grpc_on_all_interfaces_without_a_credential_is_a_config_error() -> None:
     with pytest.raises(ConfigError):
         Gate.of(ServeConfig(grpc="0.0.0.0:0"))
     Gate.of(ServeConfig(grpc="0.0.0.0:0", token=Secret("t" * 16)))

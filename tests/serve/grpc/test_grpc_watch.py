@@ -35,7 +35,7 @@ def until(holds: Callable[[], bool]) -> None:
 # --- one key -------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_watched(files: Whole, caller: Caller) -> None:
+def test_watch_key_sends_only_changes_of_that_key_including_moves_in_and_out(files: Whole, caller: Caller) -> None:
     files.run("INSERT INTO t VALUES (1, 'old')")
     reader = caller.watch(table="t", key=encode_key((1,)))
     files.run("INSERT INTO t VALUES (2, 'x')")

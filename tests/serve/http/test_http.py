@@ -37,7 +37,7 @@ READY = DatabaseStatus(ready=True, generation="g1", horizon=5, latest=9, retenti
 NOT_READY = DatabaseStatus(ready=False, generation="g1", horizon=1, latest=0)
 
 
-def test_an_unknown_path_is_a_problem_with_a_hint() -> None:
+def test_unknown_path_gets_a_404_problem_with_a_hint() -> None:
     with serving(NoDatabases()) as client:
         for path in ("/nope", "/api/v1", "/api/v1/rpc/", "/healthz/", "/%00"):
             response = client.http.get(path)
@@ -48,7 +48,7 @@ def test_an_unknown_path_is_a_problem_with_a_hint() -> None:
             assert response.json()["hint"]
 
 
-def test_the_wrong_method_says_which_are_right() -> None:
+def test_wrong_http_method_gets_405_with_the_allowed_methods() -> None:
     with serving(NoDatabases()) as client:
         for route in (route for route in ROUTES if not route.websocket):
             wrong = "GET" if route.method == "POST" else "POST"
@@ -130,7 +130,7 @@ def test_docs_page_names_every_route_and_method_and_loads_nothing() -> None:
         assert "<script" not in answer.text and "http://" not in answer.text and "https://" not in answer.text
 
 
-def test_a_declared_length_over_the_limit_gives_413() -> None:
+def test_content_length_over_the_body_limit_gets_413() -> None:
     with serving(NoDatabases(), max_body_bytes=1024) as client:
         big = {"id": 1, "method": "system.ping", "params": {"x": "y" * 2000}}
         response = client.http.post("/api/v1/rpc", json=big)
@@ -140,7 +140,7 @@ def test_a_declared_length_over_the_limit_gives_413() -> None:
         assert client.ok("system.ping")
 
 
-def test_a_chunked_body_over_the_limit_gives_413() -> None:
+def test_chunked_body_over_the_limit_gets_413() -> None:
     with serving(NoDatabases(), max_body_bytes=1024) as client:
         chunks = iter([b'{"id": 1, "method": "system.ping", "params": {"x": "'] + [b"y" * 100] * 50 + [b'"}}'])
         response = client.http.post("/api/v1/rpc", content=chunks, headers={"content-type": "application/json"})
@@ -148,7 +148,7 @@ def test_a_chunked_body_over_the_limit_gives_413() -> None:
         assert client.ok("system.ping")
 
 
-def test_a_chunked_body_within_the_limit_is_read_whole() -> None:
+def test_chunked_body_within_the_limit_is_accepted() -> None:
     with serving(NoDatabases(), max_body_bytes=1024) as client:
         response = client.http.post(
             "/api/v1/rpc",
@@ -169,7 +169,7 @@ def test_disconnect_during_the_body_does_not_affect_others() -> None:
         assert client.ok("system.ping")
 
 
-def test_a_connection_is_kept_for_the_next_request() -> None:
+def test_http_connection_is_reused_for_later_requests() -> None:
     with serving(NoDatabases()) as client:
         host, port = client.server.addresses[0]
         connection = http.client.HTTPConnection(host, port)
@@ -197,7 +197,7 @@ def test_numbers_appear_in_stats_and_metrics_and_unknown_ones_do_not() -> None:
     assert "headwater_capture_lag_seconds{" not in text
 
 
-def test_the_openapi_document_holds_every_route_and_resolves() -> None:
+def test_openapi_document_lists_every_route_and_all_its_references_resolve() -> None:
     with serving(NoDatabases()) as client:
         found = client.http.get("/openapi.json").json()
     assert found == httpx.Response(200, json=document()).json()
@@ -234,7 +234,7 @@ class Slow(NoDatabases):
         return ["late"]
 
 
-def test_a_stop_lets_open_requests_finish_and_accepts_no_more() -> None:
+def test_stopping_server_finishes_open_requests_and_refuses_new_connections() -> None:
     slow = Slow()
     got: list[Any] = []
     with serving(slow) as client:
@@ -262,7 +262,7 @@ def test_a_stop_lets_open_requests_finish_and_accepts_no_more() -> None:
     assert got == [{"databases": ["late"]}]
 
 
-def test_a_stop_cuts_off_a_request_that_outlasts_the_drain() -> None:
+def test_request_longer_than_the_drain_time_gets_503_when_the_server_stops() -> None:
     slow = Slow()
     got: list[httpx.Response] = []
     body = {"id": 1, "method": "schema.list_databases"}
@@ -278,7 +278,7 @@ def test_a_stop_cuts_off_a_request_that_outlasts_the_drain() -> None:
     assert got[0].json()["error"]["code"] == "unavailable"
 
 
-def test_a_port_that_is_taken_is_a_clear_refusal() -> None:
+def test_starting_on_a_port_in_use_is_a_config_error_naming_the_port() -> None:
     with serving(NoDatabases()) as client:
         host, port = client.server.addresses[0]
         second = Server(ServeConfig(http=f"{host}:{port}", grpc="off"), Api.over(NoDatabases()))
@@ -288,7 +288,7 @@ def test_a_port_that_is_taken_is_a_clear_refusal() -> None:
     assert found.value.hint
 
 
-def test_a_name_that_does_not_resolve_is_a_clear_refusal() -> None:
+def test_starting_on_an_unresolvable_host_is_a_config_error() -> None:
     from headwater.config import Secret
 
     server = Server(ServeConfig(http="no-such-host.invalid:0", token=Secret("t" * 16)), Api.over(NoDatabases()))
@@ -296,12 +296,12 @@ def test_a_name_that_does_not_resolve_is_a_clear_refusal() -> None:
         asyncio.run(server.start())
 
 
-def test_a_host_with_two_addresses_listens_on_one_port() -> None:
+def test_host_with_several_addresses_listens_on_the_same_port_on_each() -> None:
     with serving(NoDatabases(), http="localhost:0") as client:
         assert len({port for _, port in client.server.addresses}) == 1
         for host, port in client.server.addresses:
             socket.create_connection((host, port)).close()
 
 
-def test_a_server_that_never_started_can_be_stopped() -> None:
+def test_stopping_a_server_that_never_started_does_not_fail() -> None:
     asyncio.run(Server(ServeConfig(http="127.0.0.1:0"), Api.over(NoDatabases())).stop())

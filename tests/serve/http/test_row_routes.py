@@ -99,7 +99,7 @@ def rows(_world: Rows) -> Rows:
 # --- the four methods ------------------------------------------------------------------------------------
 
 
-def test_a_row_is_created_read_replaced_changed_and_deleted(rows: Rows) -> None:
+def test_put_get_patch_and_delete_of_a_row_return_its_values_statuses_and_etags(rows: Rows) -> None:
     made = rows.put("users/1", {"email": "a@x", "age": 30})
     assert (made.status_code, made.headers["location"]) == (201, "/api/v1/t/main/users/1")
     assert made.json() == {"id": 1, "email": "a@x", "age": 30, "extra": None}
@@ -135,7 +135,7 @@ def test_every_write_tells_its_causality_and_the_tag_of_the_row_in_its_answer(ro
         assert response.headers["content-location"] == "/api/v1/t/main/users/1"
 
 
-def test_a_tag_is_that_of_the_rpc_method(rows: Rows) -> None:
+def test_row_route_etag_equals_the_etag_of_data_get(rows: Rows) -> None:
     tag = rows.put("users/1", {"email": "a"}).headers["etag"]
     found = rows.client.ok("data.get", table={"table": "users"}, pk=[1])
     assert found["etag"] == tag == rows.get("/api/v1/t/default/users/1").headers["etag"]
@@ -160,21 +160,21 @@ def test_head_returns_the_headers_of_get(rows: Rows) -> None:
     assert "id" in rows.refused(rows.get("users/9"), 404, "not_found")["hint"]
 
 
-def test_a_patch_or_delete_of_no_row_is_not_found(rows: Rows) -> None:
+def test_get_patch_or_delete_of_a_missing_row_gets_404_whatever_the_preconditions(rows: Rows) -> None:
     for headers in ({}, {"if_match": "*"}, {"if_match": '"x"'}, {"if_none_match": "*"}):
         rows.refused(rows.patch("users/1", {"age": 1}, **headers), 404, "not_found")
         rows.refused(rows.delete("users/1", **headers), 404, "not_found")
         rows.refused(rows.get("users/1", **headers), 404, "not_found")
 
 
-def test_a_row_in_use_by_others_is_replaced_in_its_place(rows: Rows) -> None:
+def test_put_on_a_parent_row_does_not_cascade_to_its_children(rows: Rows) -> None:
     rows.put("parents/1", {"n": 1})
     rows.put("children/1", {"p": 1})
     rows.put("parents/1", {"n": 2})
     assert rows.get("children/1").json() == {"id": 1, "p": 1}, "not deleted and inserted again: that would cascade"
 
 
-def test_a_replaced_row_is_one_update_in_the_log(rows: Rows) -> None:
+def test_put_on_an_existing_row_logs_one_update(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     before = rows.files.get("main").head()
     rows.put("users/1", {"email": "b"})
@@ -185,7 +185,7 @@ def test_a_replaced_row_is_one_update_in_the_log(rows: Rows) -> None:
 # --- conditions ------------------------------------------------------------------------------------------
 
 
-def test_a_304_has_the_headers_of_the_200_and_the_tag_of_the_client(rows: Rows) -> None:
+def test_not_modified_row_has_the_cache_headers_of_the_200_and_the_client_etag(rows: Rows) -> None:
     tag = rows.put("users/1", {"email": "a"}).headers["etag"]
     whole = rows.get("users/1")
     bare = tag.strip('"')
@@ -202,7 +202,7 @@ def test_a_304_has_the_headers_of_the_200_and_the_tag_of_the_client(rows: Rows) 
         assert (again.status_code, again.content) == (200, whole.content), given
 
 
-def test_a_stale_if_match_writes_nothing(rows: Rows) -> None:
+def test_row_write_with_a_stale_if_match_gets_412_and_changes_nothing(rows: Rows) -> None:
     old = rows.put("users/1", {"email": "a"}).headers["etag"]
     new = rows.put("users/1", {"email": "b"}).headers["etag"]
     before = dump(rows.files.path("main"))
@@ -282,7 +282,7 @@ def test_odd_headers_as_they_come(rows: Rows) -> None:
     assert status("GET", b"range: bytes=0-1", b'if-range: "x"') == 200
 
 
-def test_a_head_over_a_raw_connection_has_no_body(rows: Rows) -> None:
+def test_head_request_and_304_of_a_row_have_no_body_on_the_wire(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     status, headers, body = raw(rows.client, request("HEAD", b"/api/v1/t/main/users/1"))
     assert (status, body) == (200, b"") and int(headers["content-length"]) > 0
@@ -343,7 +343,7 @@ def test_keys_of_four_kinds_at_once(rows: Rows) -> None:
     assert rows.delete(path).status_code == 204
 
 
-def test_a_slash_or_comma_in_a_value_is_never_a_separator() -> None:
+def test_percent_encoded_slash_or_comma_in_a_key_value_is_not_a_separator() -> None:
     from headwater.serve.http.routes import find, key_parts
 
     random = Random(5)
@@ -395,7 +395,7 @@ def test_no_key_at_all_is_no_address(rows: Rows) -> None:
         rows.refused(rows.get(path), 404, "not_found")
 
 
-def test_a_key_in_the_body_has_to_be_that_of_the_url(rows: Rows) -> None:
+def test_row_body_with_a_key_other_than_in_the_url_gets_400(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     for body in ({"id": 2, "email": "b"}, {"id": None, "email": "b"}):
         assert "'id'" in rows.refused(rows.put("users/1", body), 400, "invalid_request")["title"]
@@ -450,7 +450,7 @@ def test_plain_json_round_trips(rows: Rows) -> None:
     + [("r", 2**53 + 1), ("b", "?"), ("b", 1), ("o", 1), ("o", "true"), ("t", "today"), ("e", "x"), ("e", ["x"])]
     + [("x", {"t": "i64", "v": 1}), ("x", []), ("x", 2**63), ("id", 1.0)],
 )
-def test_a_value_that_does_not_fit_its_column_is_refused(rows: Rows, column: str, value: Any) -> None:
+def test_patch_value_of_the_wrong_kind_gets_400_naming_the_column(rows: Rows, column: str, value: Any) -> None:
     rows.put("kinds/1", {})
     problem = rows.refused(rows.patch("kinds/1", {column: value}), 400, "invalid_request")
     assert f"'{column}'" in problem["title"], problem
@@ -538,13 +538,13 @@ def test_computed_columns_may_be_sent_back_and_not_set(rows: Rows) -> None:
     assert "generated" in rows.refused(rows.patch("made/1", {"twice": 1}), 400, "invalid_request")["title"]
 
 
-def test_the_answer_is_the_row_after_its_triggers(rows: Rows) -> None:
+def test_put_returns_the_row_and_etag_after_triggers_ran(rows: Rows) -> None:
     made = rows.put("stamped/1", {"n": 1})
     assert made.json() == {"id": 1, "n": 1, "at": "now"}
     assert rows.get("stamped/1").headers["etag"] == made.headers["etag"]
 
 
-def test_a_write_that_a_trigger_swallows_is_no_success(rows: Rows) -> None:
+def test_row_write_suppressed_by_a_trigger_gets_409(rows: Rows) -> None:
     assert rows.put("kept/1", {"n": 1}).status_code in (201, 409)
     rows.refused(rows.put("kept/1", {"n": 2}), 409, "conflict")
     rows.refused(rows.patch("kept/1", {"n": 2}), 409, "conflict")
@@ -575,18 +575,18 @@ def test_unknown_name_is_refused_with_the_nearest_ones(rows: Rows) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"1", b'"x"', b"null", b"\xff", b'{"age": 1', b"[" * 5000, b'{"age": "\\ud800"}']
 )
-def test_a_body_that_is_no_object_is_refused(rows: Rows, body: bytes) -> None:
+def test_row_body_that_is_not_a_json_object_gets_400(rows: Rows, body: bytes) -> None:
     rows.put("users/1", {"email": "a"})
     for method in ("PUT", "PATCH"):
         assert rows.refused(rows.ask(method, "users/1", body), 400, "invalid_request")["hint"]
 
 
-def test_an_empty_patch_is_refused(rows: Rows) -> None:
+def test_patch_without_columns_gets_400(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     rows.refused(rows.patch("users/1", {}), 400, "invalid_request")
 
 
-def test_a_body_of_another_type_or_size_is_refused(rows: Rows) -> None:
+def test_row_body_with_a_wrong_content_type_gets_415_and_an_oversized_one_413(rows: Rows) -> None:
     for method in ("PUT", "PATCH"):
         for kind in ("text/plain", "application/x-www-form-urlencoded", "application/merge-patch+json", ""):
             rows.refused(rows.ask(method, "users/1", b"{}", content_type=kind), 415, "invalid_request")
@@ -614,7 +614,7 @@ def test_other_methods_and_a_query_string_are_refused(rows: Rows) -> None:
         rows.refused(rows.ask(method, "users/1?x=1"), 400, "invalid_request")
 
 
-def test_a_page_of_another_origin_may_not_touch_a_row(rows: Rows) -> None:
+def test_row_request_with_a_foreign_origin_or_host_gets_403(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     for method in ("GET", "PUT", "PATCH", "DELETE"):
         rows.refused(rows.ask(method, "users/1", {"age": 1}, origin="http://evil.example"), 403, "forbidden")
@@ -625,7 +625,7 @@ def test_a_page_of_another_origin_may_not_touch_a_row(rows: Rows) -> None:
     assert got.headers.get_list("vary") == ["Accept", "origin"]
 
 
-def test_a_floor_that_was_reached_is_answered_and_not_kept(rows: Rows) -> None:
+def test_row_read_with_a_reached_causality_token_is_no_store_and_ahead_of_it_gets_412(rows: Rows) -> None:
     seen = rows.put("users/1", {"email": "a"}).headers["x-headwater-causality"]
     got = rows.get("users/1", x_headwater_causality=seen)
     assert (got.status_code, got.headers["cache-control"]) == (200, "no-store")

@@ -81,7 +81,7 @@ def test_304_has_no_security_headers(client: Client) -> None:
             assert found.status_code == 304 and not set(DATA) & set(found.headers)
 
 
-def test_a_page_that_was_remembered_may_be_read_by_whom_it_may(client: Client) -> None:
+def test_not_modified_query_result_has_the_cors_header_of_the_origin(client: Client) -> None:
     id = client.ok("query.prepare", sql="SELECT v FROM t")["query_id"]
     headers = {"if-none-match": client.http.get(f"/api/v1/q/{id}").headers["etag"], "origin": "https://a.example"}
     for _ in range(3):
@@ -90,7 +90,7 @@ def test_a_page_that_was_remembered_may_be_read_by_whom_it_may(client: Client) -
         assert found.headers.get_list("access-control-allow-origin") == ["https://a.example"]
 
 
-def test_a_websocket_that_is_refused_is_guarded(client: Client) -> None:
+def test_rejected_websocket_handshake_has_the_security_headers(client: Client) -> None:
     with pytest.raises(InvalidStatus) as refused:
         connect(f"ws{client.server.url[4:]}/api/v1/cdc/ws/sub_1", additional_headers=ADMIN)
     assert is_guarded(httpx.Headers(list(refused.value.response.headers.raw_items())))
@@ -118,7 +118,7 @@ def test_response_with_tls_has_hsts(tmp_path: Path) -> None:
         assert is_guarded(found.headers) and found.headers["strict-transport-security"] == "max-age=31536000"
 
 
-def test_a_page_keeps_its_own_policy_and_is_in_no_frame() -> None:
+def test_html_page_keeps_its_own_csp_and_otherwise_forbids_framing() -> None:
     page = [(b"content-type", b"text/html; charset=utf-8")]
     own = [*page, (b"content-security-policy", b"default-src 'self'")]
     assert with_security_headers(own, tls=False) == own + PLAIN

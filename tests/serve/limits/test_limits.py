@@ -118,7 +118,7 @@ def test_invalid_gateway_frames_count_toward_the_rate(tmp_path: Path) -> None:
         assert "limit_exceeded" not in told[:5] and set(told[5:]) == {"limit_exceeded"}, told
 
 
-def test_a_websocket_is_refused_by_status_and_closed_by_code(tmp_path: Path) -> None:
+def test_rate_limited_websocket_is_closed_with_4429_and_its_handshake_gets_429(tmp_path: Path) -> None:
     with opened(tmp_path, serve={"rate": SLOW, "burst": 5}) as client:
         client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)")
         sub = client.ok("cdc.subscribe_table", table="t")

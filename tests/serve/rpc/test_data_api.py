@@ -145,7 +145,7 @@ def test_insert_with_a_failing_third_row_inserts_no_row(client: Client, files: F
         ("schema.drop_database", {"db": "default"}, "invalid_request", "main"),
     ],
 )
-def test_a_bad_request_has_the_right_code_and_names_the_fault(
+def test_invalid_rpc_params_get_the_matching_error_code_and_name_the_bad_param(
     client: Client, method: str, params: dict[str, Any], code: str, named: str
 ) -> None:
     error = client.error(method, **params)
@@ -176,7 +176,7 @@ def test_transactions_over_rpc(client: Client) -> None:
     assert client.rows("SELECT email FROM users", db="app") == [["in"]]
 
 
-def test_the_sql_route_takes_a_bare_body_and_answers_an_envelope(client: Client) -> None:
+def test_sql_exec_route_takes_a_body_without_envelope_and_returns_an_envelope(client: Client) -> None:
     def post(**body: Any) -> dict[str, Any]:
         response = client.http.post("/api/v1/sql/exec", json=body)
         assert response.status_code == 200

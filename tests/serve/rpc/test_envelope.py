@@ -23,7 +23,7 @@ def post(client: Client, body: Any, **headers: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("id", ["a", "", 0, -1, 2**63 - 1, -(2**63)])
-def test_an_answer_carries_the_id_of_its_request(client: Client, id: Any) -> None:
+def test_rpc_response_has_the_id_of_its_request(client: Client, id: Any) -> None:
     response = post(client, {"skeinql": "1.0", "id": id, "method": "system.ping"})
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
@@ -32,7 +32,7 @@ def test_an_answer_carries_the_id_of_its_request(client: Client, id: Any) -> Non
 
 @pytest.mark.parametrize("extra", [{}, {"id": None}])
 @pytest.mark.parametrize("method", ["system.ping", "no.such", "data.insert"])
-def test_a_request_without_id_is_answered_by_204_also_when_it_failed(
+def test_rpc_request_without_id_gets_an_empty_204_even_when_it_fails(
     client: Client, method: str, extra: dict[str, Any]
 ) -> None:
     response = post(client, {"method": method} | extra)
@@ -63,7 +63,7 @@ def test_any_version_but_ours_is_refused(client: Client, version: Any) -> None:
         ({"id": 1, "method": "data.get", "params": {"table": {"table": "t", "x": 1}, "pk": []}}, "`x`"),
     ],
 )
-def test_a_fault_in_the_envelope_or_params_is_an_error_that_names_it(
+def test_invalid_envelope_or_params_get_invalid_request_naming_the_bad_field(
     client: Client, request_: dict[str, Any], named: str
 ) -> None:
     response = post(client, request_)
@@ -91,7 +91,7 @@ def test_invalid_params_error_names_the_fields_of_the_method(
 
 
 @pytest.mark.parametrize("id", [1.5, True, [], {}, 2**63, -(2**63) - 1, 10**40])
-def test_an_id_that_is_neither_text_nor_a_64_bit_integer_is_refused(client: Client, id: Any) -> None:
+def test_rpc_id_that_is_neither_string_nor_64_bit_integer_is_rejected(client: Client, id: Any) -> None:
     answer = envelope(post(client, {"id": id, "method": "system.ping"}).json(), None)
     assert answer["error"]["code"] == "invalid_request"
 
@@ -113,7 +113,7 @@ def test_an_id_that_is_neither_text_nor_a_64_bit_integer_is_refused(client: Clie
     ],
 )
 @pytest.mark.parametrize("path", ["/api/v1/rpc", "/api/v1/sql/exec"])
-def test_a_body_that_is_not_a_json_object_gives_400_and_an_envelope(client: Client, body: bytes, path: str) -> None:
+def test_rpc_body_that_is_not_a_json_object_gets_400_with_an_envelope(client: Client, body: bytes, path: str) -> None:
     response = client.http.post(path, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
     answer = envelope(response.json(), None if path.endswith("rpc") else "sql.exec.http")
@@ -132,7 +132,7 @@ def test_half_a_character_is_named_as_such(client: Client, text: bytes, path: st
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
-def test_a_body_of_another_type_gives_415_and_an_envelope(client: Client, kind: str) -> None:
+def test_rpc_body_with_another_content_type_gets_415_with_an_envelope(client: Client, kind: str) -> None:
     response = post(client, {"id": 1, "method": "system.ping"}, **{"content-type": kind})
     assert response.status_code == 415
     assert envelope(response.json(), None)["error"]["code"] == "invalid_request"
@@ -146,12 +146,12 @@ def test_compressed_body_gives_415_and_an_envelope(client: Client) -> None:
     assert post(client, ping, **{"content-type": "application/json", "content-encoding": "identity"}).json()["ok"]
 
 
-def test_the_type_may_name_a_charset(client: Client) -> None:
+def test_rpc_content_type_with_a_charset_is_accepted(client: Client) -> None:
     response = post(client, {"id": 1, "method": "system.ping"}, **{"content-type": "Application/JSON; charset=utf-8"})
     assert response.json()["ok"] is True
 
 
-def test_a_query_string_on_rpc_is_refused(client: Client) -> None:
+def test_rpc_request_with_a_query_string_gets_400(client: Client) -> None:
     response = client.http.post("/api/v1/rpc?x=1", json={"id": 1, "method": "system.ping"})
     assert (response.status_code, envelope(response.json(), None)["ok"]) == (400, False)
 
@@ -167,13 +167,13 @@ def test_method_of_the_contract_that_is_not_built_returns_not_supported(client: 
 
 
 @pytest.mark.parametrize("method", ["cluster.status", "nope", "", "data.insert ", "x" * 10_000])
-def test_an_unknown_method_is_not_supported(client: Client, method: str) -> None:
+def test_unknown_rpc_method_gets_not_supported_with_a_short_message(client: Client, method: str) -> None:
     error = client.error(method)
     assert error["code"] == "not_supported"
     assert len(error["message"]) < 200
 
 
-def test_the_text_of_an_unknown_method_is_the_one_clients_look_for(client: Client) -> None:
+def test_unknown_rpc_method_error_has_the_exact_text_clients_match_on(client: Client) -> None:
     assert client.error("no.such")["message"] == "Method 'no.such' is not supported in this build"
 
 
@@ -197,7 +197,9 @@ class Broken(NoDatabases):
         raise RuntimeError("secret path /etc/shadow")
 
 
-def test_a_defect_of_ours_shows_a_request_id_and_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_exception_returns_only_a_request_id_and_is_logged_under_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with serving(Broken()) as client:
         error = client.error("schema.list_databases")
     assert error["code"] == "internal"
@@ -213,7 +215,7 @@ class Crowded(NoDatabases):
         raise MemoryError
 
 
-def test_an_answer_that_memory_cannot_hold_is_not_a_defect() -> None:
+def test_memory_error_while_answering_is_reported_as_invalid_request_with_a_hint() -> None:
     with serving(Crowded()) as client:
         error = client.error("schema.list_databases")
     assert error["code"] == "invalid_request"

@@ -58,7 +58,7 @@ def test_describe_after_an_offset_reports_where_the_shape_changed_and_the_new_sh
     assert later["changed_to"] == later["table"] != seen["table"]
 
 
-def test_a_describe_waits_for_the_next_change(client: Client, files: Whole) -> None:
+def test_describe_with_wait_ms_returns_after_the_next_change(client: Client, files: Whole) -> None:
     seen = client.ok("pull.describe", table="t")
     log = files.database("main").log
 
@@ -84,7 +84,7 @@ def test_ranges_travel_in_hex_and_lead_from_one_to_the_next(client: Client) -> N
     assert client.ok("pull.ranges", table="t") == found
 
 
-def test_a_stale_range_is_answered_with_the_new_ones(client: Client) -> None:
+def test_register_or_merge_with_a_stale_epoch_returns_the_current_ranges(client: Client) -> None:
     (only,) = client.ok("pull.ranges", table="t", target_bytes=10**9)["ranges"]
     at = encode_key((7,)).hex()
     made = client.ok("pull.split", table="t", range=only["id"], epoch=1, at=at)["ranges"]
@@ -98,7 +98,7 @@ def test_a_stale_range_is_answered_with_the_new_ones(client: Client) -> None:
     assert error["code"] == "stale_epoch" and error["details"]["ranges"] == [whole]
 
 
-def test_a_pull_is_registered_and_released(client: Client, files: Whole) -> None:
+def test_pull_register_returns_offset_and_lease_and_release_reports_changed_once(client: Client, files: Whole) -> None:
     found = client.ok("pull.register", table="t", subscriber="lake")
     log = files.database("main").log
     assert found == {
@@ -182,11 +182,11 @@ def test_hostile_parameters_are_refused(client: Client, method: str, params: dic
     assert client.error(method, **params)["code"] == code
 
 
-def test_a_target_of_one_byte_gives_many_ranges_and_not_too_many(client: Client) -> None:
+def test_pull_ranges_with_a_target_of_one_byte_returns_1000_to_2000_ranges(client: Client) -> None:
     found = client.ok("pull.ranges", table="t", target_bytes=1)["ranges"]
     assert 1_000 <= len(found) <= 2_000
 
 
-def test_a_server_without_a_data_folder_serves_no_pulls(tmp_path: Path) -> None:
+def test_pull_ranges_on_a_server_without_a_data_folder_is_unavailable(tmp_path: Path) -> None:
     with Files(tmp_path / "bare") as bare, serving(bare) as client:
         assert client.error("pull.ranges", table="t")["code"] == "unavailable"

@@ -43,7 +43,7 @@ def code(role: str, method: str) -> str:
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_method_is_open_to_its_role_and_those_above(method: str) -> None:
+def test_rpc_method_is_allowed_to_its_role_and_higher_and_forbidden_below(method: str) -> None:
     needed = "owner" if method in OWNER else "editor" if method in WRITER else "viewer"
     ranks = ["nobody", "viewer", "editor", "owner"]
     for role in ranks:

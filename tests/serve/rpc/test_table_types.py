@@ -33,7 +33,7 @@ def test_key_columns_are_not_null_unless_they_say_so() -> None:
 
 
 @pytest.mark.parametrize("type", [{"kind": "i64"}, {"kind": "u64"}, {"kind": "i64", "unsigned": True}])
-def test_a_lone_whole_number_key_may_count_up(type: dict[str, Any]) -> None:
+def test_single_integer_primary_key_may_auto_increment(type: dict[str, Any]) -> None:
     (found,) = made(columns=[column(type=type, auto_increment=True)], primary_key=["c"]).columns
     assert found.auto
 

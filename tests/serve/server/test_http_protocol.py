@@ -64,12 +64,12 @@ def asked(client: Client, request: bytes) -> tuple[int, dict[str, Any]]:
     ],
     ids=["one header", "many headers", "target"],
 )
-def test_a_head_that_is_too_large_is_refused(client: Client, request_: bytes) -> None:
+def test_request_head_over_the_size_limit_gets_431(client: Client, request_: bytes) -> None:
     status, problem = asked(client, request_)
     assert (status, problem["status"], problem["code"]) == (431, 431, "request_too_large") and problem["hint"]
 
 
-def test_a_header_without_an_end_is_refused(client: Client) -> None:
+def test_endless_header_is_rejected_before_one_megabyte(client: Client) -> None:
     with connected(client) as open:
         open.sendall(HEAD + b"x: ")
         found = b""
@@ -98,13 +98,17 @@ def test_large_head_within_the_limit_is_served_and_the_next_one_is_counted_from_
 
 
 @pytest.mark.parametrize("part", [b"G", b"GET /healthz HTTP/1.1\r\nhost", HEAD])
-def test_a_head_that_does_not_end_is_given_up(client: Client, part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_request_head_gets_408_after_the_head_timeout(
+    client: Client, part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(BoundedHttp, "head_seconds", 0.05)
     status, problem = asked(client, part)
     assert status == problem["status"] == 408 and problem["hint"]
 
 
-def test_a_later_head_that_does_not_end_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_second_request_head_on_a_connection_times_out(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(BoundedHttp, "head_seconds", 0.05)
     with connected(client) as open:
         open.sendall(HEAD + b"\r\n" + HEAD)
@@ -113,7 +117,9 @@ def test_a_later_head_that_does_not_end_is_given_up(client: Client, monkeypatch:
     assert found.count(b"HTTP/1.1 ") == 1 or b"HTTP/1.1 408 " in found
 
 
-def test_a_head_that_ended_in_time_is_not_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_with_a_completed_head_stays_open_past_the_head_timeout(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(BoundedHttp, "head_seconds", 2.0)  # enough for both on a busy machine
     with connected(client) as open:
         open.sendall(HEAD)
@@ -173,7 +179,9 @@ PING = b'{"id": 1, "method": "system.ping"}'
 @pytest.mark.parametrize(
     "part", [b"content-length: 50\r\n\r\n", b"content-length: 50\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n2\r\n{"]
 )
-def test_a_body_that_does_not_end_is_given_up(client: Client, part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_request_body_gets_408_after_the_body_timeout(
+    client: Client, part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(BoundedHttp, "body_seconds", 0.05)
     status, problem = asked(client, POST + part)
     assert status == problem["status"] == 408 and problem["code"] == "invalid_request" and problem["hint"]

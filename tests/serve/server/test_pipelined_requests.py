@@ -130,7 +130,7 @@ def test_requests_behind_a_slow_one_wait_unparsed_and_are_answered(
     assert max(queued) <= MAX_PIPELINED
 
 
-def test_a_client_that_reads_no_answers_is_read_no_further(client: Client, queued: list[int]) -> None:
+def test_server_stops_reading_from_a_client_that_reads_no_responses(client: Client, queued: list[int]) -> None:
     with socket.socket() as open:
         open.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         open.settimeout(PATIENCE)
@@ -157,7 +157,7 @@ def test_a_client_that_reads_no_answers_is_read_no_further(client: Client, queue
         thread.join(PATIENCE)
 
 
-def test_a_lost_connection_drops_its_queued_requests(client: Client, held: Held) -> None:
+def test_aborted_connection_drops_its_pipelined_requests(client: Client, held: Held) -> None:
     with connected(client) as open:
         open.sendall(POST + (GET % b"/healthz") * 500)
         protocol = protocol_of(client, open)
@@ -168,7 +168,7 @@ def test_a_lost_connection_drops_its_queued_requests(client: Client, held: Held)
     assert protocol._running.disconnected
 
 
-def test_a_stream_with_a_queued_request_ends_with_its_connection(tmp_path: Path) -> None:
+def test_stream_with_a_pipelined_request_ends_when_its_connection_is_aborted(tmp_path: Path) -> None:
     def streams() -> float:
         lines = client.http.get("/metrics").text.splitlines()
         return sum(float(line.split()[1]) for line in lines if line.startswith("headwater_streams{"))
@@ -184,7 +184,7 @@ def test_a_stream_with_a_queued_request_ends_with_its_connection(tmp_path: Path)
             wait_until(lambda: not streams(), "the stream has ended")
 
 
-def test_an_upgrade_behind_an_unanswered_request_closes_the_connection(client: Client, held: Held) -> None:
+def test_websocket_upgrade_during_an_unanswered_request_closes_the_connection(client: Client, held: Held) -> None:
     upgrade = b"GET /api/v1/ws HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
     upgrade += b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     with connected(client) as open:
@@ -200,7 +200,7 @@ def test_many_tiny_headers_are_rejected(client: Client) -> None:
         assert rest(open).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_reset_connection_leaves_the_server_answering(client: Client, held: Held) -> None:
+def test_server_still_answers_after_a_client_resets_its_connection(client: Client, held: Held) -> None:
     with connected(client) as open:
         open.sendall(POST + (GET % b"/healthz") * 500)
         assert held.asked.wait(PATIENCE)

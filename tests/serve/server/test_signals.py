@@ -37,7 +37,7 @@ print("stopped", flush=True)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_ends_the_process(number: int) -> None:
+def test_sigterm_or_sigint_finishes_the_open_request_and_exits_with_0(number: int) -> None:
     here = str(Path(__file__).parents[3])
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, here, "20"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -63,7 +63,9 @@ def test_a_signal_drains_and_ends_the_process(number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)])
 @pytest.mark.parametrize("draining", [True, False])
-def test_a_second_signal_does_not_wait_for_calls_of_grpc(numbers: tuple[int, int], draining: bool) -> None:
+def test_second_signal_stops_the_server_without_waiting_for_open_grpc_calls(
+    numbers: tuple[int, int], draining: bool
+) -> None:
     here, go_on = str(Path(__file__).parents[3]), threading.Event()
 
     def asking() -> Iterator[reflection_pb2.ServerReflectionRequest]:

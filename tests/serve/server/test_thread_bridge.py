@@ -22,7 +22,7 @@ def run(main: Any, **settings: int) -> Any:
         bridge.close()
 
 
-def test_a_result_and_an_error_cross_the_bridge() -> None:
+def test_thread_future_result_or_exception_is_delivered_to_the_awaiting_coroutine() -> None:
     async def main(bridge: Bridge) -> None:
         good: Future[int] = Future()
         bad: Future[int] = Future()
@@ -64,7 +64,7 @@ def test_futures_that_finish_together_wake_the_loop_once() -> None:
     assert run(main) == 1
 
 
-def test_a_request_that_was_cancelled_leaves_the_others_alone() -> None:
+def test_cancelling_one_bridge_wait_does_not_affect_other_waits() -> None:
     async def main(bridge: Bridge) -> None:
         first: Future[int] = Future()
         second: Future[int] = Future()

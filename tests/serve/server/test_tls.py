@@ -98,7 +98,7 @@ def test_tls_before_1_2_is_refused(authority: Authority, trusted: ssl.SSLContext
         assert httpx.get(client.server.url + "/healthz", verify=trusted).status_code == 200
 
 
-def test_a_key_may_be_in_the_file_of_its_certificate(authority: Authority, trusted: ssl.SSLContext) -> None:
+def test_tls_key_in_the_certificate_file_is_accepted(authority: Authority, trusted: ssl.SSLContext) -> None:
     certificate, key = authority.issue()
     certificate.write_bytes(certificate.read_bytes() + key.read_bytes())
     certificate.chmod(0o600)
@@ -191,7 +191,9 @@ def test_remote_address_without_tls_is_logged(authority: Authority, caplog: pyte
 # --- another certificate -----------------------------------------------------------------------------------
 
 
-def test_a_new_certificate_is_shown_to_new_connections(authority: Authority, trusted: ssl.SSLContext) -> None:
+def test_reloaded_tls_certificate_is_used_for_new_connections_and_keeps_open_ones(
+    authority: Authority, trusted: ssl.SSLContext
+) -> None:
     asked = settings(authority)
     with (
         serving(NoDatabases(), **asked) as client,

@@ -118,7 +118,7 @@ def answer(open: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["gateway", "stream"])
-def test_an_empty_fragment_closes_the_connection(client: Client, kind: str) -> None:
+def test_empty_websocket_fragment_closes_the_connection_with_1008(client: Client, kind: str) -> None:
     with web_socket(client, kind) as open:
         send(open, frame(TEXT, b"a", fin=False) + frame(CONT, fin=False) * 20_000)
         assert closed(open) == (1008, "a fragment is empty")
@@ -133,7 +133,7 @@ def test_too_many_short_fragments_close_the_connection(client: Client, kind: str
         assert code == 1008 and str(MAX_SHORT_FRAGMENTS) in reason
 
 
-def test_a_message_in_short_fragments_is_answered(client: Client) -> None:
+def test_websocket_message_in_short_fragments_is_answered(client: Client) -> None:
     parts = [ASK[place : place + 1] for place in range(len(ASK))]
     with web_socket(client) as open:
         for _ in range(2 * MAX_SHORT_FRAGMENTS // len(parts)):  # each message counts by itself
@@ -142,7 +142,7 @@ def test_a_message_in_short_fragments_is_answered(client: Client) -> None:
             assert ANSWER in answer(open)
 
 
-def test_a_large_message_in_long_fragments_is_answered(client: Client) -> None:
+def test_large_websocket_message_in_long_fragments_is_answered(client: Client) -> None:
     pad = frame(CONT, b" " * 4096, fin=False) * (2 * MAX_SHORT_FRAGMENTS)
     with web_socket(client) as open:
         open.sendall(frame(TEXT, ASK, fin=False) + pad + frame(CONT))
@@ -170,7 +170,7 @@ def test_pings_are_answered(client: Client) -> None:
 
 
 @pytest.mark.parametrize("opcode", [PING, PONG])
-def test_a_flood_of_control_frames_closes_the_connection(client: Client, opcode: int) -> None:
+def test_flood_of_pings_or_pongs_closes_the_websocket_with_1008(client: Client, opcode: int) -> None:
     with web_socket(client) as open:
         send(open, frame(opcode) * 20_000)
         code, reason = closed(open)
@@ -253,7 +253,7 @@ def test_frames_before_a_refused_handshake_are_not_handled(
     assert not handled
 
 
-def test_a_handshake_that_the_library_refuses_is_answered_and_closed(client: Client) -> None:
+def test_websocket_handshake_with_200_headers_gets_431_and_is_closed(client: Client) -> None:
     with connected(client) as open:
         open.sendall(upgrade("/api/v1/ws", *(f"x-{place}: y" for place in range(200))))
         found = b""
