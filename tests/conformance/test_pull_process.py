@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,9 +32,8 @@ def eventually(holds: Callable[[], bool]) -> None:
 class Served:
     """`headwater serve` in a process of its own."""
 
-    def __init__(self, folder: Path, temporary: str = "t") -> None:  # short: sockets are made in it
-        self.temporary = folder / temporary
-        self.temporary.mkdir()
+    def __init__(self, folder: Path, temporary: Path | None = None) -> None:
+        self.temporary = temporary or Path(tempfile.mkdtemp())  # its path is short enough for sockets in it
         elsewhere = folder / "elsewhere"  # with a file in it that must never be imported
         elsewhere.mkdir()
         (elsewhere / "msgspec.py").write_text("raise SystemExit('imported from the working directory')")
@@ -77,6 +78,7 @@ class Served:
         self.process.wait(PATIENCE)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        shutil.rmtree(self.temporary)
 
 
 @pytest.fixture
@@ -104,7 +106,9 @@ def test_worker_does_not_receive_the_token(served: Served) -> None:
 
 
 def test_pull_succeeds_when_the_temporary_path_is_longer_than_a_socket_path(tmp_path: Path) -> None:
-    served = Served(tmp_path, "deep" * 30)
+    deep = tmp_path / ("deep" * 30)
+    deep.mkdir()
+    served = Served(tmp_path, deep)
     try:
         served.pulled()
     finally:

@@ -1,6 +1,6 @@
 """Repeated messages are logged at most once a minute, with the number of dropped ones."""
 
-from headwater.model.log_throttle import MOST, LogThrottle, counted
+from headwater.model.work.log_throttle import MOST, LogThrottle, counted
 
 
 def test_first_message_is_logged_then_one_a_minute_with_a_count() -> None:

@@ -22,7 +22,7 @@ from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
-from headwater.model.log_throttle import LogThrottle, counted
+from headwater.model.work.log_throttle import LogThrottle, counted
 from headwater.sources.capture_stream import STOPPED, Capturable
 from headwater.sources.read import SourceHead
 

@@ -44,7 +44,7 @@ def test_caller_with_its_share_is_refused_and_others_are_not(
     shares = (server._pulls if room is pulls else server._snapshots)._shares
 
     def wait_for_open(number: int) -> None:
-        wait_until(lambda: shares._open == number, "those that are over were counted out")
+        wait_until(lambda: shares._open.total == number, "those that are over were counted out")
 
     def status(token: str) -> int:
         found = client.http.head(path, headers={"authorization": f"Bearer {token}"}).status_code

@@ -14,8 +14,8 @@ import jwt
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError, Unauthorized
 from headwater.model.database_name import real_name
-from headwater.model.log_throttle import LogThrottle, counted
 from headwater.model.principal import EDITOR, JWT, OWNER, RANK, VIEWER, Principal, Scope, is_label
+from headwater.model.work.log_throttle import LogThrottle, counted
 
 log = logging.getLogger(__name__)
 

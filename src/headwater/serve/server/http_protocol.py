@@ -13,7 +13,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, RequestTooLarge
-from headwater.model.log_throttle import LogThrottle, counted
+from headwater.model.work.log_throttle import LogThrottle, counted
 from headwater.serve.call import Receive, Scope, Send
 from headwater.serve.http.security_headers import with_security_headers
 from headwater.serve.limits.connection_limits import HEALTH, ConnectionLimits

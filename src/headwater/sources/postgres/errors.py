@@ -21,7 +21,7 @@ from headwater.errors import (
     StorageFull,
     Unavailable,
 )
-from headwater.model.log_throttle import LogThrottle, counted
+from headwater.model.work.log_throttle import LogThrottle, counted
 
 SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED = "40001", "40P01", "55P03", "57014"
 DENIED = "42501"

@@ -21,8 +21,8 @@ from headwater.feeds.groups.group import PIECE
 from headwater.feeds.query_feeds.query_instances import Args
 from headwater.feeds.snapshot import Position
 from headwater.model.literal import to_lit
-from headwater.model.log_throttle import LogThrottle, counted
 from headwater.model.principal import VIEWER
+from headwater.model.work.log_throttle import LogThrottle, counted
 from headwater.serve.auth.open_sessions import ENDED, Sessions
 from headwater.serve.call import (
     ARROW_KIND,

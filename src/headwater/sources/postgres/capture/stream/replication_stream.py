@@ -31,7 +31,7 @@ from psycopg.pq.abc import PGconn
 from headwater.errors import HeadwaterError, SourceError, SourceMismatch
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
-from headwater.model.log_throttle import LogThrottle, counted
+from headwater.model.work.log_throttle import LogThrottle, counted
 from headwater.sources.postgres.capture.decode import row_decoder
 from headwater.sources.postgres.capture.decode.replication_frames import (
     DATA,
