@@ -127,7 +127,8 @@ class Varnish(Front):
     def command(self) -> list[str]:
         (self.folder / "front.vcl").write_text(put(snippet("vcl"), {'"7171"': f'"{self.behind}"'}))
         command = f"-F -n {self.folder}/work -a 127.0.0.1:{self.port} -f {self.folder}/front.vcl -s malloc,64m -T none"
-        return [str(program("varnishd")), *command.split(), "-j", "none", "-p", "thread_pool_min=10"]
+        at_once = "backend_remote_error_holddown=0"  # else a server that is back within 250 ms counts as down
+        return [str(program("varnishd")), *command.split(), "-j", "none", "-p", "thread_pool_min=10", "-p", at_once]
 
 
 FRONTS: dict[str, tuple[str, Callable[[Path, int], Front]]] = {
