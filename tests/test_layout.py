@@ -37,7 +37,7 @@ RIGHT_OF_THE_LOG = {  # room -> what it may import of sources: the interfaces th
 }
 ARROW_OF_POSTGRES = {f"sources/postgres/read/{name}.py" for name in ("arrow_columns", "text_cells", "text_columns")}
 HOME = {  # library -> the folders (or files) that may import it
-    "apsw": {"model/sqlite_memory.py", "log", "sources/sqlite", "feeds", "ranges", "queries"},
+    "apsw": {"model/work/sqlite_memory.py", "log", "sources/sqlite", "feeds", "ranges", "queries"},
     "inotify_simple": {"sources/sqlite"},
     "psycopg": {"sources/postgres", "pipeline/sinks"},
     "pymysql": {"pipeline/sinks"},

@@ -31,8 +31,8 @@ from headwater.log.disk.disk_log import DiskLog
 from headwater.log.disk.space_reserve import SpaceReserve
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
-from headwater.model.answer_limits import MEMORY
 from headwater.model.database_name import is_reserved
+from headwater.model.work.answer_limits import MEMORY
 from headwater.queries.head_checks import Run
 from headwater.queries.prepared import PreparedQueries
 from headwater.queries.queries import Queries

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from headwater.log.disk.disk_log import DiskLog
-from headwater.model.sqlite_memory import return_freed_memory
+from headwater.model.work.sqlite_memory import return_freed_memory
 from headwater.ranges.pull.jobs import DatabaseLocation
 from headwater.ranges.pull.slice_cache import Cache
 from headwater.ranges.worker.position_requests import PositionClient

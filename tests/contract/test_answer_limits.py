@@ -13,7 +13,7 @@ from tests.contract.test_source import Driver, Postgres, Sqlite
 from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import AnswerTooLarge, Busy
-from headwater.model.answer_limits import MAX_BYTES, MAX_MEMORY, MEMORY
+from headwater.model.work.answer_limits import MAX_BYTES, MAX_MEMORY, MEMORY
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.sqlite.connection import HEAP
 

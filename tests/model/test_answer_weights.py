@@ -2,8 +2,8 @@
 
 import pytest
 
-from headwater.model.answer_limits import LEAST, weight
 from headwater.model.literal import Embedding, Json
+from headwater.model.work.answer_limits import LEAST, weight
 
 CELLS = [
     (None, LEAST),

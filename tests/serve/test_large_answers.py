@@ -12,7 +12,7 @@ from tests.queries.open_databases import Whole
 from tests.serve.server_fixture import Client
 from tests.suite.deadlines import PATIENCE, wait_until
 
-from headwater.model.answer_limits import MEMORY
+from headwater.model.work.answer_limits import MEMORY
 
 MIB = 1 << 20
 TEXT = "SELECT k, hex(zeroblob(10485760)) AS v FROM t"

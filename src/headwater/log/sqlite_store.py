@@ -11,7 +11,7 @@ import apsw
 import msgspec
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, LogDamaged, StorageFull, Unavailable
-from headwater.model.sqlite_memory import count_memory
+from headwater.model.work.sqlite_memory import count_memory
 
 count_memory()
 

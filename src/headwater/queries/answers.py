@@ -16,10 +16,10 @@ import msgspec
 
 from headwater.database import Database
 from headwater.errors import Busy, HeadwaterError
-from headwater.model.answer_limits import bytes_of
 from headwater.model.dependencies.dependency import ALWAYS, Analysis, KeyGuard
 from headwater.model.literal import Value
 from headwater.model.row_msgpack import encode_row
+from headwater.model.work.answer_limits import bytes_of
 from headwater.queries.dependencies.bound_dependencies import bind
 from headwater.queries.dependencies.guards import GuardState
 from headwater.queries.dependencies.instance_versions import MAX_BEHIND, InstanceVersions

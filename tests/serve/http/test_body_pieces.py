@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import AnswerTooLarge, Busy
-from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation
 from headwater.model.literal import Json, to_lit, to_plain
+from headwater.model.work.answer_limits import MEMORY, AnswerRows, Reservation
 from headwater.serve.rpc import body_pieces, query_body
 from headwater.serve.rpc.body_pieces import Pieces, csv_pieces, data_pieces, encode_with
 from headwater.sources.query import ReadResult

@@ -17,7 +17,7 @@ from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.config import Secret
 from headwater.errors import Busy
-from headwater.model.answer_limits import MEMORY, AnswerMemory
+from headwater.model.work.answer_limits import MEMORY, AnswerMemory
 from headwater.serve.grpc.messages import message
 from headwater.serve.http.handlers import rows
 from headwater.serve.limits.unread_answers import UNREAD

@@ -31,7 +31,7 @@ from tests.serve.server_fixture import Client, serving
 from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.config import Secret
-from headwater.model.answer_limits import MEMORY
+from headwater.model.work.answer_limits import MEMORY
 from headwater.serve.gateway import messages
 from headwater.serve.gateway.socket import MOST_WAITING
 from headwater.serve.http.websocket_protocol import FramedWebSocket

@@ -14,9 +14,9 @@ from tests.sources.postgres.pg_source import PgRig
 from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.errors import AnswerTooLarge, HeadwaterError, InvalidRequest
-from headwater.model.answer_limits import MEMORY
 from headwater.model.principal import OWNER
 from headwater.model.table import Column, Table
+from headwater.model.work.answer_limits import MEMORY
 from headwater.sources.postgres.errors import CANCELED, state_of
 from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.query.analysis import analysis

@@ -11,7 +11,7 @@ from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import shared_server
 
 from headwater.errors import AnswerTooLarge, InvalidRequest
-from headwater.model.answer_limits import MEMORY
+from headwater.model.work.answer_limits import MEMORY
 from headwater.sources.postgres.protocol_session import SPARE, Link
 from headwater.sources.postgres.received_bytes import ReceivedBytes
 

@@ -11,7 +11,7 @@ from tests.sources.sqlite_source import Rig, ops
 from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import AnswerTooLarge, Busy, InvalidRequest
-from headwater.model.answer_limits import MEMORY
+from headwater.model.work.answer_limits import MEMORY
 from headwater.sources.sqlite import connection_pool
 from headwater.sources.sqlite.query import authorizer, statement_execution
 from headwater.sources.write import Result

@@ -48,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
     import asyncio
 
     from headwater.app import App
-    from headwater.model.sqlite_memory import return_freed_memory
+    from headwater.model.work.sqlite_memory import return_freed_memory
     from headwater.serve.api import Api
     from headwater.serve.server.server import Server, loop_factory
 

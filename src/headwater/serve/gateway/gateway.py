@@ -12,8 +12,8 @@ from headwater.errors import Busy, HeadwaterError, InvalidRequest, NotFound, Off
 from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
 from headwater.feeds.formats.gateway import GATEWAY, text_field
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
-from headwater.model.answer_limits import UNCOUNTED
 from headwater.model.principal import OWNER, VIEWER, Principal
+from headwater.model.work.answer_limits import UNCOUNTED
 from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.sql import Outcome
 from headwater.serve.api import Api

@@ -14,7 +14,6 @@ from typing import Protocol
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, RequestTooLarge
-from headwater.model.answer_limits import weight
 from headwater.model.database_name import real_name
 from headwater.model.keys.key import Span, encode_key, prefix_end
 from headwater.model.kv_table import EXPIRES, KEY, SHAPE, TABLE, VALUE, holds_pairs
@@ -22,6 +21,7 @@ from headwater.model.literal import Value
 from headwater.model.predicate import Call, Col, Literal, eq
 from headwater.model.principal import EDITOR, VIEWER, Principal
 from headwater.model.table import Row, Table
+from headwater.model.work.answer_limits import weight
 from headwater.queries.statements.pending_answer import T
 from headwater.serve.api import Api
 from headwater.serve.thread_bridge import Bridge

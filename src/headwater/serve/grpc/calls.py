@@ -21,8 +21,8 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.model.answer_limits import UNCOUNTED
 from headwater.model.principal import ANONYMOUS, Principal
+from headwater.model.work.answer_limits import UNCOUNTED
 from headwater.model.work.work_context import CALLER
 from headwater.serve.auth.gate import Gate
 from headwater.serve.grpc import errors

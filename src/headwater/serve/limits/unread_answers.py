@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headwater.errors import Busy
-from headwater.model.answer_limits import AnswerMemory
 from headwater.model.principal import OWNER, Principal
+from headwater.model.work.answer_limits import AnswerMemory
 from headwater.serve.limits.limits import identity
 
 # Half of it for one caller. It is separate from the memory of answers being made, because only its caller can end a

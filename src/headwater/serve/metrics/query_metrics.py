@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from headwater.model.answer_limits import MEMORY
+from headwater.model.work.answer_limits import MEMORY
 from headwater.queries.queries import Queries
 
 QUERY_METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, labels

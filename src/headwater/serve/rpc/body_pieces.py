@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from headwater.errors import Busy, HeadwaterError
-from headwater.model.answer_limits import MEMORY, Reservation, bytes_of, too_large, weight
 from headwater.model.literal import Json, to_plain
 from headwater.model.table import Row
+from headwater.model.work.answer_limits import MEMORY, Reservation, bytes_of, too_large, weight
 from headwater.serve.call import Send
 from headwater.sources.query import ReadResult
 from headwater.sources.write import Result

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, UnsupportedVersion
-from headwater.model.answer_limits import UNCOUNTED
 from headwater.model.principal import OWNER, VIEWER, Principal
+from headwater.model.work.answer_limits import UNCOUNTED
 from headwater.model.work.work_context import CALLER
 from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.serve.api import Api

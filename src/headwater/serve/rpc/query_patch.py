@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from headwater.errors import InvalidRequest, NotSupported, Unavailable
-from headwater.model.answer_limits import bytes_of
 from headwater.model.formats import ARROW, CSV
 from headwater.model.principal import Principal
+from headwater.model.work.answer_limits import bytes_of
 from headwater.queries.answers import Answer
 from headwater.queries.etag.row_etag import opaque
 from headwater.queries.patch import patch

@@ -21,7 +21,7 @@ import psycopg
 from psycopg import pq
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, Unavailable
-from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation, too_large, weight
+from headwater.model.work.answer_limits import MEMORY, AnswerRows, Reservation, too_large, weight
 from headwater.model.work.work_context import CALLER
 from headwater.sources.postgres.abandoned_statements import RUNNING, AbandonedStatements
 from headwater.sources.postgres.errors import CANCELED, connection_lost, from_result, state_of, timed_out, unreachable

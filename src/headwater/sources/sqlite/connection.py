@@ -20,7 +20,7 @@ from headwater.errors import (
     StorageFull,
     Unavailable,
 )
-from headwater.model.sqlite_memory import count_memory
+from headwater.model.work.sqlite_memory import count_memory
 
 count_memory()
 OURS = "_headwater_"  # prefix of every object that we create in the user's file

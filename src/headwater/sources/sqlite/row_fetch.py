@@ -10,8 +10,8 @@ from typing import Any
 
 import apsw
 
-from headwater.model.answer_limits import AnswerRows, Reservation
-from headwater.model.answer_limits import weight as weigh
+from headwater.model.work.answer_limits import AnswerRows, Reservation
+from headwater.model.work.answer_limits import weight as weigh
 
 Run = Callable[[str, Any], apsw.Cursor]
 SLICE = 16  # rows read before one of them is measured

@@ -22,10 +22,10 @@ from headwater.errors import (
     NotFound,
     NotSupported,
 )
-from headwater.model.answer_limits import MEMORY
 from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
 from headwater.model.predicate import Call, Col, Literal, eq, key_is
 from headwater.model.table import Column, Table
+from headwater.model.work.answer_limits import MEMORY
 from headwater.sources.postgres.query import statement_rules as room
 from headwater.sources.write import Session
 

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headwater.errors import InvalidRequest, PreconditionFailed, Unavailable
-from headwater.model.answer_limits import UNCOUNTED, weight
 from headwater.model.database_name import real_name
 from headwater.model.principal import EDITOR, OWNER, VIEWER, Principal
+from headwater.model.work.answer_limits import UNCOUNTED, weight
 from headwater.queries.answers import Answering
 from headwater.queries.etag.causality import WHOLE, Token, demand, floor_of, from_header, lacking, to_header, token
 from headwater.queries.etag.preconditions import Conditions, Verdict

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest
-from headwater.model.answer_limits import MAX_ROWS
 from headwater.model.literal import Value
+from headwater.model.work.answer_limits import MAX_ROWS
 from headwater.sources.postgres.errors import state_of
 from headwater.sources.postgres.protocol_session import WORDS, Link
 from headwater.sources.postgres.schema.table_shapes import OURS

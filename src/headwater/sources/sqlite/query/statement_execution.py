@@ -9,8 +9,8 @@ from typing import Any
 import apsw
 
 from headwater.errors import AnswerTooLarge, InvalidRequest
-from headwater.model.answer_limits import FEWER, MAX_ROWS, MEMORY, AnswerRows
 from headwater.model.table import Row
+from headwater.model.work.answer_limits import FEWER, MAX_ROWS, MEMORY, AnswerRows
 from headwater.sources.query import Args
 from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import sqlite_errors

@@ -8,11 +8,11 @@ import sys
 import msgspec
 
 from headwater.errors import Busy, Forbidden, HeadwaterError, InvalidRequest
-from headwater.model.answer_limits import MAX_ROWS
 from headwater.model.bounded_cache import BoundedCache
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.literal import Value
 from headwater.model.principal import OWNER
+from headwater.model.work.answer_limits import MAX_ROWS
 from headwater.sources.postgres.errors import state_of
 from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.query.analysis.dependencies import dependencies, in_order, is_same_question
