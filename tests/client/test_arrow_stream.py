@@ -52,6 +52,7 @@ def test_complete_arrow_body_returns_its_schema_batches_and_metadata(read: Read)
     assert first.schema == rest[-1].schema == {b"version": b"3"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [read_sync, read_fed])
 def test_arrow_body_cut_anywhere_is_refused(read: Read) -> None:
     for cut in range(len(BODY)):

@@ -4,10 +4,12 @@ import contextlib
 import io
 from typing import Any
 
+import pytest
 from tests.conformance.live_server import Live
 from tests.doc_pages import BLOCK, page
 
 
+@pytest.mark.slow
 def test_client_page_examples_print_the_documented_output(live: Live) -> None:
     names: dict[str, Any] = {}
     printed: str | None = None

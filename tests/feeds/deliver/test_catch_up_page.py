@@ -35,6 +35,7 @@ def read(fed: Fed, view: View, after: int, limit: int = 10**6, most: int = BIG) 
     return read_piece(fed.log, view, line, after=after, upto=fed.log.latest, limit=limit, most=most)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["python", pytest.param("compiled", marks=built)])
 @pytest.mark.parametrize("seed", range(12))
 def test_pieces_contain_every_passing_change(seed: int, by: str) -> None:

@@ -121,6 +121,7 @@ class Taker:
         self.hub.leave(self.group)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_every_member_receives_passing_changes_once_and_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "BATCH", 16)

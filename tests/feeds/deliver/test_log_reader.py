@@ -58,6 +58,7 @@ def news(offset: int, table: object, row: Any) -> bool:
     return offset > 30 + 7 * (row[0] % 5 if isinstance(row[0], int) else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("newer", [None, news])
 def test_pages_contain_every_passing_change(seed: int, newer: Any) -> None:
@@ -136,6 +137,7 @@ def test_evicted_offset_raises_offset_expired() -> None:
 # --- whole transactions ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("newer", [None, news])
 def test_whole_pages_contain_every_passing_change_and_split_no_transaction(seed: int, newer: Any) -> None:

@@ -197,6 +197,7 @@ def check_checkpoints(fed: Fed, reading: Reading) -> int:
 # --- from the log to live ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_stream_has_no_gap_and_no_repeat_at_any_speed(seed: int, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(hub_module, "BATCH", 16)

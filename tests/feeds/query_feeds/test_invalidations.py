@@ -190,6 +190,7 @@ class Taker:
         self.hub.leave(self.group)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_live_and_logged_invalidations_have_the_same_bytes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "BATCH", 7)

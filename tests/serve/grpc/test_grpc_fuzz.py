@@ -172,6 +172,7 @@ def run(client: Client, path: str, count: int, seed: int) -> None:
         caller.call(f"{KV}/Get", key=b"k")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", all_methods())
 def test_method_answers_random_requests(client: Client, path: str) -> None:
     run(client, path, 25, SEED)

@@ -298,6 +298,7 @@ def test_temporary_rows_past_the_memory_limit_are_refused(
     assert run(r, "INSERT INTO t(v) VALUES ('still works')").affected == 1
 
 
+@pytest.mark.slow
 def test_sort_of_a_million_rows_fits_in_memory(rig: Attach) -> None:
     sql = (
         _NUMBERS.format(1_000_000)

@@ -359,6 +359,7 @@ def rows(db: apsw.Connection, query: Query, values: list[Stored]) -> list[Any]:
     return sorted([tuple(map(exact, row)) for row in found], key=repr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_random_queries_run_and_constants_are_as_bound_values(db: apsw.Connection, seed: int) -> None:
     print("seed", seed)
