@@ -193,6 +193,17 @@ def test_tables_created_and_dropped_by_another_program_are_followed(rig: Attach)
     assert len(r.check()) == 1
 
 
+def test_table_of_another_program_between_two_of_ours_is_reported_under_its_own_statement(rig: Attach) -> None:
+    r = rig(T, SEED)
+    r.write("CREATE TABLE one(x)", "CREATE TABLE two(x)")
+    r.foreign.run("CREATE TABLE theirs(x)")
+    r.write("CREATE TABLE three(x)", "CREATE TABLE four(x)")
+    found = [(change.table.name, change.ddl) for change in schema_changes(r.settle())]
+    assert found == [(name, f"CREATE TABLE {name}(x)") for name in ("one", "two", "theirs", "three", "four")]
+    r.foreign.script(*(f"INSERT INTO {name} VALUES (1)" for name, _ in found))
+    assert len(r.check()) == 5
+
+
 REBUILD = (
     "CREATE TABLE t_new(id INTEGER PRIMARY KEY, a TEXT NOT NULL, b)",
     "INSERT INTO t_new SELECT * FROM t",

@@ -30,7 +30,7 @@ from headwater.sources.sqlite.capture.triggers import (
     trigger_prefix,
     widen,
 )
-from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.connection import OURS, ident
 from headwater.sources.sqlite.schema import view_definitions
 from headwater.sources.sqlite.schema.table_shapes import (
     Shape,
@@ -136,9 +136,13 @@ def read_layouts(db: apsw.Connection) -> dict[int, Layout]:
     }
 
 
-def read_triggers(db: apsw.Connection) -> list[Trigger]:
-    """Return all triggers of the file, oldest first."""
-    rows = db.execute("SELECT name, tbl_name, sql, rowid FROM sqlite_schema WHERE type='trigger' ORDER BY rowid")
+def read_triggers(db: apsw.Connection, table: str | None = None) -> list[Trigger]:
+    """Return all triggers of the file or of one table, oldest first."""
+    rows = db.execute(
+        "SELECT name, tbl_name, sql, rowid FROM sqlite_schema"
+        " WHERE type = 'trigger' AND (?1 IS NULL OR tbl_name = ?1) ORDER BY rowid",
+        (table,),
+    )
     return [Trigger(*row) for row in rows]
 
 
@@ -210,11 +214,15 @@ def _note_places(db: apsw.Connection) -> None:
     """
     db.execute(f"DROP VIEW IF EXISTS {END}")
     db.execute(f"CREATE VIEW {END} AS SELECT 'last of the schema'")
-    places = {trigger.name: trigger.place for trigger in read_triggers(db)}
-    for layout in read_layouts(db):
-        prefix = trigger_prefix(layout)
-        mine = {name: place for name, place in places.items() if name.startswith(prefix)}
-        db.execute(f"UPDATE {LAYOUT} SET places = ? WHERE id = ?", (msgspec.json.encode(mine).decode(), layout))
+    places: dict[str, dict[str, int]] = {}  # by the number of the layout, which is in the trigger's name
+    for trigger in read_triggers(db):
+        if trigger.is_ours:
+            number = trigger.name.removeprefix(OURS).partition("_")[0]
+            places.setdefault(number, {})[trigger.name] = trigger.place
+    for layout in read_layouts(db).values():
+        now = places.get(str(layout.id), {})
+        if now != layout.places:
+            db.execute(f"UPDATE {LAYOUT} SET places = ? WHERE id = ?", (msgspec.json.encode(now).decode(), layout.id))
 
 
 def renumbered(db: apsw.Connection) -> bool:
@@ -273,7 +281,7 @@ def _new_layout(db: apsw.Connection, shape: Shape, version: int = 0) -> int:
 
 
 def _create(db: apsw.Connection, shape: Shape, layout: int) -> None:
-    nesting = nests(shape.table.name, read_triggers(db))
+    nesting = nests(read_triggers(db, shape.table.name))
     for statement in create_triggers(shape, layout, nests=nesting).values():
         db.execute(statement)
 

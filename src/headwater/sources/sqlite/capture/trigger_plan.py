@@ -82,10 +82,14 @@ def plan(
     gone: list[Step] = []
     steps: list[Step] = []
     claimed: set[str] = set()
-    ours = {trigger.name: trigger for trigger in triggers}
+    by_name = {trigger.name: trigger for trigger in triggers}
+    by_table: dict[str, list[Trigger]] = {}
+    for trigger in triggers:
+        by_table.setdefault(trigger.table, []).append(trigger)
     for layout in layouts:
-        expected = create_triggers(layout.shape, layout.id, nests=nests(layout.table.name, triggers))
-        present = [ours[name] for name in expected if name in ours]
+        nesting = nests(by_table.get(layout.table.name, ()))
+        expected = create_triggers(layout.shape, layout.id, nests=nesting)
+        present = [by_name[name] for name in expected if name in by_name]
         # RENAME TABLE keeps the triggers. Readers of either name see a drop and a new table.
         name = present[0].table if present else layout.table.name
         shape = shapes.get(layout.table.name)
@@ -94,7 +98,7 @@ def plan(
             continue
         claimed.add(name)
         unseen = len(present) < len(expected) or (not vacuumed and _made_again(layout, present))
-        overtaken = bool(present) and _overtaken(name, present, triggers, expected)
+        overtaken = bool(present) and _overtaken(present, by_table[name], expected)
         if not _same(layout.shape, shape):
             steps.append(Reshape(layout, shape, unseen or overtaken or vacuumed))
         elif unseen or overtaken or [t.sql for t in present] != list(expected.values()):
@@ -107,9 +111,9 @@ def _made_again(layout: Layout, present: Sequence[Trigger]) -> bool:
     return any(layout.places.get(trigger.name) != trigger.place for trigger in present)
 
 
-def nests(table: str, triggers: Sequence[Trigger]) -> bool:
-    """Return whether a user's BEFORE trigger (the default) may write to the table between our two triggers."""
-    heads = [mask(t.sql).upper().split(" BEGIN")[0] for t in triggers if t.table == table and not t.is_ours]
+def nests(triggers: Sequence[Trigger]) -> bool:
+    """Return whether a user's BEFORE trigger (the default) of a table may write to it between our two triggers."""
+    heads = [mask(trigger.sql).upper().split(" BEGIN")[0] for trigger in triggers if not trigger.is_ours]
     return any("BEFORE" in head or "AFTER" not in head for head in heads)
 
 
@@ -121,7 +125,7 @@ def _bare(shape: Shape) -> Shape:
     return msgspec.structs.replace(shape, table=msgspec.structs.replace(shape.table, version=0))
 
 
-def _overtaken(name: str, present: list[Trigger], triggers: Sequence[Trigger], ours: Mapping[str, str]) -> bool:
-    """Return whether a user's trigger is newer than ours: SQLite would fire that trigger first."""
+def _overtaken(present: Sequence[Trigger], triggers: Sequence[Trigger], ours: Mapping[str, str]) -> bool:
+    """Return whether one of a table's other triggers is newer than ours: SQLite would fire that trigger first."""
     oldest = min(trigger.place for trigger in present)
-    return any(t.place > oldest for t in triggers if t.table == name and t.name not in ours)
+    return any(trigger.place > oldest for trigger in triggers if trigger.name not in ours)

@@ -46,6 +46,7 @@ class SqliteSession:
     ) -> None:
         self._db, self._guard, self._catalog, self._wanted = db, guard, catalog, wanted
         self._known_good, self._before_write = known_good, before_write
+        self._reconciled: tuple[int, int] | None = None  # the schema to which we adapted capture last
 
     def describe(self, table: str) -> Table:
         """Return the table's shape."""
@@ -167,7 +168,8 @@ class SqliteSession:
     def _change_schema(self, sql: str, args: Args, alters: str | None) -> Result:
         with self._guard.own() as db, sqlite_errors():
             # Report schema changes by others first, under their own names.
-            reconcile(db, self._wanted, known_good=self._known_good())
+            if _schema(db) != self._reconciled:
+                reconcile(db, self._wanted, known_good=self._known_good())
             before = intruders(db)
         try:
             result = self._execute(sql, args)
@@ -180,6 +182,7 @@ class SqliteSession:
         with self._guard.own() as db, sqlite_errors():
             _refuse(intruders(db) - before)
             reconcile(db, self._wanted, known_good=0, ddl=sql)
+            self._reconciled = _schema(db)
         self._catalog.refresh()
         # A new virtual table fills tables of its own, which are not rows of the caller.
         return msgspec.structs.replace(result, affected=0, last_insert_id=0)
@@ -190,6 +193,11 @@ class SqliteSession:
             for layout in self._catalog.layouts.values():
                 if layout.active and layout.table.name.lower() == table.lower():
                     remove_triggers(db, layout.id)
+
+
+def _schema(db: apsw.Connection) -> tuple[int, int]:
+    """Return a value that differs after every schema change by us and every commit by another connection."""
+    return int(str(db.pragma("schema_version"))), int(str(db.pragma("data_version")))
 
 
 def _refuse(names: set[str]) -> None:
