@@ -19,7 +19,7 @@ import psycopg
 from psycopg import pq
 from tests.suite.deadlines import PATIENCE
 
-from headwater.sources.postgres.capture.decode.replication_frames import XLogData, decode_frame, status_update
+from headwater.sources.postgres.capture.decode.replication_frames import DATA, DATA_HEAD, status_update
 from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, LogEnd
 from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
 from headwater.sources.postgres.schema.relations import Relations
@@ -223,17 +223,17 @@ class Stream:
                 self._wire.consume_input()
                 continue
             assert size > 0, self._wire.get_error_message()
-            frame = decode_frame(bytes(data))
-            if not isinstance(frame, XLogData):
+            if data[0] != DATA:
                 continue
-            if frame.message[:1] != b"M" or b"mark\0" not in frame.message:
-                found.append(frame.message)
-            elif mark.encode() in frame.message:
+            message = bytes(data[DATA_HEAD:])
+            if message[:1] != b"M" or b"mark\0" not in message:
+                found.append(message)
+            elif mark.encode() in message:
                 return found
 
     def confirm(self, lsn: int) -> None:
         """Tell the server that everything up to `lsn` is safe."""
-        self._wire.put_copy_data(status_update(written=lsn, flushed=lsn, applied=lsn, now_ms=0))
+        self._wire.put_copy_data(status_update(lsn, now_ms=0))
         self._wire.flush()
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ def test_status_updates_are_sent_while_the_server_sends(stream: Start, opened: O
     for _ in messages(wire):
         count += 1
         if count % 500 == 0:
-            wire.send(status_update(written=1, flushed=1, applied=1, now_ms=0))
+            wire.send(status_update(1, now_ms=0))
     assert count > 20_000
 
 

@@ -14,26 +14,16 @@ from headwater.errors import SourceError
 
 EPOCH_MS = 946_684_800_000  # 2000-01-01 in milliseconds since 1970-01-01
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z", re.ASCII)
-_DATA = struct.Struct(">cQQq")
 _KEEPALIVE = struct.Struct(">cQqB")
 _STATUS = struct.Struct(">cQQQqB")
 DATA = ord("w")
-DATA_HEAD = _DATA.size  # the message's place in a frame that starts with DATA
+DATA_HEAD = struct.calcsize(">cQQq")  # the message's place in a frame that starts with DATA
 
 
 class BadMessage(SourceError, ValueError):
     """A frame or message that violates the protocol: an unknown version, or a broken connection."""
 
     default_hint = "Connect again. If it comes back, the server speaks a version of pgoutput that is not known here."
-
-
-class XLogData(msgspec.Struct, frozen=True, gc=False):
-    """A message of the stream. `end` is the end of the server's WAL when the message was sent."""
-
-    start: int
-    end: int
-    sent_us: int
-    message: bytes
 
 
 class Keepalive(msgspec.Struct, frozen=True, gc=False):
@@ -44,21 +34,17 @@ class Keepalive(msgspec.Struct, frozen=True, gc=False):
     reply: bool
 
 
-def decode_frame(data: bytes) -> XLogData | Keepalive:
-    """Decode a CopyData frame of the server, or raise BadMessage."""
-    kind = data[:1]
-    if kind == b"w" and len(data) >= DATA_HEAD:
-        _, start, end, sent = _DATA.unpack_from(data)
-        return XLogData(start, end, sent, data[DATA_HEAD:])
-    if kind == b"k" and len(data) == _KEEPALIVE.size:
-        _, end, sent, reply = _KEEPALIVE.unpack(data)
-        return Keepalive(end, sent, bool(reply))
-    raise BadMessage(f"a frame of {len(data)} bytes that starts with {kind!r}")
+def decode_keepalive(data: bytes) -> Keepalive:
+    """Decode a frame of the server without data, or raise BadMessage."""
+    if data[:1] != b"k" or len(data) != _KEEPALIVE.size:
+        raise BadMessage(f"a frame of {len(data)} bytes that starts with {data[:1]!r}")
+    _, end, sent, reply = _KEEPALIVE.unpack(data)
+    return Keepalive(end, sent, bool(reply))
 
 
-def status_update(*, written: int, flushed: int, applied: int, now_ms: int, reply: bool = False) -> bytes:
-    """Return a status update: the server may discard its WAL up to `flushed`."""
-    return _STATUS.pack(b"r", written, flushed, applied, (now_ms - EPOCH_MS) * 1000, reply)
+def status_update(lsn: int, *, now_ms: int, reply: bool = False) -> bytes:
+    """Return a status update: everything up to `lsn` is written, flushed and applied, and the server may discard it."""
+    return _STATUS.pack(b"r", lsn, lsn, lsn, (now_ms - EPOCH_MS) * 1000, reply)
 
 
 def lsn_text(lsn: int) -> str:

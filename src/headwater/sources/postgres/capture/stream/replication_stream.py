@@ -36,8 +36,7 @@ from headwater.sources.postgres.capture.decode import row_decoder
 from headwater.sources.postgres.capture.decode.replication_frames import (
     DATA,
     DATA_HEAD,
-    Keepalive,
-    decode_frame,
+    decode_keepalive,
     status_update,
 )
 from headwater.sources.postgres.capture.replication_buffer import ReplicationBuffer, Shapes, TransactionEnd
@@ -312,15 +311,14 @@ class _ConnectionLoop:
             for item in self._assembly.feed(bytes(data[DATA_HEAD:])):
                 self._take(item)
             return
-        frame = decode_frame(bytes(data))
-        if isinstance(frame, Keepalive):
-            self._shown = max(self._shown, frame.end)
-            self._rest(frame.end)
-            if frame.reply:
-                self._send_status(at_once=True)
-                if self._owner.idle > self._owner.confirmed:  # a server that shuts down waits for our confirmation
-                    self._owner.is_asked = True
-                    self._keeper.arrived()
+        frame = decode_keepalive(bytes(data))
+        self._shown = max(self._shown, frame.end)
+        self._rest(frame.end)
+        if frame.reply:
+            self._send_status(at_once=True)
+            if self._owner.idle > self._owner.confirmed:  # a server that shuts down waits for our confirmation
+                self._owner.is_asked = True
+                self._keeper.arrived()
 
     def _take(self, item: Item) -> None:
         if isinstance(item, Barrier):
@@ -369,7 +367,7 @@ class _ConnectionLoop:
             return
         if now - self._heard_at > self._silence and self._held.has_room:
             raise SourceError(f"{self._owner.server.name!r} has not answered for {self._silence:.0f} seconds")
-        self._wire.send(status_update(written=lsn, flushed=lsn, applied=lsn, now_ms=wall_ms(), reply=due))
+        self._wire.send(status_update(lsn, now_ms=wall_ms(), reply=due))
         self._reported_lsn, self._reported_at = lsn, now
 
     def _ended(self) -> HeadwaterError:

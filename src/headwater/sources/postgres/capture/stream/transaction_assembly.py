@@ -185,7 +185,7 @@ class Assembly:
         self._rows = _NOBODY if self._skip else self._relations.rows
 
     def _commit(self, message: bytes) -> Iterable[Item]:
-        return self._finish(decode_commit(message).end)
+        return self._finish(decode_commit(message))
 
     def _finish(self, end: int) -> list[Item]:
         if self._head is None:
