@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 
-@dataclass(eq=False, slots=True)
-class Literal:
+
+class Node(msgspec.Struct, eq=False):
+    """A part of the tree."""
+
+
+class Literal(Node):
     """A literal value; `text` is its spelling."""
 
     text: str
 
 
-@dataclass(eq=False, slots=True)
-class Bind:
+class Bind(Node):
     """A parameter: its number and its spelling."""
 
     slot: int
     text: str
 
 
-@dataclass(eq=False, slots=True)
-class Ref:
+class Ref(Node):
     """A column name, and after name resolution the column or expression that it refers to."""
 
     table: str | None
@@ -35,16 +37,14 @@ class Ref:
     boolean: int | None = None  # value of TRUE or FALSE, where no column has that name
 
 
-@dataclass(eq=False, slots=True)
-class Unary:
+class Unary(Node):
     """-x, +x, ~x, NOT x."""
 
     op: str
     of: Any
 
 
-@dataclass(eq=False, slots=True)
-class Binary:
+class Binary(Node):
     """x op y: arithmetic, comparison, IS, LIKE and similar. `op` is spelled as in SQLite and includes NOT."""
 
     op: str
@@ -53,16 +53,14 @@ class Binary:
     escape: Any = None
 
 
-@dataclass(eq=False, slots=True)
-class Chain:
+class Chain(Node):
     """x AND y AND z, or the same with OR: flat, so that a long chain is not deeply nested."""
 
     op: str
     parts: list[Any]
 
 
-@dataclass(eq=False, slots=True)
-class Between:
+class Between(Node):
     """x [NOT] BETWEEN y AND z."""
 
     of: Any
@@ -71,8 +69,7 @@ class Between:
     negated: bool
 
 
-@dataclass(eq=False, slots=True)
-class In:
+class In(Node):
     """x [NOT] IN (…): a list, a query, or a table name."""
 
     of: Any
@@ -81,8 +78,7 @@ class In:
     query: Query | None = None
 
 
-@dataclass(eq=False, slots=True)
-class Null:
+class Null(Node):
     """x ISNULL, x NOTNULL, x NOT NULL."""
 
     of: Any
@@ -90,24 +86,21 @@ class Null:
     word: str
 
 
-@dataclass(eq=False, slots=True)
-class Collate:
+class Collate(Node):
     """x COLLATE name."""
 
     of: Any
     name: str
 
 
-@dataclass(eq=False, slots=True)
-class Cast:
+class Cast(Node):
     """CAST(x AS type)."""
 
     of: Any
     type: str
 
 
-@dataclass(eq=False, slots=True)
-class Case:
+class Case(Node):
     """CASE [x] WHEN … THEN … ELSE … END."""
 
     base: Any
@@ -115,36 +108,32 @@ class Case:
     otherwise: Any
 
 
-@dataclass(eq=False, slots=True)
-class Call:
+class Call(Node):
     """A function call. `args` is None for f(*); `bare` for CURRENT_TIMESTAMP and similar."""
 
     name: str
     args: list[Any] | None
     distinct: bool = False
-    order: list[Term] = field(default_factory=list)
+    order: list[Term] = []
     where: Any = None
     over: Window | str | None = None
     bare: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class Row:
+class Row(Node):
     """(x, y): several values."""
 
     items: list[Any]
 
 
-@dataclass(eq=False, slots=True)
-class Subquery:
+class Subquery(Node):
     """(SELECT …) as a value, or EXISTS (SELECT …)."""
 
     query: Query
     exists: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class Term:
+class Term(Node):
     """A term of ORDER BY."""
 
     of: Any
@@ -155,8 +144,7 @@ class Term:
     output: int | None = None  # position of the result column that the term names by number or alias
 
 
-@dataclass(eq=False, slots=True)
-class Window:
+class Window(Node):
     """The contents of OVER (…); the frame is a list of words and expressions."""
 
     base: str | None
@@ -165,8 +153,7 @@ class Window:
     frame: list[Any]
 
 
-@dataclass(eq=False, slots=True)
-class Output:
+class Output(Node):
     """A result column; `of` is None for * and t.* until they are expanded."""
 
     of: Any
@@ -174,8 +161,7 @@ class Output:
     star: str | None = None  # the table of t.*
 
 
-@dataclass(eq=False, slots=True)
-class Source:
+class Source(Node):
     """A source in FROM: a table, a view, a WITH name, a function or a query."""
 
     name: str | None
@@ -188,11 +174,10 @@ class Source:
     kind: str = ""  # table, view, with, query, values, recursive
     table: Any = None  # model Table of a base table
     label: str = ""  # its unique name in the rendered text
-    columns: list[str | None] = field(default_factory=list)  # names of a query's columns
+    columns: list[str | None] = []  # names of a query's columns
 
 
-@dataclass(eq=False, slots=True)
-class Join:
+class Join(Node):
     """left KIND JOIN right ON …; kind is "", "LEFT", "RIGHT", "FULL", with the words as written."""
 
     left: From
@@ -202,29 +187,27 @@ class Join:
     natural: bool = False
     on: Any = None
     using: list[str] | None = None
-    shared: list[tuple[Ref, Ref]] = field(default_factory=list)  # pairs of columns that USING makes equal
+    shared: list[tuple[Ref, Ref]] = []  # pairs of columns that USING makes equal
     is_group: bool = False  # in parentheses
 
 
 From = Source | Join
 
 
-@dataclass(eq=False, slots=True)
-class Select:
+class Select(Node):
     """One SELECT without ORDER BY and LIMIT; or VALUES, with all its rows in `values`."""
 
     outputs: list[Output]
     distinct: bool = False
     source: From | None = None
     where: Any = None
-    group: list[Any] = field(default_factory=list)
+    group: list[Any] = []
     having: Any = None
-    windows: list[tuple[str, Window]] = field(default_factory=list)
+    windows: list[tuple[str, Window]] = []
     values: list[list[Any]] | None = None
 
 
-@dataclass(eq=False, slots=True)
-class Cte:
+class Cte(Node):
     """name(columns) AS (query)."""
 
     name: str
@@ -233,20 +216,19 @@ class Cte:
     hint: str = ""
 
 
-@dataclass(eq=False, slots=True)
-class Query:
+class Query(Node):
     """[WITH …] SELECT … UNION SELECT … ORDER BY … LIMIT …"""
 
     selects: list[Select]
     ops: list[str]  # set operators between the selects
-    ctes: list[Cte] = field(default_factory=list)
+    ctes: list[Cte] = []
     recursive: bool = False
-    order: list[Term] = field(default_factory=list)
+    order: list[Term] = []
     limit: Any = None
     offset: Any = None
     is_recursive: bool = False  # the body of a WITH name that reads itself
     body_end: int = 0  # position in the text for an ORDER BY, if there is none
-    kinds: dict[int, Any] = field(default_factory=dict, init=False)  # by position, cached by `facts.output_kind`
+    kinds: dict[int, Any] = {}  # by position, cached by `facts.output_kind`
 
 
 def children(node: Any) -> Iterator[Any]:
