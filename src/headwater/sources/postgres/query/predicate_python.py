@@ -16,7 +16,7 @@ import msgspec
 from headwater.model.literal import UNAVAILABLE, Date, DateTime, Value
 from headwater.model.table import Row, Table
 from headwater.sources.postgres.key_order import is_odd, is_own_order
-from headwater.sources.postgres.query.predicate_text import EXACT, INTS, Operand, Text, Unknown
+from headwater.sources.postgres.query.predicate_text import EXACT, INTS, Operand, Text
 from headwater.sources.postgres.types import (
     BOOL,
     BPCHAR,
@@ -28,8 +28,7 @@ from headwater.sources.postgres.types import (
     UUID_,
     VARCHAR,
 )
-
-Check = Callable[[Sequence[Row]], list[bool]]
+from headwater.sources.python_predicate import Check, Constants, PythonPredicate, Unknown, joined, negation
 
 _TEXTS = frozenset({TEXT, VARCHAR})
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "<>": "<>"}
@@ -44,17 +43,6 @@ _CLASSES: dict[int, tuple[type, ...]] = {
     UUID_: (UUID,),
     BOOL: (bool,),
 }
-
-
-class PythonPredicate(msgspec.Struct, frozen=True):
-    """A predicate as SQL and as two Python expressions: true where it is true, true where it is false (else NULL)."""
-
-    sql: str
-    true: str
-    false: str
-    places: frozenset[int]
-    column: str | None = None  # with `values`: the predicate is true only if this column equals one of them
-    values: tuple[Value, ...] = ()
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -88,7 +76,7 @@ class _Reader(Text):
     def __init__(self, table: Table, type_of: Callable[[str], int], odd: Sequence[str], text: str) -> None:
         super().__init__(table, type_of, text)
         self._odd = odd
-        self._constants: dict[str, Any] = {}
+        self._constants = Constants()
 
     # --- the whole ---------------------------------------------------------------------------------------
 
@@ -142,28 +130,15 @@ class _Reader(Text):
         return self._comparison()
 
     def _joined(self) -> PythonPredicate:
-        if self._accept("NOT"):
-            inner = self._predicate()
-            return PythonPredicate(f"(NOT {inner.sql})", inner.false, inner.true, inner.places)
         parts = [self._predicate()]
         word = self._peek() if self._peek() in ("AND", "OR") else ""
         while word and self._accept(word):
             parts.append(self._predicate())
-        if len(parts) == 1:
-            return parts[0]
-        places = frozenset[int]().union(*(part.places for part in parts))
-        python, other = word.lower(), "or" if word == "AND" else "and"
-        return PythonPredicate(
-            "(" + f" {word} ".join(part.sql for part in parts) + ")",
-            "(" + f" {python} ".join(part.true for part in parts) + ")",
-            "(" + f" {other} ".join(part.false for part in parts) + ")",
-            places,
-        )
+        return parts[0] if len(parts) == 1 else joined(word, parts)
 
     def _comparison(self) -> PythonPredicate:
         if self._accept("NOT"):
-            inner = self._predicate()
-            return PythonPredicate(f"(NOT {inner.sql})", inner.false, inner.true, inner.places)
+            return negation(self._predicate())
         left = self.operand()
         operator = self._peek()
         if operator == "IS":
@@ -226,8 +201,8 @@ class _Reader(Text):
         place, fold = self._comparable(left, right)
         known = [fold(value) for value in right.values if value is not None]
         value = self._value(left)
-        match = f"({value} in {self._constant(frozenset(known))})" if len(known) != 1 else ""
-        match = match or f"({value} == {self._constant(known[0])})"
+        match = f"({value} in {self._constants.name(frozenset(known))})" if len(known) != 1 else ""
+        match = match or f"({value} == {self._constants.name(known[0])})"
         differs = f"(not {match})" if len(known) == len(right.values) else "False"
         is_there = f"v{place} is not None"
         true, false = f"({is_there} and {match})", f"({is_there} and {differs})"
@@ -250,7 +225,7 @@ class _Reader(Text):
         constant = fold(literal)
         if left.type in (*_TEXTS, BPCHAR):
             constant = constant.encode("utf-8", "surrogateescape")
-        test = f"({self._value(left, ordered=True)} {_PYTHON[operator]} {self._constant(constant)})"
+        test = f"({self._value(left, ordered=True)} {_PYTHON[operator]} {self._constants.name(constant)})"
         is_there = f"v{place} is not None"
         return PythonPredicate(sql, f"({is_there} and {test})", f"({is_there} and not {test})", frozenset({place}))
 
@@ -265,7 +240,7 @@ class _Reader(Text):
             )
             if not is_finite:
                 raise Unknown
-            return left.column, _same
+            return left.column, _plain
         if left.type == BPCHAR and right.type == BPCHAR:
             return left.column, _stripped
         texts = pair[0] in _TEXTS and pair[1] in _TEXTS
@@ -278,7 +253,7 @@ class _Reader(Text):
     def _value(self, operand: Operand, *, ordered: bool = False) -> str:
         """Return the Python text of a column's value for comparison; other classes raise Unknown, for PostgreSQL."""
         place, kind = operand.column, operand.type
-        classes = self._constant(_CLASSES[kind])
+        classes = self._constants.name(_CLASSES[kind])
         value = f"(v{place} if v{place}.__class__ in {classes} else unknown())"
         if kind == NUMERIC:
             value = f"finite({value})"
@@ -317,11 +292,6 @@ class _Reader(Text):
             tests.append((part.places, scope.pop("test")))
         return lambda row: all(any(row[p] is UNAVAILABLE for p in places) or test(row) for places, test in tests)
 
-    def _constant(self, value: Any) -> str:
-        name = f"k{len(self._constants)}"
-        self._constants[name] = value
-        return name
-
 
 def _unknown() -> Any:
     raise Unknown
@@ -330,10 +300,6 @@ def _unknown() -> Any:
 def _finite(value: Decimal) -> Decimal:
     if value.is_nan():  # PostgreSQL treats NaN as equal to itself, and as the largest number
         raise Unknown
-    return value
-
-
-def _same(value: Value) -> Any:
     return value
 
 

@@ -29,6 +29,7 @@ from headwater.sources.postgres.types import (
     VARCHAR,
     converter,
 )
+from headwater.sources.python_predicate import Unknown
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>'(?:[^']|'')*')|(?P<quoted>"(?:[^"]|"")+")|(?P<number>\d+(?:\.\d+)?)|(?P<word>[A-Za-z_]\w*)
@@ -51,10 +52,6 @@ _TYPES = {
     "uuid": UUID_,
     "boolean": BOOL,
 }
-
-
-class Unknown(Exception):
-    """A part of a predicate that Python cannot evaluate exactly: PostgreSQL must."""
 
 
 class Operand(msgspec.Struct, frozen=True):

@@ -8,17 +8,16 @@ filter is lost.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Sequence
 
+from headwater.model.bounded_cache import BoundedCache
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Row, Table
 from headwater.sources.postgres.key_order import order
 from headwater.sources.postgres.protocol_session import Pool
 from headwater.sources.postgres.query.predicate_engine import Engine, NormalPredicate
 from headwater.sources.postgres.query.predicate_python import Program, read
-from headwater.sources.postgres.query.predicate_text import Unknown
-from headwater.sources.read import Pin
+from headwater.sources.python_predicate import Unknown, ask_at, narrowest_pin
 
 MAX_SHAPES = 64  # shapes whose engine is kept for the next condition; conditions hold their own
 
@@ -31,9 +30,10 @@ class PostgresCondition:
         self._found = engine.examine(where)
         self.calls = self._found.calls
         self._places = [engine.table.index[name] for name in self._found.columns]
-        self._program = _program(engine, self._found, odd)
-        self.pin = None if self._program is None else _pin(engine.table, self._program, odd)
-        self.is_cheap: bool = self._program is not None and self._program.is_whole
+        program = self._program = _program(engine, self._found, odd)
+        table = engine.table
+        self.pin = None if program is None else narrowest_pin(program.parts, lambda name: order(table, [name], odd))
+        self.is_cheap: bool = program is not None and program.is_whole
 
     def holds(self, rows: Sequence[Row]) -> list[bool]:
         """Return whether the predicate is true for each of `rows`."""
@@ -44,7 +44,9 @@ class PostgresCondition:
             found = program.check(rows)
         except Unknown:
             return self._one_by_one(program, rows)
-        return found if program.is_whole else self._asked_of(rows, found, [n for n, holds in enumerate(found) if holds])
+        if program.is_whole:
+            return found
+        return ask_at([place for place, holds in enumerate(found) if holds], rows, found, self._ask)
 
     def _one_by_one(self, program: Program, rows: Sequence[Row]) -> list[bool]:
         """Evaluate each row in Python, and leave the rows that Python cannot evaluate to PostgreSQL."""
@@ -57,20 +59,12 @@ class PostgresCondition:
                     left.append(place)
             except Unknown:
                 left.append(place)
-        return self._asked_of(rows, found, left)
-
-    def _asked_of(self, rows: Sequence[Row], found: list[bool], left: Sequence[int]) -> list[bool]:
-        for place, holds in zip(left, self._ask([rows[place] for place in left]), strict=True):
-            found[place] = holds
-        return found
+        return ask_at(left, rows, found, self._ask)
 
     def _ask(self, rows: Sequence[Row]) -> list[bool]:
         """Return PostgreSQL's answers; True for rows with unavailable values."""
-        found = [True] * len(rows)
         known = [n for n, row in enumerate(rows) if all(row[place] is not UNAVAILABLE for place in self._places)]
-        for place, holds in zip(known, self._engine.holds(self._found, [rows[n] for n in known]), strict=True):
-            found[place] = holds
-        return found
+        return ask_at(known, rows, [True] * len(rows), lambda some: self._engine.holds(self._found, some))
 
 
 class Predicates:
@@ -78,22 +72,17 @@ class Predicates:
 
     def __init__(self, pool: Pool, odd: Callable[[], Collection[str]]) -> None:
         self._pool, self._odd = pool, odd
-        self._lock = threading.Lock()  # guards _engines
-        self._engines: dict[Table, Engine] = {}
+        self._engines: BoundedCache[Table, Engine] = BoundedCache(MAX_SHAPES, MAX_SHAPES)
 
     def condition(self, table: Table, where: str) -> PostgresCondition:
         """Return the predicate `where` over rows of `table`, which may be a current or an earlier shape."""
         return PostgresCondition(self._engine(table), where, self._odd())
 
     def _engine(self, table: Table) -> Engine:
-        with self._lock:
-            found = self._engines.get(table)
+        found = self._engines.get(table)
         if found is None:
             found = Engine(table, self._pool)
-            with self._lock:
-                if len(self._engines) >= MAX_SHAPES:
-                    self._engines.clear()
-                self._engines[table] = found
+            self._engines.put(table, found)
         return found
 
 
@@ -107,12 +96,3 @@ def _program(engine: Engine, found: NormalPredicate, odd: Collection[str]) -> Pr
         return None
     understood = engine.reread([program.sql, program.theirs])
     return program if len({*understood}) == 1 else None
-
-
-def _pin(table: Table, program: Program, odd: Collection[str]) -> Pin | None:
-    pins = [part for part in program.parts if part.column is not None]
-    best = min(pins, key=lambda part: len(part.values), default=None)
-    if best is None or best.column is None:
-        return None
-    place = order(table, [best.column], odd)
-    return Pin(best.column, frozenset(place((value,)) for value in best.values))

@@ -17,7 +17,7 @@ from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.model.literal import is_broken_text
 from headwater.model.table import Column, Key, Row, Table
 from headwater.sources.request_checks import column_of
-from headwater.sources.sqlite.connection import OURS, ident, to_error
+from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors, to_error
 from headwater.sources.sqlite.key_order import as_stored
 from headwater.sources.sqlite.query.affinity import affinity, declaration, doubt, may_be_strict_any
 from headwater.sources.sqlite.query.authorizer import BAD_FUNCTIONS, harden
@@ -64,7 +64,7 @@ class Engine:
         self._stop_at = math.inf
         self._called: dict[str, tuple[frozenset[str], Cost]] = {}  # predicate to the functions it calls and its cost
         self._linear: LinearFunctions | None = None  # set once a value was too long for the built-in functions
-        with _our_errors():
+        with sqlite_errors():
             self._db = self._open()
 
     def _open(self) -> apsw.Connection:
@@ -167,7 +167,7 @@ class Engine:
 
     def literal(self, text: str) -> Stored:
         """Return the value of a numeric literal; the caller has checked its characters."""
-        with self._lock, _our_errors():
+        with self._lock, sqlite_errors():
             ((value,),) = self._db.execute(f"SELECT {text}").fetchall()
         return value
 
@@ -177,7 +177,7 @@ class Engine:
         if kind == "BLOB" or (kind == "TEXT") == isinstance(value, str):
             return value
         cell = "text" if kind == "TEXT" else "number"
-        with self._lock, _our_errors(), self._cleared(_AFFINITY):
+        with self._lock, sqlite_errors(), self._cleared(_AFFINITY):
             self._db.execute(f"INSERT INTO {_AFFINITY} ({cell}) VALUES (?)", (value,))
             ((found,),) = self._db.execute(f"SELECT {cell} FROM {_AFFINITY}").fetchall()
         return found
@@ -260,7 +260,7 @@ class Engine:
         """Return `values` as a SELECT would return them after an INSERT into `columns`."""
         into = [column_of(self.table, name) for name in columns]
         given = tuple(map(to_stored, values))
-        with self._lock, _our_errors(), self._cleared(self._name):
+        with self._lock, sqlite_errors(), self._cleared(self._name):
             self._fill(columns, [given])
             (found,) = self._db.execute(f"SELECT {_names(columns)} FROM {self._name}").fetchall()
         for column, before, after in zip(into, given, found, strict=True):
@@ -327,14 +327,6 @@ def _failure(error: apsw.Error) -> HeadwaterError:
             )
         case _:
             return to_error(error)
-
-
-@contextmanager
-def _our_errors() -> Iterator[None]:
-    try:
-        yield
-    except apsw.Error as error:
-        raise to_error(error) from error
 
 
 def _names(columns: Sequence[str]) -> str:

@@ -7,12 +7,13 @@ checks that SQLite compiles both texts to the same program.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from headwater.model.table import Column, Row, Table
+from headwater.model.table import Column, Table
+from headwater.sources.python_predicate import Check, Constants, PythonPredicate, Unknown, joined, negation
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.key_order import as_stored
 from headwater.sources.sqlite.query.predicate_engine import Engine
@@ -21,27 +22,11 @@ from headwater.sources.sqlite.query.syntax.parser import parse_expression
 from headwater.sources.sqlite.query.syntax.render import expression
 from headwater.sources.sqlite.types import FROM_STORED, Stored
 
-Check = Callable[[Sequence[Row]], list[bool]]
-
 _NUMBERS = frozenset({int, float, bool})
 _NUMERAL = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
 _EQUALS = {"=": "=", "==": "=", "<>": "<>", "!=": "<>", "IS": "IS", "IS NOT": "IS NOT"}
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-
-
-class Unknown(Exception):
-    """A row or an expression that Python cannot evaluate exactly, so that SQLite must."""
-
-
-class PythonPredicate(msgspec.Struct, frozen=True):
-    """A predicate as SQL and as two Python expressions: where it is true, and where it is false (else NULL)."""
-
-    sql: str
-    true: str
-    false: str
-    column: str | None = None  # with `values`: the part is true only where this column equals one of them
-    values: tuple[Stored, ...] = ()
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -73,7 +58,7 @@ class _Reader:
         self._engine = engine
         self._table: Table = engine.table
         self._by_name = {_folded(column.name): place for place, column in enumerate(engine.table.columns)}
-        self._constants: dict[str, Any] = {}
+        self._constants = Constants()
         self._places: set[int] = set()
         self.is_exact = True  # no part raises Unknown for any row
 
@@ -105,9 +90,9 @@ class _Reader:
     def _part(self, node: Any) -> PythonPredicate:
         match node:
             case tree.Chain(op, parts):
-                return _joined(op, [self._part(part) for part in parts])
+                return joined(op, [self._part(part) for part in parts])
             case tree.Unary("NOT", of):
-                return _negated(self._part(of))
+                return negation(self._part(of))
             case tree.Ref():
                 return self._truth(node)
             case tree.Binary(op, left, right) if op in _EQUALS:
@@ -118,10 +103,10 @@ class _Reader:
                 return self._equal("IS NOT" if negated else "IS", of, tree.Literal("NULL"))
             case tree.In(of, negated, items) if items:
                 part = self._member(of, items)
-                return _negated(part) if negated else part
+                return negation(part) if negated else part
             case tree.Between(of, low, high, negated):
                 part = self._between(of, low, high)
-                return _negated(part) if negated else part
+                return negation(part) if negated else part
         raise Unknown
 
     def _truth(self, node: Any) -> PythonPredicate:
@@ -155,23 +140,23 @@ class _Reader:
         known = tuple(literal for literal in literals if literal is not None)
         match = self._matches(value, column, known) if known else "False"
         differs = f"({value} is not None and not {match})" if len(known) == len(literals) else "False"
-        return PythonPredicate(sql, match, differs, column.name, known)
+        return PythonPredicate(sql, match, differs, column=column.name, values=known)
 
     def _matches(self, value: str, column: Column, literals: Sequence[Stored]) -> str:
         fold = _COLLATIONS[column.collation]
         texts = frozenset(fold(literal) for literal in literals if isinstance(literal, str))
         if column.collation == "BINARY" or not texts:
             if len(literals) == 1:
-                return f"({value} == {self._constant(literals[0])})"
-            return f"({value} in {self._constant(frozenset(literals))})"
+                return f"({value} == {self._constants.name(literals[0])})"
+            return f"({value} in {self._constants.name(frozenset(literals))})"
         others = frozenset(literal for literal in literals if not isinstance(literal, str))
-        folded = f"{column.collation}({value}) in {self._constant(texts)}"
-        return f"({value}.__class__ is str and {folded} or {value} in {self._constant(others)})"
+        folded = f"{column.collation}({value}) in {self._constants.name(texts)}"
+        return f"({value}.__class__ is str and {folded} or {value} in {self._constants.name(others)})"
 
     def _between(self, node: Any, low: Any, high: Any) -> PythonPredicate:
         sql = f"({self._column(node)[0]} BETWEEN {self._literal(low)[0]} AND {self._literal(high)[0]})"
         above, below = self._compared(">=", node, low), self._compared("<=", node, high)
-        return msgspec.structs.replace(_joined("AND", [above, below]), sql=sql)
+        return msgspec.structs.replace(joined("AND", [above, below]), sql=sql)
 
     def _compared(self, operator: str, left: Any, right: Any) -> PythonPredicate:
         (left_sql, right_sql), value, column, literal = self._sides(left, right)
@@ -184,7 +169,7 @@ class _Reader:
 
     def _ordered(self, operator: str, value: str, column: Column, literal: Stored) -> str:
         """Return the comparison in SQLite's order: numbers before text, and text before blobs."""
-        constant = self._constant(literal)
+        constant = self._constants.name(literal)
         before, after = f"{value}.__class__ in numbers", f"{value}.__class__ is bytes"
         if isinstance(literal, str):
             test = f"{value}.__class__ is str and ({self._text(operator, value, column, literal)})"
@@ -194,10 +179,10 @@ class _Reader:
 
     def _text(self, operator: str, value: str, column: Column, literal: str) -> str:
         name = column.collation
-        folded = f"{name}({value}) {operator} {self._constant(_COLLATIONS[name](literal))}"
+        folded = f"{name}({value}) {operator} {self._constants.name(_COLLATIONS[name](literal))}"
         if name != "BINARY":
             return folded
-        return f"{value} {operator} {self._constant(literal)} if {value}.isascii() else {folded}"
+        return f"{value} {operator} {self._constants.name(literal)} if {value}.isascii() else {folded}"
 
     # --- leaves ----------------------------------------------------------------------------------------------
 
@@ -241,24 +226,6 @@ class _Reader:
             raise Unknown
         is_small = len(text) < 18 and text.isdigit()
         return text, int(text) if is_small else self._engine.literal(text)
-
-    def _constant(self, value: Any) -> str:
-        name = f"k{len(self._constants)}"
-        self._constants[name] = value
-        return name
-
-
-def _joined(word: str, parts: Sequence[PythonPredicate]) -> PythonPredicate:
-    other = "or" if word == "AND" else "and"
-    return PythonPredicate(
-        f"({f' {word} '.join(part.sql for part in parts)})",
-        f"({f' {word.lower()} '.join(part.true for part in parts)})",
-        f"({f' {other} '.join(part.false for part in parts)})",
-    )
-
-
-def _negated(part: PythonPredicate) -> PythonPredicate:
-    return PythonPredicate(f"(NOT {part.sql})", part.false, part.true)
 
 
 def _boolean(node: Any) -> int | None:
