@@ -89,15 +89,9 @@ def _by_class(state: str, text: str, hint: str) -> HeadwaterError:
 
 def from_result(result: pq.abc.PGresult) -> HeadwaterError:
     """Return our error for a failed statement; `state_of` returns its SQLSTATE."""
-    state, text, detail, hint = (
-        _field(result, field)
-        for field in (
-            pq.DiagnosticField.SQLSTATE,
-            pq.DiagnosticField.MESSAGE_PRIMARY,
-            pq.DiagnosticField.MESSAGE_DETAIL,
-            pq.DiagnosticField.MESSAGE_HINT,
-        )
-    )
+    of = pq.DiagnosticField
+    fields = (of.SQLSTATE, of.MESSAGE_PRIMARY, of.MESSAGE_DETAIL, of.MESSAGE_HINT)
+    state, text, detail, hint = (_field(result, field) for field in fields)
     if not state:
         return connection_lost(_cut(result.error_message))
     found = fault(state, f"{text} ({detail})" if detail and state[:2] in ("23", "22") else text, hint)

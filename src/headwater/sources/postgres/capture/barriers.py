@@ -111,7 +111,7 @@ class Barriers:
             while self._is_running and self._ended < number:
                 self._changed.wait()
             if self._ended >= number:
-                return self._result()
+                return _result_of(self._found)
             self._begun, self._is_running = number, True
         found: BarrierResult | HeadwaterError = SourceError("the barrier was interrupted")
         try:
@@ -122,16 +122,7 @@ class Barriers:
             with self._changed:
                 self._found, self._ended, self._is_running = found, number, False
                 self._changed.notify_all()
-        return self._result_of(found)
-
-    def _result(self) -> BarrierResult:
-        return self._result_of(self._found)
-
-    @staticmethod
-    def _result_of(found: BarrierResult | HeadwaterError) -> BarrierResult:
-        if isinstance(found, HeadwaterError):
-            raise found
-        return found
+        return _result_of(found)
 
     def _pass(self, token: str) -> BarrierResult:
         end = time.monotonic() + (SECONDS if self._is_up() else DOWN_SECONDS)
@@ -151,3 +142,9 @@ class Barriers:
             self._changed.wait_for(lambda: token in self._seen, end - time.monotonic())
             self._missed_at = -math.inf if token in self._seen else time.monotonic()
             return BarrierResult(self._seen.get(token), schema, snapshot)
+
+
+def _result_of(found: BarrierResult | HeadwaterError) -> BarrierResult:
+    if isinstance(found, HeadwaterError):
+        raise found
+    return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import socket
 import threading
@@ -164,17 +165,11 @@ def wire(connection: PGconn, name: str) -> FrameReceiver:
 
 
 _Made = tuple[Any, Callable[[Callable[[], bytes]], Get], tuple[int, int, int]]
-_found: list[_Made | None] = []
 
 
+@functools.cache
 def _made() -> _Made | None:
     """Return the compiled modules and the addresses of libpq's functions; None if one of them is missing."""
-    if not _found:
-        _found.append(_load_compiled())
-    return _found[0]
-
-
-def _load_compiled() -> _Made | None:
     try:
         from headwater.sources.postgres.capture.decode import row_decoder_compiled
         from headwater.sources.postgres.capture.stream import receiver_compiled

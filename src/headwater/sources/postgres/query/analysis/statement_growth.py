@@ -13,6 +13,7 @@ import msgspec
 from headwater.errors import InvalidRequest
 from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable
 from headwater.sources.postgres.query.analysis.tree_reads import CTE, GROUP, JOIN, SUBQUERY
+from headwater.sources.postgres.query.statement_rules import comment_end
 
 MAX_WORDS = 200_000  # of a statement with all operands copied
 MAX_NODES = 200_000  # of its tree with all subqueries inlined
@@ -43,7 +44,6 @@ _CONTINUED = re.compile(
     re.DOTALL,
 )
 _COPYING = re.compile(r"between|json|window|\*|(?:\b|[0-9])in\b", re.IGNORECASE)
-_COMMENT_MARK = re.compile(r"/\*|\*/")
 # Reserved words that cannot be in the left operand of BETWEEN or IN, except inside brackets.
 _ENDS_OPERAND = frozenset(
     ("and", "or", "select", "from", "where", "on", "having", "returning", "when", "then", "else", "limit", "offset")
@@ -176,25 +176,13 @@ def tokens(sql: str) -> Iterator[tuple[str, str, int]]:
         assert found is not None
         kind, place = str(found.lastgroup), found.end()
         if kind == "comment":
-            place = _end_of_comment(sql, place)
+            place = comment_end(sql, found.start())
         elif kind in ("escaped", "text", "quoted", "tag"):
             while kind == "escaped" and (more := _CONTINUED.match(sql, place)):
                 place = more.end()
             yield "text", "", found.start()
         elif kind != "space":
             yield kind, found[0], found.start()
-
-
-def _end_of_comment(sql: str, place: int) -> int:
-    """Return the place after a comment whose opening ends at `place`; comments nest."""
-    depth = 1
-    while depth:
-        mark = _COMMENT_MARK.search(sql, place)
-        if mark is None:
-            return len(sql)
-        depth += 1 if mark[0] == "/*" else -1
-        place = mark.end()
-    return place
 
 
 def check_tree(items: list[Item]) -> None:
