@@ -61,10 +61,11 @@ class ReplicationBuffer:
         self._changed = threading.Condition()  # guards the fields below
         self._parts: list[tuple[Transaction, int]] = []  # each with its weight
         self._ends: deque[TransactionEnd] = deque()  # of whole transactions that are not acknowledged
-        self._durable = self._whole = point  # acknowledged; the newest whole transaction
+        self._durable = point  # the newest acknowledged end of a transaction
+        self.whole = point  # the newest end of a transaction
         self._before: TransactionEnd | None = None  # the point before a large transaction of which parts were released
         self._next = point.offset + 1
-        self._changes = self._bytes = 0
+        self.changes = self._bytes = 0  # in the buffer
         self._session = 0
         self.wants_back = False  # a new session is wanted, for example because a released part is asked for again
 
@@ -74,16 +75,12 @@ class ReplicationBuffer:
         """Start a new session: discard the parts of an unfinished transaction; return the point to continue at."""
         with self._changed:
             if self.wants_back and self._before is not None:
-                self._whole = self._before
-                while self._ends and self._ends[-1].offset > self._whole.offset:
+                self.whole = self._before
+                while self._ends and self._ends[-1].offset > self.whole.offset:
                     self._ends.pop()
             self.wants_back = False  # `_before` stays: released parts may still be asked for
-            self._session += 1
-            self._next = self._whole.offset + 1
-            while self._parts and self._parts[-1][0].upto > self._whole.offset:
-                self._let_go(len(self._parts) - 1)
-            self._changed.notify_all()
-            return self._whole
+            self.end()
+            return self.whole
 
     def put(self, part: Transaction, weight: int, shapes: Shapes | None, truncated: Truncated | None = None) -> int:
         """Append a part of any weight; return its last offset. `shapes`, `truncated`: only if they changed."""
@@ -91,13 +88,13 @@ class ReplicationBuffer:
             part = msgspec.structs.replace(part, first=self._next)
             self._parts.append((part, weight))
             self._next += len(part.changes)
-            self._changes += len(part.changes)
+            self.changes += len(part.changes)
             self._bytes += weight
             if part.last:
-                was = self._whole
+                was = self.whole
                 emptied = was.truncated if truncated is None else truncated
-                self._whole = TransactionEnd(part.upto, lsn_of(part.position), shapes or was.shapes, part.id, emptied)
-                self._ends.append(self._whole)
+                self.whole = TransactionEnd(part.upto, lsn_of(part.position), shapes or was.shapes, part.id, emptied)
+                self._ends.append(self.whole)
             self._changed.notify_all()
             return part.upto
 
@@ -115,7 +112,7 @@ class ReplicationBuffer:
     @property
     def has_room(self) -> bool:
         """Return whether the buffer is below its bounds."""
-        return self._changes < self._most_changes and self._bytes < self._most_bytes
+        return self.changes < self._most_changes and self._bytes < self._most_bytes
 
     # --- capture's side --------------------------------------------------------------------------------------
 
@@ -123,7 +120,7 @@ class ReplicationBuffer:
     def large(self) -> str:
         """Return the number of a transaction too large for the buffer, if it is the next to follow; else ""."""
         with self._changed:
-            is_next = self._parts and self._parts[0][0].first > self._whole.offset
+            is_next = self._parts and self._parts[0][0].first > self.whole.offset
             return self._parts[0][0].id if is_next and not self.has_room else ""
 
     def follow(self, after: int, visible: int, large: str) -> Iterator[Transaction]:
@@ -135,9 +132,9 @@ class ReplicationBuffer:
                 self.go_back()
                 return iter(())
             start = self._place(after)
-            parts = [part for part, _ in self._parts[start : self._place(min(self._whole.offset, visible))]]
+            parts = [part for part, _ in self._parts[start : self._place(min(self.whole.offset, visible))]]
             if not parts and not start and large and large == self.large:
-                self._before = self._whole
+                self._before = self.whole
                 return self._large(self._session)
         if parts and parts[0].first <= after:
             parts[0] = parts[0].cut(after, parts[0].upto)
@@ -172,8 +169,8 @@ class ReplicationBuffer:
         """End a session: stop waiting for the rest of a transaction, which the server sends again whole, if at all."""
         with self._changed:
             self._session += 1
-            self._next = self._whole.offset + 1
-            while self._parts and self._parts[-1][0].upto > self._whole.offset:
+            self._next = self.whole.offset + 1
+            while self._parts and self._parts[-1][0].upto > self.whole.offset:
                 self._let_go(len(self._parts) - 1)
             self._changed.notify_all()
 
@@ -192,28 +189,18 @@ class ReplicationBuffer:
         """Return the LSN of the last acknowledged transaction's end."""
         return self._durable.position
 
-    @property
-    def whole(self) -> TransactionEnd:
-        """Return the newest end of a transaction."""
-        return self._whole
-
-    @property
-    def changes(self) -> int:
-        """Return the number of changes in the buffer."""
-        return self._changes
-
     def _place(self, after: int) -> int:
         """Return how many parts end at or before `after`."""
         return bisect_right(self._parts, after, key=lambda each: each[0].upto)
 
     def _let_go(self, place: int) -> Transaction:
         part, weight = self._parts.pop(place)
-        self._changes -= len(part.changes)
+        self.changes -= len(part.changes)
         self._bytes -= weight
         return part
 
     def _drop(self, count: int) -> None:
         for part, weight in self._parts[:count]:
-            self._changes -= len(part.changes)
+            self.changes -= len(part.changes)
             self._bytes -= weight
         del self._parts[:count]
