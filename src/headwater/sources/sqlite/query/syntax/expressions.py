@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from headwater.sources.sqlite.query.syntax import tree
-from headwater.sources.sqlite.query.syntax.lexer import Token, Unsupported, tokens, unquoted
+from headwater.sources.sqlite.query.syntax.lexer import Token, Unsupported, name_of, tokens, unquoted
 
+T = TypeVar("T")
 _EQUALITY = {"=", "==", "!=", "<>"}
 _ORDER = {"<", "<=", ">", ">="}
 _LEFT: tuple[set[str], ...] = ({"&", "|", "<<", ">>"}, {"+", "-"}, {"*", "/", "%"}, {"||", "->", "->>"})
@@ -65,7 +67,7 @@ class Expressions:
         token = self.advance()
         if token.kind not in ("word", "quoted", "str") or (token.kind == "word" and token.word in RESERVED):
             raise Unsupported(f"a name expected at {token.text[:40]!r}")
-        return token.text[1:-1].replace("''", "'") if token.kind == "str" else unquoted(token)
+        return name_of(token)
 
     @property
     def last_end(self) -> int:
@@ -84,7 +86,7 @@ class Expressions:
         finally:
             self._depth -= 1
 
-    def _chain(self, op: str, part: Any) -> Any:
+    def _chain(self, op: str, part: Callable[[], Any]) -> Any:
         parts = [part()]
         while self.takes(op):
             parts.append(part())
@@ -148,15 +150,11 @@ class Expressions:
         return tree.Binary(f"NOT {word}" if negated else word, left, right, escape)
 
     def _in(self, left: Any, negated: bool) -> Any:
-        if not self.takes("("):
+        if self.next.word != "(":
             return tree.In(left, negated, query=self.table_as_query())
-        if self.next.word in ("SELECT", "VALUES", "WITH"):
-            query = self.query()
-            self.need(")")
-            return tree.In(left, negated, query=query)
-        items = [] if self.next.word == ")" else self.items()
-        self.need(")")
-        return tree.In(left, negated, items=items)
+        if self.is_query_next():
+            return tree.In(left, negated, query=self.bracketed(self.query))
+        return tree.In(left, negated, items=self.arguments())
 
     def _order(self) -> Any:
         left = self._level(0)
@@ -193,10 +191,29 @@ class Expressions:
 
     def items(self) -> list[Any]:
         """Parse expressions separated by commas."""
-        found = [self.expression()]
+        return self.separated(self.expression)
+
+    def separated(self, part: Callable[[], T]) -> list[T]:
+        """Parse parts separated by commas."""
+        found = [part()]
         while self.takes(","):
-            found.append(self.expression())
+            found.append(part())
         return found
+
+    def bracketed(self, part: Callable[[], T]) -> T:
+        """Parse a part in brackets."""
+        self.need("(")
+        found = part()
+        self.need(")")
+        return found
+
+    def is_query_next(self) -> bool:
+        """Return whether a query in brackets follows."""
+        return self.next.word == "(" and self.ahead(1).word in ("SELECT", "VALUES", "WITH")
+
+    def arguments(self) -> list[Any]:
+        """Parse expressions in brackets; there may be none."""
+        return self.bracketed(lambda: [] if self.next.word == ")" else self.items())
 
     # --- primary expressions ---------------------------------------------------------------------------------
 
@@ -219,13 +236,9 @@ class Expressions:
         raise Unsupported(f"an expression expected at {token.text[:40]!r}")
 
     def _parenthesis(self) -> Any:
-        self.need("(")
-        if self.next.word in ("SELECT", "VALUES", "WITH"):
-            query = self.query()
-            self.need(")")
-            return tree.Subquery(query)
-        items = self.items()
-        self.need(")")
+        if self.is_query_next():
+            return tree.Subquery(self.bracketed(self.query))
+        items = self.bracketed(self.items)
         return items[0] if len(items) == 1 else tree.Row(items)
 
     def _word(self, token: Token) -> Any:
@@ -238,10 +251,8 @@ class Expressions:
             case "CAST":
                 return self._cast()
             case "EXISTS" if self.ahead(1).word == "(":
-                self._at += 2
-                query = self.query()
-                self.need(")")
-                return tree.Subquery(query, exists=True)
+                self.advance()
+                return tree.Subquery(self.bracketed(self.query), exists=True)
             case "RAISE":
                 raise Unsupported("RAISE")
         if token.word in _CLOCKS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.expressions import MAX_DEPTH, RESERVED, Expressions
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
@@ -12,15 +13,8 @@ MAX_TEXT = 100_000
 _FRAME = {"ROWS", "RANGE", "GROUPS"}
 _JOIN_WORDS = {"NATURAL", "LEFT", "RIGHT", "FULL", "OUTER", "INNER", "CROSS", "JOIN"}
 _KINDS = {
-    "JOIN": "",
-    "INNER JOIN": "",
-    "CROSS JOIN": "",
-    "LEFT JOIN": "LEFT",
-    "LEFT OUTER JOIN": "LEFT",
-    "RIGHT JOIN": "RIGHT",
-    "RIGHT OUTER JOIN": "RIGHT",
-    "FULL JOIN": "FULL",
-    "FULL OUTER JOIN": "FULL",
+    **dict.fromkeys(("JOIN", "INNER JOIN", "CROSS JOIN"), ""),
+    **{f"{side}{outer} JOIN": side for side in ("LEFT", "RIGHT", "FULL") for outer in ("", " OUTER")},
 }
 _ENDS_SOURCE = RESERVED | {"INDEXED", "LIMIT", "OFFSET"}
 
@@ -31,10 +25,7 @@ def parse(sql: str) -> tree.Query:
         raise Unsupported(f"the statement is longer than {MAX_TEXT} characters")
     reader = _Parser(sql)
     found = reader.query()
-    while reader.takes(";"):
-        pass
-    if reader.next.kind != "end":
-        raise Unsupported(f"unknown text at {reader.next.text[:40]!r}")
+    reader.finish()
     return found
 
 
@@ -64,14 +55,18 @@ def parse_view(sql: str) -> tuple[list[str] | None, tree.Query, str]:
     start = reader.next.start
     query = reader.query()
     end = reader.last_end
-    while reader.takes(";"):
-        pass
-    if reader.next.kind != "end":
-        raise Unsupported("unknown text in a view")
+    reader.finish()
     return columns, query, sql[start:end]
 
 
 class _Parser(Expressions):
+    def finish(self) -> None:
+        """Consume semicolons; raise Unsupported if anything else follows."""
+        while self.takes(";"):
+            pass
+        if self.next.kind != "end":
+            raise Unsupported(f"unknown text at {self.next.text[:40]!r}")
+
     def query(self) -> tree.Query:
         """Parse [WITH …] SELECT … [UNION …] [ORDER BY …] [LIMIT …]."""
         self._depth += 1
@@ -98,10 +93,7 @@ class _Parser(Expressions):
         if not self.takes("WITH"):
             return [], False
         recursive = self.takes("RECURSIVE")
-        found = [self._cte()]
-        while self.takes(","):
-            found.append(self._cte())
-        return found, recursive
+        return self.separated(self._cte), recursive
 
     def _cte(self) -> tree.Cte:
         name = self.name()
@@ -112,19 +104,11 @@ class _Parser(Expressions):
             hint = "NOT MATERIALIZED"
         elif self.takes("MATERIALIZED"):
             hint = "MATERIALIZED"
-        self.need("(")
-        query = self.query()
-        self.need(")")
-        return tree.Cte(name, columns, query, hint)
+        return tree.Cte(name, columns, self.bracketed(self.query), hint)
 
     def names(self) -> list[str]:
         """Parse names in parentheses."""
-        self.need("(")
-        found = [self.name()]
-        while self.takes(","):
-            found.append(self.name())
-        self.need(")")
-        return found
+        return self.bracketed(lambda: self.separated(self.name))
 
     def _compound(self) -> str | None:
         for words in (("UNION", "ALL"), ("UNION",), ("EXCEPT",), ("INTERSECT",)):
@@ -139,7 +123,7 @@ class _Parser(Expressions):
         distinct = self.takes("DISTINCT")
         if not distinct:
             self.takes("ALL")
-        found = tree.Select(self._outputs(), distinct)
+        found = tree.Select(self.separated(self._output), distinct)
         if self.takes("FROM"):
             found.source = self._from()
         if self.takes("WHERE"):
@@ -149,26 +133,12 @@ class _Parser(Expressions):
         if self.takes("HAVING"):
             found.having = self.expression()
         if self.takes("WINDOW"):
-            found.windows = [self._named_window()]
-            while self.takes(","):
-                found.windows.append(self._named_window())
+            found.windows = self.separated(self._named_window)
         return found
 
     def _values(self) -> tree.Select:
-        rows = []
-        while True:
-            self.need("(")
-            rows.append(self.items())
-            self.need(")")
-            if not self.takes(","):
-                break
+        rows = self.separated(lambda: self.bracketed(self.items))
         return tree.Select([tree.Output(of, None) for of in rows[0]], values=rows)
-
-    def _outputs(self) -> list[tree.Output]:
-        found = [self._output()]
-        while self.takes(","):
-            found.append(self._output())
-        return found
 
     def _output(self) -> tree.Output:
         if self.takes("*"):
@@ -177,12 +147,7 @@ class _Parser(Expressions):
             table = self.name()
             self._at += 2
             return tree.Output(None, None, table)
-        of = self.expression()
-        if self.takes("AS"):
-            return tree.Output(of, self.name())
-        if self._is_alias():
-            return tree.Output(of, self.name())
-        return tree.Output(of, None)
+        return tree.Output(self.expression(), self._alias())
 
     def _is_alias(self) -> bool:
         token = self.next
@@ -219,11 +184,10 @@ class _Parser(Expressions):
         return " ".join(words), kind, natural
 
     def _source(self) -> tree.From:
+        if self.is_query_next():
+            query = self.bracketed(self.query)
+            return tree.Source(None, self._alias(), query)
         if self.takes("("):
-            if self.next.word in ("SELECT", "VALUES", "WITH"):
-                query = self.query()
-                self.need(")")
-                return tree.Source(None, self._source_alias(), query)
             self._depth += 1
             if self._depth > MAX_DEPTH:
                 raise Unsupported(f"joins are nested deeper than {MAX_DEPTH}")
@@ -243,18 +207,15 @@ class _Parser(Expressions):
             if name.lower() != "main":
                 raise Unsupported("a table of another schema")
             name, is_main = self.name(), True
-        args = None
-        if self.takes("("):
-            args = [] if self.next.word == ")" else self.items()
-            self.need(")")
-        found = tree.Source(name, self._source_alias(), args=args, is_main=is_main)
+        args = self.arguments() if self.next.word == "(" else None
+        found = tree.Source(name, self._alias(), args=args, is_main=is_main)
         if self.takes("INDEXED", "BY"):
-            found.hint = f"INDEXED BY {_quoted(self.name())}"
+            found.hint = f"INDEXED BY {ident(self.name())}"
         elif self.takes("NOT", "INDEXED"):
             found.hint = "NOT INDEXED"
         return found
 
-    def _source_alias(self) -> str | None:
+    def _alias(self) -> str | None:
         if self.takes("AS"):
             return self.name()
         return self.name() if self._is_alias() else None
@@ -270,10 +231,7 @@ class _Parser(Expressions):
 
     def terms(self) -> list[tree.Term]:
         """Parse terms separated by commas."""
-        found = [self._term()]
-        while self.takes(","):
-            found.append(self._term())
-        return found
+        return self.separated(self._term)
 
     def _term(self) -> tree.Term:
         start = self.next.start
@@ -315,7 +273,3 @@ class _Parser(Expressions):
         if self.next.kind not in ("num", "param"):
             raise Unsupported("the frame of a window")
         return self._primary()
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

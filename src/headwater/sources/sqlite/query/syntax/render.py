@@ -20,11 +20,12 @@ def render(query: tree.Query) -> str:
         text += f" {op} {_select(select)}"
     if query.order:
         text += f" ORDER BY {_terms(query.order)}"
-    if query.limit is not None:
-        text += f" LIMIT {expression(query.limit)}"
-    if query.offset is not None:
-        text += f" OFFSET {expression(query.offset)}"
-    return text
+    return text + _clause(" LIMIT", query.limit) + _clause(" OFFSET", query.offset)
+
+
+def _clause(word: str, node: Any) -> str:
+    """Return a clause with an expression; "" if there is none."""
+    return "" if node is None else f"{word} {expression(node)}"
 
 
 def _with(query: tree.Query) -> str:
@@ -47,12 +48,10 @@ def _select(select: tree.Select) -> str:
     text = f"SELECT {'DISTINCT ' if select.distinct else ''}{', '.join(outputs)}"
     if select.source is not None:
         text += f" FROM {_from(select.source)}"
-    if select.where is not None:
-        text += f" WHERE {expression(select.where)}"
+    text += _clause(" WHERE", select.where)
     if select.group:
         text += f" GROUP BY {_list(select.group)}"
-    if select.having is not None:
-        text += f" HAVING {expression(select.having)}"
+    text += _clause(" HAVING", select.having)
     if select.windows:
         text += " WINDOW " + ", ".join(f"{ident(name)} AS {_window(window)}" for name, window in select.windows)
     return text
@@ -60,9 +59,7 @@ def _select(select: tree.Select) -> str:
 
 def _from(node: tree.From) -> str:
     if isinstance(node, tree.Join):
-        text = f"{_from(node.left)} {node.words} {_from(node.right)}"
-        if node.on is not None:
-            text += f" ON {expression(node.on)}"
+        text = f"{_from(node.left)} {node.words} {_from(node.right)}{_clause(' ON', node.on)}"
         if node.using is not None:
             text += f" USING ({', '.join(map(ident, node.using))})"
         return f"({text})" if node.is_group else text
@@ -111,8 +108,7 @@ def expression(node: Any) -> str:
         case tree.Unary():
             return f"({node.op} {expression(node.of)})"
         case tree.Binary():
-            escape = f" ESCAPE {expression(node.escape)}" if node.escape is not None else ""
-            return f"({expression(node.left)} {node.op} {expression(node.right)}{escape})"
+            return f"({expression(node.left)} {node.op} {expression(node.right)}{_clause(' ESCAPE', node.escape)})"
         case tree.Chain():
             return f"({f' {node.op} '.join(map(expression, node.parts))})"
         case tree.Between():
@@ -139,9 +135,8 @@ def expression(node: Any) -> str:
 
 
 def _case(node: tree.Case) -> str:
-    text = "CASE " + (expression(node.base) if node.base is not None else "")
-    text += "".join(f" WHEN {expression(when)} THEN {expression(then)}" for when, then in node.whens)
-    return text + (f" ELSE {expression(node.otherwise)}" if node.otherwise is not None else "") + " END"
+    whens = "".join(f" WHEN {expression(when)} THEN {expression(then)}" for when, then in node.whens)
+    return f"{_clause('CASE', node.base) or 'CASE'}{whens}{_clause(' ELSE', node.otherwise)} END"
 
 
 def _call(node: tree.Call) -> str:
