@@ -340,7 +340,7 @@ class Guard:
 
     def _prepare(self, sql: str) -> Statement:
         _refuse_trigger_names(sql)
-        check_growth(sql, self._views())
+        check_growth(sql, self.views())
         cursor = self._db.cursor()
         seen: list[tuple[str, bool, tuple[Answer, ...], tuple[str | None, ...]]] = []
 
@@ -369,8 +369,8 @@ class Guard:
         cost = self._cost(text) if is_costly else Cost()
         return Statement(read_only, is_schema, is_of_rows, alters, columns, parameters, functions, cost)
 
-    def _views(self) -> dict[str, str]:
-        """Return the views: name to definition."""
+    def views(self) -> dict[str, str]:
+        """Return the views of the file: name to definition."""
         noted, self._noted = self._noted, None
         try:
             with sqlite_errors():

@@ -12,7 +12,7 @@ from tests.sources.sqlite.query.shop_analysis import opened
 from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import HeadwaterError
-from headwater.sources.sqlite.query.analysis.authorizer_reads import facts_of, view_texts
+from headwater.sources.sqlite.query.analysis.authorizer_reads import facts_of
 from headwater.sources.sqlite.query.analysis.parser_check import verify
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 from headwater.sources.sqlite.query.syntax.name_resolution import Names
@@ -26,7 +26,7 @@ def both(source: SqliteSource, sql: str) -> tuple[Columns, Columns]:
     """Columns that were found in the text, and those that SQLite reads; Unsupported where one does not see all."""
     with source._pool.read() as reader:
         facts = facts_of(reader, sql)
-        names = Names(reader.catalog.tables(), view_texts(reader))
+        names = Names(reader.catalog.tables(), reader.guard.views())
         query = parse(sql)
         names.query(query)
         verify(reader, query, names, facts)

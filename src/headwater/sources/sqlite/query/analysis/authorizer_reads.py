@@ -75,7 +75,7 @@ def _facts(
     reader: GuardedConnection, sql: str, statement: Statement, accesses: list[Access], program: Program
 ) -> StatementFacts:
     known = {folded(name): name for name in reader.catalog.tables()}
-    definitions = view_texts(reader)
+    definitions = reader.guard.views()
     views = {folded(name): name for name in definitions}
     others = {folded(name) for name in _other_names(reader)}
     columns, tables, seen, foreign = set(), set(), set(), set()
@@ -202,12 +202,6 @@ def _addresses(reader: GuardedConnection, name: str) -> set[Any]:
     except HeadwaterError:  # no table has this name, or the table requires arguments
         return set()
     return {step[4] for step in steps if step[0] == "VOpen"}
-
-
-def view_texts(reader: GuardedConnection) -> dict[str, str]:
-    """Return the views of the file: name to definition."""
-    found = reader.guard.run("SELECT name, sql FROM sqlite_schema WHERE type = 'view'")
-    return {str(name): str(sql) for name, sql in found.fetchall()}
 
 
 def volatility(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:

@@ -17,14 +17,15 @@ from headwater.model.dependencies.dependency import (
     Param,
     TopGuard,
 )
-from headwater.model.literal import Value
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.query.determinism.result_order import Ordered
 from headwater.sources.sqlite.query.facts.facts import Instance
 from headwater.sources.sqlite.query.facts.predicate_pushdown import Pushdown
-from headwater.sources.sqlite.query.facts.row_identity import is_same
+from headwater.sources.sqlite.query.facts.row_identity import place_of
 from headwater.sources.sqlite.query.facts.select_kind import SelectKind
+from headwater.sources.sqlite.query.query_sql import constant
 from headwater.sources.sqlite.query.syntax import tree
+from headwater.sources.sqlite.types import to_stored
 
 _SIGNS = {"eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "is": "IS", "is_not": "IS NOT"}
 
@@ -101,21 +102,7 @@ def _test(test: Comparison, parameters: tuple[str, ...]) -> str:
 def _value(operand: Operand, parameters: tuple[str, ...]) -> str:
     if isinstance(operand, Param):
         return f"?{parameters.index(operand.name) + 1}"
-    return _literal(operand.value)
-
-
-def _literal(value: Value) -> str:
-    match value:
-        case None:
-            return "NULL"
-        case bytes():
-            return f"x'{value.hex()}'"
-        case int() | float():
-            return (
-                f"({value!r})" if value == value and abs(value) != float("inf") else "9e999" if value > 0 else "-9e999"
-            )
-        case _:
-            return "'" + str(value).replace("'", "''") + "'"
+    return constant(to_stored(operand.value))
 
 
 # --- the first rows of an order -------------------------------------------------------------------------------
@@ -135,7 +122,7 @@ def _top_guard(push: Pushdown, query: tree.Query, ordered: Ordered, parameters: 
     order, last = [], []
     for term in query.order:
         of = select.outputs[term.output].of if term.output is not None else term.of
-        place = next((n for n, output in enumerate(select.outputs) if is_same(output.of, of)), None)
+        place = place_of(of, select)
         if not isinstance(of, tree.Ref) or of.source is not source or place is None or term.nulls:
             return None
         order.append((str(of.column), term.descends))

@@ -7,7 +7,7 @@ import msgspec
 from headwater.errors import HeadwaterError
 from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Condition, Dependency, Guard
 from headwater.sources.sqlite.database_file import GuardedConnection
-from headwater.sources.sqlite.query.analysis.authorizer_reads import StatementFacts, facts_of, view_texts
+from headwater.sources.sqlite.query.analysis.authorizer_reads import StatementFacts, facts_of
 from headwater.sources.sqlite.query.analysis.guards import guards_of
 from headwater.sources.sqlite.query.analysis.parser_check import real, verify
 from headwater.sources.sqlite.query.determinism.failing_functions import failing, may_fail
@@ -39,7 +39,7 @@ def analyse_select(reader: GuardedConnection, sql: str, facts: StatementFacts) -
     views = set(facts.views)
     names = Names(
         {name: table for name, table in reader.catalog.tables().items() if name in facts.tables},
-        {name: text for name, text in view_texts(reader).items() if name in views},
+        {name: text for name, text in reader.guard.views().items() if name in views},
     )
     names.query(query)
     verify(reader, query, names, facts)
@@ -50,7 +50,7 @@ def analyse_select(reader: GuardedConnection, sql: str, facts: StatementFacts) -
     found = tuple(_dependency(place, ordered.is_total) for place in push.places)
     if (name := failing(query)) is not None:
         # An inner query may evaluate a column that nothing needs.
-        is_single = len(list(queries_of(query, "top"))) == 1
+        is_single = len(list(queries_of(query))) == 1
         whole = tuple(Dependency(place.table, place.columns if is_single else None) for place in found)
         doubts = (*ordered.doubts, f"{name} may fail on any row")
         return SelectAnalysis(ordered.sql, whole, ordered.is_total, ordered.key, (), doubts)

@@ -25,7 +25,7 @@ def failing(query: tree.Query) -> str | None:
 
     Columns, groups and order of the top-level query are evaluated only on rows of the result.
     """
-    for found, use in queries_of(query, "top"):
+    for found, use in queries_of(query):
         for select in found.selects:
             for root in _deciding(found, select, is_top=use == "top"):
                 for node in tree.below(root):

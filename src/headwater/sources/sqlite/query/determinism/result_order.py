@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.query.determinism.stable_values import unsteady
-from headwater.sources.sqlite.query.facts.row_identity import RowIdentity, group_keys, is_exact, is_same, row_key
+from headwater.sources.sqlite.query.facts.row_identity import (
+    RowIdentity,
+    is_exact,
+    is_same,
+    place_of,
+    places_of,
+    row_key,
+)
 from headwater.sources.sqlite.query.facts.select_kind import SelectKind
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
@@ -16,14 +23,13 @@ from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 _NO_KEY = "its rows cannot be told apart, so their order is left open"
 
 
-@dataclass(frozen=True)
-class Ordered:
+class Ordered(msgspec.Struct, frozen=True):
     """The statement to run, and the known facts about the order of its result."""
 
     sql: str
     is_total: bool
     key: tuple[int, ...] | None
-    added: list[tree.Term] = field(default_factory=list)
+    added: list[tree.Term] = []
     doubts: tuple[str, ...] = ()
 
 
@@ -69,7 +75,7 @@ def _terms(query: tree.Query) -> tuple[list[tree.Term], tuple[int, ...] | None] 
     if nature.is_one_row:
         return [], None
     if nature.is_grouped:
-        return None if nature.is_distinct else _by_refs(query, select, group_keys(select))
+        return None if nature.is_distinct else _by_refs(query, select, nature.keys)
     if nature.is_distinct:
         return _by_outputs(query)
     identity = RowIdentity(select).columns()
@@ -82,14 +88,12 @@ def _by_refs(query: tree.Query, select: tree.Select, keys: list[Any]) -> tuple[l
     for key in keys:
         if any(_covers(term, select, key) for term in query.order):
             continue
-        place = next((n for n, output in enumerate(select.outputs) if is_same(output.of, key)), None)
+        place = place_of(key, select)
         is_named = isinstance(key, tree.Ref) and key.source is not None and (key.source.alias or key.source.name)
         if place is None and not is_named:
             return None
         added.append(tree.Term(key, output=place))
-    places = [next((n for n, output in enumerate(select.outputs) if is_same(output.of, key)), None) for key in keys]
-    known = tuple(place for place in places if place is not None)
-    return added, known if len(known) == len(keys) and known else None
+    return added, places_of(keys, select) or None
 
 
 def _covers(term: tree.Term, select: tree.Select, key: Any) -> bool:
@@ -97,21 +101,18 @@ def _covers(term: tree.Term, select: tree.Select, key: Any) -> bool:
     return is_same(of, key)
 
 
-def _is_shown(select: tree.Select) -> Callable[[tree.Term], bool]:
-    def check(term: tree.Term) -> bool:
-        return term.output is not None or any(is_same(output.of, term.of) for output in select.outputs)
-
-    return check
+def _is_shown(term: tree.Term, select: tree.Select) -> bool:
+    return term.output is not None or place_of(term.of, select) is not None
 
 
 def _by_outputs(query: tree.Query) -> tuple[list[tree.Term], tuple[int, ...] | None] | None:
     """Return terms for all output columns: rows that are equal in all of them are identical bytes."""
-    count = len(query.selects[0].outputs)
-    if len(query.selects) == 1 and query.selects[0].distinct and not all(map(_is_shown(query.selects[0]), query.order)):
+    first = query.selects[0]
+    if len(query.selects) == 1 and first.distinct and not all(_is_shown(term, first) for term in query.order):
         return None  # DISTINCT merges rows, and the position of the merged row may come from any of them
     for select in query.selects:
         if select.values is not None or not all(is_exact(output.of) for output in select.outputs):
             return None
     taken = {term.output for term in query.order}
-    added = [tree.Term(None, output=place) for place in range(count) if place not in taken]
+    added = [tree.Term(None, output=place) for place in range(len(first.outputs)) if place not in taken]
     return added, row_key(query)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.sources.sqlite.query.facts.row_identity import RowIdentity, group_keys, is_exact, is_same
+from headwater.sources.sqlite.query.facts.row_identity import RowIdentity, is_exact, is_same
 from headwater.sources.sqlite.query.facts.select_kind import SelectKind
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.name_resolution import is_aggregate
@@ -18,15 +18,15 @@ _TESTS = frozenset(
 
 def unsteady(query: tree.Query) -> str | None:
     """Return why the values depend on the order in which SQLite reads rows; None if they do not."""
-    for inner, use in queries_of(query, "top"):
+    for inner, use in queries_of(query):
         for reason in _reasons(inner, use):
             return reason
     return None
 
 
-def queries_of(query: tree.Query, use: str) -> Iterator[tuple[tree.Query, str]]:
+def queries_of(query: tree.Query) -> Iterator[tuple[tree.Query, str]]:
     """Yield the query and every inner query with its use: top, rows (FROM, IN), any (EXISTS), value."""
-    stack, seen = [(query, use)], set()
+    stack, seen = [(query, "top")], set()
     while stack:
         found, use = stack.pop()
         if id(found) in seen and use != "value":
@@ -79,7 +79,7 @@ def _is_ordered(query: tree.Query) -> bool:
     nature = SelectKind(select, query.order)
     if select.values is not None or nature.is_distinct:
         return False
-    keys = group_keys(select) if nature.is_grouped else RowIdentity(select).columns()
+    keys = nature.keys if nature.is_grouped else RowIdentity(select).columns()
     terms = [select.outputs[term.output].of if term.output is not None else term.of for term in query.order]
     return keys is not None and all(any(is_same(term, key) for term in terms) for key in keys)
 
@@ -96,7 +96,7 @@ def _of_select(select: tree.Select, order: list[tree.Term]) -> Iterator[str]:
         elif is_aggregate(node) and not _is_steady(node):
             yield f"{node.name}() depends on the order of its rows"
     if nature.is_grouped or nature.is_one_row:
-        yield from _of_groups(roots, group_keys(select), select)
+        yield from _of_groups(roots, nature.keys, select)
 
 
 def _is_steady(call: tree.Call) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.model.dependencies.dependency import Const
-from headwater.sources.sqlite.query.facts.facts import Atom, Col, Fact, Formula, cols, moved, rejected
+from headwater.sources.sqlite.query.facts.facts import Atom, Col, Fact, cols, fact_of, moved
 
 MAX_FACTS = 1_000
 
@@ -35,14 +35,10 @@ def closure(facts: list[Fact]) -> list[Fact]:
             continue
         for other in classes[find(col)]:
             if other != col:
-                found.append(_fact(moved(fact.formula, {col: other})))
+                found.append(fact_of(moved(fact.formula, {col: other})))
     return found
 
 
 def not_null(col: Col) -> Fact:
     """Return the fact that `col` is not NULL."""
-    return _fact(Atom(col, "is_not", (Const(None),)))
-
-
-def _fact(formula: Formula) -> Fact:
-    return Fact(formula, None, rejected(formula))
+    return fact_of(Atom(col, "is_not", (Const(None),)))

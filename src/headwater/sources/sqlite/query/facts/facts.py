@@ -6,8 +6,9 @@ Every condition is necessary, never sufficient. An unknown part is left out of a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, cast
+
+import msgspec
 
 from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Condition, Const, Operand
 from headwater.model.table import Column, Table
@@ -31,14 +32,13 @@ class ComparisonRule(tuple[str, str, bool, str]):
         return self[0], self[1]
 
 
-@dataclass(eq=False, slots=True)
-class Instance:
+class Instance(msgspec.Struct, eq=False):
     """One occurrence of a source; a query that is used several times has new instances for each use."""
 
     node: tree.Source | None
-    used: set[str | int] = field(default_factory=set)
-    formulas: list[Formula] = field(default_factory=list)
-    links: list[tuple[str | int, Col]] = field(default_factory=list)  # own column, and the column it must equal
+    used: set[str | int] = set()
+    formulas: list[Formula] = []
+    links: list[tuple[str | int, Col]] = []  # own column, and the column it must equal
     place: int = -1
 
     @property
@@ -50,8 +50,7 @@ class Instance:
 Col = tuple[Instance, str | int]
 
 
-@dataclass(frozen=True, slots=True)
-class Atom:
+class Atom(msgspec.Struct, frozen=True):
     """A test of one column."""
 
     col: Col
@@ -59,15 +58,13 @@ class Atom:
     operands: tuple[Operand, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class All:
+class All(msgspec.Struct, frozen=True):
     """A conjunction: every part holds."""
 
     parts: tuple[Formula, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Any_:
+class Any_(msgspec.Struct, frozen=True):
     """A disjunction: at least one part holds."""
 
     parts: tuple[Formula, ...]
@@ -77,8 +74,7 @@ Formula = Atom | All | Any_
 NEVER = Any_(())
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(msgspec.Struct, frozen=True):
     """A condition that holds for every row that affects the result."""
 
     formula: Formula | None = None
@@ -90,6 +86,11 @@ class Fact:
         """Return the instances that the fact names."""
         found = {col[0] for col in cols(self.formula)} if self.formula is not None else set()
         return found | {col[0] for col in self.equal or ()}
+
+
+def fact_of(formula: Formula) -> Fact:
+    """Return a formula as a fact."""
+    return Fact(formula, None, rejected(formula))
 
 
 class WorkLimit:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from headwater.sources.sqlite.query.facts.facts import Instance
 from headwater.sources.sqlite.query.syntax import tree
 
 
-@dataclass(eq=False, slots=True)
-class Frame:
+class Frame(msgspec.Struct, eq=False):
     """The instances of one block, and the frame of the enclosing block."""
 
     instances: dict[int, Instance]

@@ -7,8 +7,9 @@ down through SELECT, joins, queries in FROM, WITH names, views, set operations a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from headwater.sources.sqlite.query.facts.conditions import Conditions, conjuncts
 from headwater.sources.sqlite.query.facts.equality_closure import closure
@@ -19,11 +20,11 @@ from headwater.sources.sqlite.query.facts.facts import (
     Instance,
     WorkLimit,
     cols,
+    fact_of,
     moved,
     output_kind,
     rule_of,
 )
-from headwater.sources.sqlite.query.facts.facts import rejected as rejected_by
 from headwater.sources.sqlite.query.facts.join_conditions import restrict
 from headwater.sources.sqlite.query.facts.name_frame import Frame
 from headwater.sources.sqlite.query.facts.select_kind import SelectKind, by_number
@@ -34,16 +35,15 @@ MAX_PLACES = 200
 MAX_BLOCKS = 1_000
 
 
-@dataclass(eq=False, slots=True)
-class Requirements:
+class Requirements(msgspec.Struct, eq=False):
     """Requirements on a query from outside: its needed columns (None: all), and conditions on its relevant rows."""
 
     needed: set[int] | None = None
     inst: Instance | None = None  # the instance whose columns, by position, `formulas` name
-    formulas: list[Formula] = field(default_factory=list)
-    given: list[Fact] = field(default_factory=list)  # facts of the enclosing blocks
+    formulas: list[Formula] = []
+    given: list[Fact] = []  # facts of the enclosing blocks
     outer: Frame | None = None
-    links: list[tuple[str | int, Col]] = field(default_factory=list)  # own column, and the column it must equal
+    links: list[tuple[str | int, Col]] = []  # own column, and the column it must equal
 
 
 class Pushdown:
@@ -91,7 +91,7 @@ class Pushdown:
         outputs = _needed(select, nature, asked.needed)
         self._mark(select, order, outputs, frame)
         facts = conditions.facts(select.where)
-        facts += [_fact(f) for f in _translated(select, nature, frame, asked)]
+        facts += [fact_of(f) for f in _translated(select, nature, frame, asked)]
         facts += [fact for fact in conditions.facts(select.having) if _is_of_keys(fact, nature, frame)]
         _take_links(select, nature, frame, asked)
         restrict(select.source, frame, conditions, facts, asked.given)
@@ -232,7 +232,3 @@ def _inner_joins(node: tree.From | None) -> Iterator[tree.Join]:
         yield node
         yield from _inner_joins(node.left)
         yield from _inner_joins(node.right)
-
-
-def _fact(formula: Formula) -> Fact:
-    return Fact(formula, None, rejected_by(formula))

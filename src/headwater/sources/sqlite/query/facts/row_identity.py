@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headwater.model.table import Table
 from headwater.sources.sqlite.query.affinity import affinity, doubt
 from headwater.sources.sqlite.query.facts.conditions import conjuncts
 from headwater.sources.sqlite.query.facts.facts import column_of, rule_of
-from headwater.sources.sqlite.query.facts.select_kind import SelectKind, by_number
+from headwater.sources.sqlite.query.facts.select_kind import SelectKind
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.render import expression
 
@@ -30,9 +30,15 @@ def is_same(node: Any, other: Any) -> bool:
     return expression(node) == expression(other)
 
 
-def group_keys(select: tree.Select) -> list[Any]:
-    """Return the expressions of GROUP BY, with aliases and numbers resolved."""
-    return [by_number(key, select) for key in select.group]
+def place_of(node: Any, select: tree.Select) -> int | None:
+    """Return the position of the output that is the same expression; None if there is none."""
+    return next((place for place, output in enumerate(select.outputs) if is_same(output.of, node)), None)
+
+
+def places_of(nodes: Sequence[Any], select: tree.Select) -> tuple[int, ...] | None:
+    """Return the positions of the outputs that are these expressions; None if one of them is no output."""
+    places = tuple(place for node in nodes if (place := place_of(node, select)) is not None)
+    return places if len(places) == len(nodes) else None
 
 
 def is_exact(node: Any) -> bool:
@@ -122,12 +128,8 @@ def row_key(query: tree.Query) -> tuple[int, ...] | None:
         return () if nature.is_one_row else None
     if nature.is_distinct:
         return tuple(range(len(select.outputs)))
-    keys = group_keys(select) if nature.is_grouped else RowIdentity(select).columns()
-    if keys is None:
-        return None
-    places = [next((n for n, output in enumerate(select.outputs) if is_same(output.of, key)), None) for key in keys]
-    known = tuple(place for place in places if place is not None)
-    return known if len(known) == len(keys) else None
+    keys = nature.keys if nature.is_grouped else RowIdentity(select).columns()
+    return None if keys is None else places_of(keys, select)
 
 
 def _equalities(select: tree.Select) -> Iterator[tuple[Any, Any]]:
