@@ -21,6 +21,8 @@ from headwater.errors import InvalidRequest
 
 I64_MIN, I64_MAX, U64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 EXACT_JSON_INT = 2**53  # beyond this a JSON number is not safe in JavaScript
+LARGE_JSON = 1 << 20  # characters of a document that is checked without creating objects
+_JSON, _RAW_JSON = msgspec.json.Decoder(), msgspec.json.Decoder(msgspec.Raw)
 
 
 class U64(msgspec.Struct, frozen=True):
@@ -131,6 +133,15 @@ def is_time(text: str) -> bool:
 def is_datetime(text: str) -> bool:
     """Return whether `text` is an ISO date and time."""
     return bool(_DATETIME.match(text))
+
+
+def is_json(text: str) -> bool:
+    """Return whether `text` is JSON that our parser reads."""
+    try:
+        (_JSON if len(text) <= LARGE_JSON else _RAW_JSON).decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    return True
 
 
 def is_broken_text(text: str) -> bool:

@@ -16,7 +16,7 @@ from uuid import UUID, SafeUUID
 
 import msgspec
 
-from headwater.model.literal import U64, Date, DateTime, Json, Time, Value
+from headwater.model.literal import U64, Date, DateTime, Json, Time, Value, is_json
 from headwater.sources.column_types import COLUMN_TYPES
 
 # For every session whose text is converted here: the stream and the snapshots.
@@ -124,7 +124,6 @@ def _limited(name: str, typmod: int) -> str:
 
 _OFFSET = re.compile(r"(.*\d)([+-]\d\d)(:\d\d)?\Z", re.ASCII)
 _ESCAPED = re.compile(rb"\\(\\|[0-3][0-7]{2})")
-_json = msgspec.json.Decoder()
 TRUTH = {b"t": True, b"f": False}
 
 
@@ -186,18 +185,8 @@ def _uuid(text: str) -> Value:
     return found
 
 
-LARGE = 1 << 20  # characters of JSON
-
-
-def _json_text(text: str) -> Value:
-    try:
-        if len(text) > LARGE:  # checked without creating objects
-            msgspec.json.decode(text, type=msgspec.Raw)
-        else:
-            _json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return text
-    return Json(text)
+def _json(text: str) -> Value:
+    return Json(text) if is_json(text) else text
 
 
 def _same(text: str) -> Value:
@@ -211,7 +200,7 @@ _CONVERTERS: dict[int, Convert] = {
     **dict.fromkeys((FLOAT4, FLOAT8), float),
     NUMERIC: _decimal,
     BYTEA: _bytes,
-    **dict.fromkeys((JSON, JSONB), _json_text),
+    **dict.fromkeys((JSON, JSONB), _json),
     DATE: _date,
     TIME: Time,
     TIMETZ: _timetz,

@@ -9,8 +9,6 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import (
     I64_MAX,
@@ -24,6 +22,7 @@ from headwater.model.literal import (
     is_broken_text,
     is_date,
     is_datetime,
+    is_json,
     is_time,
 )
 from headwater.sources.column_types import COLUMN_TYPES
@@ -61,25 +60,11 @@ def _u64(value: Stored) -> Value:
 # Matches only the spelling that `to_stored` writes: any other text would change in a round trip.
 _PLAIN_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?\Z|NaN\Z|-?Infinity\Z", re.ASCII)
 MAX_DIGITS = 10_000
-LARGE = 1 << 20  # characters of JSON
 
 
 def _dec(value: Stored) -> Value:
     fits = isinstance(value, str) and len(value) <= MAX_DIGITS and _PLAIN_DECIMAL.match(value)
     return Decimal(str(value)) if fits else value
-
-
-def _json(value: Stored) -> Value:
-    if not isinstance(value, str):
-        return value
-    try:
-        if len(value) > LARGE:  # validated without creating objects
-            msgspec.json.decode(value, type=msgspec.Raw)
-        else:
-            msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return value
-    return Json(value)
 
 
 def _uuid(value: Stored) -> Value:
@@ -90,7 +75,7 @@ def _uuid(value: Stored) -> Value:
         return value
 
 
-def _iso(fits: Callable[[str], bool], make: Callable[[str], Value]) -> Callable[[Stored], Value]:
+def _text(fits: Callable[[str], bool], make: Callable[[str], Value]) -> Callable[[Stored], Value]:
     return lambda value: make(value) if isinstance(value, str) and fits(value) else value
 
 
@@ -113,11 +98,11 @@ FROM_STORED: dict[str, Callable[[Stored], Value]] = {
     "bool": _bool,
     "u64": _u64,
     "dec": _dec,
-    "json": _json,
+    "json": _text(is_json, Json),
     "uuid": _uuid,
-    "date": _iso(is_date, Date),
-    "time": _iso(is_time, Time),
-    "datetime": _iso(is_datetime, DateTime),
+    "date": _text(is_date, Date),
+    "time": _text(is_time, Time),
+    "datetime": _text(is_datetime, DateTime),
     "embedding": _embedding,
 }
 

@@ -10,34 +10,11 @@ import binascii
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from headwater.sources.postgres.types import (
-    BOOL,
-    BYTEA,
-    CID,
-    DATE,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    JSON,
-    JSONB,
-    MAX_DIGITS,
-    NUMERIC,
-    OID,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    TIMETZ,
-    XID,
-    XID8,
-)
+from headwater.model.literal import is_json
+from headwater.sources.postgres import types
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_json = msgspec.json.Decoder()
 
 
 def array_of(oid: int, texts: pa.StringArray) -> pa.Array | None:
@@ -66,7 +43,7 @@ def _bools(texts: pa.StringArray) -> pa.Array:
 def _decimals(texts: pa.StringArray) -> pa.Array | None:
     import pyarrow.compute as pc
 
-    return texts if _all(pc.less_equal(pc.binary_length(texts), MAX_DIGITS)) else None
+    return texts if _all(pc.less_equal(pc.binary_length(texts), types.MAX_DIGITS)) else None
 
 
 def _bytes(texts: pa.StringArray) -> pa.Array | None:
@@ -116,25 +93,19 @@ def _timestamptzs(texts: pa.StringArray) -> pa.Array | None:
 
 
 def _jsons(texts: pa.StringArray) -> pa.Array | None:
-    try:
-        for text in texts.to_pylist():
-            if text is not None:
-                _json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
-    return texts
+    return texts if all(text is None or is_json(text) for text in texts.to_pylist()) else None
 
 
 _MAKERS: dict[int, Callable[[pa.StringArray], pa.Array | None]] = {
-    BOOL: _bools,
-    **dict.fromkeys((INT2, INT4, INT8, OID, XID, CID), _cast("int64")),
-    XID8: _cast("uint64"),
-    **dict.fromkeys((FLOAT4, FLOAT8), _cast("float64")),
-    NUMERIC: _decimals,
-    BYTEA: _bytes,
-    **dict.fromkeys((JSON, JSONB), _jsons),
-    DATE: _dates,
-    TIMESTAMP: _timestamps,
-    TIMESTAMPTZ: _timestamptzs,
-    TIMETZ: lambda texts: None,
+    types.BOOL: _bools,
+    **dict.fromkeys((types.INT2, types.INT4, types.INT8, types.OID, types.XID, types.CID), _cast("int64")),
+    types.XID8: _cast("uint64"),
+    **dict.fromkeys((types.FLOAT4, types.FLOAT8), _cast("float64")),
+    types.NUMERIC: _decimals,
+    types.BYTEA: _bytes,
+    **dict.fromkeys((types.JSON, types.JSONB), _jsons),
+    types.DATE: _dates,
+    types.TIMESTAMP: _timestamps,
+    types.TIMESTAMPTZ: _timestamptzs,
+    types.TIMETZ: lambda texts: None,
 }
