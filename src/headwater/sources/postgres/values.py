@@ -15,38 +15,26 @@ from uuid import UUID
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import U64, Date, DateTime, Embedding, Json, Time, Value, is_broken_text
-from headwater.sources.postgres.types import (
-    BOOL,
-    BYTEA,
-    FLOAT8,
-    INT8,
-    JSONB,
-    MAX_DIGITS,
-    NUMERIC,
-    TEXT,
-    UUID_,
-    Convert,
-    converter,
-)
+from headwater.sources.postgres import types
 
 Bound = bytes | None  # a parameter in text format
 
 # The type of an argument if nothing else in the statement determines it.
 _OWN_TYPES: dict[type, int] = {
-    bool: BOOL,
-    int: INT8,
-    U64: NUMERIC,
-    float: FLOAT8,
-    Decimal: NUMERIC,
-    bytes: BYTEA,
-    Json: JSONB,
-    UUID: UUID_,
+    bool: types.BOOL,
+    int: types.INT8,
+    U64: types.NUMERIC,
+    float: types.FLOAT8,
+    Decimal: types.NUMERIC,
+    bytes: types.BYTEA,
+    Json: types.JSONB,
+    UUID: types.UUID_,
 }
 
 
 def own_type(value: Value) -> int:
     """Return the type of `value` for a parameter whose type the statement does not determine."""
-    return _OWN_TYPES.get(type(value), TEXT)
+    return _OWN_TYPES.get(type(value), types.TEXT)
 
 
 # --- into PostgreSQL -------------------------------------------------------------------------------------
@@ -71,8 +59,9 @@ def _decimal(value: Decimal) -> str:
         if value.is_snan():
             raise InvalidRequest("a signaling NaN is no number of PostgreSQL")
         return "NaN" if value.is_nan() else "Infinity" if value > 0 else "-Infinity"
-    if max(abs(value.adjusted()), len(value.as_tuple().digits)) > MAX_DIGITS:  # 1E999999999 is a gigabyte of zeros
-        raise InvalidRequest(f"a decimal has at most {MAX_DIGITS} digits before or after its point")
+    # 1E999999999 is a gigabyte of zeros.
+    if max(abs(value.adjusted()), len(value.as_tuple().digits)) > types.MAX_DIGITS:
+        raise InvalidRequest(f"a decimal has at most {types.MAX_DIGITS} digits before or after its point")
     return format(value, "f")
 
 
@@ -135,11 +124,11 @@ Cell = Callable[[bytes | None], Value]
 
 def cell_reader(oid: int) -> Cell:
     """Return the reader of cells in text format of type `oid`; a domain is sent as its base type."""
-    return reader_of(converter(oid, {}))
+    return reader_of(types.converter(oid, {}))
 
 
-def reader_of(convert: Convert) -> Cell:
-    """Return the reader of cells that uses a converter."""
+def reader_of(convert: types.Convert) -> Cell:
+    """Return the reader of cells that uses a types.converter."""
 
     def read(cell: bytes | None) -> Value:
         if cell is None:

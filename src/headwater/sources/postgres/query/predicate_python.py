@@ -15,33 +15,23 @@ import msgspec
 
 from headwater.model.literal import UNAVAILABLE, Date, DateTime, Value
 from headwater.model.table import Row, Table
+from headwater.sources.postgres import types
 from headwater.sources.postgres.key_order import is_odd, is_own_order
 from headwater.sources.postgres.query.predicate_text import EXACT, INTS, Operand, Text
-from headwater.sources.postgres.types import (
-    BOOL,
-    BPCHAR,
-    DATE,
-    NUMERIC,
-    TEXT,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    UUID_,
-    VARCHAR,
-)
 from headwater.sources.python_predicate import Check, Constants, PythonPredicate, Unknown, joined, negation
 
-_TEXTS = frozenset({TEXT, VARCHAR})
+_TEXTS = frozenset({types.TEXT, types.VARCHAR})
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "<>": "<>"}
 _PYTHON = {"=": "==", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 # The Python classes that compare as PostgreSQL does, by type; PostgreSQL evaluates other values of such a column.
 _CLASSES: dict[int, tuple[type, ...]] = {
     **dict.fromkeys(INTS, (int,)),
-    NUMERIC: (Decimal,),
-    **dict.fromkeys((TEXT, VARCHAR, BPCHAR), (str,)),
-    DATE: (Date,),
-    **dict.fromkeys((TIMESTAMP, TIMESTAMPTZ), (DateTime,)),
-    UUID_: (UUID,),
-    BOOL: (bool,),
+    types.NUMERIC: (Decimal,),
+    **dict.fromkeys((types.TEXT, types.VARCHAR, types.BPCHAR), (str,)),
+    types.DATE: (Date,),
+    **dict.fromkeys((types.TIMESTAMP, types.TIMESTAMPTZ), (DateTime,)),
+    types.UUID_: (UUID,),
+    types.BOOL: (bool,),
 }
 
 
@@ -172,7 +162,7 @@ class _Reader(Text):
         no = self._accept("NOT")
         value, places = f"v{left.column}", frozenset({left.column})
         word = self._peek()
-        if word not in ("NULL", "TRUE", "FALSE") or (word != "NULL" and left.type != BOOL):
+        if word not in ("NULL", "TRUE", "FALSE") or (word != "NULL" and left.type != types.BOOL):
             raise Unknown
         self._at += 1
         test = f"({value} is {word.title() if word != 'NULL' else 'None'})"
@@ -188,7 +178,7 @@ class _Reader(Text):
         return PythonPredicate(f"({left.sql} IS DISTINCT FROM {right.sql})", f"(not {same})", same, frozenset({place}))
 
     def _truth(self, operand: Operand) -> PythonPredicate:
-        if operand.type != BOOL:
+        if operand.type != types.BOOL:
             raise Unknown
         if operand.column is None:
             true, false = str(operand.values[0] is True), str(operand.values[0] is False)
@@ -217,13 +207,13 @@ class _Reader(Text):
     def _ordered(self, sql: str, left: Operand, operator: str, right: Operand) -> PythonPredicate:
         place, fold = self._comparable(left, right)
         column = self._table.columns[place]
-        if left.type == BOOL or (left.type in (*_TEXTS, BPCHAR) and not is_own_order(column)):
+        if left.type == types.BOOL or (left.type in (*_TEXTS, types.BPCHAR) and not is_own_order(column)):
             raise Unknown
         (literal,) = right.values
         if literal is None:
             return PythonPredicate(sql, "False", "False", frozenset({place}))
         constant = fold(literal)
-        if left.type in (*_TEXTS, BPCHAR):
+        if left.type in (*_TEXTS, types.BPCHAR):
             constant = constant.encode("utf-8", "surrogateescape")
         test = f"({self._value(left, ordered=True)} {_PYTHON[operator]} {self._constants.name(constant)})"
         is_there = f"v{place} is not None"
@@ -241,7 +231,7 @@ class _Reader(Text):
             if not is_finite:
                 raise Unknown
             return left.column, _plain
-        if left.type == BPCHAR and right.type == BPCHAR:
+        if left.type == types.BPCHAR and right.type == types.BPCHAR:
             return left.column, _stripped
         texts = pair[0] in _TEXTS and pair[1] in _TEXTS
         if not texts and (pair[0] != pair[1] or pair[0] not in _CLASSES):
@@ -255,13 +245,13 @@ class _Reader(Text):
         place, kind = operand.column, operand.type
         classes = self._constants.name(_CLASSES[kind])
         value = f"(v{place} if v{place}.__class__ in {classes} else unknown())"
-        if kind == NUMERIC:
+        if kind == types.NUMERIC:
             value = f"finite({value})"
-        if kind == BPCHAR:
+        if kind == types.BPCHAR:
             value = f"{value}.rstrip(' ')"
-        if kind in (DATE, TIMESTAMP, TIMESTAMPTZ):
+        if kind in (types.DATE, types.TIMESTAMP, types.TIMESTAMPTZ):
             value = f"{value}.iso"
-        if ordered and kind in (*_TEXTS, BPCHAR):
+        if ordered and kind in (*_TEXTS, types.BPCHAR):
             value = f"{value}.encode('utf-8', 'surrogateescape')"
         return value
 

@@ -13,22 +13,8 @@ import msgspec
 
 from headwater.model.literal import Value
 from headwater.model.table import Table
+from headwater.sources.postgres import types
 from headwater.sources.postgres.schema.table_shapes import ident
-from headwater.sources.postgres.types import (
-    BOOL,
-    BPCHAR,
-    DATE,
-    INT2,
-    INT4,
-    INT8,
-    NUMERIC,
-    TEXT,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    UUID_,
-    VARCHAR,
-    converter,
-)
 from headwater.sources.python_predicate import Unknown
 
 _TOKEN = re.compile(
@@ -36,21 +22,21 @@ _TOKEN = re.compile(
     |(?P<mark>::|<>|<=|>=|[-+*/%<>=~!@\#^&|?`]+|[()\[\],.]))""",
     re.VERBOSE | re.ASCII,
 )
-INTS = frozenset({INT2, INT4, INT8})
-EXACT = INTS | {NUMERIC}
+INTS = frozenset({types.INT2, types.INT4, types.INT8})
+EXACT = INTS | {types.NUMERIC}
 _TYPES = {
-    "integer": INT4,
-    "bigint": INT8,
-    "smallint": INT2,
-    "numeric": NUMERIC,
-    "text": TEXT,
-    "character varying": VARCHAR,
-    "bpchar": BPCHAR,
-    "date": DATE,
-    "timestamp without time zone": TIMESTAMP,
-    "timestamp with time zone": TIMESTAMPTZ,
-    "uuid": UUID_,
-    "boolean": BOOL,
+    "integer": types.INT4,
+    "bigint": types.INT8,
+    "smallint": types.INT2,
+    "numeric": types.NUMERIC,
+    "text": types.TEXT,
+    "character varying": types.VARCHAR,
+    "bpchar": types.BPCHAR,
+    "date": types.DATE,
+    "timestamp without time zone": types.TIMESTAMP,
+    "timestamp with time zone": types.TIMESTAMPTZ,
+    "uuid": types.UUID_,
+    "boolean": types.BOOL,
 }
 
 
@@ -120,12 +106,12 @@ class Text:
         self._at += 1
         if kind == "number":
             is_int = text.isdigit() and int(text) < 2**63
-            oid = (INT4 if int(text) < 2**31 else INT8) if is_int else NUMERIC
+            oid = (types.INT4 if int(text) < 2**31 else types.INT8) if is_int else types.NUMERIC
             found = Operand(text, oid, None, (int(text) if is_int else Decimal(text),))
         elif kind == "string":
             return self._typed(text)
         elif kind == "word" and text in ("true", "false"):
-            return Operand(text, BOOL, None, (text == "true",))
+            return Operand(text, types.BOOL, None, (text == "true",))
         elif kind == "word" and text == "NULL":
             self._expect("::")
             name, oid = self._type_name()
@@ -151,10 +137,10 @@ class Text:
         name, oid = self._type_name()
         sql = f"({inner.sql})::{name}"
         if inner.column is not None:
-            if inner.type == VARCHAR and oid == TEXT:
-                return Operand(sql, TEXT, inner.column)
+            if inner.type == types.VARCHAR and oid == types.TEXT:
+                return Operand(sql, types.TEXT, inner.column)
             raise Unknown
-        if (inner.type in EXACT and oid in (INT8, NUMERIC) and inner.type != NUMERIC) or inner.type == oid:
+        if inner.type == oid or (inner.type in INTS and oid in (types.INT8, types.NUMERIC)):
             return Operand(sql, oid, None, inner.values)
         raise Unknown
 
@@ -163,7 +149,7 @@ class Text:
         name, oid = self._type_name()
         raw = text[1:-1].replace("''", "'")
         try:
-            value = converter(oid, {})(raw)
+            value = types.converter(oid, {})(raw)
         except (ValueError, LookupError, ArithmeticError):
             raise Unknown from None
         return Operand(f"{text}::{name}", oid, None, (value,))
@@ -181,8 +167,8 @@ class Text:
         if self._accept("("):
             inner = self._array()
             self._expect(")")
-            if self._accept("::", "text", "[", "]") and inner.type == VARCHAR:
-                return Operand(f"({inner.sql})::text[]", TEXT, None, inner.values)
+            if self._accept("::", "text", "[", "]") and inner.type == types.VARCHAR:
+                return Operand(f"({inner.sql})::text[]", types.TEXT, None, inner.values)
             return inner
         self._expect("ARRAY", "[")
         items = [self.operand()]

@@ -10,30 +10,34 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from headwater.sources.postgres import types
 from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, below
 from headwater.sources.postgres.query.analysis.row_conditions import INNER, bare, conjuncts
 from headwater.sources.postgres.query.analysis.tree_reads import RELATION, type_of
-from headwater.sources.postgres.types import (
-    BOOL,
-    BYTEA,
-    DATE,
-    INT2,
-    INT4,
-    INT8,
-    TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    TIMETZ,
-    UUID_,
-    VARCHAR,
-)
 
 LEFT, _UNION = "1", "1"
 _ARRAY_SUBLINK, _EXISTS = "6", "0"
 # Equal values of these types are identical; for text only if the collation is deterministic.
-_TEXTS = frozenset({TEXT, VARCHAR, 19})
-_EXACT = frozenset({BOOL, BYTEA, DATE, INT2, INT4, INT8, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ, UUID_, 26}) | _TEXTS
+_TEXTS = frozenset({types.TEXT, types.VARCHAR, 19})
+_EXACT = (
+    frozenset(
+        {
+            types.BOOL,
+            types.BYTEA,
+            types.DATE,
+            types.INT2,
+            types.INT4,
+            types.INT8,
+            types.TIME,
+            types.TIMESTAMP,
+            types.TIMESTAMPTZ,
+            types.TIMETZ,
+            types.UUID_,
+            26,
+        }
+    )
+    | _TEXTS
+)
 _IN_ORDER = frozenset({"array_agg", "string_agg", "json_agg", "jsonb_agg", "json_object_agg", "jsonb_object_agg"})
 _IN_ORDER |= {f"{name}_{more}" for name in ("json_agg", "jsonb_agg") for more in ("strict",)} | {"xmlagg", "mode"}
 _IN_ORDER |= {"json_object_agg_strict", "jsonb_object_agg_strict"}
@@ -213,16 +217,8 @@ class _QueryLevel:
 
 def keys_of(query: Node, known: CatalogFacts) -> list[Cell]:
     """Return columns that make the order of a query's rows total; [] if there are none."""
-    fields = (
-        "setOperations",
-        "limitCount",
-        "limitOffset",
-        "distinctClause",
-        "groupClause",
-        "groupingSets",
-        "havingQual",
-    )
-    if any(query[name] is not None for name in fields) or query.is_true("hasAggs") or query.is_true("hasTargetSRFs"):
+    is_cut = query["limitCount"] is not None or query["limitOffset"] is not None
+    if is_cut or _is_merging(query):
         return []
     try:
         return _Keys(query, known).cells()
@@ -232,7 +228,7 @@ def keys_of(query: Node, known: CatalogFacts) -> list[Cell]:
 
 def row_key(query: Node, known: CatalogFacts) -> tuple[int, ...] | None:
     """Return the places of the columns that identify the rows of the answer; None if one is not in it."""
-    if any(query[name] is not None for name in _MERGING) or query.is_true("hasAggs") or query.is_true("hasTargetSRFs"):
+    if _is_merging(query):
         return None
     try:
         cells = _Keys(query, known).cells()
@@ -240,6 +236,11 @@ def row_key(query: Node, known: CatalogFacts) -> tuple[int, ...] | None:
         return None
     shown = [_cell(bare(each["expr"])) for each in query.items("targetList") if not each.is_true("resjunk")]
     return tuple(shown.index(cell) for cell in cells) if cells and set(cells) <= set(shown) else None
+
+
+def _is_merging(query: Node) -> bool:
+    """Return whether a row of the answer may come from several rows of FROM, or from none."""
+    return any(query[name] is not None for name in _MERGING) or any(map(query.is_true, ("hasAggs", "hasTargetSRFs")))
 
 
 class _NoRowKeys(Exception):
