@@ -22,6 +22,7 @@ from headwater.errors import NotSupported
 from headwater.model.keys.key import encode_key
 from headwater.model.literal import U64, Date, DateTime, Json, Value
 from headwater.model.table import Column, Key, Table
+from headwater.sources.key_span import key_encoder
 from headwater.sources.postgres.schema.relations import BY_BYTES
 from headwater.sources.postgres.schema.table_shapes import ident
 from headwater.sources.request_checks import column_of
@@ -37,11 +38,7 @@ _SAME_ZONE = re.compile(r"(Z|\+00(:?00)?)\Z")
 
 def order(table: Table, columns: Sequence[str], odd: Collection[str] = ()) -> Callable[[Key], bytes]:
     """Return a function from values to bytes in row order. `odd`: collations that treat different texts as equal."""
-    encoders = [_encoder(column_of(table, name), odd) for name in columns]
-    if len(encoders) == 1:
-        (encode,) = encoders
-        return lambda values: encode(values[0])
-    return lambda values: b"".join([encode(value) for encode, value in zip(encoders, values, strict=True)])
+    return key_encoder([_encoder(column_of(table, name), odd) for name in columns])
 
 
 def is_own_order(column: Column) -> bool:

@@ -8,6 +8,7 @@ from headwater.errors import NotSupported
 from headwater.model.keys.key import encode_key
 from headwater.model.literal import Value
 from headwater.model.table import Column, Key, Table
+from headwater.sources.key_span import key_encoder
 from headwater.sources.request_checks import column_of
 from headwater.sources.sqlite.schema.table_shapes import PLAIN_COLLATIONS
 from headwater.sources.sqlite.types import Stored, to_stored
@@ -31,11 +32,7 @@ def as_stored(value: Value) -> Stored:
 
 def order(table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
     """Return a function that encodes values of `columns` as bytes in SQLite's order."""
-    encoders = [_encoder(column_of(table, name)) for name in columns]
-    if len(encoders) == 1:
-        (encode,) = encoders
-        return lambda values: encode(values[0])
-    return lambda values: b"".join([encode(value) for encode, value in zip(encoders, values, strict=True)])
+    return key_encoder([_encoder(column_of(table, name)) for name in columns])
 
 
 def _encoder(column: Column) -> Callable[[Value], bytes]:

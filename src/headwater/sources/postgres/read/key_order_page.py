@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from decimal import Decimal
 from typing import Protocol
@@ -13,9 +11,10 @@ from uuid import UUID
 from psycopg import pq
 
 from headwater.errors import InvalidRequest, NotSupported
-from headwater.model.keys.key import Span, decode_key
+from headwater.model.keys.key import Span
 from headwater.model.literal import Time, Value, is_date, is_datetime, is_time
-from headwater.model.table import Column, Key, Row, Table
+from headwater.model.table import Column, Key, Row
+from headwater.sources.key_span import SpanRows, key_at
 from headwater.sources.postgres.key_order import is_odd, is_own_order, order, ordered_by
 from headwater.sources.postgres.protocol_session import CAN_CHUNK, Link, cells_of
 from headwater.sources.postgres.schema.table_shapes import Shape
@@ -75,7 +74,7 @@ def stretch(
 ) -> tuple[Sequence[Row], Key | None]:
     """Return the rows, and the key of the last if more may follow. `taken` must be empty."""
     table = shape.table
-    bounds = None if span is None or span == Span() else _Bounds(table, span, odd)
+    bounds = None if span is None or span == Span() else SpanRows(table, span, order(table, table.key, odd))
     text = _PageSql(shape, odd)
     conditions = [text.beyond(after)] if after is not None else []
     if span is not None and bounds is not None:
@@ -139,25 +138,6 @@ def _filled(link: Link, limit: int, taken: PageRows, first: int) -> bool:
     return False
 
 
-class _Bounds:
-    """A span over rows that are in key order."""
-
-    def __init__(self, table: Table, span: Span, odd: Collection[str]) -> None:
-        self._span = span
-        place, key_of = order(table, table.key, odd), table.key_of
-        self._place: Callable[[Row], bytes] = lambda row: place(key_of(row))
-
-    def is_past(self, row: Row) -> bool:
-        """Return whether `row` is at or after the end of the span."""
-        return self._span.end is not None and self._place(row) >= self._span.end
-
-    def inside(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return those of the ordered `rows` that are inside the span."""
-        low = bisect_left(rows, self._span.start, key=self._place)
-        end = self._span.end
-        return rows[low:] if end is None else rows[low : bisect_left(rows, end, low, key=self._place)]
-
-
 class _PageSql:
     """The SQL of a page, and its parameters."""
 
@@ -179,7 +159,7 @@ class _PageSql:
 
     def near(self, data: bytes | None, *, is_start: bool) -> str:
         """Return an index condition for keys from the start, or up to the end, of a span, and perhaps some more."""
-        found = _key_at(data) if data else None
+        found = key_at(data) if data else None
         if found is None:
             return ""
         key, is_behind = found
@@ -210,18 +190,6 @@ def _as_text(value: Value) -> Bound:
     """Return the value as PostgreSQL's own text, in which a whole-hour time zone has no minutes."""
     bound = to_bound(value)
     return _HOURS.sub(rb"\1", bound) if isinstance(value, Time) and bound is not None else bound
-
-
-def _key_at(data: bytes) -> tuple[Key, bool] | None:
-    """Return the key at a span's bound, and whether the bound is after all keys with that prefix (`prefix_end`)."""
-    candidates = [(data, False)]
-    if data[-1:] > b"\0":
-        candidates.append((data[:-1] + bytes([data[-1] - 1]), True))
-    for found, is_behind in candidates:
-        with contextlib.suppress(InvalidRequest, NotSupported):
-            if key := decode_key(found):
-                return key, is_behind
-    return None
 
 
 def _fitting(column: Column, value: Value) -> Value:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 import apsw
 
-from headwater.errors import InvalidRequest
-from headwater.model.keys.key import Span, decode_key
+from headwater.model.keys.key import Span
 from headwater.model.literal import Value, is_broken_text
 from headwater.model.table import Column, Key, Table
+from headwater.sources.key_span import SpanRows, key_at
 from headwater.sources.read import Chunk
 from headwater.sources.sqlite.capture.change_decoder import row_decoder
 from headwater.sources.sqlite.capture.trigger_plan import Layout
@@ -41,7 +39,7 @@ def read_chunk(reader: GuardedConnection, name: str, *, after: Key | None, span:
     shape = reader.catalog.shape(name)
     table = shape.table
     offset = reader.offset()
-    bounds = None if span is None or span == Span() else _Bounds(table, span)
+    bounds = None if span is None or span == Span() else SpanRows(table, span, order(table, table.key))
     sql, bindings = _statement(table, after, span)
     stored, more = _fetch(reader.db, sql, bindings, len(table.columns), max(limit, 1), bounds)
     last = stored[-1] if more else None
@@ -51,36 +49,17 @@ def read_chunk(reader: GuardedConnection, name: str, *, after: Key | None, span:
         # NULLs in a key are never equal, so rows that share such a key must be in one chunk.
         stored = [row for row in stored if table.key_of(row) != key] + _twins(reader.db, table, key)
     decode = row_decoder(Layout(0, shape))
-    rows = stored if bounds is None else bounds.inside(stored)
+    rows: Sequence[StoredRow] = stored if bounds is None else bounds.inside(stored)
     if decode is not tuple:  # otherwise stored values are the values, and apsw's rows are tuples
         rows = list(map(decode, rows))
     return Chunk(table, tuple(rows), offset, None if last is None else table.key_of(decode(last)))
-
-
-class _Bounds:
-    """A span applied to stored rows, which are sorted by their encoded keys."""
-
-    def __init__(self, table: Table, span: Span) -> None:
-        self._span = span
-        place, key_of = order(table, table.key), table.key_of
-        self._place: Callable[[StoredRow], bytes] = lambda row: place(key_of(row))
-
-    def is_past(self, row: StoredRow) -> bool:
-        """Return whether `row` is beyond the end of the span."""
-        return self._span.end is not None and self._place(row) >= self._span.end
-
-    def inside(self, rows: list[StoredRow]) -> list[StoredRow]:
-        """Return those of the sorted `rows` that are in the span."""
-        low = bisect_left(rows, self._span.start, key=self._place)
-        end = self._span.end
-        return rows[low:] if end is None else rows[low : bisect_left(rows, end, low, key=self._place)]
 
 
 # --- fetching rows ---------------------------------------------------------------------------------------
 
 
 def _fetch(
-    db: apsw.Connection, sql: str, bindings: list[Stored], width: int, limit: int, bounds: _Bounds | None
+    db: apsw.Connection, sql: str, bindings: list[Stored], width: int, limit: int, bounds: SpanRows | None
 ) -> tuple[list[StoredRow], bool]:
     """Return the first rows of `sql`, at most `limit` and about MAX_BYTES, and whether there may be more."""
     sql += f" LIMIT {limit + 1}"
@@ -90,7 +69,7 @@ def _fetch(
         return fetch_upto(db.execute, sql, bindings, width, rows=limit, weight=MAX_BYTES)
 
 
-def _taken(cursor: apsw.Cursor, limit: int, bounds: _Bounds | None) -> tuple[list[StoredRow], bool]:
+def _taken(cursor: apsw.Cursor, limit: int, bounds: SpanRows | None) -> tuple[list[StoredRow], bool]:
     found: list[StoredRow] = []
     weight = heaviest = 0
     try:
@@ -157,27 +136,15 @@ def _beyond(table: Table, after: Key) -> tuple[str, list[Stored]]:
 
 def _from(table: Table, start: bytes) -> tuple[str, list[Stored]]:
     """Return a condition for keys at or after `start`, and possibly some before, to which SQLite can seek."""
-    found = _key_at(start)
+    found = key_at(start)
     if found is None:
         return "", []
-    key, comparison = found
+    key, is_behind = found
     columns = [table.columns[place] for place in table.key_places]
     fits = 0
     while fits < min(len(key), len(columns)) and _compares_by_place(columns[fits], key[fits]):
         fits += 1
-    return _compared(table, comparison if fits == len(key) else ">=", key[:fits]) if fits else ("", [])
-
-
-def _key_at(start: bytes) -> tuple[Key, str] | None:
-    """Return the key at which a span begins (>=), or after whose prefix it begins (>)."""
-    candidates = [(start, ">=")]
-    if start[-1:] > b"\0":
-        candidates.append((start[:-1] + bytes([start[-1] - 1]), ">"))  # see `prefix_end`
-    for data, comparison in candidates:
-        with contextlib.suppress(InvalidRequest):
-            if key := decode_key(data):
-                return key, comparison
-    return None
+    return _compared(table, ">" if is_behind and fits == len(key) else ">=", key[:fits]) if fits else ("", [])
 
 
 def _compares_by_place(column: Column, value: Value) -> bool:
