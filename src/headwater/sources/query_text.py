@@ -1,9 +1,12 @@
-"""Rendering of queries of the JSON form into SQL text: the part common to all databases. Subclasses add the rest."""
+"""Rendering of expressions and queries of the JSON form into SQL: the part common to all databases."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headwater.errors import InvalidRequest
-from headwater.model.predicate import Expr, QueryExpression
+from headwater.model.literal import Value
+from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, QueryExpression
 from headwater.model.query.query import (
     Aggregate,
     Body,
@@ -42,38 +45,80 @@ OPERATORS = {
 }
 
 
-def operator_sql(op: str, args: list[str], operators: dict[str, str], database: str) -> str:
-    """Return an operator applied to operands that are SQL text; `operators` are this database's binary operators."""
-    match op, args:
-        case (("and" | "or"), _):
-            return "(" + f" {op.upper()} ".join(args) + ")"
-        case "not", [a]:
-            return f"(NOT {a})"
-        case "is_null", [a]:
-            return f"({a} IS NULL)"
-        case "in", [a, *options]:
-            return f"({a} IN ({', '.join(options)}))"
-        case "between", [a, low, high]:
-            return f"({a} BETWEEN {low} AND {high})"
-        case _, [a, b] if op in operators:
-            return f"({a} {operators[op]} {b})"
-    raise InvalidRequest(f"operator {op!r} is not known to {database}", hint="Write the condition in another way.")
-
-
-class QueryText:
-    """Renderer of queries. Every part it returns is self-contained, so that parts can be combined safely."""
+class Expressions:
+    """Renderer of expressions; no text it returns needs further brackets. Subclasses render columns and values."""
 
     database = ""  # name of the database in errors
+    operators: Mapping[str, str] = OPERATORS  # binary operators
+    declared: Mapping[str, str] = {}  # type of each kind
+
+    def col(self, col: Col) -> str:
+        """Return a column as SQL."""
+        raise NotImplementedError
+
+    def value(self, value: Value) -> str:
+        """Return a value of the expression as SQL."""
+        raise NotImplementedError
+
+    def queried(self, expr: QueryExpression) -> str:
+        """Return an expression that only queries contain as SQL."""
+        raise InvalidRequest("a condition reads one row and cannot contain a query")
+
+    def expr(self, expr: Expr) -> str:
+        """Return an expression as SQL."""
+        match expr:
+            case Col():
+                return self.col(expr)
+            case Literal(value):
+                return self.value(value)
+            case Call(op, args):
+                return self.operator(op, self.operands(op, args))
+            case Function(name, args):
+                return self.function(name, args)
+            case Cast(inner, kind):
+                return f"CAST({self.expr(inner)} AS {self.declared[kind]})"
+            case Case(branches, otherwise):
+                whens = "".join(f" WHEN {self.expr(a)} THEN {self.expr(b)}" for a, b in branches)
+                return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
+            case QueryExpression():
+                return self.queried(expr)
+
+    def function(self, name: str, args: tuple[Expr, ...]) -> str:
+        """Return a function of the JSON form as SQL."""
+        return f"{name}({', '.join(map(self.expr, args))})"
+
+    def operands(self, op: str, args: tuple[Expr, ...]) -> list[str]:
+        """Return the operands of an operator as SQL."""
+        return [self.expr(arg) for arg in args]
+
+    def operator(self, op: str, args: list[str]) -> str:
+        """Return an operator applied to operands that are SQL text."""
+        match op, args:
+            case (("and" | "or"), _):
+                return "(" + f" {op.upper()} ".join(args) + ")"
+            case "not", [a]:
+                return f"(NOT {a})"
+            case "is_null", [a]:
+                return f"({a} IS NULL)"
+            case "in", [a, *options]:
+                return f"({a} IN ({', '.join(options)}))"
+            case "between", [a, low, high]:
+                return f"({a} BETWEEN {low} AND {high})"
+            case _, [a, b] if op in self.operators:
+                return f"({a} {self.operators[op]} {b})"
+        problem = f"operator {op!r} is not known to {self.database}"
+        raise InvalidRequest(problem, hint="Write the condition in another way.")
+
+
+class QueryText(Expressions):
+    """Renderer of queries. Every part it returns is self-contained, so that parts can be combined safely."""
+
     parameter = ""  # prefix of an argument's number
     with_word = "WITH"
     no_limit = ""  # LIMIT to use with an OFFSET alone
 
     def ident(self, name: str) -> str:
         """Return a quoted name."""
-        raise NotImplementedError
-
-    def expr(self, expr: Expr) -> str:
-        """Return an expression as SQL."""
         raise NotImplementedError
 
     def set_op(self, body: SetOp) -> str:

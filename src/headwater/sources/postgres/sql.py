@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import Value
-from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, QueryExpression
+from headwater.model.predicate import Case, Col, Expr, Literal
 from headwater.model.table import Table
 from headwater.sources.column_types import COLUMN_TYPES
 from headwater.sources.postgres.schema.table_shapes import Shape, ident
 from headwater.sources.postgres.types import declared_text
 from headwater.sources.postgres.values import Bound, own_type, to_bound
-from headwater.sources.query_text import OPERATORS, operator_sql
+from headwater.sources.query_text import OPERATORS, Expressions
 
-_OPERATORS = {**OPERATORS, "is": "IS NOT DISTINCT FROM", "ilike": "ILIKE"}
 _FUNCTIONS = {
     **{name: name for name in ("lower", "upper", "length", "octet_length", "abs", "sign", "nullif", "coalesce")},
     **{name: name for name in ("round", "replace", "substr", "ltrim", "rtrim", "floor", "ceil", "sqrt", "exp", "ln")},
@@ -31,21 +28,28 @@ _FUNCTIONS = {
 DECLARED = {kind: row.postgres for kind, row in COLUMN_TYPES.items() if row.postgres}
 
 
-def composed(expr: Function | Cast | Case, write: Callable[[Expr], str]) -> str:
-    """Return the SQL of a composed expression; `write` renders its parts."""
-    match expr:
-        case Function("iif", (condition, yes, no)):
-            return write(Case(((condition, yes),), no))
-        case Function(name, args):
-            return function_sql(name, [write(arg) for arg in args])
-        case Cast(inner, kind):
-            return cast_sql(write(inner), kind)
-        case Case(branches, otherwise):
-            whens = "".join(f" WHEN {write(a)} THEN {write(b)}" for a, b in branches)
-            return f"(CASE{whens} ELSE {write(otherwise)} END)"
+class PostgresExpressions(Expressions):
+    """Renderer of expressions in PostgreSQL's dialect."""
+
+    database, declared = "PostgreSQL", DECLARED
+    operators = {**OPERATORS, "is": "IS NOT DISTINCT FROM", "ilike": "ILIKE"}
+
+    def operator(self, op: str, args: list[str]) -> str:
+        """Return an operator applied to operands that are SQL text."""
+        return "false" if op == "in" and len(args) == 1 else super().operator(op, args)
+
+    def function(self, name: str, args: tuple[Expr, ...]) -> str:
+        """Return a function of the JSON form by its name in PostgreSQL."""
+        if name == "iif" and len(args) == 3:
+            return self.expr(Case(((args[0], args[1]),), args[2]))
+        if name not in _FUNCTIONS:
+            raise NotSupported(
+                f"function {name!r} has no twin in PostgreSQL", hint="Use sql.exec with PostgreSQL's own functions."
+            )
+        return super().function(_FUNCTIONS[name], args)
 
 
-class Renderer:
+class Renderer(PostgresExpressions):
     """A renderer that collects parameters while it writes text. One per statement."""
 
     def __init__(self, shape: Shape) -> None:
@@ -82,55 +86,28 @@ class Renderer:
             return f" WHERE ctid = ANY (ARRAY(SELECT ctid {rest}))"
         return f" WHERE (tableoid, ctid) IN (SELECT tableoid, ctid {rest})"
 
-    def expr(self, expr: Expr, beside: str | None = None) -> str:
-        """Return the expression as SQL text, in brackets where needed."""
-        match expr:
-            case Col(name):
-                return self.column(name)
-            case Literal(value):
-                return self.bind(value, beside)
-            case Call(op, args):
-                return self._call(op, args)
-            case Function() | Cast() | Case():
-                return composed(expr, self.expr)
-            case QueryExpression():
-                raise InvalidRequest("a condition reads one row and cannot contain a query")
+    def col(self, col: Col) -> str:
+        """Return a quoted column of the table."""
+        return self.column(col.name)
 
-    def _call(self, op: str, args: tuple[Expr, ...]) -> str:
-        # A literal gets the type of the column that it is compared with.
+    def value(self, value: Value) -> str:
+        """Return a placeholder for `value`, with its own type."""
+        return self.bind(value)
+
+    def operands(self, op: str, args: tuple[Expr, ...]) -> list[str]:
+        """Return the operands as SQL: a literal gets the type of the column that it is compared with."""
         beside = next((arg.name for arg in args if isinstance(arg, Col)), None)
         if op in ("and", "or", "not", "like", "ilike") or (
             beside and self.column(beside) and self._is_odd(beside, args)
         ):
             beside = None
-        return called(op, [self.expr(arg, beside) for arg in args])
+        return [self.bind(arg.value, beside) if isinstance(arg, Literal) else self.expr(arg) for arg in args]
 
     def _is_odd(self, beside: str, args: tuple[Expr, ...]) -> bool:
         """Return whether a literal is a number that an integer column cannot hold: it is compared with its own type."""
         if self.shape.column(beside).kind != "i64":
             return False
         return any(isinstance(arg, Literal) and type(arg.value).__name__ in ("float", "Decimal", "U64") for arg in args)
-
-
-def called(op: str, texts: list[str]) -> str:
-    """Return an operator on operands that are SQL text."""
-    if op == "in" and len(texts) == 1:
-        return "false"
-    return operator_sql(op, texts, _OPERATORS, "PostgreSQL")
-
-
-def function_sql(name: str, texts: list[str]) -> str:
-    """Return a function of the JSON form by its name in PostgreSQL."""
-    if name not in _FUNCTIONS:
-        raise NotSupported(
-            f"function {name!r} has no twin in PostgreSQL", hint="Use sql.exec with PostgreSQL's own functions."
-        )
-    return f"{_FUNCTIONS[name]}({', '.join(texts)})"
-
-
-def cast_sql(text: str, kind: str) -> str:
-    """Return a cast to a kind."""
-    return f"CAST({text} AS {DECLARED[kind]})"
 
 
 def order_by(table: Table) -> str:

@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
-from headwater.errors import InvalidRequest
 from headwater.model.literal import Value
-from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, QueryExpression
+from headwater.model.predicate import Col, Expr
 from headwater.model.table import Table
-from headwater.sources.query_text import OPERATORS, operator_sql
+from headwater.sources.query_text import OPERATORS, Expressions
 from headwater.sources.request_checks import no_column
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.types import DECLARED, Stored, to_stored
 
-_OPERATORS = {**OPERATORS, "is": "IS", "ilike": "LIKE"}  # SQLite's LIKE ignores ASCII case already
+
+class SqliteExpressions(Expressions):
+    """Renderer of expressions in SQLite's dialect."""
+
+    database, declared = "SQLite", DECLARED
+    operators = {**OPERATORS, "is": "IS", "ilike": "LIKE"}  # SQLite's LIKE ignores ASCII case already
 
 
-class Expressions:
-    """Renderer of expressions. Subclasses render columns, values and parts of queries."""
-
-    def col(self, col: Col) -> str:
-        """Return a column as SQL."""
-        raise NotImplementedError
-
-    def value(self, value: Value) -> str:
-        """Return a value of the expression as SQL."""
-        raise NotImplementedError
-
-    def queried(self, expr: QueryExpression) -> str:
-        """Return an expression that only queries contain as SQL."""
-        raise InvalidRequest("a condition reads one row and cannot contain a query")
-
-    def expr(self, expr: Expr) -> str:
-        """Return the expression as SQL text that needs no further brackets."""
-        match expr:
-            case Col():
-                return self.col(expr)
-            case Literal(value):
-                return self.value(value)
-            case Call(op, args):
-                return operator_sql(op, [self.expr(arg) for arg in args], _OPERATORS, "SQLite")
-            case Function(name, args):
-                return f"{name}({', '.join(self.expr(arg) for arg in args)})"
-            case Cast(inner, kind):
-                return f"CAST({self.expr(inner)} AS {DECLARED[kind]})"
-            case Case(branches, otherwise):
-                whens = "".join(f" WHEN {self.expr(a)} THEN {self.expr(b)}" for a, b in branches)
-                return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
-            case QueryExpression():
-                return self.queried(expr)
-
-
-class Renderer(Expressions):
+class Renderer(SqliteExpressions):
     """Renderer that collects bindings while it writes text. One per statement."""
 
     def __init__(self, table: Table) -> None:
@@ -57,10 +26,6 @@ class Renderer(Expressions):
         self.bindings: list[Stored] = []
 
     def value(self, value: Value) -> str:
-        """Bind `value` and return its placeholder."""
-        return self.bind(value)
-
-    def bind(self, value: Value) -> str:
         """Bind `value` and return its placeholder."""
         self.bindings.append(to_stored(value))
         return "?"
@@ -108,7 +73,7 @@ def insert_into(table: Table, names: tuple[str, ...], returning: bool) -> str:
     return f"INSERT INTO {ident(table.name)} {values}" + (f" RETURNING {column_list(table)}" if returning else "")
 
 
-def create_table(table: Table, *, if_not_exists: bool) -> str:
+def create_table(table: Table) -> str:
     """Return CREATE TABLE for the kinds; a single integer key becomes the rowid, which SQLite numbers itself."""
     lone = table.lone_key
     numbered = lone.name if lone and (lone.kind == "i64" or lone.auto) else None
@@ -120,5 +85,4 @@ def create_table(table: Table, *, if_not_exists: bool) -> str:
     ]
     if table.key and not numbered:
         parts.append(f"PRIMARY KEY ({', '.join(map(ident, table.key))})")
-    exists = "IF NOT EXISTS " if if_not_exists else ""
-    return f"CREATE TABLE {exists}{ident(table.name)} ({', '.join(parts)})"
+    return f"CREATE TABLE {ident(table.name)} ({', '.join(parts)})"

@@ -8,11 +8,11 @@ from uuid import UUID
 
 from headwater.errors import InvalidRequest
 from headwater.model.literal import U64, Date, DateTime, Embedding, Json, Time, Value
-from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, QueryExpression
+from headwater.model.predicate import Col, QueryExpression
 from headwater.model.query.query import Aggregate, Query, SetOp, Star
 from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.table_shapes import ident
-from headwater.sources.postgres.sql import called, composed
+from headwater.sources.postgres.sql import PostgresExpressions
 from headwater.sources.postgres.values import to_bound
 from headwater.sources.query_text import QueryText
 
@@ -68,10 +68,10 @@ def _quoted(value: Value, kind: str = "") -> str:
     return f"{found}::{kind}" if kind else found
 
 
-class _QueryText(QueryText):
+class _QueryText(PostgresExpressions, QueryText):
     """A query text in PostgreSQL's dialect. Tables are written with their schema: the search path is not used."""
 
-    database, with_word, parameter, no_limit = "PostgreSQL", "WITH RECURSIVE", "$", "ALL"
+    with_word, parameter, no_limit = "WITH RECURSIVE", "$", "ALL"
 
     def __init__(self) -> None:
         self._withs: list[set[str]] = []  # names of WITH queries in scope
@@ -101,19 +101,13 @@ class _QueryText(QueryText):
         """Return a set operation on two bodies, each in brackets."""
         return f"({self.body(body.left)}) {body.kind.upper()}{' ALL' if body.all else ''} ({self.body(body.right)})"
 
-    def expr(self, expr: Expr) -> str:
-        """Return an expression as SQL."""
-        match expr:
-            case Col(name, table):
-                return ident(name) if table is None else f"{_qualifier(table)}.{ident(name)}"
-            case Literal(value):
-                return constant(value)
-            case Call(op, args):
-                return called(op, [self.expr(arg) for arg in args])
-            case Function() | Cast() | Case():
-                return composed(expr, self.expr)
-            case QueryExpression():
-                return self.queried(expr)
+    def col(self, col: Col) -> str:
+        """Return a column."""
+        return ident(col.name) if col.table is None else f"{_qualifier(col.table)}.{ident(col.name)}"
+
+    def value(self, value: Value) -> str:
+        """Return `value` as a constant."""
+        return constant(value)
 
     def queried(self, expr: QueryExpression) -> str:
         """Return a parameter, aggregate or subquery as SQL; some aggregates have another name here."""

@@ -6,11 +6,11 @@ import math
 
 from headwater.errors import NotSupported
 from headwater.model.literal import Value
-from headwater.model.predicate import Col, Expr, QueryExpression
+from headwater.model.predicate import Col
 from headwater.model.query.query import Query, SetOp
 from headwater.sources.query_text import QueryText
 from headwater.sources.sqlite.connection import ident
-from headwater.sources.sqlite.sql import Expressions
+from headwater.sources.sqlite.sql import SqliteExpressions
 from headwater.sources.sqlite.types import Stored, to_stored
 
 
@@ -48,22 +48,14 @@ def _text(value: str) -> str:
     return parts[0] if len(parts) == 1 else f"({' || char(0) || '.join(parts)})"
 
 
-class _QueryText(QueryText, Expressions):
+class _QueryText(SqliteExpressions, QueryText):
     """Renderer of queries in SQLite's dialect."""
 
-    database, parameter, no_limit = "SQLite", "?", "-1"
+    parameter, no_limit = "?", "-1"
 
     def ident(self, name: str) -> str:
         """Return a quoted name."""
         return ident(name)
-
-    def expr(self, expr: Expr) -> str:
-        """Return an expression as SQL."""
-        return Expressions.expr(self, expr)
-
-    def queried(self, expr: QueryExpression) -> str:
-        """Return an expression that only queries contain as SQL."""
-        return QueryText.queried(self, expr)
 
     def set_op(self, body: SetOp) -> str:
         """Return a set operation of two bodies as SQL."""

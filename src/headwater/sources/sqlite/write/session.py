@@ -86,7 +86,7 @@ class SqliteSession:
         self._before_write()
         shape = self._catalog.shape(table)
         text = Renderer(shape.table)
-        assign = ", ".join(f"{text.column(name)} = {text.bind(value)}" for name, value in values.items())
+        assign = ", ".join(f"{text.column(name)} = {text.value(value)}" for name, value in values.items())
         sql = f"UPDATE {ident(table)} SET {assign}{text.limited(shape.rowid, where, limit)}"
         return self._change(sql, text)
 
@@ -123,7 +123,7 @@ class SqliteSession:
         lone = table.lone_key
         if lone and lone.auto and lone.kind == "u64":
             self._remember_kind(table.name, lone.name, lone.kind)
-        self._change_schema(create_table(table, if_not_exists=False), (), None)
+        self._change_schema(create_table(table), (), None)
         return True
 
     def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
