@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from headwater.model.change import Transaction
-from headwater.sources.read import SourceHead
+from headwater.sources.read import HeadSource
 
 STOPPED = "stopped"  # name of the note for a clean stop: everything that capture reported is in the log
 
@@ -23,7 +23,7 @@ class LogNotes(Protocol):
         ...
 
 
-class Capturable(Protocol):
+class Capturable(HeadSource, Protocol):
     """A source as capture uses it. Every method is thread-safe unless its docstring says otherwise."""
 
     name: str
@@ -43,14 +43,6 @@ class Capturable(Protocol):
 
     def reopen(self) -> None:
         """Connect again, because the name now refers to another database."""
-        ...
-
-    def read_head(self) -> SourceHead:
-        """Return the current head of the database; costs one small read."""
-        ...
-
-    def peek_head(self) -> SourceHead | None:
-        """Return the current head if that takes microseconds and needs no waiting; else None."""
         ...
 
     def follow(self, *, after: int) -> Iterator[Transaction]:

@@ -174,7 +174,19 @@ class PastShapes(Protocol):
         ...
 
 
-class Readable(Reader, Protocol):
+class HeadSource(Protocol):
+    """A database whose head can be read. Every method is thread-safe."""
+
+    def read_head(self) -> SourceHead:
+        """Return the current head of the database; costs one small read."""
+        ...
+
+    def peek_head(self) -> SourceHead | None:
+        """Return the current head if that takes microseconds and needs no waiting, as on an event loop; else None."""
+        ...
+
+
+class Readable(Reader, HeadSource, Protocol):
     """A source as feeds, ranges and queries read it. Every method is thread-safe."""
 
     @property
@@ -184,14 +196,6 @@ class Readable(Reader, Protocol):
 
     def bulk_address(self) -> BulkAddress:
         """Return the address at which the bulk worker opens the database; NotSupported if it has no bulk reads."""
-        ...
-
-    def read_head(self) -> SourceHead:
-        """Return the current head of the database; costs one small read."""
-        ...
-
-    def peek_head(self) -> SourceHead | None:
-        """Return the current head if that takes microseconds and needs no waiting, as on an event loop; else None."""
         ...
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
