@@ -81,12 +81,8 @@ class File:
         """Switch the file to WAL mode if needed; before this call the file is unchanged."""
         if self._journal_mode == "wal":
             return
-        db = open_file(self.path, vfs=self._vfs)
-        try:
-            with sqlite_errors(self.path):
-                self._journal_mode = str(db.pragma("journal_mode", "wal"))
-        finally:
-            db.close()
+        with contextlib.closing(open_file(self.path, vfs=self._vfs)) as db, sqlite_errors(self.path):
+            self._journal_mode = str(db.pragma("journal_mode", "wal"))
         if self._journal_mode != "wal":
             hint = "WAL needs a local disk and no open transaction."
             raise SourceUnfit(f"{self.path} cannot use WAL", hint=hint)
@@ -140,19 +136,15 @@ def _patience() -> Callable[[int], bool]:
 def open_database(path: str, *, vfs: str | None, config: SqliteConfig) -> File:
     """Open the file at `path`, or create it; SourceUnfit if it cannot be captured."""
     fresh = not os.path.exists(path) or os.path.getsize(path) == 0
-    db = open_file(path, vfs=vfs)
-    try:
-        with sqlite_errors(path):
-            encoding, mode = str(db.pragma("encoding")), str(db.pragma("journal_mode"))
-            if encoding != "UTF-8":
-                raise SourceUnfit(
-                    f"{path} stores text as {encoding}", hint="Rebuild it with PRAGMA encoding = 'UTF-8' (VACUUM INTO)."
-                )
-            if mode != "wal" and not fresh and not config.wal:
-                raise SourceUnfit(
-                    f"{path} has journal mode {mode!r}; capture needs WAL",
-                    hint="Start with --wal to let Headwater change it; `headwater source detach` changes it back.",
-                )
-    finally:
-        db.close()
+    with contextlib.closing(open_file(path, vfs=vfs)) as db, sqlite_errors(path):
+        encoding, mode = str(db.pragma("encoding")), str(db.pragma("journal_mode"))
+    if encoding != "UTF-8":
+        raise SourceUnfit(
+            f"{path} stores text as {encoding}", hint="Rebuild it with PRAGMA encoding = 'UTF-8' (VACUUM INTO)."
+        )
+    if mode != "wal" and not fresh and not config.wal:
+        raise SourceUnfit(
+            f"{path} has journal mode {mode!r}; capture needs WAL",
+            hint="Start with --wal to let Headwater change it; `headwater source detach` changes it back.",
+        )
     return File(path, vfs=vfs, config=config, journal_mode=mode, is_new=fresh)

@@ -55,13 +55,8 @@ class SqliteCapture:
         config: SqliteConfig,
     ) -> None:
         self.name, self.path, self._file, self._lock = name, file.path, file, lock
-        self._shutdown_notes, self._submit, self._guard, self._notes, self._config = (
-            witness,
-            submit,
-            guard,
-            notes,
-            config,
-        )
+        self._shutdown_notes, self._submit, self._guard = witness, submit, guard
+        self._notes, self._config = notes, config
         self._vouched = -1  # the schema_version for which triggers were last reconciled
         self._waker = Waker(os.path.realpath(self.path) + "-wal")
         self._own = file.connect_bare()
@@ -220,6 +215,6 @@ class SqliteCapture:
     def _demand_resnapshot(self, tables: set[str]) -> None:
         def work(_: object) -> None:
             with self._guard.own() as db:
-                demand_resnapshot(db, tables, "images of a key do not chain")
+                demand_resnapshot(db, tables)
 
         self._submit(work, ours=True, caller=OURS).result()

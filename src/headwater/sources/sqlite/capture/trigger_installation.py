@@ -5,7 +5,7 @@ All functions run inside a write transaction of the caller.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import apsw
 import msgspec
@@ -326,11 +326,11 @@ def _announce(db: apsw.Connection, layout: int, ddl: str, *, resnapshot: bool) -
     )
 
 
-def demand_resnapshot(db: apsw.Connection, tables: Collection[str], why: str) -> None:
+def demand_resnapshot(db: apsw.Connection, tables: Collection[str]) -> None:
     """Report to readers of `tables` that captured changes may be incomplete or out of order."""
     for layout in read_layouts(db).values():
         if layout.active and layout.table.name in tables:
-            _announce(db, layout.id, f"-- {why}", resnapshot=True)
+            _announce(db, layout.id, "-- images of a key do not chain", resnapshot=True)
 
 
 def _captured_since(db: apsw.Connection, layout: int, after: int) -> bool:
@@ -342,8 +342,5 @@ def _has_rows(db: apsw.Connection, shape: Shape) -> bool:
 
 
 def _sql_of(db: apsw.Connection, name: str) -> str:
-    return next((sql for (sql,) in _schema_sql(db, name)), "")
-
-
-def _schema_sql(db: apsw.Connection, name: str) -> Iterator[tuple[str]]:
-    return db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,))
+    found = db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,))
+    return next((sql for (sql,) in found), "")

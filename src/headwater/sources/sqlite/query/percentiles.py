@@ -11,6 +11,7 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import apsw
@@ -174,11 +175,8 @@ def _numeric(argument: Any) -> float | None:
         return float(argument)
     if not isinstance(argument, str) or len(argument) > 100:
         return None
-    db = apsw.Connection(":memory:")
-    try:
+    with closing(apsw.Connection(":memory:")) as db:
         db.execute("CREATE TABLE n(v NUMERIC)")
         db.execute("INSERT INTO n VALUES (?)", (argument,))
         ((found,),) = db.execute("SELECT v FROM n").fetchall()
-    finally:
-        db.close()
     return float(found) if isinstance(found, int | float) else None

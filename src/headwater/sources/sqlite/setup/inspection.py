@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 
 import apsw
@@ -35,14 +36,10 @@ def inspect(name: str, path: str, config: SqliteConfig) -> Inspection:
     if not os.path.exists(path) or any(check.state == "fail" for check in checks):
         return Inspection(checks, is_readable=False)
     try:
-        db = open_file(path, read_only=True)
-        try:
-            with sqlite_errors(path):
-                checks += _format(name, db, wal=config.wal, fresh=os.path.getsize(path) == 0)
-                checks += _tables(name, db, config.tables)
-                return _capture(name, db, config.tables, checks)
-        finally:
-            db.close()
+        with closing(open_file(path, read_only=True)) as db, sqlite_errors(path):
+            checks += _format(name, db, wal=config.wal, fresh=os.path.getsize(path) == 0)
+            checks += _tables(name, db, config.tables)
+            return _capture(name, db, config.tables, checks)
     except HeadwaterError as error:
         return Inspection([*checks, Check(name, "fail", error.message, error.hint)], is_readable=False)
 
@@ -142,13 +139,9 @@ def _mismatch(generation: str, head: int, log: LogView) -> tuple[str, str] | Non
 
 def list_tables(name: str, path: str) -> list[CapturedTable]:
     """Return the tables of the file, and whether they are captured."""
-    db = open_file(path, read_only=True)
-    try:
-        with sqlite_errors(path):
-            layouts = read_layouts(db).values() if is_installed(db) else []
-            shapes, refused = capturable(db, ())
-    finally:
-        db.close()
+    with closing(open_file(path, read_only=True)) as db, sqlite_errors(path):
+        layouts = read_layouts(db).values() if is_installed(db) else []
+        shapes, refused = capturable(db, ())
     active = {layout.table.name: layout.table for layout in layouts if layout.active}
     found = []
     for table in sorted({*shapes, *refused}):
@@ -161,9 +154,5 @@ def list_tables(name: str, path: str) -> list[CapturedTable]:
 
 def generation_of(path: str) -> str | None:
     """Return the generation that the file belongs to; None if it is not attached."""
-    db = open_file(path, read_only=True)
-    try:
-        with sqlite_errors(path):
-            return meta(db, "generation") if is_installed(db) else None
-    finally:
-        db.close()
+    with closing(open_file(path, read_only=True)) as db, sqlite_errors(path):
+        return meta(db, "generation") if is_installed(db) else None
