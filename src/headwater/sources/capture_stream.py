@@ -16,11 +16,9 @@ class LogNotes(Protocol):
 
     def note(self, name: str) -> str:
         """Return the text stored under `name`, or ""."""
-        ...
 
     def set_notes(self, **notes: str) -> None:
         """Store these texts durably and atomically."""
-        ...
 
 
 class Capturable(HeadSource, Protocol):
@@ -35,35 +33,27 @@ class Capturable(HeadSource, Protocol):
 
         `read(after)` yields the log's own transactions, for comparison of the changes that both sides still hold.
         """
-        ...
 
     def restart(self, *, generation: str, first: int) -> int:
         """Begin a new generation at offset `first`, or above all used offsets; return its first offset."""
-        ...
 
     def reopen(self) -> None:
         """Connect again, because the name now refers to another database."""
-        ...
 
     def follow(self, *, after: int) -> Iterator[Transaction]:
         """Yield committed transactions after offset `after`, in order, up to the head at the time of the call.
 
         Large transactions are yielded in parts. `ts` is 0: capture sets it. Called from the capture thread only.
         """
-        ...
 
     def wait(self, timeout: float) -> None:
         """Sleep until something may have been committed, `wake` is called, or `timeout` passes."""
-        ...
 
     def wake(self) -> None:
         """End a `wait` now."""
-        ...
 
     def acknowledge(self, upto: int) -> None:
         """Allow the source to discard changes at or below `upto`, which are durable in the log."""
-        ...
 
     def release(self, reason: str) -> None:
         """Stop following because the log is lost, and refuse writes that could no longer be captured."""
-        ...

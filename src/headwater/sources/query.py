@@ -37,19 +37,15 @@ class Queryable(Readable, Protocol):
         Owners may send anything. Others send SELECT and DML: their SQL never changes the schema, and never runs with
         the rights of the source's own login.
         """
-        ...
 
     def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
         """Return whether the engine itself reports that `sql` writes nothing."""
-        ...
 
     def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> ReadResult:
         """Run one read-only statement for a caller in this role."""
-        ...
 
     def text(self, query: Query) -> str:
         """Return a query of the JSON form as SQL of this database; equal queries give equal texts."""
-        ...
 
     def analyse(self, sql: str) -> Analysis:
         """Return the dependencies of one read-only statement.
@@ -57,7 +53,6 @@ class Queryable(Readable, Protocol):
         InvalidRequest for a statement that writes, cannot be prepared, or is several statements. A part that is not
         understood makes the dependencies wider (whole tables) or the result uncacheable, and is never an error.
         """
-        ...
 
     def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> ReadResult | None:
         """Run `analysis.sql` with its parameters by name; return None if the epoch has changed since.
@@ -65,4 +60,3 @@ class Queryable(Readable, Protocol):
         With `guards`, also return the rows each guard selects in the same transaction, at most MAX_KEYS; None for one
         that has no statement, selects more rows, fails, or takes too long.
         """
-        ...

@@ -62,21 +62,17 @@ class Condition(Protocol):
     @property
     def pin(self) -> Pin | None:
         """Return a necessary equality, by which many conditions can be indexed; None if there is none."""
-        ...
 
     @property
     def calls(self) -> tuple[str, ...]:
         """Return the functions in the condition that may read more than the row, even if declared otherwise."""
-        ...
 
     @property
     def is_cheap(self) -> bool:
         """Return whether evaluation takes about a microsecond per row, so that it may run on the event loop."""
-        ...
 
     def holds(self, rows: Sequence[Row]) -> list[bool]:
         """Return for each of `rows` whether the condition is true (NULL is not true). Thread-safe."""
-        ...
 
 
 class Reader(Protocol):
@@ -84,19 +80,15 @@ class Reader(Protocol):
 
     def describe(self) -> dict[str, Table]:
         """Return the tables as they are now."""
-        ...
 
     def head(self) -> int:
         """Return the offset that the newest committed change has or will have; costs one small read."""
-        ...
 
     def wake(self) -> None:
         """End a `wait` of capture now; do nothing if capture is not waiting."""
-        ...
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
         """Return at most `limit` rows in key order with keys after `after`, inside `span`."""
-        ...
 
     def condition(self, table: Table, where: str) -> Condition:
         """Return the predicate `where` over rows of `table`, which may be a current or an earlier shape.
@@ -104,15 +96,12 @@ class Reader(Protocol):
         InvalidRequest if it is not one predicate over these columns, NotSupported if it cannot be evaluated
         exactly (volatile functions, subqueries); both name the reason.
         """
-        ...
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
         """Return an encoder for `columns`: equal values give equal bytes, and keys sort in the order of `chunk`."""
-        ...
 
     def status(self) -> dict[str, Any]:
         """Return numbers for the status page and metrics; under "tables" the names of the captured tables."""
-        ...
 
 
 class BulkReader(Reader, Protocol):
@@ -122,11 +111,9 @@ class BulkReader(Reader, Protocol):
 
     def shape(self, name: str, version: int | None = None) -> Table:
         """Return the table as it is now, or as it was at `version`; NotFound if there is none."""
-        ...
 
     def close(self) -> None:
         """Release the database."""
-        ...
 
 
 class BulkAddress(msgspec.Struct, frozen=True):
@@ -143,11 +130,9 @@ class SnapshotPositions(Protocol):
 
     def reading(self) -> AbstractContextManager[None]:
         """Keep the state that `exact` needs, around a read and its call of `exact`, in one thread."""
-        ...
 
     def exact(self, snapshot: str) -> int | None:
         """Return the offset up to which `snapshot` sees all changes, and none after; None: the caller must retry."""
-        ...
 
 
 class ServerPositions(SnapshotPositions, Protocol):
@@ -155,11 +140,9 @@ class ServerPositions(SnapshotPositions, Protocol):
 
     def describe(self) -> dict[str, Table]:
         """Return the tables as they are now."""
-        ...
 
     def head(self) -> int:
         """Return the newest offset."""
-        ...
 
 
 class PastShapes(Protocol):
@@ -167,11 +150,9 @@ class PastShapes(Protocol):
 
     def note(self, name: str) -> str:
         """Return the text stored under `name`, or ""."""
-        ...
 
     def shape(self, name: str, version: int) -> Table | None:
         """Return a table as it was at `version`; None if no change has that version."""
-        ...
 
 
 class HeadSource(Protocol):
@@ -179,11 +160,9 @@ class HeadSource(Protocol):
 
     def read_head(self) -> SourceHead:
         """Return the current head of the database; costs one small read."""
-        ...
 
     def peek_head(self) -> SourceHead | None:
         """Return the current head if that takes microseconds and needs no waiting, as on an event loop; else None."""
-        ...
 
 
 class Readable(Reader, HeadSource, Protocol):
@@ -192,31 +171,24 @@ class Readable(Reader, HeadSource, Protocol):
     @property
     def snapshot_positions(self) -> SnapshotPositions | None:
         """Return the offsets of other processes' reads; None if each read carries its own offset."""
-        ...
 
     def bulk_address(self) -> BulkAddress:
         """Return the address at which the bulk worker opens the database; NotSupported if it has no bulk reads."""
-        ...
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
         """Return one row by its key, with the table's shape and the offset of the read."""
-        ...
 
     def sample(self, table: str, size: int) -> Sample:
         """Return about `size` rows, spread evenly over `table`, or all if there are fewer; never scans by OFFSET."""
-        ...
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
         """Return `values` as `columns` of `table` would hold them: as read back after an INSERT.
 
         InvalidRequest if a column cannot hold such a value.
         """
-        ...
 
     def remedy(self, table: str) -> str:
         """Return the SQL after which changes of `table` carry whole rows; "" if they already do."""
-        ...
 
     def check_sql(self, role: str) -> None:
         """Raise Forbidden if callers in `role` may not send SQL text here."""
-        ...

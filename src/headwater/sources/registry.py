@@ -32,20 +32,16 @@ class LogView(Protocol):
     @property
     def generation(self) -> str:
         """Return the generation; see Log."""
-        ...
 
     @property
     def latest(self) -> int:
         """Return the newest offset; see Log."""
-        ...
 
     def note(self, name: str) -> str:
         """Return the text stored under `name`; see LogNotes."""
-        ...
 
     def scan(self, *, after: int) -> Iterator[Transaction]:
         """Yield the transactions after `after`; see Log."""
-        ...
 
 
 class Inspection(msgspec.Struct, frozen=True):

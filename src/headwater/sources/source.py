@@ -14,4 +14,3 @@ class Source(Capturable, Queryable, Writable, Protocol):
 
     def close(self) -> None:
         """Finish queued writes and release the database."""
-        ...

@@ -40,41 +40,32 @@ class Session(Protocol):
 
     def describe(self, table: str) -> Table:
         """Return the table's shape; NotFound if there is none."""
-        ...
 
     def select(self, table: str, where: Expr | None, limit: int | None = None) -> list[Row]:
         """Return whole rows matching `where`, in key order."""
-        ...
 
     def insert(
         self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
     ) -> tuple[Result, list[Row]]:
         """Insert all rows or none; the second value holds the stored rows, if `returning`."""
-        ...
 
     def update(self, table: str, where: Expr | None, values: dict[str, Value], limit: int | None) -> Result:
         """Set `values` on matching rows, all or none."""
-        ...
 
     def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
         """Delete matching rows, all or none."""
-        ...
 
     def execute(self, sql: str, args: Args = ()) -> Result:
         """Run one statement, data or schema; transaction control and our own tables are refused."""
-        ...
 
     def is_read_only(self, sql: str) -> bool:
         """Return whether the engine itself reports that `sql` writes nothing."""
-        ...
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
         """Create `table` from its kinds; return False if it exists."""
-        ...
 
     def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
         """Drop `table` and return True. If it does not exist: return False with `if_exists`, else raise NotFound."""
-        ...
 
 
 Work = Callable[[Session], T]  # may run again from the start, so it must have no other effects
@@ -89,19 +80,15 @@ class Tx(Protocol):
     @property
     def is_over(self) -> bool:
         """Return whether the transaction has ended, for any reason."""
-        ...
 
     def run(self, work: Work[T]) -> Future[T]:
         """Run `work` in the transaction; a failure undoes only this step."""
-        ...
 
     def commit(self) -> Future[WriteResult[None]]:
         """Commit the transaction."""
-        ...
 
     def rollback(self) -> Future[None]:
         """Roll back the transaction."""
-        ...
 
 
 class Writable(Protocol):
@@ -111,12 +98,9 @@ class Writable(Protocol):
         """Run `work` of a caller in this role in its own transaction; the future is done when the write is durable.
 
         Many transactions are committed together, and callers take turns."""
-        ...
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> Tx:
         """Open an interactive transaction for a caller in this role."""
-        ...
 
     def finish_writes(self) -> None:
         """Accept no more writes; return when the queued writes are durable."""
-        ...

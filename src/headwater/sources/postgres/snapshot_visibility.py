@@ -71,7 +71,6 @@ class SnapshotOffsets(SnapshotPositions, Protocol):
 
     def seen(self, snapshot: str) -> int:
         """Return an offset up to which `snapshot` certainly sees everything; it may see more."""
-        ...
 
 
 def read_with_offset(
@@ -97,7 +96,6 @@ class VisibleOffsets(SnapshotOffsets, Protocol):
 
     def place(self, snapshot: str) -> VisibleOffset:
         """Return the best offset known for `snapshot`, after a short wait for the stream."""
-        ...
 
 
 class _ReceivedTransaction(msgspec.Struct, frozen=True):

@@ -36,11 +36,9 @@ class PageRows(Protocol):
 
     def add(self, result: pq.abc.PGresult) -> None:
         """Add the next rows. Raises OverflowError, and adds none, if they are too large together."""
-        ...
 
     def rows(self, limit: int) -> Sequence[Row]:
         """Return the first `limit` rows."""
-        ...
 
 
 Take = Callable[[Shape], PageRows]

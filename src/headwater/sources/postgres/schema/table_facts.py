@@ -34,12 +34,9 @@ class Catalogue(Protocol):
 
     def table(self, oid: int) -> TableFact | None:
         """Return the facts of a table; None if it was dropped."""
-        ...
 
     def types(self) -> Types:
         """Return all known types."""
-        ...
 
     def settle(self, xid: int) -> None:
         """Wait until transaction `xid` is visible to other sessions: its commit is streamed before that."""
-        ...

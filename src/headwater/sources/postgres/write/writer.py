@@ -41,19 +41,15 @@ class Positions(Protocol):
 
     def expect(self, xid: int) -> None:
         """Keep the offset of a transaction that is about to be committed."""
-        ...
 
     def wait_for(self, xid: int, timeout: float) -> int | None:
         """Return the offset of the last change of a committed transaction; None if it was not received in time."""
-        ...
 
     def changes_of(self, xid: int) -> dict[str, int]:
         """Return the tables the transaction changed, each with its last change's offset. Once, after `wait_for`."""
-        ...
 
     def barrier(self) -> int:
         """Wait until everything committed before this call was received; return the offset of the newest change."""
-        ...
 
 
 def settle(positions: Positions, value: T, xid: int | None) -> WriteResult[T]:

@@ -34,19 +34,15 @@ class FrameReceiver(Protocol):
 
     def read(self) -> None:
         """Read the received bytes, once `socket` is readable."""
-        ...
 
     def is_ended(self) -> bool:
         """Return whether no more frames follow, though `get` does not show it; raise if the connection broke."""
-        ...
 
     def send(self, data: bytes) -> None:
         """Send `data` to the server."""
-        ...
 
     def close(self) -> None:
         """Stop using the connection, which stays with its owner."""
-        ...
 
 
 class DirectReceiver:

@@ -62,23 +62,18 @@ class StreamOwner(Protocol):
 
     def judge(self, identity: ServerIdentity, connection: Connection, point: TransactionEnd) -> str:
         """Return why the server does not continue at `point`; "" if it does."""
-        ...
 
     def logged(self, part: Transaction, upto: int) -> None:
         """Record that a transaction, or a part of one, got its offsets, the last of them `upto`."""
-        ...
 
     def passed(self, token: str, offset: int) -> None:
         """Record that a barrier was received after the change with `offset`."""
-        ...
 
     def rewound(self, point: TransactionEnd) -> None:
         """Record that the changes after `point` will be sent again."""
-        ...
 
     def arrived(self) -> None:
         """Wake capture: there are changes to follow, or an error to report."""
-        ...
 
 
 class Stream:

@@ -17,15 +17,12 @@ class Spill(Protocol):
 
     def append(self, message: bytes) -> None:
         """Keep `message`, after the earlier ones."""
-        ...
 
     def read(self) -> Iterator[bytes]:
         """Yield all messages in order."""
-        ...
 
     def drop(self) -> None:
         """Discard the messages."""
-        ...
 
 
 class StreamedTransaction:
