@@ -13,119 +13,94 @@ from headwater import __version__
 from headwater.database import DatabaseStatus
 from headwater.feeds.feeds import Feeds
 from headwater.queries.queries import Queries
-from headwater.ranges.worker.process import WorkerCounters
 from headwater.serve.http.handlers.pulls import Pulls
 from headwater.serve.limits.limits import Limits
-from headwater.serve.metrics.changefeed_metrics import CHANGEFED, CHANGEFEED_METRICS
+from headwater.serve.metrics.changefeed_metrics import CHANGEFEED_METRICS
 from headwater.serve.metrics.changefeed_metrics import ChangefeedCounters as Changefeeds
 from headwater.serve.metrics.query_metrics import QUERY_METRICS, asked
 
 Status = Callable[[], dict[str, DatabaseStatus]]
 
-METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, labels
-    "headwater_info": ("gauge", "Always 1; the version as a label.", ("version",)),
-    "headwater_uptime_seconds": ("gauge", "Time since the server started.", ()),
-    "headwater_ready": ("gauge", "1 once the database has its first capture position.", ("db",)),
-    "headwater_rpc_requests_total": ("counter", "RPC requests answered.", ("method", "code")),
-    "headwater_rpc_request_seconds": ("histogram", "Time to answer an RPC request.", ("method",)),
-    "headwater_http_responses_total": ("counter", "HTTP responses sent.", ("route", "status")),
-    "headwater_grpc_calls_total": ("counter", "gRPC calls that ended.", ("method", "status")),
-    "headwater_requests_total": ("counter", "Accepted requests for a database.", ("db",)),
+SERVER_METRICS: dict[str, tuple[str, tuple[str, ...]]] = {  # name -> help, labels
+    "headwater_info": ("Always 1; the version as a label.", ("version",)),
+    "headwater_uptime_seconds": ("Time since the server started.", ()),
+    "headwater_rpc_requests_total": ("RPC requests answered.", ("method", "code")),
+    "headwater_rpc_request_seconds": ("Time to answer an RPC request.", ("method",)),
+    "headwater_http_responses_total": ("HTTP responses sent.", ("route", "status")),
+    "headwater_grpc_calls_total": ("gRPC calls that ended.", ("method", "status")),
+    "headwater_requests_total": ("Accepted requests for a database.", ("db",)),
     "headwater_limited_total": (
-        "counter",
         "Requests refused by a limit: of the caller, of connections, or of the database by rate or streams.",
         ("limit", "db"),
     ),
-    "headwater_connections": ("gauge", "Open connections to HTTP, WebSockets included.", ()),
-    "headwater_gateway_messages_total": ("counter", "Messages answered by the JSON gateway.", ("type", "code")),
-    "headwater_writes_total": ("counter", "Transactions committed through the server.", ("db",)),
-    "headwater_capture_lag_changes": ("gauge", "Changes committed and not yet in the log.", ("db",)),
-    "headwater_capture_lag_seconds": ("gauge", "Age of the oldest change not yet in the log.", ("db",)),
-    "headwater_capture_failed": ("gauge", "1 while capture is stopped by an error.", ("db",)),
-    "headwater_capture_table_rows": ("gauge", "Rows waiting in the capture table.", ("db",)),
-    "headwater_slot_lag_bytes": ("gauge", "WAL bytes that PostgreSQL retains for the replication slot.", ("db",)),
+    "headwater_connections": ("Open connections to HTTP, WebSockets included.", ()),
+    "headwater_gateway_messages_total": ("Messages answered by the JSON gateway.", ("type", "code")),
+    "headwater_capture_failed": ("1 while capture is stopped by an error.", ("db",)),
+    "headwater_slot_wal_status": ("Always 1; the state of the slot as a label.", ("db", "wal_status")),
+    "headwater_log_generation_info": ("Always 1; the generation as a label.", ("db", "generation")),
+    "headwater_streams": ("Open streams.", ("transport",)),
+    "headwater_polls": ("Polls being answered or waiting.", ()),
+    "headwater_delivered_changes_total": ("Changes and snapshot rows sent on streams.", ("transport",)),
+    "headwater_database_streams": ("Open streams, bulk reads and waiting polls of a database.", ("db",)),
+    "headwater_database_delivered_changes_total": ("Changes and snapshot rows sent on streams of a database.", ("db",)),
+}
+DATABASE_METRICS = {  # name -> help, field of DatabaseStatus
+    "headwater_ready": ("1 once the database has its first capture position.", "ready"),
+    "headwater_writes_total": ("Transactions committed through the server.", "writes"),
+    "headwater_capture_lag_changes": ("Changes committed and not yet in the log.", "lag_changes"),
+    "headwater_capture_lag_seconds": ("Age of the oldest change not yet in the log.", "lag_seconds"),
+    "headwater_capture_table_rows": ("Rows waiting in the capture table.", "capture_rows"),
+    "headwater_slot_lag_bytes": ("WAL bytes that PostgreSQL retains for the replication slot.", "slot_lag_bytes"),
     "headwater_slot_safe_bytes": (
-        "gauge",
         "WAL bytes left before PostgreSQL invalidates the slot; absent without a limit.",
-        ("db",),
+        "slot_safe_bytes",
     ),
     "headwater_slot_confirmed_seconds": (
-        "gauge",
         "Time since a WAL position was last confirmed to PostgreSQL, while the slot has a backlog.",
-        ("db",),
+        "slot_confirmed_seconds",
     ),
-    "headwater_slot_wal_status": ("gauge", "Always 1; the state of the slot as a label.", ("db", "wal_status")),
-    "headwater_log_latest_offset": ("gauge", "The newest offset of the log.", ("db",)),
-    "headwater_log_horizon_offset": ("gauge", "The first offset still retained.", ("db",)),
-    "headwater_storage_full": ("gauge", "1 while the disk of the data folder has no space for writes.", ("db",)),
-    "headwater_log_bytes": ("gauge", "Size of the log on disk.", ("db",)),
-    "headwater_log_generation_info": ("gauge", "Always 1; the generation as a label.", ("db", "generation")),
-    "headwater_streams": ("gauge", "Open streams.", ("transport",)),
-    "headwater_polls": ("gauge", "Polls being answered or waiting.", ()),
-    "headwater_delivered_changes_total": ("counter", "Changes and snapshot rows sent on streams.", ("transport",)),
-    "headwater_database_streams": ("gauge", "Open streams, bulk reads and waiting polls of a database.", ("db",)),
-    "headwater_database_delivered_changes_total": (
-        "counter",
-        "Changes and snapshot rows sent on streams of a database.",
-        ("db",),
-    ),
-    "headwater_pulls": ("gauge", "Bulk pulls being answered.", ()),
-    "headwater_pull_bytes_total": ("counter", "Bytes of Arrow sent on bulk pulls.", ()),
-    "headwater_pull_rows_total": ("counter", "Rows and images of changes sent on bulk pulls.", ()),
-    "headwater_pull_cache_hits_total": ("counter", "Log slices served from the pull cache.", ()),
-    "headwater_pull_cache_misses_total": ("counter", "Log slices not in the pull cache.", ()),
-    "headwater_pull_cache_bytes": ("gauge", "Size of the pull cache.", ()),
-    "headwater_pull_worker_starts_total": ("counter", "Starts of the bulk worker; above 1 it has crashed.", ()),
-    "headwater_subscriptions": ("gauge", "Stored subscriptions.", ("db",)),
-    "headwater_subscriptions_paused": ("gauge", "Subscriptions that are paused.", ("db",)),
+    "headwater_log_latest_offset": ("The newest offset of the log.", "latest"),
+    "headwater_log_horizon_offset": ("The first offset still retained.", "horizon"),
+    "headwater_storage_full": ("1 while the disk of the data folder has no space for writes.", "storage_full"),
+    "headwater_log_bytes": ("Size of the log on disk.", "log_bytes"),
+}
+PULL_METRICS = {  # name -> help, field of WorkerCounters
+    "headwater_pulls": ("Bulk pulls being answered.", "running"),
+    "headwater_pull_bytes_total": ("Bytes of Arrow sent on bulk pulls.", "bytes"),
+    "headwater_pull_rows_total": ("Rows and images of changes sent on bulk pulls.", "rows"),
+    "headwater_pull_cache_hits_total": ("Log slices served from the pull cache.", "hits"),
+    "headwater_pull_cache_misses_total": ("Log slices not in the pull cache.", "misses"),
+    "headwater_pull_cache_bytes": ("Size of the pull cache.", "cache_bytes"),
+    "headwater_pull_worker_starts_total": ("Starts of the bulk worker; above 1 it has crashed.", "starts"),
+}
+SUBSCRIPTION_METRICS = {  # name -> help, field of stats.snapshot.cdc
+    "headwater_subscriptions": ("Stored subscriptions.", "active_subscriptions"),
+    "headwater_subscriptions_paused": ("Subscriptions that are paused.", "paused_subscriptions"),
     "headwater_subscriptions_pressured": (
-        "gauge",
         "Subscriptions that lag by more than half of the retained log.",
-        ("db",),
+        "pressured_subscriptions",
     ),
-    "headwater_subscriptions_lost": ("gauge", "Subscriptions that need a new snapshot.", ("db",)),
-    "headwater_subscription_lag_changes_max": ("gauge", "Lag of the subscription furthest behind.", ("db",)),
-    "headwater_subscription_lag_changes_sum": ("gauge", "Lag of all subscriptions together.", ("db",)),
-    **CHANGEFEED_METRICS,
-    **QUERY_METRICS,
+    "headwater_subscriptions_lost": ("Subscriptions that need a new snapshot.", "resnapshot_subscriptions"),
+    "headwater_subscription_lag_changes_max": ("Lag of the subscription furthest behind.", "max_lag"),
+    "headwater_subscription_lag_changes_sum": ("Lag of all subscriptions together.", "total_lag"),
+}
+_RPC_SECONDS = "headwater_rpc_request_seconds"
+
+
+def _kind(name: str) -> str:
+    return "counter" if name.endswith("_total") else "histogram" if name == _RPC_SECONDS else "gauge"
+
+
+METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, labels
+    name: (_kind(name), text, labels)
+    for name, (text, labels) in {
+        **SERVER_METRICS,
+        **{name: (text, ("db",)) for name, (text, _) in (DATABASE_METRICS | SUBSCRIPTION_METRICS).items()},
+        **{name: (text, ()) for name, (text, _) in (PULL_METRICS | CHANGEFEED_METRICS).items()},
+        **QUERY_METRICS,
+    }.items()
 }
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_PULLED: dict[str, Callable[[DatabaseStatus], float | None]] = {
-    "headwater_ready": lambda status: float(status.ready),
-    "headwater_writes_total": lambda status: status.writes,
-    "headwater_capture_lag_changes": lambda status: status.lag_changes,
-    "headwater_capture_lag_seconds": lambda status: status.lag_seconds,
-    "headwater_capture_failed": lambda status: float(status.error is not None),
-    "headwater_capture_table_rows": lambda status: status.capture_rows,
-    "headwater_slot_lag_bytes": lambda status: status.slot_lag_bytes,
-    "headwater_slot_safe_bytes": lambda status: status.slot_safe_bytes,
-    "headwater_slot_confirmed_seconds": lambda status: status.slot_confirmed_seconds,
-    "headwater_storage_full": lambda status: float(status.storage_full),
-    "headwater_log_latest_offset": lambda status: status.latest,
-    "headwater_log_horizon_offset": lambda status: status.horizon,
-    "headwater_log_bytes": lambda status: status.log_bytes,
-}
-
-
-_COUNTED = {  # name -> field of stats.snapshot.cdc
-    "headwater_subscriptions": "active_subscriptions",
-    "headwater_subscriptions_paused": "paused_subscriptions",
-    "headwater_subscriptions_pressured": "pressured_subscriptions",
-    "headwater_subscriptions_lost": "resnapshot_subscriptions",
-    "headwater_subscription_lag_changes_max": "max_lag",
-    "headwater_subscription_lag_changes_sum": "total_lag",
-}
-
-
-_WORKED: dict[str, Callable[[WorkerCounters], float]] = {
-    "headwater_pulls": lambda numbers: numbers.running,
-    "headwater_pull_bytes_total": lambda numbers: numbers.bytes,
-    "headwater_pull_rows_total": lambda numbers: numbers.rows,
-    "headwater_pull_cache_hits_total": lambda numbers: numbers.hits,
-    "headwater_pull_cache_misses_total": lambda numbers: numbers.misses,
-    "headwater_pull_cache_bytes": lambda numbers: numbers.cache_bytes,
-    "headwater_pull_worker_starts_total": lambda numbers: numbers.starts,
-}
 
 
 class Metrics:
@@ -149,9 +124,8 @@ class Metrics:
         self._responses = self._counter("headwater_http_responses_total")
         self._calls = self._counter("headwater_grpc_calls_total")
         self._messages = self._counter("headwater_gateway_messages_total")
-        name = "headwater_rpc_request_seconds"
-        _, text, labels = METRICS[name]
-        self._seconds = Histogram(name, text, labels, buckets=BUCKETS, registry=self._registry)
+        _, text, labels = METRICS[_RPC_SECONDS]
+        self._seconds = Histogram(_RPC_SECONDS, text, labels, buckets=BUCKETS, registry=self._registry)
         self._answered: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
         self._sent: dict[tuple[str, int], Counter] = {}
 
@@ -227,17 +201,19 @@ class _DatabaseCollector(Collector):
         yield _family("headwater_log_generation_info", generations)
         slots = [((db, each.wal_status), 1.0) for db, each in found.items() if each.wal_status is not None]
         yield _family("headwater_slot_wal_status", slots)
-        for name, read in _PULLED.items():
-            known = [((db,), value) for db, each in found.items() if (value := read(each)) is not None]
+        failed = [((db,), float(each.error is not None)) for db, each in found.items()]
+        yield _family("headwater_capture_failed", failed)
+        for name, (_, field) in DATABASE_METRICS.items():
+            known = [((db,), value) for db, each in found.items() if (value := getattr(each, field)) is not None]
             yield _family(name, [(labels, float(value)) for labels, value in known])
         if self._limits is not None:
             yield from _limited(self._limits)
         if self._feeds is not None:
             yield from _fed(self._feeds)
         if self._pulls is not None:
-            for name, of in _WORKED.items():
-                yield _family(name, [((), float(of(self._pulls.numbers)))])
-        for name, value_of in CHANGEFED.items():
+            for name, (_, field) in PULL_METRICS.items():
+                yield _family(name, [((), float(getattr(self._pulls.numbers, field)))])
+        for name, (_, value_of) in CHANGEFEED_METRICS.items():
             yield _family(name, [((), float(value_of(self._changefeeds)))])
         if self._queries is not None:
             for name, samples in asked(self._queries):
@@ -266,7 +242,7 @@ def _fed(feeds: Feeds) -> Iterator[Metric]:
     yield _family("headwater_polls", [((), float(feeds.readers.count_polls()))])
     yield _family("headwater_delivered_changes_total", [((name,), float(n)) for name, n in delivered.items()])
     found = {db: feeds.subscriptions.counters(db) for db in feeds.databases.names()}
-    for name, field in _COUNTED.items():
+    for name, (_, field) in SUBSCRIPTION_METRICS.items():
         yield _family(name, [((db,), float(numbers[field])) for db, numbers in found.items()])
 
 
