@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -17,7 +18,7 @@ from headwater.feeds.deliver.backpressure import LagLimits, counters
 from headwater.feeds.deliver.poll import PollRequest
 from headwater.feeds.subscriptions.subscribe_query import lits_of
 from headwater.model.database_name import real_name
-from headwater.model.literal import Value, from_json
+from headwater.model.literal import Value
 from headwater.model.predicate import Expr, parse_expr
 from headwater.model.principal import EDITOR, OWNER, VIEWER, Principal
 from headwater.queries.dependencies.subscribed_instances import SubscribedInstances
@@ -30,6 +31,7 @@ from headwater.ranges.pull.table_status import Step
 from headwater.serve.api import Api
 from headwater.serve.rpc import params, query_methods, query_params, query_patch, results, security_methods
 from headwater.serve.rpc.body_pieces import Pieces, encode_with
+from headwater.serve.rpc.query_params import value_at
 from headwater.serve.rpc.table_types import table_of
 
 READ, WRITE, OWN = VIEWER, EDITOR, OWNER
@@ -41,12 +43,17 @@ class Method:
     """One method. A `blocking` one runs in a thread; the others only submit work to the writer."""
 
     name: str
-    params: type[params.Params]
     call: Callable[[Api, Principal, Any], Any]
     role: str
     summary: str
     blocking: bool = False
     instead: str = ""  # alternatives for a caller without the role
+
+    @functools.cached_property
+    def params(self) -> type[params.Params]:
+        """Return the class of the parameters, from the annotation of `call`."""
+        found: type[params.Params] = get_type_hints(self.call)["p"]
+        return found
 
 
 def _then(result: Any, step: Callable[[Any], Any]) -> Any:
@@ -57,19 +64,12 @@ def _place(name: params.TableName) -> TableAddress:
     return TableAddress(name.table, name.db)
 
 
-def _value(body: Any, path: str) -> Value:
-    try:
-        return from_json(body)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{path}: {error.message}", hint=error.hint) from None
-
-
 def _values(bodies: list[Any], path: str) -> list[Value]:
-    return [_value(body, f"{path}[{place}]") for place, body in enumerate(bodies)]
+    return [value_at(body, f"{path}[{place}]") for place, body in enumerate(bodies)]
 
 
 def _columns(bodies: dict[str, Any], path: str) -> dict[str, Value]:
-    return {name: _value(body, f"{path}.{name}") for name, body in bodies.items()}
+    return {name: value_at(body, f"{path}.{name}") for name, body in bodies.items()}
 
 
 def _where(p: params.Update | params.Delete) -> Expr:
@@ -305,101 +305,51 @@ def _key(text: str) -> bytes:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("system.ping", params.Nothing, _ping, READ, "Check that the server answers."),
-        Method("system.version", params.Nothing, _version, READ, "Name and version."),
-        Method("system.capabilities", params.Nothing, _capabilities, READ, "Methods and features of this build."),
-        Method("stats.snapshot", params.MaybeDatabase, _stats, READ, "Statistics of log and capture.", True),
-        Method("data.get", params.Get, _get, READ, "One row by its primary key, with its ETag.", True),
-        Method("data.insert", params.Insert, _insert, WRITE, "Insert rows, all or none."),
-        Method("data.update", params.Update, _update, WRITE, "Set columns of the rows that match."),
-        Method("data.delete", params.Delete, _delete, WRITE, "Delete the rows that match."),
-        Method("sql.exec", params.SqlExec, _sql, WRITE, "Run one SQL statement.", True, VIEWERS_READ),
-        Method("tx.begin", params.Begin, _begin, READ, "Open a transaction on one database.", True),
-        Method("tx.commit", params.Finish, _commit, READ, "Commit a transaction."),
-        Method("tx.rollback", params.Finish, _rollback, READ, "Roll back a transaction."),
-        Method("schema.create_database", params.Database, _create_database, OWN, "Create a database.", True),
-        Method("schema.drop_database", params.Database, _drop_database, OWN, "Delete a database.", True),
-        Method("schema.list_databases", params.Nothing, _list_databases, READ, "Names of databases.", True),
-        Method("schema.list_tables", params.MaybeDatabase, _list_tables, READ, "Names of tables.", True),
-        Method(
-            "schema.describe_table",
-            params.TableName,
-            _describe_table,
-            READ,
-            "Columns and primary key of a table.",
-            True,
-        ),
-        Method("schema.create_table", params.CreateTable, _create_table, OWN, "Create a table.", True),
-        Method("schema.drop_table", params.DropTable, _drop_table, OWN, "Drop a table."),
-        Method("cdc.subscribe_table", params.Subscribe, _subscribe_table, READ, "Create a durable subscription.", True),
-        Method(
-            "cdc.subscribe_query",
-            params.SubscribeToQuery,
-            _subscribe_query,
-            READ,
-            "Subscribe to invalidations of a query.",
-        ),
-        Method(
-            "query.subscribe",
-            query_params.QuerySubscribe,
-            _query_subscribe,
-            READ,
-            "URLs of the invalidation stream of a query.",
-        ),
-        Method("cdc.poll", params.Poll, _poll, READ, "The next changes; can wait for some."),
-        Method("cdc.ack", params.Ack, _ack, READ, "Acknowledge changes: advance the cursor.", True),
-        Method("cdc.pause", params.Subscription, _pause, READ, "Pause delivery.", True),
-        Method("cdc.resume", params.Subscription, _resume, READ, "Resume delivery.", True),
-        Method("cdc.close", params.Subscription, _close, READ, "Delete a subscription.", True),
-        Method("cdc.list", params.ListSubscriptions, _list, READ, "Subscriptions with their cursor and lag."),
-        Method("cdc.seek", params.Seek, _seek, READ, "Move a cursor to an offset or a time.", True),
-        Method("cdc.backtest", params.Subscribe, _backtest, READ, "Changes a subscription would have received.", True),
-        Method(
-            "query.prepare", query_params.Prepare, query_methods.prepare, READ, "Store a query; its id is a hash of it."
-        ),
-        Method(
-            "query.execute_prepared", query_params.Execute, query_methods.execute, READ, "Execute a prepared query."
-        ),
-        Method("query.select", query_params.Select, query_methods.select, READ, "Execute a query."),
-        Method(
-            "query.explain", query_params.Explain, query_methods.explain, READ, "Dependencies of a query, in words."
-        ),
-        Method(
-            "query.patch", query_params.Patch, query_patch.patch_method, READ, "Difference of a result since an ETag."
-        ),
-        Method("pull.describe", params.PullDescribe, _pull_describe, READ, "A table and the offsets of its log."),
-        Method("pull.ranges", params.PullRanges, _pull_ranges, READ, "The key ranges of a table.", True),
-        Method("pull.register", params.PullRegister, _pull_register, READ, "Retain the log for a snapshot.", True),
-        Method(
-            "pull.release", params.PullRelease, _pull_release, READ, "Stop retaining the log for a subscriber.", True
-        ),
-        Method("pull.split", params.PullSplit, _pull_split, OWN, "Split a range in two.", True),
-        Method("pull.merge", params.PullMerge, _pull_merge, OWN, "Merge two adjacent ranges.", True),
-        Method(
-            "security.ticket.create",
-            params.Nothing,
-            security_methods.ticket,
-            READ,
-            "A short-lived ticket for stream URLs.",
-        ),
-        Method(
-            "security.token.create",
-            params.TokenCreate,
-            security_methods.create,
-            OWN,
-            "Create an API key; it is shown once.",
-            True,
-        ),
-        Method(
-            "security.token.list", params.Nothing, security_methods.listed, OWN, "The API keys, without their secrets."
-        ),
-        Method(
-            "security.token.revoke",
-            params.TokenRevoke,
-            security_methods.revoke,
-            OWN,
-            "Revoke an API key and end its streams.",
-        ),
+        Method("system.ping", _ping, READ, "Check that the server answers."),
+        Method("system.version", _version, READ, "Name and version."),
+        Method("system.capabilities", _capabilities, READ, "Methods and features of this build."),
+        Method("stats.snapshot", _stats, READ, "Statistics of log and capture.", True),
+        Method("data.get", _get, READ, "One row by its primary key, with its ETag.", True),
+        Method("data.insert", _insert, WRITE, "Insert rows, all or none."),
+        Method("data.update", _update, WRITE, "Set columns of the rows that match."),
+        Method("data.delete", _delete, WRITE, "Delete the rows that match."),
+        Method("sql.exec", _sql, WRITE, "Run one SQL statement.", True, VIEWERS_READ),
+        Method("tx.begin", _begin, READ, "Open a transaction on one database.", True),
+        Method("tx.commit", _commit, READ, "Commit a transaction."),
+        Method("tx.rollback", _rollback, READ, "Roll back a transaction."),
+        Method("schema.create_database", _create_database, OWN, "Create a database.", True),
+        Method("schema.drop_database", _drop_database, OWN, "Delete a database.", True),
+        Method("schema.list_databases", _list_databases, READ, "Names of databases.", True),
+        Method("schema.list_tables", _list_tables, READ, "Names of tables.", True),
+        Method("schema.describe_table", _describe_table, READ, "Columns and primary key of a table.", True),
+        Method("schema.create_table", _create_table, OWN, "Create a table.", True),
+        Method("schema.drop_table", _drop_table, OWN, "Drop a table."),
+        Method("cdc.subscribe_table", _subscribe_table, READ, "Create a durable subscription.", True),
+        Method("cdc.subscribe_query", _subscribe_query, READ, "Subscribe to invalidations of a query."),
+        Method("query.subscribe", _query_subscribe, READ, "URLs of the invalidation stream of a query."),
+        Method("cdc.poll", _poll, READ, "The next changes; can wait for some."),
+        Method("cdc.ack", _ack, READ, "Acknowledge changes: advance the cursor.", True),
+        Method("cdc.pause", _pause, READ, "Pause delivery.", True),
+        Method("cdc.resume", _resume, READ, "Resume delivery.", True),
+        Method("cdc.close", _close, READ, "Delete a subscription.", True),
+        Method("cdc.list", _list, READ, "Subscriptions with their cursor and lag."),
+        Method("cdc.seek", _seek, READ, "Move a cursor to an offset or a time.", True),
+        Method("cdc.backtest", _backtest, READ, "Changes a subscription would have received.", True),
+        Method("query.prepare", query_methods.prepare, READ, "Store a query; its id is a hash of it."),
+        Method("query.execute_prepared", query_methods.execute, READ, "Execute a prepared query."),
+        Method("query.select", query_methods.select, READ, "Execute a query."),
+        Method("query.explain", query_methods.explain, READ, "Dependencies of a query, in words."),
+        Method("query.patch", query_patch.patch_method, READ, "Difference of a result since an ETag."),
+        Method("pull.describe", _pull_describe, READ, "A table and the offsets of its log."),
+        Method("pull.ranges", _pull_ranges, READ, "The key ranges of a table.", True),
+        Method("pull.register", _pull_register, READ, "Retain the log for a snapshot.", True),
+        Method("pull.release", _pull_release, READ, "Stop retaining the log for a subscriber.", True),
+        Method("pull.split", _pull_split, OWN, "Split a range in two.", True),
+        Method("pull.merge", _pull_merge, OWN, "Merge two adjacent ranges.", True),
+        Method("security.ticket.create", security_methods.ticket, READ, "A short-lived ticket for stream URLs."),
+        Method("security.token.create", security_methods.create, OWN, "Create an API key; it is shown once.", True),
+        Method("security.token.list", security_methods.listed, OWN, "The API keys, without their secrets."),
+        Method("security.token.revoke", security_methods.revoke, OWN, "Revoke an API key and end its streams."),
     )
 }
 

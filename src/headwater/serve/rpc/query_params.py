@@ -95,11 +95,12 @@ def values_of(args: list[Any] | dict[str, Any], field: str = "args") -> list[Val
             f"`{field}` has {len(args)} values; at most {MAX_ARGS} can be bound", hint="Send fewer values."
         )
     if isinstance(args, dict):
-        return {name: _value(body, f"{field}.{name}") for name, body in args.items()}
-    return [_value(body, f"{field}[{place}]") for place, body in enumerate(args)]
+        return {name: value_at(body, f"{field}.{name}") for name, body in args.items()}
+    return [value_at(body, f"{field}[{place}]") for place, body in enumerate(args)]
 
 
-def _value(body: Any, path: str) -> Value:
+def value_at(body: Any, path: str) -> Value:
+    """Return a Lit or plain JSON as a value; an error names `path`."""
     try:
         return from_json(body)
     except InvalidRequest as error:
