@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from headwater.serve.call import Scope
 
@@ -12,14 +12,6 @@ CONNECTION = "headwater.connection"  # the key of the connection in an ASGI scop
 STALL_SECONDS = 300.0
 LINGER_SECONDS = 5.0  # time to deliver the last bytes to a client that is being disconnected
 PROGRESS = 64 << 10  # bytes: a client that reads fewer in `stall_seconds` counts as stalled
-
-
-class Droppable(Protocol):
-    """A connection that the server can close while its client is connected."""
-
-    def drop(self) -> None:
-        """Disconnect the client after a short time in which sent data may still arrive."""
-        ...
 
 
 class SlowReaderLimits(asyncio.Protocol):
