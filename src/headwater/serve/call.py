@@ -47,6 +47,12 @@ class Call:
         self.started = True
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
+    async def reply(self, status: int, headers: Headers) -> int:
+        """Send a response without a body; return its status."""
+        await self.start(status, headers)
+        await self.send({"type": "http.response.body", "body": b""})
+        return status
+
     def header(self, wanted: bytes) -> bytes:
         """Return the first header with this name; b"" without one."""
         return next((value for name, value in self.scope["headers"] if name == wanted), b"")
@@ -62,6 +68,12 @@ class Call:
 
 Handler = Callable[[Call], Awaitable[int]]  # answers a request; returns the status of the response
 Handlers = dict[str, Handler]  # by the names in `Route.handler`
+
+
+def matches(if_none_match: bytes, tag: bytes) -> bool:
+    """Return whether the header If-None-Match names `tag`, by the weak comparison (RFC 9110 §13.1.2)."""
+    named = [part.strip().removeprefix(b"W/") for part in if_none_match.split(b",")]
+    return tag.removeprefix(b"W/") in named or b"*" in named
 
 
 async def gone(receive: Receive) -> None:

@@ -21,7 +21,7 @@ from headwater.ranges.pull.jobs import Job, LogJob, SnapshotJob, TablesJob
 from headwater.ranges.pull.jobs import changes_gone as lost
 from headwater.ranges.pull.snapshot import shape_of
 from headwater.ranges.worker.process import Answer, BulkDatabases, WorkerCounters
-from headwater.serve.call import ARROW_KIND, Call, Handlers, Headers, gone
+from headwater.serve.call import ARROW_KIND, Call, Handlers, Headers, gone, matches
 from headwater.serve.http.handlers.pull_query_string import (
     compression_in,
     names_in,
@@ -83,10 +83,8 @@ class Pulls:
         pick = pick_in(call.query, rest_of(await self._span(call, db, table), call.query))
         tag = _tag(db, table, *(f"{name}={value}" for name, value in sorted(call.query.items()) if name != "ticket"))
         headers = [(b"etag", tag), (b"cache-control", FOREVER), (b"x-headwater-offset", b"%d" % offset)]
-        if _matches(call.header(b"if-none-match"), tag):
-            await call.start(304, headers)
-            await call.send({"type": "http.response.body", "body": b""})
-            return 304
+        if matches(call.header(b"if-none-match"), tag):
+            return await call.reply(304, headers)
         return await self._pour(call, SnapshotJob(await self._run(self._bulk.place, db), table, offset, pick), headers)
 
     async def log(self, call: Call) -> int:
@@ -143,9 +141,7 @@ class Pulls:
         path = "/".join(quote(call.values[name], safe="", errors="surrogateescape") for name in ("db", "table"))
         url = f"/api/v1/pull/{path}/snapshot?{urlencode(query)}"
         headers = [(b"location", url.encode()), (b"cache-control", b"no-store"), (b"content-length", b"0")]
-        await call.start(307, headers)
-        await call.send({"type": "http.response.body", "body": b""})
-        return 307
+        return await call.reply(307, headers)
 
     # --- the body --------------------------------------------------------------------------------------------
 
@@ -235,8 +231,3 @@ def _tag(*parts: str) -> bytes:
     # Weak: the boundaries between batches depend on the current table, the rows do not.
     digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=12)
     return b'W/"p.%s"' % digest.hexdigest().encode()
-
-
-def _matches(header: bytes, tag: bytes) -> bool:
-    named = [part.strip().removeprefix(b"W/") for part in header.split(b",")]
-    return tag.removeprefix(b"W/") in named or b"*" in named

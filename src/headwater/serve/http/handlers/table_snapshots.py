@@ -29,8 +29,8 @@ from headwater.model.table import Table
 from headwater.model.work.fair_shares import FairPlaces
 from headwater.model.work.work_context import Holder, holder
 from headwater.ranges.pull.snapshot import Gone, Piece, read_as_of, shape_of
-from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kind
-from headwater.serve.http.query_string import digits
+from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, matches, wanted_kind
+from headwater.serve.http.handlers.pull_query_string import version_in
 from headwater.serve.limits.shares import Shares
 
 WORKING = 4  # concurrently reading threads; a snapshot that waits for its reader holds none of them
@@ -70,11 +70,8 @@ class Snapshots:
             return await self._redirect(call, database, db, table)
         offset = await self._run(_offset, database, call.query["version"], db, table)
         tag = _tag(db, table, call.query["version"], kind, format)
-        if _matches(call.header(b"if-none-match"), tag):
-            headers = [(b"etag", tag), (b"cache-control", FOREVER)]
-            await call.start(304, headers)
-            await call.send({"type": "http.response.body", "body": b""})
-            return 304
+        if matches(call.header(b"if-none-match"), tag):
+            return await call.reply(304, [(b"etag", tag), (b"cache-control", FOREVER)])
         with self._shares.take(call, AT_ONCE, SHARE):
             body = _Body(database, db, table, offset, kind, format, partial(self._places.yield_turn, holder()))
             await self._read(call, body, kind, tag, offset)
@@ -116,9 +113,7 @@ class Snapshots:
             if name in call.query:
                 url += f"&{name}={quote(call.query[name], safe='')}"
         headers = [(b"location", url.encode()), (b"cache-control", b"no-store"), (b"content-length", b"0")]
-        await call.start(307, headers)
-        await call.send({"type": "http.response.body", "body": b""})
-        return 307
+        return await call.reply(307, headers)
 
     async def _send(self, call: Call, body: _Body, kind: bytes, tag: bytes, offset: int) -> None:
         headers = [
@@ -186,12 +181,7 @@ class _Body:
 
 
 def _offset(database: Database, version: str, db: str, table: str) -> int:
-    generation, _, text = version.rpartition(".")
-    if not generation or not digits(text, 18):
-        raise InvalidRequest(
-            f"version {version[:60]!r} cannot be read", hint="Omit it to be redirected to the current version."
-        )
-    log, offset = database.log, int(text)
+    log, (generation, offset) = database.log, version_in(version)
     if generation != log.generation or offset + 1 < log.horizon:
         now = f"{log.generation}.{log.latest}"
         gone = OffsetExpired(offset, log.horizon, log.latest)
@@ -235,8 +225,3 @@ def _tag(*parts: str | bytes) -> bytes:
     for part in parts:
         digest.update((part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part) + b"\0")
     return b'"s.%s"' % digest.hexdigest().encode()
-
-
-def _matches(header: bytes, tag: bytes) -> bool:
-    named = [part.strip().removeprefix(b"W/") for part in header.split(b",")]
-    return tag in named or b"*" in named
