@@ -31,6 +31,11 @@ def check_row_format(name: str | None) -> None:
         raise InvalidRequest(f"unknown format {name!r}", hint="Use objects_json or plain_json.")
 
 
+def _known(**fields: Any) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def _lits(names: Sequence[str], row: Sequence[Value]) -> dict[str, Any]:
     return {name: to_lit(value) for name, value in zip(names, row, strict=True)}
 
@@ -39,7 +44,7 @@ def found(result: FoundRow, format: str | None) -> dict[str, Any]:
     """data.get"""
     write, index = ROW_FORMATS[format], result.table.index
     row = {column.name: write(result.row[index[column.name]]) for column in result.table.visible}
-    return {"row": row} if result.etag is None else {"row": row, "etag": result.etag}
+    return {"row": row, **_known(etag=result.etag)}
 
 
 def row_body(table: Table, row: Row, *, lits: bool) -> bytes:
@@ -52,27 +57,17 @@ def row_body(table: Table, row: Row, *, lits: bool) -> bytes:
 
 def stored(result: StoredResult) -> dict[str, Any]:
     """data.insert, data.update, data.delete"""
-    answer: dict[str, Any] = {"affected": result.affected, "last_insert_id": result.last_insert_id}
-    if result.returning is not None:
-        answer["returning"] = [_lits(result.columns, row) for row in result.returning]
-    if result.etag is not None:
-        answer["etag"] = result.etag
-    if result.causality is not None:
-        answer["causality"] = result.causality
-    return answer
+    written = {"affected": result.affected, "last_insert_id": result.last_insert_id}
+    rows = None if result.returning is None else [_lits(result.columns, row) for row in result.returning]
+    return written | _known(returning=rows, etag=result.etag, causality=result.causality)
 
 
 def outcome(result: Outcome, as_objects: bool) -> dict[str, Any]:
     """sql.exec"""
     read = ReadResult(result.columns, result.rows, 0, result.truncated)
-    inner: dict[str, Any] = {
-        "data": written_data(read, formats.OBJECTS if as_objects else formats.ROWS),
-        "affected": result.affected,
-        "last_insert_id": result.last_insert_id,
-    }
-    if result.causality is not None:
-        inner["causality"] = result.causality
-    return {"result": inner}
+    data = written_data(read, formats.OBJECTS if as_objects else formats.ROWS)
+    written = {"affected": result.affected, "last_insert_id": result.last_insert_id}
+    return {"result": {"data": data, **written, **_known(causality=result.causality)}}
 
 
 def begun(result: BeginResult) -> dict[str, Any]:
@@ -82,14 +77,12 @@ def begun(result: BeginResult) -> dict[str, Any]:
 
 def finished(result: EndResult) -> dict[str, Any]:
     """tx.commit, tx.rollback"""
-    answer: dict[str, Any] = {"tx": result.tx, "tx_id": result.tx, "status": result.status}
-    return answer if result.causality is None else answer | {"causality": result.causality}
+    return {"tx": result.tx, "tx_id": result.tx, "status": result.status, **_known(causality=result.causality)}
 
 
 def done(result: SchemaChangeResult) -> dict[str, Any]:
     """schema.create_* and schema.drop_*"""
-    answer: dict[str, Any] = {"ok": True, "changed": result.changed}
-    return answer if result.causality is None else answer | {"causality": result.causality}
+    return {"ok": True, "changed": result.changed, **_known(causality=result.causality)}
 
 
 def described(db: str, table: Table) -> dict[str, Any]:
@@ -110,16 +103,12 @@ def _column(column: Column) -> dict[str, Any]:
         "nullable": column.nullable,
         "declared": column.declared,
     }
-    return answer | {field: True for field, holds in _marks(column).items() if holds}
-
-
-def _marks(column: Column) -> dict[str, bool]:
-    return {"generated": column.generated, "auto_increment": column.auto}
+    return answer | _known(generated=column.generated or None, auto_increment=column.auto or None)
 
 
 def pulled(seen: Described) -> dict[str, Any]:
     """pull.describe"""
-    table = seen.table
+    table, changed_to = seen.table, seen.changed_to
     answer: dict[str, Any] = {
         "db": seen.db,
         "generation": seen.generation,
@@ -129,17 +118,14 @@ def pulled(seen: Described) -> dict[str, Any]:
         "key": list(table.primary_key),
         "table": _shape(table),
     }
-    if seen.closed:
-        answer["closed_ts"] = ts_text(seen.closed)
-    if seen.remedy:
-        answer["remedy"] = seen.remedy
-    if seen.schema_changed_at is not None:
-        answer |= {"schema_changed_at": seen.schema_changed_at, "resnapshot": seen.resnapshot}
-    if seen.changed_to is not None:
-        answer["changed_to"] = _shape(seen.changed_to)
-    if seen.step_upto is not None:
-        answer["step_upto"] = seen.step_upto
-    return answer
+    return answer | _known(
+        closed_ts=ts_text(seen.closed) if seen.closed else None,
+        remedy=seen.remedy or None,
+        schema_changed_at=seen.schema_changed_at,
+        resnapshot=None if seen.schema_changed_at is None else seen.resnapshot,
+        changed_to=None if changed_to is None else _shape(changed_to),
+        step_upto=seen.step_upto,
+    )
 
 
 def _shape(table: Table) -> dict[str, Any]:
