@@ -14,9 +14,9 @@ from tests.pipeline.spark.streams import Stream
 from headwater.client import Client
 from headwater.errors import InvalidRequest, NotFound, SchemaChanged
 from headwater.pipeline.failure import cause_of
-from headwater.pipeline.run.stages import Slice
 from headwater.pipeline.sinks.sink import Part
 from headwater.pipeline.spark.frames import Server, changes_frame, rows_frame
+from headwater.pipeline.spark.options import LogPiece
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -253,7 +253,7 @@ def test_pipeline_frames_read_exactly_the_requested_parts(spark: SparkSession, s
         assert told.where("_end IS NULL").drop("_end").collect() == rows.collect()
     bounds = {"generation": described.generation, "after": 0, "upto": described.latest, "shape": described.table}
     assert changes_frame(spark, place, "main", "t", **bounds).count() == 100
-    slices = [Slice(each.span, 0, described.latest) for each in ranges[:1]]
+    slices = [LogPiece(0, described.latest, each.span) for each in ranges[:1]]
     some = changes_frame(spark, place, "main", "t", **bounds, slices=slices)
     assert 0 < some.count() < 100
     assert changes_frame(spark, place, "main", "t", **bounds, slices=[]).count() == 0

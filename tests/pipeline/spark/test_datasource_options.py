@@ -4,7 +4,8 @@ import pytest
 
 from headwater.errors import ConfigError
 from headwater.model.keys.key import Span
-from headwater.pipeline.spark.options import LogPiece, RowsPiece, parse
+from headwater.pipeline.sinks.sink import Part
+from headwater.pipeline.spark.options import LogPiece, parse
 
 BASE = {"url": "http://127.0.0.1:7171", "table": "t"}
 
@@ -27,7 +28,7 @@ def test_option_values_are_parsed() -> None:
     assert (found.generation, found.version, found.db) == ("g.1", 12, "main")
     assert parsed(columns='["a,b"]').columns == ("a,b",)
     assert parsed(version="12").generation is None
-    assert parsed(parts='[["", "0a", 3]]').parts == (RowsPiece(Span(b"", b"\n"), 3),)
+    assert parsed(parts='[["", "0a", 3]]').parts == (Part(Span(b"", b"\n"), 3),)
     assert parsed(slices='[["0a", null, 3, 9]]').slices == (LogPiece(3, 9, Span(b"\n")),)
     assert [parsed(startingOffset=text).starting_offset for text in ("Earliest", "latest", "5")] == [
         "earliest",

@@ -74,12 +74,14 @@ def test_identity_uses_the_arrow_column_names() -> None:
 
 
 def test_pickled_reader_and_pieces_stay_small() -> None:
+    from headwater.model.keys.key import Span
+    from headwater.pipeline.sinks.sink import Part
     from headwater.pipeline.spark.datasource import HeadwaterDataSource, TaskPartition
-    from headwater.pipeline.spark.options import LogPiece, RowsPiece, Span
+    from headwater.pipeline.spark.options import LogPiece
 
     source = HeadwaterDataSource({"url": "http://h", "table": "t"})
     reader = source.reader(schema.struct_of(schema.rows_schema(EVERY)))
     assert len(pickle.dumps(reader)) < 4000
-    for what in (RowsPiece(Span(b"a", b"b"), 3), LogPiece(1, 2, Span(b"a"))):
+    for what in (Part(Span(b"a", b"b"), 3), LogPiece(1, 2, Span(b"a"))):
         sent = pickle.dumps(TaskPartition("g", what, 1))
         assert pickle.loads(sent).what == what and len(sent) < 600

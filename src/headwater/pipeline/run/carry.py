@@ -25,9 +25,7 @@ from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.shape_changes import following, has_initial_values, with_next_shape_change
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
 from headwater.pipeline.run.stages import (
-    FAIL,
     FIRST,
-    PIN,
     SCHEMA_CHANGED,
     Action,
     Apply,
@@ -43,6 +41,7 @@ from headwater.pipeline.run.table_plan import carried_table, check_choice, check
 from headwater.pipeline.run.task import SNAPSHOT, STAGES, RangeProgress, Task
 from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Sink, State
 from headwater.pipeline.spark.frames import Server, changes_frame, rows_frame
+from headwater.pipeline.spark.options import FAIL, PIN
 from headwater.pipeline.transform.compaction import change_columns
 from headwater.pipeline.transform.row_counts import Counting
 from headwater.pipeline.transform.schema import rows_schema

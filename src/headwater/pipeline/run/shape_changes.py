@@ -9,9 +9,9 @@ import msgspec
 from headwater.client import Client, Described
 from headwater.model.table import Table
 from headwater.pipeline.run.spec import TableSpec
-from headwater.pipeline.run.stages import PIN
 from headwater.pipeline.run.table_plan import carried_table
 from headwater.pipeline.sinks.sink import State
+from headwater.pipeline.spark.options import PIN
 
 
 def with_next_shape_change(client: Client, spec: TableSpec, state: State, status: Described) -> Described:

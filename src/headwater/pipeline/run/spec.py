@@ -30,6 +30,7 @@ from headwater.config.setting_types import (
 from headwater.errors import ConfigError
 from headwater.model.url_secrets import without_secrets
 from headwater.pipeline.sinks.registry import KINDS, read_settings
+from headwater.pipeline.spark.options import EVOLVE, POLICIES
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 META_FILE = "headwater-pipeline.db"
@@ -74,9 +75,7 @@ class TableSpec:
     db: str = setting("main", TEXT, "the database, by its name on the server")
     columns: tuple[str, ...] = setting((), NAMES, "columns to carry; none named means all")
     where: str | None = setting(None, or_none(TEXT), "a SQL condition: only rows that meet it are carried")
-    schema: str = setting(
-        "evolve", one_of("evolve", "pin", "fail"), "what a changed shape of the table means: follow, ignore or stop"
-    )
+    schema: str = setting(EVOLVE, one_of(*POLICIES), "what a changed shape of the table means: follow, ignore or stop")
     on_lost: str = setting(
         "resnapshot",
         one_of("resnapshot", "fail"),

@@ -13,11 +13,11 @@ import msgspec
 from headwater.errors import SchemaChanged
 from headwater.model.keys.key import Span
 from headwater.pipeline.sinks.sink import State, Step
+from headwater.pipeline.spark.options import FAIL, PIN, LogPiece
 
 if TYPE_CHECKING:
     from headwater.client.responses import Described
 
-EVOLVE, PIN, FAIL = "evolve", "pin", "fail"
 
 FIRST = "first"
 LOG_GENERATION_CHANGED = "log_generation_changed"
@@ -37,20 +37,12 @@ class Load(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]
 
 
-class Slice(msgspec.Struct, frozen=True):
-    """The changes in (after, upto] of one span."""
-
-    span: Span
-    after: int
-    upto: int
-
-
 class Apply(msgspec.Struct, frozen=True):
     """The action of applying a step; `slices` are the changes to read per span while uneven, None means all changes."""
 
     step: Step
     shape: int
-    slices: tuple[Slice, ...] | None = None
+    slices: tuple[LogPiece, ...] | None = None
 
 
 class Evolve(msgspec.Struct, frozen=True):
@@ -120,7 +112,7 @@ def _apply(state: State, status: Described, latest: int, shape: int) -> Apply:
     step = Step(state.plan.id, state.plan.generation, state.offset, max(upto, state.offset))
     if state.is_even:
         return Apply(step, shape)
-    slices = [Slice(span, state.reached(span), step.upto) for span in state.plan.spans]
+    slices = [LogPiece(state.reached(span), step.upto, span) for span in state.plan.spans]
     return Apply(step, shape, tuple(each for each in slices if each.after < each.upto))
 
 

@@ -7,8 +7,8 @@ import msgspec
 from headwater.errors import PipelineError, SchemaChanged, SinkUnfit
 from headwater.model.table import Table
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
-from headwater.pipeline.run.stages import PIN
 from headwater.pipeline.sinks.sink import Plan
+from headwater.pipeline.spark.options import PIN
 
 
 def carried_table(spec: TableSpec, table: Table, held: Table | None = None) -> Table:

@@ -18,9 +18,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from headwater.client import Client, Described
 from headwater.errors import ConfigError
 from headwater.pipeline.failure import report_errors, report_generator_errors
+from headwater.pipeline.sinks.sink import Part
 from headwater.pipeline.spark.log_status import describe_log, shape_schema, start_of
 from headwater.pipeline.spark.offsets import StreamOffset, StreamParameters, check_offset, next_offset, split_log
-from headwater.pipeline.spark.options import LogPiece, Options, RowsPiece, parse
+from headwater.pipeline.spark.options import LogPiece, Options, parse
 from headwater.pipeline.spark.part_ends import ended, with_end
 from headwater.pipeline.transform import schema
 
@@ -77,7 +78,7 @@ def _columns(client: Client, options: Options, status: Described) -> pa.Schema:
 class TaskPartition(InputPartition):
     """The partition of one task: a part of a snapshot or of the log, of one generation."""
 
-    def __init__(self, generation: str, what: RowsPiece | LogPiece, shape: int | None = None) -> None:
+    def __init__(self, generation: str, what: Part | LogPiece, shape: int | None = None) -> None:
         super().__init__((generation, what, shape))
         self.generation, self.what, self.shape = generation, what, shape
 
@@ -85,7 +86,7 @@ class TaskPartition(InputPartition):
 def pull(client: Client, options: Options, piece: TaskPartition) -> Iterator[pa.RecordBatch]:
     """Return the batches of one task as the server sends them."""
     what = piece.what
-    if isinstance(what, RowsPiece):
+    if isinstance(what, Part):
         return client.snapshot(
             options.db,
             options.table,
@@ -139,13 +140,13 @@ class BatchReader(DataSourceReader):
         shape = options.shape or (None if options.tables else status.table.version)
         return [TaskPartition(generation, what, shape) for what in found]
 
-    def _rows(self, client: Client, status: Described) -> Sequence[RowsPiece]:
+    def _rows(self, client: Client, status: Described) -> Sequence[Part]:
         options = self._options
         if options.parts is not None:
             return options.parts
         version = status.latest if options.version is None else options.version
         ranges = client.ranges(options.db, options.table, options.range_bytes)
-        return [RowsPiece(each.span, version) for each in ranges]
+        return [Part(each.span, version) for each in ranges]
 
     def _log(self, client: Client, status: Described) -> Sequence[LogPiece]:
         options = self._options

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from headwater.model.keys.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.sinks.sink import Part
+from headwater.pipeline.spark.options import LogPiece
 from headwater.pipeline.spark.part_ends import with_end
 from headwater.pipeline.transform import schema
 
@@ -23,17 +24,6 @@ class Server(msgspec.Struct, frozen=True):
 
     url: str
     token_file: str | None = None
-
-
-class LogSlice(Protocol):
-    """The changes in (after, upto] of one span."""
-
-    @property
-    def span(self) -> Span: ...
-    @property
-    def after(self) -> int: ...
-    @property
-    def upto(self) -> int: ...
 
 
 def register(spark: SparkSession) -> None:
@@ -79,7 +69,7 @@ def changes_frame(
     after: int,
     upto: int,
     shape: Table,
-    slices: Sequence[LogSlice] | None = None,
+    slices: Sequence[LogPiece] | None = None,
     columns: Sequence[str] = (),
     where: str | None = None,
 ) -> DataFrame:
@@ -87,7 +77,7 @@ def changes_frame(
     read = _reader(spark, server, db, table, columns, where).option("generation", generation)
     read = read.option("shape", shape.version).option("after", after).option("upto", upto)
     if slices is not None:
-        told = [[*_hex(each.span), each.after, each.upto] for each in slices]
+        told = [[*_hex(each.span or Span.all()), each.after, each.upto] for each in slices]
         read = read.option("slices", json.dumps(told))
     return read.schema(schema.struct_of(schema.changes_schema(shape, columns))).load()
 

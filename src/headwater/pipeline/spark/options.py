@@ -16,17 +16,11 @@ from headwater.errors import ConfigError
 from headwater.model.clock import parse_ts, ts_ms
 from headwater.model.database_name import real_name
 from headwater.model.keys.key import Span
+from headwater.pipeline.sinks.sink import Part
 
 EVOLVE, PIN, FAIL = POLICIES = ("evolve", "pin", "fail")
 EARLIEST, LATEST = "earliest", "latest"
 ALL_TABLES = "*"
-
-
-class RowsPiece(msgspec.Struct, frozen=True):
-    """The part of a snapshot that one task reads: the rows of `span` as of offset `version`."""
-
-    span: Span
-    version: int
 
 
 class LogPiece(msgspec.Struct, frozen=True):
@@ -49,7 +43,7 @@ class Options(msgspec.Struct, frozen=True):
     where: str | None = None
     generation: str | None = None
     version: int | None = None
-    parts: tuple[RowsPiece, ...] | None = None
+    parts: tuple[Part, ...] | None = None
     after: int | None = None
     upto: int | None = None
     slices: tuple[LogPiece, ...] | None = None
@@ -157,8 +151,8 @@ def _listed(text: str) -> list[Any]:
     return list(found)
 
 
-def _parts(text: str) -> tuple[RowsPiece, ...]:
-    return tuple(RowsPiece(_span(start, end), _offset(version)) for start, end, version in _listed(text))
+def _parts(text: str) -> tuple[Part, ...]:
+    return tuple(Part(_span(start, end), _offset(version)) for start, end, version in _listed(text))
 
 
 def _slices(text: str) -> tuple[LogPiece, ...]:
