@@ -14,9 +14,10 @@ from headwater.client import Client
 from headwater.pipeline import runner as running
 from headwater.pipeline.run.carry import CarryResult
 from headwater.pipeline.run.events import NullWatcher
-from headwater.pipeline.run.progress import MetaStore, RangeProgress, Task
+from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.resources import sink_of
 from headwater.pipeline.run.spec import PipelineSpec, parse_spec
+from headwater.pipeline.run.task import RangeProgress, Task
 from headwater.pipeline.runner import Summary, run
 from headwater.pipeline.transform.schema import fit, rows_schema
 from headwater.pipeline.verify.verify import TableReport, verify

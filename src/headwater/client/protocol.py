@@ -11,7 +11,6 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from headwater.client.responses import Described as Described
 from headwater.client.responses import WireRange
 from headwater.errors import (
     ConfigError,

@@ -30,8 +30,9 @@ from headwater.client import Client
 from headwater.errors import PipelineError, Unavailable
 from headwater.model.keys.key import Span
 from headwater.pipeline.run.ownership import take
-from headwater.pipeline.run.progress import LOG, SNAPSHOT, MetaStore, RangeProgress, Task
+from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.spec import read_spec
+from headwater.pipeline.run.task import LOG, SNAPSHOT, RangeProgress, Task
 from headwater.pipeline.verify.compare import Difference
 
 FILE = """

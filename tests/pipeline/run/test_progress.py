@@ -18,8 +18,9 @@ from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
 from headwater.pipeline.run.meta_database import META, PROGRESS, SUBSCRIBE, VERSION, MetaDatabase
 from headwater.pipeline.run.ownership import LeaseRenewal, owner_name, release, renew, take
-from headwater.pipeline.run.progress import FAILED, LOG, SNAPSHOT, MetaStore, RangeProgress, Task
+from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.spec import PipelineSpec, SinkSpec, TableSpec
+from headwater.pipeline.run.task import FAILED, LOG, SNAPSHOT, RangeProgress, Task
 from headwater.pipeline.sinks.sink import Plan, State
 
 pytest_plugins = ("tests.pipeline.servers",)

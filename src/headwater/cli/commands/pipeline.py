@@ -167,7 +167,7 @@ def _in_thread(work: Callable[[], T]) -> T:
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in FOREIGN and not isinstance(error, ConnectionError):
                 raise
-            from headwater.pipeline.spark.session import cause_of
+            from headwater.pipeline.failure import cause_of
 
             raise cause_of(error) from None
 

@@ -16,8 +16,9 @@ from headwater.model.quantity import amount, counted
 from headwater.model.url_secrets import has_secrets
 
 if TYPE_CHECKING:
-    from headwater.pipeline.run.progress import MetaStore, RangeProgress, Task
+    from headwater.pipeline.run.progress import MetaStore
     from headwater.pipeline.run.spec import PipelineSpec
+    from headwater.pipeline.run.task import RangeProgress, Task
 
 SERVER_SECONDS = 3.0  # to answer how far behind a sink is
 STATUS = ("pipeline", "table", "state", "stage", "ranges", "rows", "offset", "lag", "verified", "note")

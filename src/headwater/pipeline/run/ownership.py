@@ -19,7 +19,8 @@ import sqlalchemy as sa
 
 from headwater.errors import HeadwaterError, NotFound, NotOwner
 from headwater.pipeline.run.meta_database import SUBSCRIBE
-from headwater.pipeline.run.progress import MetaStore, Task, of_task
+from headwater.pipeline.run.progress import MetaStore, of_task
+from headwater.pipeline.run.task import Task
 
 BEATS = 3  # renewals per lease duration
 

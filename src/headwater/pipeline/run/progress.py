@@ -19,20 +19,8 @@ from headwater.errors import ConfigError, NotOwner, PipelineError
 from headwater.model.keys.key import Span
 from headwater.pipeline.run.meta_database import DB_CHARS, NAME_CHARS, PROGRESS, SUBSCRIBE, TABLE_CHARS, MetaDatabase
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
-from headwater.pipeline.run.task import FAILED, LOG, REGISTER, SNAPSHOT, STAGES, RangeProgress, Task
+from headwater.pipeline.run.task import FAILED, STAGES, RangeProgress, Task
 from headwater.pipeline.sinks.sink import Plan, State
-
-__all__ = [
-    "FAILED",
-    "LOG",
-    "REGISTER",
-    "SNAPSHOT",
-    "STAGES",
-    "Ledger",
-    "MetaStore",
-    "RangeProgress",
-    "Task",
-]
 
 
 class MetaStore:

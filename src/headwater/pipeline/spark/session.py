@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import ConfigError, PipelineError
-from headwater.pipeline.failure import GONE, JAVA, cause_of, explain, is_gone
+from headwater.pipeline.failure import GONE, JAVA, is_gone
 from headwater.pipeline.spark.jars import FOLDER, jar_settings
 from headwater.pipeline.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["cause_of", "close_session", "explain", "log_file", "open_session"]
 
 _QUIET = {
     "spark.ui.enabled": "false",

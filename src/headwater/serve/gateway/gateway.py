@@ -19,7 +19,7 @@ from headwater.queries.statements.sql import Outcome
 from headwater.serve.api import Api
 from headwater.serve.auth.open_sessions import Sessions
 from headwater.serve.call import Call
-from headwater.serve.gateway import messages as messages
+from headwater.serve.gateway import messages
 from headwater.serve.gateway.kv import Entry, Kv
 from headwater.serve.gateway.messages import bytes_of
 from headwater.serve.gateway.sochdb_refusals import in_sequences
