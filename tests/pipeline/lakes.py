@@ -17,10 +17,11 @@ from headwater.pipeline.run.events import NullWatcher
 from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.resources import sink_of
 from headwater.pipeline.run.spec import PipelineSpec, parse_spec
+from headwater.pipeline.run.table_report import TableReport
 from headwater.pipeline.run.task import RangeProgress, Task
 from headwater.pipeline.runner import Summary, run
 from headwater.pipeline.transform.schema import fit, rows_schema
-from headwater.pipeline.verify.verify import TableReport, verify
+from headwater.pipeline.verify.verify import verify
 
 if TYPE_CHECKING:
     import pytest

@@ -21,8 +21,9 @@ from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.resources import check_promises, session_of, sink_of
 from headwater.pipeline.run.server_check import TableAnswer, describe_tables, refusal
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
+from headwater.pipeline.run.table_report import TableReport
 from headwater.pipeline.run.task import Task
-from headwater.pipeline.verify.verify import TableReport, verify
+from headwater.pipeline.verify.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

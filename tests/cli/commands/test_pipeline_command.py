@@ -32,8 +32,8 @@ from headwater.model.keys.key import Span
 from headwater.pipeline.run.ownership import take
 from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.spec import read_spec
+from headwater.pipeline.run.table_report import Difference
 from headwater.pipeline.run.task import LOG, SNAPSHOT, RangeProgress, Task
-from headwater.pipeline.verify.compare import Difference
 
 FILE = """
 [pipeline]

@@ -11,6 +11,7 @@ from tests.pipeline.table_model import SPANS, Story, row
 
 from headwater.errors import ConfigError, SinkUnfit
 from headwater.pipeline.sinks.foreach import ForeachSink, find_function, open_foreach
+from headwater.pipeline.sinks.registry import is_exactly_once
 from headwater.pipeline.sinks.sink import Part, Step
 
 taken: list[Any] = []
@@ -37,7 +38,7 @@ def test_foreach_function_from_the_settings_receives_rows_then_changes(spark: Sp
     sink.apply(story.changes(spark, 2, 3), step, story.table)
     sink.apply(story.changes(spark, 2, 3), step, story.table)
     assert taken == [([100], parts[1:], "t"), ([1], parts, "t"), ([1], step, "t")]
-    assert not sink.exactly_once
+    assert not is_exactly_once("foreach")
     for act in (lambda: sink.rows(spark), lambda: sink.apply(None, Step("p", "g1", 3, 3, repair=True), story.table)):  # type: ignore[arg-type]
         with pytest.raises(SinkUnfit):
             act()

@@ -15,7 +15,7 @@ from tests.pipeline.table_model import SPANS, TABLE, Story, row
 from headwater.errors import ConfigError, SinkFenced
 from headwater.pipeline.sinks.envelope import Envelope
 from headwater.pipeline.sinks.kafka import KafkaSink, open_kafka
-from headwater.pipeline.sinks.registry import read_settings
+from headwater.pipeline.sinks.registry import is_exactly_once, read_settings
 from headwater.pipeline.sinks.sink import PLAIN, Part
 from headwater.pipeline.spark.jars import FOLDER, KAFKA, have_jars
 
@@ -72,7 +72,7 @@ def test_kafka_messages_are_keyed_and_keep_the_order_of_each_key(
 ) -> None:
     needs: Any = SimpleNamespace(name="lake/shop/t", ledger=Book())
     sink = open_kafka({"servers": broker, "topic": topic}, needs)
-    assert (sink.name, sink.exactly_once) == (f"kafka {broker} {topic}", False)
+    assert (sink.name, is_exactly_once("kafka")) == (f"kafka {broker} {topic}", False)
     plan, parts = replace(story.plan("p"), offset=3), [Part(span, 3) for span in SPANS]
     sink.begin(plan)
     sink.load(story.loading(spark, parts), plan, parts)

@@ -15,8 +15,9 @@ from tests.pipeline.lakes import Lake
 
 from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
+from headwater.pipeline.run.table_report import Difference
 from headwater.pipeline.verify import verify as verifying
-from headwater.pipeline.verify.compare import Difference, comparable
+from headwater.pipeline.verify.compare import comparable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,8 +15,8 @@ from headwater.cli.failure import Failure
 
 if TYPE_CHECKING:
     from headwater.pipeline.run.spec import PipelineSpec
+    from headwater.pipeline.run.table_report import TableReport
     from headwater.pipeline.runner import Summary
-    from headwater.pipeline.verify.verify import TableReport
 
 SPARK_SECONDS = 120.0  # longest wait for one step of Spark on a slow machine
 TABLES = ("customers", "orders", "products", "visits")

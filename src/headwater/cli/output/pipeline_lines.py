@@ -15,7 +15,7 @@ from headwater.model.quantity import amount, counted
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
-    from headwater.pipeline.run.events import VerifyResult
+    from headwater.pipeline.run.table_report import Difference, TableReport
     from headwater.pipeline.run.task import RangeProgress, Task
 
 INTERVAL_SECONDS = 5.0
@@ -90,7 +90,7 @@ class ProgressDisplay:
         with self._lock:
             self.say(task, f"is at offset {amount(offset)} after {amount(rows)} rows and changes of this run")
 
-    def verified(self, task: Task, report: VerifyResult) -> None:
+    def verified(self, task: Task, report: TableReport) -> None:
         with self._lock:
             self.say(task, compared(report), error=not report.is_good)
 
@@ -98,7 +98,7 @@ class ProgressDisplay:
         return self._tallies.setdefault(task.key, TableProgress(task))
 
 
-def compared(report: VerifyResult) -> str:
+def compared(report: TableReport) -> str:
     """Return the result of a verification."""
     if report.error is not None:
         return f"could not be compared: {report.error.message} ({report.error.code})"
@@ -114,7 +114,7 @@ def compared(report: VerifyResult) -> str:
     return f"{bad}\nrepaired: {mended}"
 
 
-def _differing(found: Any) -> str:
+def _differing(found: Difference) -> str:
     """Return the differences of a range in a line."""
     counts = {"missing": found.missing, "extra": found.extra, "different": found.different}
     differences = ", ".join(f"{amount(count)} {name}" for name, count in counts.items() if count)
@@ -200,7 +200,7 @@ class JsonLines:
     def done(self, task: Task, offset: int, rows: int) -> None:
         self.emit("done", task, offset=offset, rows=rows)
 
-    def verified(self, task: Task, report: VerifyResult) -> None:
+    def verified(self, task: Task, report: TableReport) -> None:
         error = None if report.error is None else error_json(report.error)
         facts = {"equal": report.is_good, "offset": report.offset, "rows": report.rows, "ranges": len(report.ranges)}
         found = [each.difference for each in report.bad if each.difference is not None]

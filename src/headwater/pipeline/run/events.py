@@ -2,91 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
+    from headwater.pipeline.run.table_report import TableReport
     from headwater.pipeline.run.task import RangeProgress, Task
 
 
-class VerifyResult(Protocol):
-    """The result of verifying one table."""
-
-    @property
-    def db(self) -> str: ...
-    @property
-    def table(self) -> str: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def ranges(self) -> Sequence[Any]: ...
-    @property
-    def bad(self) -> Sequence[Any]: ...
-    @property
-    def repaired(self) -> int: ...
-    @property
-    def is_good(self) -> bool: ...
-    @property
-    def error(self) -> HeadwaterError | None: ...
-
-
 class Watcher(Protocol):
-    """A receiver of the events of a running pipeline."""
+    """A receiver of the events of a running pipeline; a method that is not overridden ignores its event."""
 
     def started(self, task: Task, reason: str, rows: int, ranges: int) -> None:
         """Report that a snapshot begins because of `reason`, with the estimated rows and the number of ranges."""
-        ...
+        return
 
     def range_moved(self, task: Task, row: RangeProgress) -> None:
         """Report the progress of one range, also if it is unchanged."""
-        ...
+        return
 
     def loaded(self, task: Task, parts: int, rows: int, seconds: float) -> None:
         """Report that spans of the snapshot were committed."""
-        ...
+        return
 
     def stage(self, task: Task, stage: str) -> None:
         """Report the stage of the table as a whole."""
-        ...
+        return
 
     def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None:
         """Report that `changes` changes, up to offset `upto`, were committed."""
-        ...
+        return
 
     def live(self, task: Task, offset: int, latest: int) -> None:
         """Report that the sink is at `offset` and the log at `latest`; if they are equal nothing is left to do."""
-        ...
+        return
 
     def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None:
         """Report a failure that is retried; `failures` counts the failures in a row."""
-        ...
+        return
 
     def failed(self, task: Task, error: HeadwaterError) -> None:
         """Report that the table is carried no further."""
-        ...
+        return
 
     def done(self, task: Task, offset: int, rows: int) -> None:
         """Report the end of a run, stopped or caught up, with the sink at `offset` after `rows` rows and changes."""
-        ...
+        return
 
-    def verified(self, task: Task, report: VerifyResult) -> None:
+    def verified(self, task: Task, report: TableReport) -> None:
         """Report that source and sink were compared."""
-        ...
+        return
 
 
-class NullWatcher:
+class NullWatcher(Watcher):
     """A receiver that ignores all events."""
-
-    def started(self, task: Task, reason: str, rows: int, ranges: int) -> None: ...
-    def range_moved(self, task: Task, row: RangeProgress) -> None: ...
-    def loaded(self, task: Task, parts: int, rows: int, seconds: float) -> None: ...
-    def stage(self, task: Task, stage: str) -> None: ...
-    def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None: ...
-    def live(self, task: Task, offset: int, latest: int) -> None: ...
-    def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None: ...
-    def failed(self, task: Task, error: HeadwaterError) -> None: ...
-    def done(self, task: Task, offset: int, rows: int) -> None: ...
-    def verified(self, task: Task, report: VerifyResult) -> None: ...

@@ -30,13 +30,14 @@ class ForeachSink(LedgerSink):
     """A sink that calls `function` with rows, then with changes."""
 
     def __init__(self, name: str, ledger: Any, function: Function) -> None:
-        def send_rows(frame: DataFrame, parts: Sequence[Part], table: Table) -> None:
-            function(frame, list(parts), table)
+        super().__init__(name, ledger)
+        self._function = function
 
-        def send_changes(frame: DataFrame, step: Step, table: Table) -> None:
-            function(frame, step, table)
+    def _send_rows(self, frame: DataFrame, parts: Sequence[Part], table: Table) -> None:
+        self._function(frame, list(parts), table)
 
-        super().__init__(name, ledger, send_rows, send_changes)
+    def _send_changes(self, frame: DataFrame, step: Step, table: Table) -> None:
+        self._function(frame, step, table)
 
 
 def open_foreach(settings: Mapping[str, Any], needs: SinkContext) -> ForeachSink:

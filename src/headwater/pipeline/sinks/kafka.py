@@ -41,15 +41,15 @@ class KafkaSink(LedgerSink):
     ) -> None:
         self._envelope = envelope
         self._options = {**(options or {}), "kafka.bootstrap.servers": servers, "topic": topic}
-        super().__init__(name, ledger, self._rows, self._changes)
+        super().__init__(name, ledger)
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.name})"  # the options may hold secrets
 
-    def _rows(self, frame: DataFrame, parts: Sequence[Part], table: Table) -> None:
+    def _send_rows(self, frame: DataFrame, parts: Sequence[Part], table: Table) -> None:
         self._write(self._envelope.of_rows(frame, table, parts))
 
-    def _changes(self, frame: DataFrame, step: Step, table: Table) -> None:
+    def _send_changes(self, frame: DataFrame, step: Step, table: Table) -> None:
         self._write(self._envelope.of_changes(frame, table))
 
     def _write(self, frame: DataFrame) -> None:

@@ -5,14 +5,14 @@ Rows that a run wrote before it died, and before it wrote the ledger, are writte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from headwater.errors import SinkFenced, SinkUnfit
 from headwater.model.table import Table
-from headwater.pipeline.sinks.sink import HISTORY, Part, Plan, State, Step, check
+from headwater.pipeline.sinks.sink import HISTORY, Part, Plan, Sink, State, Step, check, of_plan
 from headwater.pipeline.transform.compaction import change_columns, quoted
 
 if TYPE_CHECKING:
@@ -31,26 +31,23 @@ class Ledger(Protocol):
         ...
 
 
-class LedgerSink:
-    """A sink whose state is in a ledger; subclasses pass `send_rows` and `send_changes`."""
+class LedgerSink(Sink):
+    """A sink whose state is in a ledger; subclasses have `_send_rows` and `_send_changes`."""
 
-    exactly_once = False
     keeps = False
     needs_ends = False
     mode = HISTORY
 
-    def __init__(
-        self,
-        name: str,
-        ledger: Ledger,
-        send_rows: Callable[[DataFrame, Sequence[Part], Table], None],
-        send_changes: Callable[[DataFrame, Step, Table], None],
-    ) -> None:
+    def __init__(self, name: str, ledger: Ledger) -> None:
         self.name, self._ledger = name, ledger
-        self._send_rows, self._send_changes = send_rows, send_changes
+
+    def _send_rows(self, frame: DataFrame, parts: Sequence[Part], table: Table) -> None:
+        raise NotImplementedError
+
+    def _send_changes(self, frame: DataFrame, step: Step, table: Table) -> None:
+        raise NotImplementedError
 
     def state(self) -> State | None:
-        """Return the progress; None before the first `begin`."""
         return self._ledger.load()
 
     def begin(self, plan: Plan) -> None:
@@ -58,30 +55,27 @@ class LedgerSink:
         self._ledger.save(State(plan, plan.offset))
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
-        """Add rows of the snapshot: partition i of the frame holds the rows of `parts[i]`, possibly none."""
-        state = self._of_plan(plan.id)
+        state = of_plan(self.state(), plan.id)
         missing = [place for place, part in enumerate(parts) if part.span not in state.loaded]
         if not missing:
             return
         self._send_rows(_partitions(frame, missing, len(parts)), parts, plan.table)
-        state = self._of_plan(plan.id)
+        state = of_plan(self.state(), plan.id)
         new = {parts[place].span: parts[place].version for place in missing}
         self._ledger.save(msgspec.structs.replace(state, loaded={**state.loaded, **new}))
 
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
-        """Apply the changes that `check` returns; `table` is the shape of the frame."""
         if step.repair:
             raise SinkUnfit(f"{self.name} cannot be repaired")
         todo = check(self.state(), step)
         if todo is None:
             return
         self._send_changes(frame.where(f"{quoted(change_columns(frame).offset)} > {todo.after}"), todo, table)
-        state = self._of_plan(step.plan)
+        state = of_plan(self.state(), step.plan)
         loaded = {span: version for span, version in state.loaded.items() if version > step.upto}
         self._ledger.save(State(state.plan, max(state.offset, step.upto), loaded))
 
     def evolve(self, table: Table) -> None:
-        """Add the columns of a newer shape; rows in the sink keep their values."""
         state = self.state()
         if state is None:
             raise SinkFenced("the sink holds no snapshot")
@@ -89,17 +83,7 @@ class LedgerSink:
         self._ledger.save(msgspec.structs.replace(state, plan=plan))
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """Return the rows of the sink with the columns of the table's snapshot, for verification (UPSERT only)."""
         raise SinkUnfit(f"{self.name} cannot be read back")
-
-    def close(self) -> None:
-        """Close the connections."""
-
-    def _of_plan(self, plan: str) -> State:
-        state = self.state()
-        if state is None or state.plan.id != plan:
-            raise SinkFenced("the sink works on another snapshot than this run")
-        return state
 
 
 def _partitions(frame: DataFrame, wanted: Sequence[int], count: int) -> DataFrame:

@@ -106,11 +106,17 @@ def check(state: State | None, step: Step) -> Step | None:
     return msgspec.structs.replace(step, after=state.offset)
 
 
+def of_plan(state: State | None, plan: str) -> State:
+    """Return `state`; raise SinkFenced if the sink does not hold the snapshot of `plan`."""
+    if state is None or state.plan.id != plan:
+        raise SinkFenced("the sink holds another snapshot than this run is working on")
+    return state
+
+
 class Sink(Protocol):
     """One table at a destination. One driver uses a sink at a time; a second driver is fenced and corrupts nothing."""
 
     name: str  # kind and place for output, without secrets
-    exactly_once: bool  # whether rows and progress are one commit
     mode: str  # UPSERT or HISTORY
     keeps: bool  # whether an upsert can leave columns unchanged, see pipeline/transform/whole_rows.py
 
@@ -149,5 +155,5 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connections."""
-        ...
+        """Close the connections, if the sink has any."""
+        return

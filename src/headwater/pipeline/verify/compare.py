@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from headwater.errors import HeadwaterError
 from headwater.model.keys.key import Span, decode_key
 from headwater.model.table import Key, Table
+from headwater.pipeline.run.table_report import Difference, Digest
 from headwater.pipeline.transform.compaction import quoted
 
 if TYPE_CHECKING:
@@ -21,28 +20,6 @@ if TYPE_CHECKING:
 ORDERED = {"i64": int, "str": str, "bytes": bytes}
 RANGE, HASH = "_headwater_range", "_headwater_hash"
 EXAMPLES = 3  # keys listed per range
-
-
-class Digest(msgspec.Struct, frozen=True):
-    """The digest of the rows of one range; equal rows give equal digests, in any order."""
-
-    rows: int = 0
-    sum: int = 0
-    xor: int = 0
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """The number of rows of one range that differ, by key."""
-
-    missing: int = 0  # rows that only the source has
-    extra: int = 0  # rows that only the sink has, or has more than once
-    different: int = 0
-    examples: tuple[str, ...] = ()  # some of the keys
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows that differ in any way."""
-        return self.missing + self.extra + self.different
 
 
 def comparable(table: Table, spans: Sequence[Span]) -> list[Span]:

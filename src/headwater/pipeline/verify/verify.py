@@ -23,14 +23,13 @@ from headwater.pipeline.run.resources import session_of, sink_of
 from headwater.pipeline.run.server_check import describe_tables
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
 from headwater.pipeline.run.table_plan import check_origin
+from headwater.pipeline.run.table_report import Digest, RangeReport, TableReport
 from headwater.pipeline.sinks.sink import Part, Sink, State, Step
 from headwater.pipeline.spark.frames import Server, rows_frame
 from headwater.pipeline.transform.compaction import quoted
 from headwater.pipeline.transform.schema import changes_schema, identity_of, rows_schema
 from headwater.pipeline.verify.compare import (
     RANGE,
-    Difference,
-    Digest,
     changes,
     comparable,
     difference,
@@ -45,46 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ATTEMPTS = 5  # attempts: a sink that advanced during the comparison is compared again
-
-
-class RangeReport(msgspec.Struct, frozen=True):
-    """The digests of one range in source and sink."""
-
-    span: Span
-    source: Digest
-    sink: Digest
-    difference: Difference | None = None  # of a bad range, unless the sink advanced before it was computed
-
-    @property
-    def is_good(self) -> bool:
-        """Return whether source and sink hold equal rows."""
-        return self.source == self.sink
-
-
-class TableReport(msgspec.Struct, frozen=True):
-    """The result of comparing one table at one offset."""
-
-    db: str
-    table: str
-    offset: int = 0
-    ranges: tuple[RangeReport, ...] = ()
-    repaired: int = 0  # number of repaired ranges
-    error: HeadwaterError | None = None
-
-    @property
-    def bad(self) -> list[RangeReport]:
-        """Return the ranges that differed when they were compared."""
-        return [each for each in self.ranges if not each.is_good]
-
-    @property
-    def is_good(self) -> bool:
-        """Return whether the sink is correct now, after any repair."""
-        return self.error is None and len(self.bad) == self.repaired
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows in the source."""
-        return sum(each.source.rows for each in self.ranges)
 
 
 def verify(

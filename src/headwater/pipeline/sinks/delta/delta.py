@@ -33,7 +33,7 @@ from headwater.pipeline.sinks.delta.merge import TooLarge, collect, filled, keep
 from headwater.pipeline.sinks.delta.part import DONE, FENCED, REPORT, UNFIT, PartWriter, TableLocation, committing
 from headwater.pipeline.sinks.delta.rows import read_rows, refuse_values
 from headwater.pipeline.sinks.registry import SinkContext
-from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step, check
+from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, Sink, State, Step, check
 from headwater.pipeline.transform.compaction import last_per_key, no_key, quoted
 from headwater.pipeline.transform.scd2 import versions
 from headwater.pipeline.transform.schema import changes_schema, identity_of
@@ -57,10 +57,9 @@ class Settings(msgspec.Struct, frozen=True):
     storage_options: dict[str, str] = {}
 
 
-class DeltaSink:
+class DeltaSink(Sink):
     """One Delta table, which other readers, and writers such as OPTIMIZE, may use concurrently."""
 
-    exactly_once = True
     keeps = True
     needs_ends = True
 
@@ -74,7 +73,6 @@ class DeltaSink:
     # Progress
 
     def state(self) -> State | None:
-        """Return the progress; None before the first `begin`."""
         with ours():
             table = self._place.open()
             return None if table is None else self._state(table)
@@ -301,16 +299,12 @@ class DeltaSink:
     # Reading and closing
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """Return the rows of the sink with the columns of the table's snapshot, for verification (UPSERT only)."""
         with ours():
             table = self._place.open()
             plan = plan_of(table.metadata().configuration) if table else None
             if self.mode != UPSERT or table is None or plan is None:
                 raise SinkUnfit("only a table in mode upsert that has a snapshot can be read back")
             return read_rows(spark, self._place, table, held_schema(plan.table, self.mode))
-
-    def close(self) -> None:
-        """See Sink. The sink holds no open connection."""
 
 
 def open_delta(settings: dict[str, Any], needs: SinkContext) -> DeltaSink:

@@ -61,7 +61,6 @@ class DeltaSparkSink(DeltaSink):
         super().begin(plan)
 
     def evolve(self, table: Table) -> None:
-        """Add the columns of a newer shape; rows in the sink keep their values."""
         self._check_names(table)
         super().evolve(table)
 

@@ -29,7 +29,7 @@ from headwater.model.table import Table
 from headwater.pipeline.sinks.columns import numbered
 from headwater.pipeline.sinks.history import as_history
 from headwater.pipeline.sinks.parquet.files import REPORT, FileWriter, WrittenFile, durable, sync_folder, write_file
-from headwater.pipeline.sinks.sink import HISTORY, Part, Plan, State, Step, check
+from headwater.pipeline.sinks.sink import HISTORY, Part, Plan, Sink, State, Step, check, of_plan
 from headwater.pipeline.transform.compaction import change_columns, quoted
 
 if TYPE_CHECKING:
@@ -48,10 +48,9 @@ class Commit(msgspec.Struct, frozen=True, omit_defaults=True):
     upto: int = 0
 
 
-class ParquetSink:
+class ParquetSink(Sink):
     """A folder on a file system that the driver and the executors share."""
 
-    exactly_once = True
     keeps = False
     needs_ends = False
     mode = HISTORY
@@ -61,7 +60,6 @@ class ParquetSink:
         self.name = f"parquet {self._path}"
 
     def state(self) -> State | None:
-        """Return the progress; None before the first `begin`."""
         try:
             plan = msgspec.json.decode((self._path / PLAN).read_bytes(), type=Plan)
         except FileNotFoundError:
@@ -75,7 +73,6 @@ class ParquetSink:
         return State(plan, offset, loaded)
 
     def begin(self, plan: Plan) -> None:
-        """Empty the target, give it the columns of the plan's table and store the plan; this fences older runs."""
         self._path.mkdir(parents=True, exist_ok=True)
         with self._locked():
             self._folder(plan.id).mkdir(exist_ok=True)
@@ -85,19 +82,18 @@ class ParquetSink:
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
         """See Sink. Also removes older snapshots: after a run killed in `begin`, the next run only loads."""
         with self._locked():
-            loaded = self._of_plan(plan.id).loaded
+            loaded = of_plan(self.state(), plan.id).loaded
             self._clean(plan.id, (_SNAPSHOT,))  # a staging folder may belong to another driver
         skipped = frozenset(place for place, part in enumerate(parts) if part.span in loaded)
         with self._staged(as_history(frame, plan.table, parts), plan.id, skipped) as (staging, reports):
             for place, part in enumerate(parts):
                 files = [report.file for report in reports if report.partition == place]
                 with self._locked():
-                    if part.span not in self._of_plan(plan.id).loaded:
+                    if part.span not in of_plan(self.state(), plan.id).loaded:
                         commit = Commit(part.span, part.version)
                         self._commit(plan.id, _PART + _short(part.span), staging, files, commit)
 
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
-        """Apply the changes that `check` returns; `table` is the shape of the frame."""
         if step.repair:
             raise SinkUnfit("a history cannot be repaired")
         while (todo := check(self.state(), step)) is not None:
@@ -116,17 +112,7 @@ class ParquetSink:
             durable(self._path / PLAN, msgspec.json.encode(msgspec.structs.replace(state.plan, table=table)))
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """Return the rows of the sink with the columns of the table's snapshot, for verification (UPSERT only)."""
         raise SinkUnfit("a history holds changes, not the current rows")
-
-    def close(self) -> None:
-        """Close the connections."""
-
-    def _of_plan(self, plan: str) -> State:
-        state = self.state()
-        if state is None or state.plan.id != plan:
-            raise SinkFenced("the sink holds another snapshot than this run is working on")
-        return state
 
     def _folder(self, plan: str) -> Path:
         return self._path / (_SNAPSHOT + plan)
@@ -159,7 +145,7 @@ class ParquetSink:
         try:
             return [WrittenFile(*row) for row in numbered(frame).mapInArrow(writer, REPORT).collect()]
         except Exception:
-            self._of_plan(plan)  # raises SinkFenced if a newer run removed the folder
+            of_plan(self.state(), plan)  # raises SinkFenced if a newer run removed the folder
             raise
 
     def _commit(self, plan: str, name: str, staging: Path, files: Sequence[str], commit: Commit) -> None:

@@ -19,7 +19,7 @@ from headwater.errors import HeadwaterError, SinkFenced, SinkUnfit, Unavailable
 from headwater.model.table import Table
 from headwater.pipeline.sinks.columns import numbered
 from headwater.pipeline.sinks.history import as_history
-from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step, check
+from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, Sink, State, Step, check, of_plan
 from headwater.pipeline.sinks.sql.dialects import IN_KEY, Dialect, Field, fields_of
 from headwater.pipeline.sinks.sql.engine import (
     LOCK_SECONDS,
@@ -42,10 +42,9 @@ if TYPE_CHECKING:
 _STAGE = "headwater_stage_"
 
 
-class SqlSink:
+class SqlSink(Sink):
     """One table of a SQL database, with `headwater_sink` and the staging tables in the same schema."""
 
-    exactly_once = True
     keeps = True
     needs_ends = False
 
@@ -74,7 +73,6 @@ class SqlSink:
         return f"SqlSink({self.name})"
 
     def state(self) -> State | None:
-        """Return the progress; None before the first `begin`."""
         return self._states.read()
 
     def begin(self, plan: Plan) -> None:
@@ -91,8 +89,7 @@ class SqlSink:
         self._drop_stages()
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
-        """Add rows of the snapshot: partition i of the frame holds the rows of `parts[i]`, possibly none."""
-        state = self._of_plan(self.state(), plan.id)
+        state = of_plan(self.state(), plan.id)
         if self.mode == HISTORY:
             frame = as_history(frame, plan.table, parts)
         loaded = frozenset(place for place, part in enumerate(parts) if part.span in state.loaded)
@@ -105,7 +102,7 @@ class SqlSink:
 
     def _load_part(self, staging: StagingTable, plan: Plan, part: Part, report: StageReport | None) -> None:
         with writing(self._engine) as connection:
-            state = self._of_plan(self._states.lock(connection), plan.id)
+            state = of_plan(self._states.lock(connection), plan.id)
             if part.span in state.loaded:
                 return
             attempts = staging.whole(connection, [report] if report else [])
@@ -157,7 +154,6 @@ class SqlSink:
         self._drop_stages()
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """Return the rows of the sink with the columns of the table's snapshot, for verification (UPSERT only)."""
         from headwater.pipeline.sinks.sql.rows import read_rows
 
         state = self.state()
@@ -167,7 +163,6 @@ class SqlSink:
         return read_rows(spark, self._engine, self._url, self._target(table), self._dialect, table)
 
     def close(self) -> None:
-        """Close the connections."""
         self._engine.dispose()
 
     def _target(self, table: Table) -> Target:
@@ -176,18 +171,13 @@ class SqlSink:
     def _compacted(self, frame: DataFrame, table: Table) -> DataFrame:
         return frame if self.mode == HISTORY else last_per_key(frame, identity_of(table))
 
-    def _of_plan(self, state: State | None, plan: str) -> State:
-        if state is None or state.plan.id != plan:
-            raise SinkFenced("the sink holds another snapshot than this run is working on")
-        return state
-
     @contextmanager
     def _fencing(self, plan: str) -> Iterator[None]:
         """Raise SinkFenced instead of a task's failure if a newer run dropped the staging table."""
         try:
             yield
         except Exception:
-            self._of_plan(self.state(), plan)
+            of_plan(self.state(), plan)
             raise
 
     def _staging(self, frame: DataFrame, table: Table, plan: str) -> StagingTable:
