@@ -1,4 +1,4 @@
-"""The drivers by which a pipeline connects to databases: those of SQL sinks and of the meta store."""
+"""The drivers by which a pipeline connects to databases, of SQL sinks and of the meta store, and their errors."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ _DRIVERS = {
 def with_driver(url: sa.URL) -> sa.URL:
     """Return `url` with our driver; the URL of another database is returned unchanged."""
     return url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
+
+
+def message_of(error: sa.exc.SQLAlchemyError) -> str:
+    """Return the first line of the database's message, without the statement."""
+    text = str(getattr(error, "orig", None) or error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLA
 
 from headwater.errors import ConfigError, PipelineError, Unavailable
 from headwater.model.url_secrets import without_secrets
-from headwater.pipeline.database_drivers import with_driver
+from headwater.pipeline.database_drivers import message_of, with_driver
 
 VERSION = 1  # of the table layout
 ATTEMPTS, ATTEMPT_SECONDS = 20, 0.1  # for creating the tables, when several servers start concurrently
@@ -152,7 +152,9 @@ class MetaDatabase:
                 _METADATA.create_all(connection)
                 connection.execute(sa.insert(META).values(id=1, version=VERSION))
         except DatabaseError as error:
-            raise PipelineError(f"cannot create the tables of the meta store {self.name}: {_cause(error)}") from None
+            raise PipelineError(
+                f"cannot create the tables of the meta store {self.name}: {message_of(error)}"
+            ) from None
 
 
 def _engine(url: str) -> sa.Engine:
@@ -180,11 +182,5 @@ _KINDS = "A file is SQLite; others are postgresql://…, mysql://… and mariadb
 
 def _ours(error: SQLAlchemyError, name: str) -> Unavailable:
     return Unavailable(
-        f"the meta store {name} is not available: {_cause(error)}", hint="Nothing was written there. Try again."
+        f"the meta store {name} is not available: {message_of(error)}", hint="Nothing was written there. Try again."
     )
-
-
-def _cause(error: SQLAlchemyError) -> str:
-    """Return the first line of the database's message, without the statement."""
-    said = str(getattr(error, "orig", None) or error).strip()
-    return said.splitlines()[0] if said else type(error).__name__

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from headwater.errors import ConfigError, PipelineError, SinkUnfit, Unavailable
-from headwater.pipeline.database_drivers import with_driver
+from headwater.pipeline.database_drivers import message_of, with_driver
 from headwater.pipeline.sinks.sql.dialects import MYSQL, POSTGRES, SQLITE
 
 LOCK_SECONDS = 60  # longest wait for another run that holds the sink's lock
@@ -125,10 +125,10 @@ def ours() -> Iterator[None]:
         yield
     except exc.DBAPIError as error:
         if _may_pass(error):
-            raise Unavailable(f"the sink's database is not available: {_said(error)}", hint=_LATER) from None
-        raise SinkUnfit(f"the sink's database rejected the write: {_said(error)}") from None
+            raise Unavailable(f"the sink's database is not available: {message_of(error)}", hint=_LATER) from None
+        raise SinkUnfit(f"the sink's database rejected the write: {message_of(error)}") from None
     except exc.SQLAlchemyError as error:
-        raise PipelineError(f"the sink's database: {_said(error)}") from None
+        raise PipelineError(f"the sink's database: {message_of(error)}") from None
 
 
 _LATER = "Nothing of this transaction was kept. It is tried again."
@@ -143,9 +143,3 @@ def _may_pass(error: exc.DBAPIError) -> bool:
         return error.connection_invalidated
     number = error.orig.args[0] if error.orig is not None and error.orig.args else None
     return not isinstance(number, int) or number in _PASSING or 2000 <= number < 3000 or number == 0
-
-
-def _said(error: exc.SQLAlchemyError) -> str:
-    """Return the first line of the database's message, without the statement."""
-    text = str(getattr(error, "orig", None) or error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import sqlalchemy as sa
 
 from headwater.model.table import Table
@@ -25,40 +26,41 @@ ROWS_PER_PARTITION = 200_000
 Range = tuple[int | None, int | None]  # bounds of the key's first column: inclusive start, exclusive end
 
 
-class RowReader:
+class RowReader(msgspec.Struct, frozen=True):
     """The Spark task that reads ranges of the target; each input row is the number of a range."""
 
-    def __init__(
-        self, url: str, name: str, schema: str | None, dialect: Dialect, table: Table, ranges: Sequence[Range]
-    ):
-        self._url, self._name, self._schema, self._dialect = url, name, schema, dialect
-        self._table, self._ranges = table, list(ranges)
+    url: str
+    name: str
+    schema: str | None
+    dialect: Dialect
+    table: Table
+    ranges: list[Range]
 
     def __repr__(self) -> str:
-        return f"RowReader({self._name})"  # the URL may hold a password
+        return f"RowReader({self.name})"  # the URL may hold a password
 
     @report_generator_errors
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        engine = open_engine(self._url)
+        engine = open_engine(self.url)
         try:
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
-                    yield from self._read(engine, self._ranges[number])
+                    yield from self._read(engine, self.ranges[number])
         finally:
             engine.dispose()
 
     def _read(self, engine: sa.Engine, bounds: Range) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        wanted = rows_schema(self._table)
-        target = Target(self._name, self._schema, self._dialect, fields_of(self._table, "upsert"))
+        wanted = rows_schema(self.table)
+        target = Target(self.name, self.schema, self.dialect, fields_of(self.table, "upsert"))
         select = sa.select(*(target.table.c[name] for name in wanted.names)).where(*_within(target, bounds))
         with reading(engine) as connection:
             found = connection.execution_options(stream_results=True, max_row_buffer=BATCH_ROWS).execute(select)
             for rows in found.partitions(BATCH_ROWS):
                 columns = restore(list(zip(*rows, strict=True)), target.fields)
                 arrays = [
-                    pa.array(self._dialect.from_database(values, field), kind.type)
+                    pa.array(self.dialect.from_database(values, field), kind.type)
                     for values, field, kind in zip(columns, target.fields, wanted, strict=True)
                 ]
                 yield pa.record_batch(arrays, schema=wanted)

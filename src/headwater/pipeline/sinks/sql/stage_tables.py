@@ -53,30 +53,23 @@ def stage_table(name: str, schema: str | None, fields: Sequence[Field], dialect:
     )
 
 
-class StageTask:
+class StageTask(msgspec.Struct, frozen=True):
     """The Spark task that stages the Arrow batches of one partition in an executor.
 
     The columns of a batch are `fields` and, if `has_gone`, a bool that marks deletes. Partitions in `skipped` are
     already in the sink.
     """
 
-    def __init__(
-        self,
-        url: str,
-        stage: str,
-        schema: str | None,
-        dialect: Dialect,
-        fields: Sequence[Field],
-        *,
-        has_gone: bool = False,
-        skipped: frozenset[int] = frozenset(),
-    ) -> None:
-        self._url, self._stage, self._schema = url, stage, schema
-        self._dialect, self._fields, self._has_gone = dialect, list(fields), has_gone
-        self._skipped = skipped
+    url: str
+    table: str
+    schema: str | None
+    dialect: Dialect
+    fields: list[Field]
+    has_gone: bool = False
+    skipped: frozenset[int] = frozenset()
 
     def __repr__(self) -> str:
-        return f"Stager({self._stage})"  # the URL may hold a password
+        return f"Stager({self.table})"  # the URL may hold a password
 
     @report_generator_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -85,7 +78,7 @@ class StageTask:
 
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
-        if partition in self._skipped:
+        if partition in self.skipped:
             return
         report = self.stage(partition, batches)
         columns = {name: [getattr(report, name)] for name in StageReport.__struct_fields__}
@@ -95,15 +88,15 @@ class StageTask:
     def stage(self, partition: int, batches: Iterator[pa.RecordBatch]) -> StageReport:
         """Copy all rows, one transaction per batch, so that no task locks other tasks out of a SQLite file for long."""
         attempt, rows = uuid.uuid4().hex, 0
-        width = self._dialect.key_width(self._fields)
+        width = self.dialect.key_width(self.fields)
         engine = None
         try:
             for batch in batches:
-                problem = self._dialect.unfit(batch, self._fields, width)
+                problem = self.dialect.unfit(batch, self.fields, width)
                 if problem:
                     return StageReport(partition, attempt, rows, problem)
-                engine = engine or open_engine(self._url)
-                self._copy(engine, attempt, set_aside(batch, self._fields, self._dialect.backend))
+                engine = engine or open_engine(self.url)
+                self._copy(engine, attempt, set_aside(batch, self.fields, self.dialect.backend))
                 rows += batch.num_rows
         finally:
             if engine is not None:
@@ -111,19 +104,19 @@ class StageTask:
         return StageReport(partition, attempt, rows)
 
     def _copy(self, engine: sa.Engine, attempt: str, batch: pa.RecordBatch) -> None:
-        table = stage_table(self._stage, self._schema, self._fields, self._dialect)
-        batch, stay = keep_aside(batch, self._fields) if self._has_gone else (batch, [None] * batch.num_rows)
-        values = [self._dialect.to_database(batch.column(place), field) for place, field in enumerate(self._fields)]
-        gone = batch.column(len(self._fields)).to_pylist() if self._has_gone else [False] * batch.num_rows
+        table = stage_table(self.table, self.schema, self.fields, self.dialect)
+        batch, stay = keep_aside(batch, self.fields) if self.has_gone else (batch, [None] * batch.num_rows)
+        values = [self.dialect.to_database(batch.column(place), field) for place, field in enumerate(self.fields)]
+        gone = batch.column(len(self.fields)).to_pylist() if self.has_gone else [False] * batch.num_rows
         rows = list(zip([attempt] * batch.num_rows, gone, stay, *values, strict=True))
         if not rows:
             return
         with writing(engine) as connection:
-            if self._dialect.backend == POSTGRES:
+            if self.dialect.backend == POSTGRES:
                 _copy_in(connection, table, rows)
             else:
                 quoted = connection.dialect.identifier_preparer.format_table(table)
-                marks = ", ".join(["?" if self._dialect.backend == SQLITE else "%s"] * len(rows[0]))
+                marks = ", ".join(["?" if self.dialect.backend == SQLITE else "%s"] * len(rows[0]))
                 connection.exec_driver_sql(f"INSERT INTO {quoted} VALUES ({marks})", rows)
 
 
