@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli.failure import OK, USAGE, Failure
-from headwater.cli.output.tables import add_output, print_json, print_table
+from headwater.cli.output.tables import add_output, print_result
 from headwater.model.url_secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -124,10 +124,7 @@ def _show(args: argparse.Namespace) -> int:
 
     config = load_config(args)
     found = {setting.name: _value(config, setting) for setting in all_settings()}
-    if args.output == "json":
-        print_json(found)
-    else:
-        print_table(("setting", "value"), [(name, _shown(value)) for name, value in found.items()])
+    print_result(args.output, found, ("setting", "value"), [(name, _shown(value)) for name, value in found.items()])
     return OK
 
 
@@ -157,11 +154,9 @@ def _shown(value: Any) -> str:
 def _settings(args: argparse.Namespace) -> int:
     from headwater.settings import all_settings
 
-    if args.output == "json":
-        print_json([_described(setting) for setting in all_settings()])
-    else:
-        rows = [(s.name, s.type, _shown(_default(s)), s.environment[0], s.doc) for s in all_settings()]
-        print_table(("setting", "type", "default", "environment", "meaning"), rows)
+    document = [_described(setting) for setting in all_settings()]
+    rows = [(s.name, s.type, _shown(_default(s)), s.environment[0], s.doc) for s in all_settings()]
+    print_result(args.output, document, ("setting", "type", "default", "environment", "meaning"), rows)
     return OK
 
 

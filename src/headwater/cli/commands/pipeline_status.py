@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.cli.failure import FAILED, OK, USAGE, Failure
 from headwater.cli.output.pipeline_lines import described
-from headwater.cli.output.tables import add_output, print_json, print_table
+from headwater.cli.output.tables import add_output, print_json, print_result
 from headwater.errors import HeadwaterError
 from headwater.model.quantity import amount, counted
 from headwater.model.url_secrets import has_secrets
@@ -109,12 +109,7 @@ def _status(args: argparse.Namespace) -> int:
         tasks = meta.tasks(None if spec is None else spec.name)
         heads = NewestOffsets(spec.token_file if spec else None)
         found = [_facts(task, meta.progress(task), heads.latest(task)) for task in tasks]
-    if args.output == "json":
-        print_json(found)
-    elif found:
-        print_table(STATUS, [_row(each) for each in found])
-    else:
-        print("nothing was carried yet")
+    print_result(args.output, found, STATUS, [_row(each) for each in found], nothing="nothing was carried yet")
     return OK
 
 
@@ -205,12 +200,8 @@ def _list(args: argparse.Namespace) -> int:
     with _open(args) as meta:
         tasks = meta.tasks()
     found = [_pipeline(name, [task for task in tasks if task.name == name]) for name in _names(tasks)]
-    if args.output == "json":
-        print_json(found)
-    elif found:
-        print_table(LIST, [[", ".join(v) if isinstance(v, list) else v for v in each.values()] for each in found])
-    else:
-        print("no pipelines")
+    rows = [[", ".join(v) if isinstance(v, list) else v for v in each.values()] for each in found]
+    print_result(args.output, found, LIST, rows, nothing="no pipelines")
     return OK
 
 

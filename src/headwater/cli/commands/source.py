@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.cli.commands.config import add_config_flags, add_databases, load_config, name_databases
 from headwater.cli.failure import OK
-from headwater.cli.output.tables import add_output, print_json, print_table
+from headwater.cli.output.tables import add_output, print_json, print_result
 from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
@@ -75,12 +75,8 @@ def _list(args: argparse.Namespace) -> int:
     for name, url in urls(config).items():
         kind = registry.kind_name(url)
         rows += registry.kind(kind).list_tables(name, url, config.sources[kind])
-    if args.output == "json":
-        print_json([asdict(row) for row in rows])
-    elif rows:
-        print_table(rows[0].__struct_fields__, [_cells(row) for row in rows])
-    else:
-        print("no tables")
+    headers = registry.CapturedTable.__struct_fields__
+    print_result(args.output, [asdict(row) for row in rows], headers, [*map(_cells, rows)], nothing="no tables")
     return OK
 
 

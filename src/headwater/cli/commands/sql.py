@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from contextlib import closing
 from typing import Any
 
 from headwater.cli.failure import OK
@@ -29,11 +30,8 @@ def add(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     sql = sys.stdin.read() if args.statement == "-" else args.statement
-    remote = open_remote(args)
-    try:
+    with closing(open_remote(args)) as remote:
         answer = remote.call("sql.exec", sql=sql, args=[argument(text) for text in args.arg], db=args.db)["result"]
-    finally:
-        remote.close()
     if args.output == "json":
         _print_json(answer)
     elif _DDL.match(sql):

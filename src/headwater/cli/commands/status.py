@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from typing import Any
 
 from headwater.cli.failure import FAILED, OK
-from headwater.cli.output.tables import add_output, print_json, print_table
+from headwater.cli.output.tables import add_output, print_result
 from headwater.cli.remote import Remote, add_server, open_remote
 from headwater.model.quantity import amount, byte_size
 
@@ -23,17 +24,12 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    remote = open_remote(args)
-    try:
+    with closing(open_remote(args)) as remote:
         found = databases(remote)
-    finally:
-        remote.close()
     healthy = bool(found) and all(each["ready"] and not each.get("error") for each in found.values())
-    if args.output == "json":
-        print_json({"server": remote.url, "healthy": healthy, "databases": found})
-    else:
-        shown = COLUMNS + (SLOT if any("wal_status" in each for each in found.values()) else ())
-        print_table(shown, [_row(name, each)[: len(shown)] for name, each in found.items()])
+    document = {"server": remote.url, "healthy": healthy, "databases": found}
+    shown = COLUMNS + (SLOT if any("wal_status" in each for each in found.values()) else ())
+    print_result(args.output, document, shown, [_row(name, each)[: len(shown)] for name, each in found.items()])
     return OK if healthy else FAILED
 
 

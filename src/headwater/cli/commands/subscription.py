@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime
 from typing import Any
 
@@ -69,11 +70,8 @@ def _of_one(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    remote = open_remote(args)
-    try:
+    with closing(open_remote(args)) as remote:
         answer = args.work(remote, args)
-    finally:
-        remote.close()
     if args.output == "json":
         print_json(answer)
     else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
 from headwater.cli.failure import OK
 from headwater.cli.filters import natural
-from headwater.cli.output.tables import add_output, print_json, print_table, printable
+from headwater.cli.output.tables import add_output, print_json, print_result, printable
 from headwater.cli.remote import add_server, open_remote
 from headwater.model.quantity import counted
 
@@ -59,14 +60,11 @@ def _create(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     found = _call(args, "security.token.list")
-    if args.output == "json":
-        print_json(found)
-        return OK
     rows = [
         (key["id"], key["name"], key["role"], ", ".join(key.get("scopes", ("everything",))), _day(key))
         for key in found["tokens"]
     ]
-    print_table(COLUMNS, rows)
+    print_result(args.output, found, COLUMNS, rows)
     return OK
 
 
@@ -80,11 +78,8 @@ def _revoke(args: argparse.Namespace) -> int:
 
 
 def _call(args: argparse.Namespace, method: str, **params: Any) -> Any:
-    remote = open_remote(args)
-    try:
+    with closing(open_remote(args)) as remote:
         return remote.call(method, **params)
-    finally:
-        remote.close()
 
 
 def _day(key: dict[str, Any]) -> str:

@@ -30,6 +30,18 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, out: T
         target.write(plain_table(headers, cells))
 
 
+def print_result(
+    output: str, document: Any, headers: Sequence[str], rows: Sequence[Sequence[Any]], *, nothing: str = ""
+) -> None:
+    """Print `document` for the output json, else a table; `nothing`, if given, in place of a table without rows."""
+    if output == "json":
+        print_json(document)
+    elif rows or not nothing:
+        print_table(headers, rows)
+    else:
+        print(nothing)
+
+
 def plain_table(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """Return left-aligned columns, two blanks apart."""
     lines = [list(headers), *map(list, cells)]
