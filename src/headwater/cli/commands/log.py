@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.cli.commands.config import add_config_flags, load_config
 from headwater.cli.failure import OK, USAGE, Failure
+from headwater.cli.filters import natural
 from headwater.cli.output.tables import add_output, print_table
 
 if TYPE_CHECKING:
@@ -27,17 +28,10 @@ def add(commands: Any) -> None:
     show.add_argument("file", nargs="?", metavar="FILE", help="the log file (DATA/DB.log.db)")
     add_config_flags(show)
     show.add_argument("--db", metavar="NAME", default="main", help="the database (main)")
-    show.add_argument("--after", type=_natural, metavar="N", help="start with the change after offset N")
-    show.add_argument("--limit", type=_natural, metavar="N", default=20, help="print at most N changes (20)")
+    show.add_argument("--after", type=natural, metavar="N", help="start with the change after offset N")
+    show.add_argument("--limit", type=natural, metavar="N", default=20, help="print at most N changes (20)")
     add_output(show)
     show.set_defaults(run=_show)
-
-
-def _natural(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return number
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -90,9 +84,12 @@ def _print_json(db: str, found: Iterator[tuple[Transaction, int, Change]]) -> No
 
 
 def _print(found: Iterator[tuple[Transaction, int, Change]], *, nothing: str) -> None:
-    from headwater.cli.output.changes import clock, images
+    from headwater.cli.output.changes import images, time_of_day
 
-    rows = [(offset, clock(part), change.op.word, change.table.name, images(change)) for part, offset, change in found]
+    rows = [
+        (offset, time_of_day(part.commit_ts_ms), change.op.word, change.table.name, images(change))
+        for part, offset, change in found
+    ]
     if rows:
         print_table(("offset", "time", "op", "table", "before → after"), rows)
     else:

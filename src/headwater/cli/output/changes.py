@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwater.cli.output.tables import printable
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.clock import ts_text
 from headwater.model.literal import UNAVAILABLE, to_plain
 from headwater.model.table import Row, Table
+
+if TYPE_CHECKING:
+    from headwater.feeds.formats.native import Native
 
 COLOURS = {
     Op.INSERT: "green",
@@ -30,39 +34,21 @@ def numbered(part: Transaction) -> Iterator[tuple[int, Change]]:
 
 
 def as_json(db: str, part: Transaction, offset: int, change: Change) -> dict[str, Any]:
-    """Return a change with rows in plain JSON, fields in the order of the wire."""
-    table = change.table
-    found: dict[str, Any] = {"seq": offset, "db": db, "table": table.name, "op": change.op.word}
-    if change.key is not None and table.primary_key:
-        found["pk"] = [to_plain(value) for value in change.key]
-    unavailable: set[str] = set()
-    for name, row in (("before", change.before), ("after", change.after)):
-        if row is not None:
-            found[name] = _plain(table, row)
-            unavailable |= {column for column, value in zip(table.names, row, strict=True) if value is UNAVAILABLE}
-    found |= {"commit_ts_ms": part.commit_ts_ms, "lsn": offset, "offset": offset, "ts": ts_text(part.ts)}
-    place = part.start + offset - part.first
-    found["txn"] = {"id": part.id, "seq": place, "last": part.last and offset == part.upto}
-    found["schema"] = table.version
-    if change.op is Op.SCHEMA_CHANGE:
-        found |= {"ddl": change.ddl or "", "resnapshot": change.resnapshot}
-    if change.key is not None and not table.primary_key:
-        found["identity"] = {name: to_plain(value) for name, value in zip(table.key, change.key, strict=True)}
-    return found | ({"unavailable": sorted(unavailable)} if unavailable else {})
+    """Return a change as streams send it in plain_json, with both images."""
+    found: dict[str, Any] = json.loads(_encoder(db).change(part, offset, change, change.op))
+    return found
 
 
-def _plain(table: Table, row: Row) -> dict[str, Any]:
-    visible = {column.name for column in table.visible}
-    pairs = sorted(zip(table.names, row, strict=True), key=lambda pair: pair[0])
-    return {name: to_plain(value) for name, value in pairs if name in visible and value is not UNAVAILABLE}
+@functools.cache
+def _encoder(db: str) -> Native:
+    from headwater.feeds.formats.native import plain  # imported late: most commands do not need it
+    from headwater.feeds.options import Shape
+
+    return plain(Shape(db, before=True, after=True))
 
 
-def clock(part: Transaction) -> str:
-    """Return the local time of day of a commit."""
-    return _time_of_day(part.commit_ts_ms)
-
-
-def _time_of_day(ms: int) -> str:
+def time_of_day(ms: int) -> str:
+    """Return the local time of day."""
     return datetime.fromtimestamp(ms / 1000).strftime("%H:%M:%S.%f")[:-3]
 
 
@@ -128,7 +114,7 @@ def _shown(plain: Any) -> str:
 def line(found: dict[str, Any]) -> str:
     """Return a line for a change in plain_json: offset, time, op, table, and the change of the row."""
     word = "row" if found.get("snapshot") else found["op"]
-    time = _time_of_day(found["commit_ts_ms"])
+    time = time_of_day(found["commit_ts_ms"])
     return f"{found['offset']:>8}  {time}  {word:<13}  {printable(found['table']):<12}  {_cut(_said(found))}"
 
 
