@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -100,7 +100,9 @@ def _run(args: argparse.Namespace) -> int:
                 lambda: run(spec, once=args.once, master=args.master, watcher=show, stop=stop, then_verify=args.verify)
             )
         except Exception as error:
-            if stop.is_set() and _is_gone(error):
+            from headwater.pipeline.failure import is_gone
+
+            if stop.is_set() and is_gone(error):
                 return OK  # Java was asked to stop together with us
             raise
     return OK if summary.is_good else FAILED
@@ -108,17 +110,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     spec, stop = _spec(args), threading.Event()
-    stop.set()
-    with _reached(spec, args), _show(args) as show, _signals(stop):
-        return OK if _compare(spec, args, show, repair=args.repair) else FAILED
-
-
-def _compare(spec: PipelineSpec, args: argparse.Namespace, show: Any, *, repair: bool) -> bool:
-    """Return whether all tables are equal; `show` prints the differences."""
     from headwater.pipeline.verify.verify import verify
 
-    reports = _in_thread(lambda: verify(spec, repair=repair, master=args.master, watcher=show))
-    return all(report.is_good for report in reports)
+    stop.set()
+    with _reached(spec, args), _show(args) as show, _signals(stop):
+        reports = _in_thread(lambda: verify(spec, repair=args.repair, master=args.master, watcher=show))
+    return OK if all(report.is_good for report in reports) else FAILED
 
 
 @contextmanager
@@ -133,12 +130,6 @@ def _reached(spec: PipelineSpec, args: argparse.Namespace) -> Iterator[None]:
             raise
         message = f"{error.message} ({error.code})"
         raise Failure(message, hint=hint_of(spec, args.file), exit_code=UNREACHABLE) from None
-
-
-def _is_gone(error: Exception) -> bool:
-    from headwater.pipeline.failure import is_gone
-
-    return is_gone(error)
 
 
 def _spec(args: argparse.Namespace) -> PipelineSpec:
@@ -215,9 +206,8 @@ def _init(args: argparse.Namespace) -> int:
 
 def _server(args: argparse.Namespace) -> str:
     """Return the URL of the server that other commands use."""
-    remote = open_remote(args)
-    remote.close()
-    return remote.url
+    with closing(open_remote(args)) as remote:
+        return remote.url
 
 
 def _with_server(template: str, url: str) -> str:

@@ -12,7 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from headwater.cli.demo import shop
 from headwater.cli.failure import OK, UNREACHABLE, Failure
+from headwater.cli.filters import FeedTarget
 from headwater.model.quantity import counted
 
 if TYPE_CHECKING:
@@ -107,8 +109,6 @@ class DemoSteps:
     # --- steps -----------------------------------------------------------------------------------------------
 
     def _write_through_the_server(self) -> None:
-        from headwater.cli.demo import shop
-
         self._page.heading(2, "A small shop, written through the server: a live feed shows every change")
         shop.create(self._child.remote)
         self._commits += len(shop.TABLES) + 2
@@ -124,9 +124,7 @@ class DemoSteps:
 
     def _filter(self) -> None:
         """Orders 1 to 8 have the quantities 1 2 3 4 1 2 3 4: the first is large from now on, the third no more."""
-        from headwater.cli.demo import shop
         from headwater.cli.demo.follower import Follower
-        from headwater.cli.filters import FeedTarget
 
         self._page.heading(3, f"A second feed, only of rows where {LARGE}")
         large = Follower(self._child.url, FeedTarget("main", "orders"), where=LARGE)
@@ -147,8 +145,6 @@ class DemoSteps:
         self._arrived += self._feed.take(latest)
 
     def _resume(self) -> None:
-        from headwater.cli.demo import shop
-
         self._page.heading(4, "The feed hangs up, orders come in, it goes on from the last id it saw")
         self._feed.close()
         self._arrived += self._feed.take()
@@ -171,8 +167,6 @@ class DemoSteps:
         self._show_new()
 
     def _roll_back(self) -> None:
-        from headwater.cli.demo import shop
-
         self._page.heading(6, "A transaction that is rolled back leaves no trace")
         remote, before = self._child.remote, self._latest()
         tx = remote.call("tx.begin")["tx"]
@@ -211,7 +205,6 @@ class DemoSteps:
 
     def _order_until_killed(self, enough: threading.Event, counted: list[int]) -> None:
         """Order on another connection; the request that the kill interrupts is not counted."""
-        from headwater.cli.demo import shop
         from headwater.cli.remote import Remote
 
         remote = Remote(self._child.url)
@@ -230,7 +223,7 @@ class DemoSteps:
 
     def _prove(self) -> None:
         self._page.heading(8, "Nothing is lost")
-        parts = self._parts(0)
+        parts = self._parts()
         offsets = [offset for part in parts for offset in range(part.first, part.upto + 1)]
         self._check(offsets == list(range(1, len(offsets) + 1)), f"offsets 1 to {len(offsets)} without a hole")
         brought = [fields_of(arrival.found) for arrival in self._arrived]
@@ -247,7 +240,6 @@ class DemoSteps:
         self._check(here - self._orders in (0, 1), f"all {self._orders} acknowledged orders of both programs are there")
 
     def _carry(self) -> None:
-        from headwater.cli.demo import shop
         from headwater.cli.demo.lake import SPEC, TABLES, VISITS, Lake
 
         self._page.heading(9, "The Spark pipeline: all rows, then every change, into a Delta lake")
@@ -281,7 +273,7 @@ class DemoSteps:
         return int(self._child.remote.call("pull.describe", db="web", table="visits")["latest"])
 
     def _sum_up(self) -> None:
-        parts = self._parts(0)
+        parts = self._parts()
         written = Counter((change.table.name, change.op.word) for part in parts for change in part.changes)
         arrived = Counter((arrival.found["table"], arrival.found["op"]) for arrival in self._arrived)
         self._page.heading(11, "Summary")
@@ -307,7 +299,6 @@ class DemoSteps:
     def _connect(self) -> Follower:
         """The feed of every table, on from the last change that arrived."""
         from headwater.cli.demo.follower import Follower
-        from headwater.cli.filters import FeedTarget
 
         self._connections += 1
         last_id = str(self._arrived[-1].offset) if self._arrived else ""
@@ -329,8 +320,8 @@ class DemoSteps:
             time.sleep(0.02)
         raise Failure("the log did not catch up", hint="Is the disk very slow? Try again.")
 
-    def _parts(self, after: int, upto: int | None = None) -> list[Transaction]:
-        return list(self._log.scan(after=after, upto=upto))
+    def _parts(self) -> list[Transaction]:
+        return list(self._log.scan(after=0))
 
     def _rows(self, table: str) -> dict[Any, Any]:
         from headwater.model.literal import from_lit

@@ -36,19 +36,19 @@ class DemoDatabases(Protocol):
         ...
 
     def open_web(self, remote: Remote) -> None:
-        """Create the second database."""
-        ...
+        """Create the second database, unless it is served from the start."""
+        return
 
     def visit(self, rows: int) -> None:
         """Fill its table of visits; with 0 rows, change some of them: deletes, updates, new keys."""
         ...
 
     def close(self) -> None:
-        """Remove everything."""
-        ...
+        """Remove everything that is outside the demo's folder."""
+        return
 
 
-class SqliteDemo:
+class SqliteDemo(DemoDatabases):
     """Files in the data folder."""
 
     title = "A server on an embedded database"
@@ -61,22 +61,16 @@ class SqliteDemo:
         self._data = data
 
     def order(self, first: int, commits: int) -> int:
-        """Let the other program order, then delete and roll back; return its process id."""
         return _outside(writers.SQLITE_ORDERS, str(self._data / "main.db"), str(first), str(commits))
 
     def open_web(self, remote: Remote) -> None:
-        """Create the second database."""
         remote.call("schema.create_database", db="web")
 
     def visit(self, rows: int) -> None:
-        """Fill its table of visits; with 0 rows, change some of them: deletes, updates, new keys."""
         _outside(writers.SQLITE_VISITS, str(self._data / "web.db"), str(rows))
 
-    def close(self) -> None:
-        """See DemoDatabases. The folder goes with the demo."""
 
-
-class PostgresDemo:
+class PostgresDemo(DemoDatabases):
     """Two databases on a server: one that is started here, or the one at `url`."""
 
     outside = "Another program writes straight into PostgreSQL, with plain psycopg"
@@ -109,18 +103,12 @@ class PostgresDemo:
         return [f"{self._own}_{name}" for name in self._urls]
 
     def order(self, first: int, commits: int) -> int:
-        """Let the other program order, then delete and roll back; return its process id."""
         return _outside(writers.POSTGRES_ORDERS, str(first), str(commits), url=self._urls["main"])
 
-    def open_web(self, remote: Remote) -> None:
-        """See DemoDatabases. It is served from the start."""
-
     def visit(self, rows: int) -> None:
-        """Fill its table of visits; with 0 rows, change some of them: deletes, updates, new keys."""
         _outside(writers.POSTGRES_VISITS, str(rows), url=self._urls["web"])
 
     def close(self) -> None:
-        """Remove everything."""
         if self._engine is not None:
             self._engine.stop()
         else:

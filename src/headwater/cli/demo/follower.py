@@ -45,11 +45,6 @@ class Follower:
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
-    @property
-    def last_id(self) -> str:
-        """Return the id after which another follower continues."""
-        return self._feed.last_id
-
     def _read(self) -> None:
         try:
             for frames in self._batches:
