@@ -103,8 +103,8 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-class Metrics:
-    """The metrics of one server, in a registry of its own."""
+class Metrics(Collector):
+    """The metrics of one server, in a registry of its own. Some are read from the databases at each scrape."""
 
     def __init__(
         self,
@@ -117,9 +117,11 @@ class Metrics:
         methods: Container[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._registry, self._methods = CollectorRegistry(), methods
+        self._status, self._feeds, self._pulls, self._queries, self._limits = status, feeds, pulls, queries, limits
+        self._methods, self._clock, self._started = methods, clock, clock()
         self.changefeeds = Changefeeds()  # updated by the change feed service
-        self._registry.register(_DatabaseCollector(status, feeds, pulls, queries, limits, self.changefeeds, clock))
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
         self._requests = self._counter("headwater_rpc_requests_total")
         self._responses = self._counter("headwater_http_responses_total")
         self._calls = self._counter("headwater_grpc_calls_total")
@@ -168,32 +170,12 @@ class Metrics:
             self._answered[name, code] = pair
         return pair
 
-
-class _DatabaseCollector(Collector):
-    """Metrics that are read from the databases at each scrape; unknown values are absent."""
-
-    def __init__(
-        self,
-        status: Status,
-        feeds: Feeds | None,
-        pulls: Pulls | None,
-        queries: Queries | None,
-        limits: Limits | None,
-        changefeeds: Changefeeds,
-        clock: Callable[[], float],
-    ) -> None:
-        self._status = status
-        self._queries, self._limits = queries, limits
-        self._changefeeds = changefeeds
-        self._pulls = pulls
-        self._feeds = feeds
-        self._clock = clock
-        self._started = clock()
-
     def describe(self) -> list[Metric]:
+        """Return nothing, so that registering reads no database."""
         return []
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the metrics that are read at each scrape; unknown values are absent."""
         found = self._status()
         yield _family("headwater_info", [((__version__,), 1.0)])
         yield _family("headwater_uptime_seconds", [((), self._clock() - self._started)])
@@ -214,7 +196,7 @@ class _DatabaseCollector(Collector):
             for name, (_, field) in PULL_METRICS.items():
                 yield _family(name, [((), float(getattr(self._pulls.numbers, field)))])
         for name, (_, value_of) in CHANGEFEED_METRICS.items():
-            yield _family(name, [((), float(value_of(self._changefeeds)))])
+            yield _family(name, [((), float(value_of(self.changefeeds)))])
         if self._queries is not None:
             for name, samples in asked(self._queries):
                 yield _family(name, samples)
