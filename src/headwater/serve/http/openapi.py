@@ -129,35 +129,22 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-_ANSWER = {
-    "type": "object",
-    "required": ["id", "ok"],
-    "properties": {
-        "id": {"type": ["string", "integer", "null"]},
-        "ok": {"type": "boolean"},
-        "result": {},
-        "error": {
-            "type": "object",
-            "required": ["code", "message"],
-            "properties": {
-                "code": {"type": "string"},
-                "message": {"type": "string"},
-                "details": {"type": "object"},
-            },
-        },
-    },
-}
-_PROBLEM = {
-    "type": "object",
-    "required": ["type", "title", "status", "code"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "code": {"type": "string"},
-        "hint": {"type": "string"},
-    },
-}
+def _object(required: str, **properties: Any) -> dict[str, Any]:
+    """Return the schema of an object; a property is a schema, or the name of a type."""
+    schemas = {name: {"type": kind} if isinstance(kind, str) else kind for name, kind in properties.items()}
+    return {"type": "object", "required": required.split(), "properties": schemas}
+
+
+_ANSWER = _object(
+    "id ok",
+    id={"type": ["string", "integer", "null"]},
+    ok="boolean",
+    result={},
+    error=_object("code message", code="string", message="string", details="object"),
+)
+_PROBLEM = _object(
+    "type title status code", type="string", title="string", status="integer", code="string", hint="string"
+)
 _PROBLEM_CONTENT = {"application/problem+json": {"schema": _ref("Problem")}}
 _RESPONSES = {
     "200": {"description": "The requested data."},

@@ -45,6 +45,7 @@ NO_STORE = {"cache-control": "no-store", "vary": "Accept"}
 HINT = 'Send the columns as an object, such as {"name": "Ada"}.'
 
 Page = Callable[[Principal, Request], Awaitable[Response]]
+Store = Callable[[Principal, Address, Body, Conditions], PendingAnswer[ReadRow]]
 
 
 class RowPages:
@@ -141,19 +142,18 @@ class RowPages:
         _admit(who, EDITOR, request)
         if "content-range" in request.headers:
             raise InvalidRequest("PUT with Content-Range is not supported", hint="Send the whole row, or use PATCH.")
-        conditions = Conditions.of("PUT", request.scope["headers"])
-        await self._check_floor(request)
-        with BodyReservation(client_of(request.scope)) as memory:
-            body = await self._body(who, request, memory)
-            return await self._written(request, self._rows.put(who, _address(request), body, conditions))
+        return await self._store(who, request, self._rows.put)
 
     async def _patch(self, who: Principal, request: Request) -> Response:
         _admit(who, EDITOR, request)
-        conditions = Conditions.of("PATCH", request.scope["headers"])
+        return await self._store(who, request, self._rows.patch)
+
+    async def _store(self, who: Principal, request: Request, store: Store) -> Response:
+        conditions = Conditions.of(request.method, request.scope["headers"])
         await self._check_floor(request)
         with BodyReservation(client_of(request.scope)) as memory:
             body = await self._body(who, request, memory)
-            return await self._written(request, self._rows.patch(who, _address(request), body, conditions))
+            return await self._written(request, store(who, _address(request), body, conditions))
 
     async def _delete(self, who: Principal, request: Request) -> Response:
         _admit(who, EDITOR, request)
