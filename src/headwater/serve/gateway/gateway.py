@@ -32,6 +32,7 @@ from headwater.serve.rpc.body_pieces import SMALL, Pieces, is_small
 from headwater.serve.rpc.envelope import unexpected
 from headwater.serve.rpc.hidden_names import without_hidden_names
 from headwater.serve.rpc.methods import METHODS
+from headwater.serve.rpc.params import Nothing
 from headwater.serve.rpc.query_params import values_of
 from headwater.serve.thread_bridge import Bridge
 from headwater.sources.write import Result, WriteResult
@@ -192,7 +193,7 @@ class Gateway:
             )
         return b'{"unsubscribed":true}'
 
-    async def _ping(self, socket: GatewaySocket, id: str | int, request: messages.Nothing) -> bytes:
+    async def _ping(self, socket: GatewaySocket, id: str | int, request: Nothing) -> bytes:
         return b'{"ts":%d}' % (time.time_ns() // 1_000_000)
 
 

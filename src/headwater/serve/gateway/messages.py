@@ -17,7 +17,7 @@ from headwater.serve.http.transport_frames import OPS, text_fragments, text_fram
 from headwater.serve.limits.request_body import LARGE, MAX_ELEMENTS, check_elements, check_exponents
 from headwater.serve.rpc.body_pieces import PIECE, Pieces, encode_with, plain_rows
 from headwater.serve.rpc.envelope import clean
-from headwater.serve.rpc.params import Params, explain
+from headwater.serve.rpc.params import Nothing, Params, explain
 
 LONGEST_ID = 200  # characters; the id is sent with every change
 EXAMPLE = 'Send one JSON object, such as {"id": "1", "type": "sql", "payload": {"query": "SELECT 1"}}.'
@@ -80,10 +80,6 @@ class Unsubscribe(Params):
     """unsubscribe"""
 
     id: Id
-
-
-class Nothing(Params):
-    """ping"""
 
 
 TYPES: dict[str, type[Params]] = {

@@ -49,6 +49,12 @@ def text_of(api: Api, who: Principal, p: Text, *, tx: str | None = None) -> Quer
         return QueryText(source.text(query), db, canonical_bytes(query))
 
 
+def check_alone(p: Text) -> None:
+    """Raise InvalidRequest if a request with `query_id` has another field that names a query."""
+    if p.sql is not None or p.query is not None or p.db is not None:
+        raise InvalidRequest("`query_id` excludes `sql`, `query` and `db`", hint="Send only `query_id`.")
+
+
 async def prepare(api: Api, who: Principal, p: Prepare) -> Any:
     """query.prepare"""
     text = text_of(api, who, p)
@@ -58,8 +64,7 @@ async def prepare(api: Api, who: Principal, p: Prepare) -> Any:
 async def explain(api: Api, who: Principal, p: Explain) -> Any:
     """query.explain"""
     if p.query_id is not None:
-        if p.sql is not None or p.query is not None or p.db is not None:
-            raise InvalidRequest("`query_id` excludes `sql`, `query` and `db`", hint="Send only `query_id`.")
+        check_alone(p)
         found = await api.asking().explain_prepared(who, p.query_id)
     else:
         text = text_of(api, who, p)

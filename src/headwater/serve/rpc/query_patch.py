@@ -19,7 +19,7 @@ from headwater.queries.patch.recent_results import Results
 from headwater.queries.queries import transient_query
 from headwater.serve.api import Api
 from headwater.serve.rpc.query_body import about, columns_of, rpc_format
-from headwater.serve.rpc.query_methods import text_of
+from headwater.serve.rpc.query_methods import check_alone, text_of
 from headwater.serve.rpc.query_params import Patch, values_of
 from headwater.sources.query import ReadResult
 
@@ -75,8 +75,7 @@ async def patch_method(api: Api, who: Principal, p: Patch) -> Any:
     format = rpc_format(p.result_format)
     asking = api.asking()
     if p.query_id is not None:
-        if p.sql is not None or p.query is not None or p.db is not None:
-            raise InvalidRequest("`query_id` excludes `sql`, `query` and `db`", hint="Send only `query_id`.")
+        check_alone(p)
         query = asking.get(who, p.query_id)
     else:
         text = text_of(api, who, p)
