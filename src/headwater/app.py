@@ -53,6 +53,10 @@ RECOVER_SECONDS = 1.0  # between two checks whether a full disk has space again
 CLOSE_SECONDS = 2.0  # longest wait of a close for a log that cannot be written; the source keeps the missing changes
 
 
+# The fields of DatabaseStatus that the status of a source has by the same name.
+SOURCE_FIELDS = ["capture_rows", "writes", "wal_status", "slot_lag_bytes", "slot_safe_bytes", "slot_confirmed_seconds"]
+
+
 class Database(msgspec.Struct, frozen=True):
     """One open database: its source, its log, and the capture thread between them."""
 
@@ -337,14 +341,9 @@ class App:
             retention_changes=database.retention.changes,
             lag_changes=None if head is None else max(head - log.latest, 0),
             lag_seconds=capture.lag_seconds(),
-            capture_rows=found.get("capture_rows"),
-            writes=found.get("writes"),
-            slot_lag_bytes=found.get("slot_lag_bytes"),
-            slot_safe_bytes=found.get("slot_safe_bytes"),
-            slot_confirmed_seconds=found.get("slot_confirmed_seconds"),
-            wal_status=found.get("wal_status"),
             error=error,
             storage_full=self.is_storage_full,
+            **{name: found.get(name) for name in SOURCE_FIELDS},
         )
 
     # --- building --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ treats that as the end. Tasks that commit by themselves therefore compare the co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headwater.errors import Unavailable
@@ -17,16 +17,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def end_column(names: Sequence[str]) -> str:
-    """Return the name of the end column, which differs from the columns `names`."""
-    return unused_name("_end", names)
-
-
 def with_end(schema: pa.Schema) -> pa.Schema:
     """Return `schema` with the end column, always its last."""
     import pyarrow as pa
 
-    return schema.append(pa.field(end_column(schema.names), pa.int64()))
+    return schema.append(pa.field(unused_name("_end", schema.names), pa.int64()))
 
 
 def ended(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
