@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from urllib.parse import quote
 
+from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.images import Key, delivered_images
 from headwater.feeds.formats.native import plain
 from headwater.feeds.formats.values import LIT, clean, encode, name
@@ -26,7 +27,7 @@ class _Plan:
         self.key = Key(table, LIT)
 
 
-class CloudEvents:
+class CloudEvents(Encoder):
     """Writes the context attributes. Headwater's own are strings, because integers in CloudEvents have 32 bits."""
 
     def __init__(self, shape: Shape) -> None:
@@ -36,7 +37,6 @@ class CloudEvents:
         self._second = (-1, "")  # the last formatted second, because many changes share it
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
         before, after = delivered_images(change, op)
         row = before if after is None else after
@@ -55,7 +55,7 @@ class CloudEvents:
         return b"".join(parts)
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """See Encoder. The rows of a chunk share its offset, so the id also contains a hash of the key."""
+        """The rows of a chunk share its offset, so the id also contains a hash of the key."""
         plan = self._plans(table)
         parts = (
             self._id,

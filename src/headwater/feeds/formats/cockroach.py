@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.images import Image, Key, Unknown, delivered_images, image_columns, unavailable
 from headwater.feeds.formats.values import PLAIN, clean, encode, name
 from headwater.feeds.options import Shape
@@ -20,7 +21,7 @@ class _Plan:
         self.topic = b'"topic":' + name(table.name)
 
 
-class Cockroach:
+class Cockroach(Encoder):
     """Writes the wrapped envelope. `after` is null for deletes only: without after images the field is left out."""
 
     def __init__(self, shape: Shape) -> None:
@@ -28,7 +29,6 @@ class Cockroach:
         self._plans = PerTable(lambda table: _Plan(table, shape))
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
         before, after = delivered_images(change, op)
         if before is None and after is None:
@@ -36,7 +36,6 @@ class Cockroach:
         return self._row(plan, before, after, part.ts)
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         return self._row(self._plans(table), None, row, ts_of_ms(read_ms))
 
     def _row(self, plan: _Plan, before: Row | None, after: Row | None, ts: Timestamp) -> bytes:

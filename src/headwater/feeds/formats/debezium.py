@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.envelope import Plan
 from headwater.feeds.formats.fast_rows import Made, UnsupportedRow
 from headwater.feeds.formats.images import Key, delivered_images
@@ -37,7 +38,7 @@ class _Shared(NamedTuple):
     form: bytes
 
 
-class Debezium:
+class Debezium(Encoder):
     """Writes Debezium's envelope with the key inside, because streams have no separate message key."""
 
     def __init__(self, shape: Shape) -> None:
@@ -47,7 +48,6 @@ class Debezium:
         self._shared: _Shared | None = None  # the newest; any thread may replace it, as one object
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self.plan(change.table)
         if op is Op.SCHEMA_CHANGE:
             return self._schema_change(plan, part, offset, change)
@@ -71,7 +71,7 @@ class Debezium:
     def _quick(
         self, plan: Plan, made: Made, part: Transaction, offset: int, op: Op, before: Row | None, after: Row | None
     ) -> bytes:
-        """Return the same bytes with less work per value; raise Odd where that is not possible."""
+        """Return the same bytes with less work per value; raise UnsupportedRow where that is not possible."""
         row, place = before if after is None else after, plan.key_place
         if row is None or place is None:
             raise UnsupportedRow
@@ -94,7 +94,6 @@ class Debezium:
         return images[:-1] + rest
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         plan = self.plan(table)
         parts = (
             self._images(plan, None, row),

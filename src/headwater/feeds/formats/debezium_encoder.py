@@ -4,7 +4,7 @@ and tests run both."""
 from __future__ import annotations
 
 from headwater.feeds.formats.debezium import Debezium
-from headwater.feeds.formats.encoder import Encoder, Frames
+from headwater.feeds.formats.encoder import Encoder, Frames, WriteChange, WritesFrames
 from headwater.feeds.formats.envelope import FORM
 from headwater.feeds.formats.frame import FrameTemplate
 from headwater.feeds.options import Shape
@@ -19,7 +19,7 @@ except ImportError:
     IS_BUILT = False
 
 
-class Compiled(Debezium):
+class Compiled(Debezium, WritesFrames):
     """Writes row changes with the compiled module, one by one or many at once; other changes in Python."""
 
     def __init__(self, shape: Shape) -> None:
@@ -27,14 +27,14 @@ class Compiled(Debezium):
         self._compiled = PerTable(lambda table: built.Plan(self.plan(table)))
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         if op is Op.SCHEMA_CHANGE:
             return super().change(part, offset, change, op)
         return self._compiled(change.table).change(part, offset, change, op)
 
-    def frames(self, enclosing: FrameTemplate, limit: int, most: int) -> Frames:
-        """Return an empty page for frames of this kind, which is full at `limit` frames or `most` bytes."""
-        return built.Frames(self._compiled, super().change, enclosing, limit, most)
+    def frames(
+        self, enclosing: FrameTemplate, limit: int, most: int, schema_change: WriteChange | None = None
+    ) -> Frames:
+        return built.Frames(self._compiled, schema_change or super().change, enclosing, limit, most)
 
 
 def debezium(shape: Shape) -> Encoder:

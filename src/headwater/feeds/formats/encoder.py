@@ -10,12 +10,14 @@ from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Row, Table
 
+WriteChange = Callable[[Transaction, int, Change, Op], bytes]  # the signature of Encoder.change
+
 
 class Encoder(Protocol):
     """Writes the changes of one database in one shape, with a cached plan per table version. Thread-safe."""
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks.
+        """Return `change` of `part` at `offset`, delivered as `op`: one message, in JSON one line.
 
         `op` determines the images: an insert has only its after image, a delete only its before image.
         """
@@ -62,11 +64,16 @@ class Frames(Protocol):
 
 
 @runtime_checkable
-class WritesFrames(Protocol):
+class WritesFrames(Encoder, Protocol):
     """An encoder that writes many changes at once."""
 
-    def frames(self, enclosing: FrameTemplate, limit: int, most: int) -> Frames:
-        """Return an empty page for frames of this kind, which is full at `limit` frames or `most` bytes."""
+    def frames(
+        self, enclosing: FrameTemplate, limit: int, most: int, schema_change: WriteChange | None = None
+    ) -> Frames:
+        """Return an empty page for frames of this kind, which is full at `limit` frames or `most` bytes.
+
+        `schema_change` writes the schema changes; without it, `change` does.
+        """
         ...
 
 

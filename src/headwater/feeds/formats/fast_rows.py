@@ -2,7 +2,7 @@
 
 It applies only where the bytes equal those that `Image` writes in plain JSON: column names without escapes, and values
 that are None, booleans, floats, texts, or integers that every JSON reader represents exactly. Any other value raises
-Odd, and `Image` writes the row.
+UnsupportedRow, and `Image` writes the row.
 """
 
 from __future__ import annotations

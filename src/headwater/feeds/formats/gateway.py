@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 
+from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.images import (
     Image,
     Key,
@@ -39,15 +40,14 @@ class _Plan:
         self.pairs = (table.index[KEY], table.index[VALUE]) if holds_pairs(table) else None
 
 
-class Gateway:
-    """Writes one object per change; see Encoder."""
+class Gateway(Encoder):
+    """Writes one object per change."""
 
     def __init__(self, shape: Shape) -> None:
         self._before, self._after = shape.before, shape.after
         self._plans = PerTable(lambda table: _Plan(table, shape))
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
         before, after = delivered_images(change, op)
         head = b'{"sequence":%d,"timestamp_us":%d,"txn_id":%d' % (offset, part.commit_ts_us, txn_id(part))
@@ -55,7 +55,6 @@ class Gateway:
         return head + plan.heads[op] + self._rows(plan, before, after) + ddl + b"}"
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         plan = self._plans(table)
         head = b'{"sequence":%d,"timestamp_us":%d,"txn_id":0' % (offset, read_ms * 1000)
         return head + plan.heads[Op.INSERT] + self._rows(plan, None, row) + b',"snapshot":true}'

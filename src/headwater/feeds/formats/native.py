@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.images import (
     Image,
     Key,
@@ -34,7 +35,7 @@ class _Plan:
         self.schema = b',"schema":%d' % table.version
 
 
-class Native:
+class Native(Encoder):
     """Writes the base fields of a change in their fixed order, then Headwater's additional fields."""
 
     def __init__(self, shape: Shape, form: Form) -> None:
@@ -42,7 +43,7 @@ class Native:
         self._plans = PerTable(lambda table: _Plan(table, shape, form))
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """See Encoder. Written for speed: one join, and one condition for each rare field."""
+        # Written for speed: one join, and one condition for each rare field.
         plan = self._plans(change.table)
         before, after = delivered_images(change, op)
         row = before if after is None else after
@@ -77,7 +78,6 @@ class Native:
         return b"".join(parts)
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         plan = self._plans(table)
         unknown: Unknown = set()
         number = encode(offset)

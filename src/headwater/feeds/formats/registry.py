@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from headwater.feeds.formats.cloudevents import CloudEvents
 from headwater.feeds.formats.cockroach import Cockroach
 from headwater.feeds.formats.debezium_encoder import debezium
-from headwater.feeds.formats.encoder import Encoder, Frames, Maker, WritesFrames
+from headwater.feeds.formats.encoder import Encoder, Frames, Maker, WriteChange, WritesFrames
 from headwater.feeds.formats.frame import FrameTemplate
 from headwater.feeds.formats.gateway import GATEWAY, Gateway
 from headwater.feeds.formats.native import objects, plain
@@ -41,60 +39,30 @@ def encoder(shape: Shape, source: Readable | None = None) -> Encoder:
     made = (MAKERS | OWN)[shape.format](shape) if with_keys is None else with_keys(shape, source)
     if not shape.hides_ddl:
         return made
-    return _HiddenDdlFrames(made, made) if isinstance(made, WritesFrames) else _HiddenDdl(made)
+    return _HiddenDdlFrames(made) if isinstance(made, WritesFrames) else _HiddenDdl(made)
 
 
-class _HiddenDdl:
+class _HiddenDdl(Encoder):
     """An encoder for readers that are restricted to tables: no format receives a statement as it was run."""
 
     def __init__(self, made: Encoder) -> None:
         self._made = made
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         return self._made.change(part, offset, with_table_ddl(change), op)
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         return self._made.row(table, row, offset, read_ms)
 
 
-class _HiddenDdlFrames(_HiddenDdl):
+class _HiddenDdlFrames(_HiddenDdl, WritesFrames):
     """The same for an encoder that writes many changes at once."""
 
-    def __init__(self, made: Encoder, writer: WritesFrames) -> None:
+    def __init__(self, made: WritesFrames) -> None:
         super().__init__(made)
-        self._writer = writer
+        self._frames = made.frames
 
-    def frames(self, enclosing: FrameTemplate, limit: int, most: int) -> Frames:
-        """Return an empty page for frames of this kind, which is full at `limit` frames or `most` bytes."""
-        return _Frames(self._writer.frames(enclosing, limit, most))
-
-
-class _Frames:
-    """Frames of changes without the statements that were run."""
-
-    def __init__(self, made: Frames) -> None:
-        self._made = made
-        self.data = made.data
-
-    @property
-    def count(self) -> int:
-        return self._made.count
-
-    @property
-    def last(self) -> int:
-        return self._made.last
-
-    @property
-    def size(self) -> int:
-        return self._made.size
-
-    @property
-    def is_full(self) -> bool:
-        return self._made.is_full
-
-    def take(self, part: Transaction, ops: list[Op | None]) -> int:
-        if Op.SCHEMA_CHANGE in ops:
-            part = msgspec.structs.replace(part, changes=tuple(map(with_table_ddl, part.changes)))
-        return self._made.take(part, ops)
+    def frames(
+        self, enclosing: FrameTemplate, limit: int, most: int, schema_change: WriteChange | None = None
+    ) -> Frames:
+        return self._frames(enclosing, limit, most, schema_change or self.change)

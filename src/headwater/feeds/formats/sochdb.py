@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable
 
 from headwater.errors import HeadwaterError
+from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.images import Image, Unknown, delivered_images, image_columns
 from headwater.feeds.formats.values import PLAIN, clean
 from headwater.feeds.options import Shape
@@ -87,9 +88,8 @@ def _keys(table: Table, source: Readable | None) -> Callable[[Row], bytes]:
     key_of = table.key_of
     order: Callable[[Key], bytes] = encode_key
     if source is not None:
-        with contextlib.suppress(
-            HeadwaterError
-        ):  # the order is known to the database only; `encode_key` is unique, too
+        # Where only the database knows the order, `encode_key` is unique, too.
+        with contextlib.suppress(HeadwaterError):
             order = source.order(table, table.key)
 
     def write(row: Row) -> bytes:
@@ -108,7 +108,7 @@ def txn_id(part: Transaction) -> int:
     return part.first - part.start
 
 
-class Events:
+class Events(Encoder):
     """SubscribeEvent."""
 
     def __init__(self, shape: Shape, source: Readable | None) -> None:
@@ -116,7 +116,6 @@ class Events:
         self._last: tuple[Transaction | None, bytes] = None, b""  # a part, and the fields that its changes share
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
         before, after = delivered_images(change, op)
         row = before if after is None else after
@@ -141,19 +140,14 @@ class Events:
         return b"".join(parts)
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
         part = Transaction("", (), first=offset, commit_ts_ms=read_ms)
         return self.change(part, offset, Change(Op.INSERT, table, after=row), Op.INSERT)
 
 
-class WatchKeyEvents:
+class WatchKeyEvents(Events):
     """WatchKeyEvent."""
 
-    def __init__(self, shape: Shape, source: Readable | None) -> None:
-        self._plans = PerTable(lambda table: _Plan(table, shape, source))
-
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
-        """Return `change` of `part` at `offset`, delivered as `op`: one compact JSON object without line breaks."""
         plan = self._plans(change.table)
         before, after = delivered_images(change, op)
         unknown: Unknown = set()
@@ -166,11 +160,6 @@ class WatchKeyEvents:
             _left_out(unknown) if unknown else b"",
         )
         return b"".join(parts)
-
-    def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
-        part = Transaction("", (), first=offset, commit_ts_ms=read_ms)
-        return self.change(part, offset, Change(Op.INSERT, table, after=row), Op.INSERT)
 
 
 def _moved(old: bytes, new: bytes) -> bytes:
