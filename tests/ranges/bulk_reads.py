@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 from tests.capture.captured_database import Running
 
-from headwater.log.disk.disk_log import DiskLog
 from headwater.model.keys.key import Span
 from headwater.ranges.pull.arrow_pieces import BodyPiece, snapshot_pieces, tables_pieces
 from headwater.ranges.pull.jobs import DatabaseLocation, LogJob, Selection, SnapshotJob, TablesJob
@@ -35,12 +34,12 @@ class Side:
     def __init__(self, one: Running, folder: Path) -> None:
         self.one, self.place = one, place_of(one)
         self.reader = SqliteReader(one.source.path, inode=one.source.inode, generation=one.log.generation)
-        self.log = DurableLog(DiskLog.open(one.disk.path, read_only=True))
+        self.log = DurableLog.open(one.disk.path, read_only=True)
         self.cache = Cache(folder, 100 << 20)
 
     def close(self) -> None:
         self.reader.close()
-        self.log.disk.close()
+        self.log.close()
 
     def durable(self) -> int:
         """Everything committed so far is in the log file; its newest offset."""
@@ -56,12 +55,10 @@ class Side:
         return rows_in(self.body(LogJob(self.place, table, after, upto, shape, Selection(**pick))))
 
     def body(self, job: LogJob) -> bytes:
-        return bytes_of(log_pieces(self.reader, self.log.disk, self.cache, job, lambda: False))
+        return bytes_of(log_pieces(self.reader, self.log, self.cache, job, lambda: False))
 
     def tables(self, after: int, upto: int, *names: str) -> Rows:
-        return rows_of(
-            tables_pieces(self.reader, self.log.disk, TablesJob(self.place, names, after, upto), lambda: False)
-        )
+        return rows_of(tables_pieces(self.reader, self.log, TablesJob(self.place, names, after, upto), lambda: False))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.feeds.options import Options, Shard
-from headwater.model.keys.key import Span, decode_key, prefix_end
+from headwater.model.keys.key import Span, decode_key, joined, prefix_end
 from headwater.model.literal import Embedding, from_lit
 from headwater.model.table import Key, Row, Table
 from headwater.sources.read import Condition, Pin, Readable
@@ -156,7 +156,7 @@ def _keys(options: Options, table: Table, source: Readable) -> tuple[frozenset[b
             raise InvalidRequest("pk_range needs a lower_bound or an upper_bound", hint="Give one of them, or both.")
         spans = (_between(*(None if lit is None else bytes_of([lit]) for lit in bounds)),)
     if options.spans is not None:
-        given = _merged(_span(body, bytes_of) for body in options.spans)
+        given = joined(_span(body, bytes_of) for body in options.spans)
         spans = given if spans is None else _both(spans, given)
     return points, spans
 
@@ -176,18 +176,6 @@ def _between(low: bytes | None, high: bytes | None) -> Span:
             hint="Swap the bounds; they compare in the key order of the database.",
         )
     return Span(low or b"", end)
-
-
-def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the same keys as sorted spans that do not touch."""
-    found: list[Span] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        last = found[-1] if found else None
-        if last is None or (last.end is not None and last.end < span.start):
-            found.append(span)
-        elif last.end is not None and (span.end is None or last.end < span.end):
-            found[-1] = Span(last.start, span.end)
-    return tuple(found)
 
 
 def _both(left: tuple[Span, ...], right: tuple[Span, ...]) -> tuple[Span, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from os import PathLike
 from pathlib import Path
+from typing import Self
 
 from msgspec.structs import replace
 
@@ -35,7 +36,7 @@ class DiskLog:
     @classmethod
     def open(
         cls, path: str | PathLike[str], *, read_only: bool = False, floor: int = 1, vfs: str | None = None
-    ) -> DiskLog:
+    ) -> Self:
         """Open the log at `path`, or create it (`created` is true then) with `floor` as its first offset.
 
         LogDamaged when the file is not a log, is from a newer Headwater, or is broken.

@@ -18,7 +18,6 @@ from headwater.errors import InvalidRequest
 from headwater.log.live.head import Head
 from headwater.log.live.live_retention import LiveRetention
 from headwater.log.live.staged_tail import Tail
-from headwater.log.live.wrapped_log import WrappedLog
 from headwater.log.log import Log, Retention
 from headwater.log.transaction_parts import BLOCK_CHANGES, in_order
 from headwater.model.change import Transaction
@@ -28,7 +27,7 @@ KEEP_CHANGES = 4096
 KEEP_BYTES = 32 << 20
 
 
-class LiveLog(WrappedLog):
+class LiveLog:
     """See `Log`. `latest` counts staged transactions, `durable` does not.
 
     One thread stages, appends, unstages and restarts; `flush` may run in another; any thread reads.
@@ -43,7 +42,7 @@ class LiveLog(WrappedLog):
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        super().__init__(wrapped)
+        self.wrapped = wrapped
         self._keep_changes, self._clock = keep_changes, clock
         self._moving = threading.RLock()  # held while staged transactions go to disk; taken before the head's
         self._head = head = Head(wrapped.latest, ts=_newest_ts(wrapped), closed_ts=wrapped.clock_ceiling)
@@ -56,6 +55,24 @@ class LiveLog(WrappedLog):
         self.wait_beyond, self.close_at = head.wait_beyond, head.close_at
         self.add_listener, self.remove_listener = head.add_listener, head.remove_listener
         self.hold, self.release, self.held, self.spent = kept.hold, kept.release, kept.held, kept.spent
+        self.note, self.set_notes, self.raise_ceiling = wrapped.note, wrapped.set_notes, wrapped.raise_ceiling
+        self.blocks, self.overdue, self.merge = wrapped.blocks, wrapped.overdue, wrapped.merge
+        self.reach = wrapped.reach  # only durable changes count
+
+    @property
+    def generation(self) -> str:
+        """Names the unbroken history this log holds. Offsets compare only within one generation."""
+        return self.wrapped.generation
+
+    @property
+    def generation_reason(self) -> str:
+        """Why this generation began: "created", or the `reason` given to `restart`."""
+        return self.wrapped.generation_reason
+
+    @property
+    def generation_first(self) -> int:
+        """The first offset of this generation."""
+        return self.wrapped.generation_first
 
     # Staging
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from itertools import chain, repeat
 from typing import Any
@@ -288,3 +288,15 @@ class Span(msgspec.Struct, frozen=True):
     def overlaps(self, other: Span) -> bool:
         """Return whether any key is in both."""
         return self.intersect(other) is not None
+
+
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return the same keys as sorted spans that do not touch."""
+    found: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        last = found[-1] if found else None
+        if last is None or (last.end is not None and last.end < span.start):
+            found.append(span)
+        elif last.end is not None and (span.end is None or last.end < span.end):
+            found[-1] = Span(last.start, span.end)
+    return tuple(found)

@@ -21,7 +21,13 @@ from headwater.model.clock import Timestamp, ts_ms, ts_text, wall_ms
 from headwater.ranges.changefeed.catch_up_limits import CatchUpLimits
 from headwater.ranges.changefeed.watched_spans import FeedStopped, SpanChange, Spans, WatchedSpan, weight
 from headwater.ranges.pull.durable_wait import DurableWaits
-from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED, changes_gone
+from headwater.ranges.pull.jobs import (
+    LOG_GENERATION_CHANGED,
+    SCHEMA_CHANGED,
+    WAL_HORIZON_EXCEEDED,
+    changes_gone,
+    stop_message,
+)
 
 SKEW_MS = 60_000  # how far the clock of a client may be ahead of the server's
 SCAN = 16_384  # changes scanned for one page
@@ -287,7 +293,7 @@ class ChangeFeed:
                 except FeedStopped as stop:
                     if found or self.cursor > began:
                         return found
-                    words = f"table {stop.table!r} was altered or rewritten at offset {offset}, without row changes"
+                    words = stop_message(stop.table, offset, SCHEMA_CHANGED)
                     return changes_gone(self.cursor, self._log.horizon, self._log.latest, SCHEMA_CHANGED, words)
                 found += [self._make(each) for each in seen]  # all messages of a change, or none
                 size += sum(map(weight, seen))

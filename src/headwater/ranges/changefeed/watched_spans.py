@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from headwater.errors import NotSupported
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.keys.key import Span, encode_key
+from headwater.model.keys.key import Span, encode_key, joined
 from headwater.model.per_table import PerTable
 from headwater.model.table import Key, Row, Table
 from headwater.model.table_ddl import table_ddl
 from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED
-from headwater.ranges.pull.pages import row_weight
+from headwater.ranges.pull.pages import effects_on_keys, row_weight
 from headwater.ranges.pull.table_changes import stop_of
 from headwater.sources.read import Reader
 
@@ -71,13 +71,7 @@ class SpanSet:
     """Spans of one table, joined if they overlap or touch, so that a key is found by bisection."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
-        self._joined: list[Span] = []
-        for span in sorted(spans, key=lambda span: span.start):
-            last = self._joined[-1] if self._joined else None
-            if last is None or (last.end is not None and last.end < span.start):
-                self._joined.append(span)
-            elif last.end is not None and (span.end is None or last.end < span.end):
-                self._joined[-1] = Span(last.start, span.end)
+        self._joined = joined(spans)
         self._starts = [span.start for span in self._joined]
 
     def __len__(self) -> int:
@@ -124,7 +118,10 @@ class Spans:
             yield from self._whole(part, offset, change, spans)
             return
         self._check_key(change.table)
-        yield from self._sides(part, offset, change, self._covers.get(change.table.name, EVERYTHING))
+        table, cover = change.table, self._covers.get(change.table.name, EVERYTHING)
+        for key, _, before, after in effects_on_keys(change, self._place(table)):
+            if cover.contains(key):
+                yield KeyChanged(key, table, before, after, offset, part)
 
     def _whole(self, part: Transaction, offset: int, change: Change, spans: Iterable[Span]) -> Iterator[SpanChange]:
         """Yield the effects of a change of a table rather than of a row."""
@@ -146,20 +143,6 @@ class Spans:
         """Raise Stop if the key columns of a table changed: keys sent before are not comparable."""
         if self._keys.setdefault(table.name, table.key) != table.key:
             raise FeedStopped(table.name)
-
-    def _sides(self, part: Transaction, offset: int, change: Change, cover: SpanSet) -> Iterator[SpanChange]:
-        table, key_of, place = change.table, change.table.key_of, self._place(change.table)
-        old = None if change.before is None else place(key_of(change.before))
-        new = None if change.after is None else place(key_of(change.after))
-        if old is not None and new is not None and old != new:
-            if cover.contains(old):
-                yield KeyChanged(old, table, change.before, None, offset, part)
-            if cover.contains(new):
-                yield KeyChanged(new, table, None, change.after, offset, part)
-            return
-        key = old if new is None else new
-        if key is not None and cover.contains(key):
-            yield KeyChanged(key, table, change.before, change.after, offset, part)
 
 
 def weight(change: SpanChange) -> int:

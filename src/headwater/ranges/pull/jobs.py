@@ -166,6 +166,12 @@ def _kinds() -> dict[str, type[HeadwaterError]]:
 _BY_CODE = _kinds()
 
 
+def stop_message(table: str, offset: int, reason: str) -> str:
+    """Return the message for a change at `offset` that readers of `table` cannot apply."""
+    words = {TRUNCATED: "emptied", TABLE_DROPPED: "dropped or renamed"}.get(reason, "altered or rewritten")
+    return f"table {table!r} was {words} at offset {offset}, without row changes"
+
+
 def changes_gone(after: int, horizon: int, latest: int, reason: str, message: str = "") -> OffsetExpired:
     """Return the error for changes after `after` that are trimmed, or cannot be applied, for `reason`."""
     error = OffsetExpired(after, horizon, latest)

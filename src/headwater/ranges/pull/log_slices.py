@@ -11,7 +11,7 @@ from headwater.log.log import Log
 from headwater.model import arrow
 from headwater.model.table import Table
 from headwater.ranges.pull.arrow_pieces import BodyPiece, Gone, check_kept, columns_of
-from headwater.ranges.pull.jobs import LZ4, TABLE_DROPPED, TRUNCATED, LogJob, changes_gone
+from headwater.ranges.pull.jobs import LZ4, LogJob, changes_gone, stop_message
 from headwater.ranges.pull.slice_cache import Cache, Slice, SliceName, Stop
 from headwater.ranges.pull.table_changes import ChangeCollector
 from headwater.sources.read import BulkReader
@@ -149,8 +149,7 @@ class _LogAnswer:
     def _check(self, stops: list[Stop]) -> None:
         for offset, reason in stops:
             if self._job.after < offset <= self._job.upto:
-                words = {TRUNCATED: "emptied", TABLE_DROPPED: "dropped or renamed"}.get(reason, "altered or rewritten")
-                message = f"table {self._job.table!r} was {words} at offset {offset}, without row changes"
+                message = stop_message(self._job.table, offset, reason)
                 raise changes_gone(self._job.after, self._horizon, self._latest, reason, message)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from headwater.database import Database
@@ -10,14 +10,13 @@ from headwater.log.live.live_log import LiveLog
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
-from headwater.model.table import Row, Table
-from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, WAL_HORIZON_EXCEEDED, changes_gone
+from headwater.model.table import Key, Row, Table
+from headwater.ranges.pull.jobs import SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED, changes_gone, stop_message
 from headwater.ranges.pull.snapshot import read_as_of
 from headwater.ranges.pull.table_changes import stop_of
 from headwater.sources.read import Reader
 
 SCAN = 65_536  # changes scanned for one page; a page of a quiet range may be empty
-WORDS = {TRUNCATED: "emptied", TABLE_DROPPED: "dropped or renamed", SCHEMA_CHANGED: "altered or rewritten"}
 
 
 class PageLimits(NamedTuple):
@@ -92,7 +91,8 @@ def log_page(database: Database, table: Table, span: Span, after: int, upto: int
         for offset, change in enumerate(part.changes, part.first):
             if reason := page.stops(change):
                 if offset == after + 1:
-                    raise _stopped(database.log, table.name, after, reason)
+                    message, log = stop_message(table.name, offset, reason), database.log
+                    raise changes_gone(after, log.horizon, log.latest, reason, message)
                 page.begin_transaction()
                 return Log(page.seen, offset - 1)
             if not page.take(part, offset, change):
@@ -108,6 +108,17 @@ def log_page(database: Database, table: Table, span: Span, after: int, upto: int
 def row_weight(row: Row) -> int:
     """Return about how many bytes a row takes."""
     return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row) + 16 * len(row)
+
+
+def effects_on_keys(change: Change, place: Callable[[Key], bytes]) -> list[tuple[bytes, Op, Row | None, Row | None]]:
+    """Return for each key that a row change affects the op and the images: two if an update moved the row."""
+    key_of = change.table.key_of
+    old = None if change.before is None else place(key_of(change.before))
+    new = None if change.after is None else place(key_of(change.after))
+    if old is not None and new is not None and old != new:
+        return [(old, Op.DELETE, change.before, None), (new, Op.INSERT, None, change.after)]
+    key = old if new is None else new
+    return [] if key is None else [(key, change.op, change.before, change.after)]
 
 
 class _Page:
@@ -137,27 +148,18 @@ class _Page:
         """Add the effects of `change` on the span; return False if it has any and the page is full."""
         if change.table.name != self._table.name or change.op > Op.DELETE:
             return True
-        found = list(self._sides(part, offset, change))
+        effects = effects_on_keys(change, self._place(change.table))
+        found = [
+            KeyChange(key, op, change.table, before, after, offset, part)
+            for key, op, before, after in effects
+            if self._span.contains(key)
+        ]
         if found and (len(self.seen) >= self._limits.rows or self._weight >= self._limits.bytes):
             return False
         self.seen += found
         for row in (change.before, change.after) if found else ():
             self._weight += 0 if row is None else row_weight(row)
         return True
-
-    def _sides(self, part: Transaction, offset: int, change: Change) -> Iterator[KeyChange]:
-        table, key_of, place = change.table, change.table.key_of, self._place(change.table)
-        old = None if change.before is None else place(key_of(change.before))
-        new = None if change.after is None else place(key_of(change.after))
-        if old is not None and new is not None and old != new:
-            if self._span.contains(old):
-                yield KeyChange(old, Op.DELETE, table, change.before, None, offset, part)
-            if self._span.contains(new):
-                yield KeyChange(new, Op.INSERT, table, None, change.after, offset, part)
-            return
-        key = new if new is not None else old
-        if key is not None and self._span.contains(key):
-            yield KeyChange(key, change.op, table, change.before, change.after, offset, part)
 
     def begin_transaction(self) -> None:
         """Mark the last change of the previous transaction."""
@@ -171,11 +173,6 @@ class _Page:
         while self.seen and self.seen[-1].offset == offset:
             self.seen.pop()
         return offset
-
-
-def _stopped(log: LiveLog, table: str, after: int, reason: str) -> Exception:
-    message = f"table {table!r} was {WORDS[reason]} at offset {after + 1}, without row changes"
-    return changes_gone(after, log.horizon, log.latest, reason, message)
 
 
 def check_log(log: LiveLog, after: int) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from headwater.errors import Conflict, InvalidRequest, NotFound, NotSupported, OffsetExpired, Unavailable
-from headwater.model.change import Change, Op, Transaction
+from headwater.log.log import Log
+from headwater.model.change import Change, Op
 from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
 from headwater.model.table import Key, Row, Table
@@ -26,30 +27,11 @@ Gone = Callable[[], bool]
 Piece = tuple[Table, Sequence[Row]]
 
 
-class PastLog(Protocol):
-    """The part of a log that undoing changes needs."""
-
-    @property
-    def generation(self) -> str:
-        """Names the unbroken history this log holds. Offsets compare only within one generation."""
-        ...
-
-    @property
-    def horizon(self) -> int:
-        """The first offset still retained; `latest + 1` when there is none."""
-        ...
-
-    @property
-    def latest(self) -> int:
-        """The newest offset; `horizon - 1` when there is none."""
-        ...
+class PastLog(Log, Protocol):
+    """A log whose growth can be waited for."""
 
     def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
         """Sleep until `latest` passes `offset` or `timeout` ends; return whether it passed."""
-        ...
-
-    def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """Yield every change in (after, upto], block by block; a later append does not disturb it."""
         ...
 
 
@@ -93,7 +75,7 @@ class _PastTable:
         self._generation, self._gone = log.generation, gone
         self._undone = offset  # changes in (offset, undone] are in `_undo`
         self._place: Callable[[Key], bytes] = source.order(table, table.key)
-        self._is_ours = PerTable(self._check_shape)
+        self._is_ours = PerTable(lambda shape: _is_same(shape, table))
         self._undo = Undo(table, self._place, span)
         try:
             self._undo_upto(head)
@@ -172,9 +154,6 @@ class _PastTable:
                 if change.op in (Op.SCHEMA_CHANGE, Op.TRUNCATE) or not self._is_ours(change.table):
                     raise self._reshaped()
                 yield change
-
-    def _check_shape(self, table: Table) -> bool:
-        return _is_same(table, self._table)
 
     def _reshaped(self) -> Conflict:
         return Conflict(

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 
 from headwater.errors import HeadwaterError, SourceMismatch, Unavailable
 from headwater.log.disk.disk_log import DiskLog
-from headwater.model.change import Transaction
 from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, DatabaseLocation, changes_gone
 from headwater.sources.read import BulkReader
 
@@ -20,35 +19,13 @@ IDLE_SECONDS = 30.0  # after which an unused database is closed: its files may h
 OpenReader = Callable[[DatabaseLocation, DiskLog], BulkReader]
 
 
-class DurableLog:
-    """The log of another process as `snapshot.PastLog`; it is polled, because nothing tells when it grows."""
-
-    def __init__(self, log: DiskLog) -> None:
-        self.disk = log
-
-    @property
-    def generation(self) -> str:
-        """Names the unbroken history this log holds. Offsets compare only within one generation."""
-        return self.disk.generation
-
-    @property
-    def horizon(self) -> int:
-        """The first offset still retained; `latest + 1` when there is none."""
-        return self.disk.horizon
-
-    @property
-    def latest(self) -> int:
-        """The newest offset; `horizon - 1` when there is none."""
-        return self.disk.latest
-
-    def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """Yield every change in (after, upto], block by block; a later append does not disturb it."""
-        return self.disk.scan(after=after, upto=upto)
+class DurableLog(DiskLog):
+    """The log of another process; it is polled, because nothing tells when it grows. Implements `snapshot.PastLog`."""
 
     def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
         """Sleep until `latest` passes `offset` or `timeout` ends; return whether it passed."""
         until = None if timeout is None else time.monotonic() + timeout
-        while self.disk.latest <= offset:
+        while self.latest <= offset:
             if until is not None and time.monotonic() > until:
                 return False
             time.sleep(POLL_SECONDS)
@@ -68,7 +45,7 @@ class OpenDatabase:
         """Close its files."""
         with suppress(HeadwaterError):
             self.reader.close()
-        self.log.disk.close()
+        self.log.close()
 
 
 class Databases:
@@ -105,10 +82,10 @@ class Databases:
 
     def _opened(self, place: DatabaseLocation) -> OpenDatabase:
         _check_inode(place)
-        log = DiskLog.open(place.log, read_only=True)
+        log = DurableLog.open(place.log, read_only=True)
         try:
             _check_inode(place)
-            return OpenDatabase(self._open_reader(place, log), DurableLog(log))
+            return OpenDatabase(self._open_reader(place, log), log)
         except BaseException:
             log.close()
             raise

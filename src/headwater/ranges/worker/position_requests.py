@@ -75,7 +75,8 @@ class PositionServer:
     def _serve(self, connection: socket.socket) -> None:
         # A reader learns of a new generation by the check in `_reply`; the error at the end of its read is redundant.
         with connection, contextlib.suppress(OSError, Unavailable), contextlib.ExitStack() as held:
-            while (data := _received(connection)) is not None:
+            while True:  # until the worker closes the connection
+                data = _received(connection)
                 try:
                     reply = self._reply(msgspec.msgpack.decode(data, type=PositionRequest), held)
                 except HeadwaterError as error:
@@ -150,8 +151,6 @@ class PositionClient:
             data = _received(connection)
         except OSError as error:
             raise Unavailable(f"the server does not answer its worker: {error}", hint="Try again.") from error
-        if data is None:
-            raise Unavailable("the server does not answer its worker", hint="Retry in a moment.")
         reply = msgspec.msgpack.decode(data, type=PositionReply)
         if reply.failed is not None:
             raise error_in(reply.failed)
@@ -162,17 +161,16 @@ def _send(connection: socket.socket, data: bytes) -> None:
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _received(connection: socket.socket) -> bytes | None:
-    """Return the next message; None if the other side closed the connection."""
-    head = _exactly(connection, _LENGTH.size)
-    return None if head is None else _exactly(connection, _LENGTH.unpack(head)[0])
+def _received(connection: socket.socket) -> bytes:
+    return receive_exactly(connection, _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))[0])
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes | None:
+def receive_exactly(connection: socket.socket, size: int) -> bytes:
+    """Return the next `size` bytes; raise ConnectionResetError if the other side closes the connection before."""
     data = bytearray()
     while len(data) < size:
         got = connection.recv(size - len(data))
         if not got:
-            return None
+            raise ConnectionResetError("the connection was closed")
         data += got
     return bytes(data)

@@ -35,6 +35,7 @@ from headwater.ranges.pull.jobs import (
 from headwater.ranges.pull.log_slices import log_pieces
 from headwater.ranges.pull.slice_cache import Cache, Slice
 from headwater.ranges.worker.open_databases import Databases, OpenDatabase, OpenReader
+from headwater.ranges.worker.position_requests import receive_exactly
 
 logger = logging.getLogger("headwater.worker")
 
@@ -97,9 +98,9 @@ class Worker:
             case SnapshotJob():
                 yield from snapshot_pieces(opened.reader, opened.log, job, left)
             case LogJob():
-                yield from log_pieces(opened.reader, opened.log.disk, self._cache, job, left)
+                yield from log_pieces(opened.reader, opened.log, self._cache, job, left)
             case _:
-                yield from tables_pieces(opened.reader, opened.log.disk, job, left)
+                yield from tables_pieces(opened.reader, opened.log, job, left)
 
 
 def whose_job(job: Job) -> Holder:
@@ -108,25 +109,15 @@ def whose_job(job: Job) -> Holder:
 
 
 def _read_job(connection: socket.socket) -> Job:
-    length = job_length(_exactly(connection, 4))
+    length = job_length(receive_exactly(connection, 4))
     if length > MAX_JOB:
         raise InvalidRequest(
             f"the request exceeds {MAX_JOB} bytes", hint="Select fewer columns, or use a shorter condition."
         )
     try:
-        return decode_job(_exactly(connection, length))
+        return decode_job(receive_exactly(connection, length))
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"the job cannot be decoded: {error}") from None
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        got = connection.recv(size - len(data))
-        if not got:
-            raise ConnectionResetError("the server closed the connection")
-        data += got
-    return bytes(data)
 
 
 def _has_left(connection: socket.socket) -> bool:
