@@ -37,3 +37,12 @@ def test_value_heavier_than_the_limit_is_not_cached_and_evicts_nothing() -> None
     assert [cache.get(key) for key in "ab"] == [None, 2] and cache.weight == 5
     cache.clear()
     assert (len(cache), cache.weight, cache.get("b")) == (0, 0, None)
+
+
+def test_removed_value_frees_its_weight_and_an_unknown_key_nothing() -> None:
+    cache = BoundedCache[str, int](100, 10)
+    cache.put("a", 1, 5)
+    cache.put("b", 2, 4)
+    cache.pop("a")
+    cache.pop("unknown")
+    assert [cache.get(key) for key in "ab"] == [None, 2] and (len(cache), cache.weight) == (1, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from configparser import ConfigParser
 from dataclasses import field
 from typing import Any, NamedTuple
 
@@ -87,18 +88,8 @@ def _flag(value: Any) -> bool:
 
 
 def _flag_text(text: str) -> bool:
-    words = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
-    need(text.lower() in words)
-    return words[text.lower()]
+    need(text.lower() in ConfigParser.BOOLEAN_STATES)
+    return ConfigParser.BOOLEAN_STATES[text.lower()]
 
 
 def _names(value: Any) -> tuple[str, ...]:

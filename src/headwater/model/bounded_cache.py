@@ -45,6 +45,11 @@ class BoundedCache(Generic[K, V]):
         if found is not None:
             self.weight -= found[1]
 
+    def pop(self, key: K) -> None:
+        """Remove the value of `key`, if it is cached."""
+        with self._lock:
+            self._pop(key)
+
     def clear(self) -> None:
         """Remove all values."""
         with self._lock:

@@ -50,7 +50,7 @@ def parse_ts(text: str) -> Timestamp:
 
 
 class HybridClock:
-    """Returns timestamps, each above all that it returned or observed before. Not thread-safe."""
+    """Returns timestamps, each above `last` and all that it returned before. Not thread-safe."""
 
     def __init__(self, last: Timestamp = 0) -> None:
         self.last = last
@@ -59,7 +59,3 @@ class HybridClock:
         """Return the next timestamp: that of `now_ms`, or just above the last if the wall clock is behind it."""
         self.last = max(self.last + 1, ts_of_ms(now_ms))
         return self.last
-
-    def observe(self, ts: Timestamp) -> None:
-        """Make all later timestamps exceed `ts`."""
-        self.last = max(self.last, ts)

@@ -8,29 +8,13 @@ from functools import cached_property
 
 import msgspec
 
-from headwater.model.literal import Value
+from headwater.model.literal import TAGS, Value
 
 Row = tuple[Value, ...]  # values in the order of Table.columns
 Key = tuple[Value, ...]  # values in the order of Table.key
 
-KINDS = frozenset(
-    {
-        "bool",
-        "i64",
-        "u64",
-        "f64",
-        "dec",
-        "str",
-        "bytes",
-        "json",
-        "date",
-        "time",
-        "datetime",
-        "uuid",
-        "embedding",
-    }
-    | {"any"}  # the tag follows the value, as SQLite's storage classes do
-)
+# `any`: the tag follows the value, as SQLite's storage classes do.
+KINDS = frozenset({*TAGS, "any"}) - {"null", "unavailable"}
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):

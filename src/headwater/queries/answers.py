@@ -16,6 +16,7 @@ import msgspec
 
 from headwater.database import Database
 from headwater.errors import Busy, HeadwaterError
+from headwater.model.bounded_cache import BoundedCache
 from headwater.model.dependencies.dependency import ALWAYS, Analysis, KeyGuard
 from headwater.model.literal import Value
 from headwater.model.row_msgpack import encode_row
@@ -24,7 +25,8 @@ from headwater.queries.dependencies.bound_dependencies import bind
 from headwater.queries.dependencies.guards import GuardState
 from headwater.queries.dependencies.instance_versions import MAX_BEHIND, InstanceVersions
 from headwater.queries.dependencies.instances import (
-    Analyses,
+    MAX_BYTES,
+    TEXT_FACTOR,
     Args,
     Instance,
     InstanceKey,
@@ -43,6 +45,7 @@ from headwater.sources.query import ReadResult
 from headwater.sources.read import SourceHead
 
 FLOOR_SECONDS = 2.0  # longest wait until the log reaches the floor of a request
+MAX_ANALYSES = 10_000
 ATTEMPTS = 5  # executions of one request while the schema keeps changing
 WATCH_AFTER = 2  # requests for one instance, after which its changes are tracked
 MAX_WATCHED = 10_000  # instances tracked because clients request them
@@ -111,6 +114,11 @@ def _precision(found: Analysis) -> str:
     return "column" if any(place.columns is not None for place in found.dependencies) else "table"
 
 
+def _no_analyses() -> BoundedCache[str, tuple[Analysis, int]]:
+    """Return an empty cache of analyses by query id, each with a schema version for which it holds."""
+    return BoundedCache(MAX_ANALYSES, MAX_BYTES)
+
+
 def _moment(check: HeadCheck) -> tuple[int, ...]:
     """Return a key that is equal for head checks whose requests may share one execution."""
     is_whole = check.is_caught_up and check.source_head.settled
@@ -129,7 +137,7 @@ class Answering:
     def __init__(self, database: Database, run: Run, numbers: QueryCounters, *, sample: int = 0) -> None:
         self.database, self._run, self.numbers, self._sample = database, run, numbers, sample
         self._instances = Instances()
-        self._analyses = Analyses()
+        self._analyses = _no_analyses()
         self._generation = database.log.generation  # analyses do not outlive it: another one may have any schema
         self._flights: dict[Hashable, asyncio.Task[ReadResult | None]] = {}
         self._watched: dict[Hashable, None] = {}  # instances tracked because clients request them, the oldest first
@@ -455,14 +463,14 @@ class Answering:
     async def analysis(self, prepared: PreparedQuery, source_head: SourceHead) -> tuple[Analysis, int]:
         """Return the dependencies of the query and their schema version, which is not older than `source_head`."""
         if self._generation != self.database.log.generation:
-            self._generation, self._analyses = self.database.log.generation, Analyses()
+            self._generation, self._analyses = self.database.log.generation, _no_analyses()
         known = self._analyses.get(prepared.id)
         if known is not None and known[1] == source_head.schema:
             return known
         found: tuple[Analysis, int] = await self._run(self._analysed, prepared)
         if known is not None and known[0].epoch == found[0].epoch:
             found = known[0], found[1]  # the schema change did not affect this query
-        self._analyses.put(prepared, *found)
+        self._analyses.put(prepared.id, found, TEXT_FACTOR * len(prepared.sql))
         self.numbers.analysis(found[0])
         return found
 

@@ -21,7 +21,7 @@ from headwater.queries.head_checks import Run
 from headwater.queries.missing_names import no_table
 from headwater.queries.patch.recent_results import Results
 from headwater.queries.prepared import MAX_TEXT, PreparedQueries, PreparedQuery, query_id, unknown_query
-from headwater.queries.sql_normal_form import normal_form
+from headwater.queries.sql_normal_form import check_text, normal_form
 
 MAX_CHECKED = 10_000
 
@@ -180,11 +180,6 @@ def transient_query(sql: str, db: str | None) -> PreparedQuery:
     """Return a query with its id, without storing it."""
     if len(sql) > MAX_TEXT:
         raise InvalidRequest(f"the query exceeds {MAX_TEXT} characters", hint="Bind long values as arguments.")
-    try:
-        sql.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest("the query is not valid Unicode") from None
-    if "\0" in sql:
-        raise InvalidRequest("the query contains a NUL character", hint="Bind it as an argument.")
+    check_text(sql, "query")
     name, text = real_name(db), normal_form(sql)
     return PreparedQuery(query_id(name, text), name, text)

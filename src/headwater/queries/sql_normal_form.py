@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from headwater.errors import InvalidRequest
+
 BLANKS = " \t\n\f\r"  # white space in SQLite and in PostgreSQL
 
 _TOKEN = re.compile(
@@ -56,3 +58,13 @@ def _is_spaced(before: str, token: str, has_gap: bool) -> bool:
     if token in _COMPARISONS:
         return has_gap or before[-1] not in ":?$"  # := is one token
     return has_gap
+
+
+def check_text(sql: str, what: str) -> None:
+    """Raise InvalidRequest if `sql`, called `what` in the error, is not Unicode or contains a NUL character."""
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"the {what} is not valid Unicode") from None
+    if "\0" in sql:
+        raise InvalidRequest(f"the {what} contains a NUL character", hint="Bind it as an argument.")

@@ -1,4 +1,4 @@
-"""Cached instances and analyses: limited in number and bytes, with short keys."""
+"""Cached instances: limited in number and bytes, with short keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.queries.dependencies.bound_tables import analysis
 from headwater.model.literal import Embedding, Json, Value
 from headwater.queries.dependencies import instances
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies
-from headwater.queries.dependencies.instances import Analyses, Instance, Instances, args_size, instance_key
+from headwater.queries.dependencies.instances import Instance, Instances, args_size, instance_key
 from headwater.queries.etag.query_etag import LONG, QueryIdentity
 from headwater.queries.prepared import PreparedQuery, query_id
 
@@ -59,23 +59,6 @@ def test_instance_put_again_is_counted_once() -> None:
     before = known.bytes
     known.put(instance("a"))
     assert known.bytes == before and len(known) == 1
-
-
-def test_analyses_beyond_the_limits_evict_the_least_recently_used() -> None:
-    texts = [f"SELECT {number}" for number in range(4)]
-    made = [PreparedQuery(query_id("main", sql), "main", sql) for sql in texts]
-    size = instances.TEXT_FACTOR * len(texts[0])
-    for known in (Analyses(most=3), Analyses(max_bytes=3 * size)):
-        for each in made[:3]:
-            known.put(each, analysis(sql=each.sql), 7)
-        assert known.get(made[0].id) is not None
-        known.put(made[3], analysis(sql=made[3].sql), 7)
-        assert [known.get(each.id) is not None for each in made] == [True, False, True, True]
-        assert known.bytes == 3 * size
-        known.put(made[3], analysis(sql=made[3].sql), 8)
-        known.pop(made[0].id)
-        known.pop("unknown")
-        assert known.bytes == 2 * size and len(known) == 2
 
 
 def test_key_of_long_arguments_is_short_and_differs_by_value_and_type() -> None:

@@ -58,12 +58,3 @@ def test_result_over_the_size_limit_is_not_cached_and_evicts_nothing() -> None:
     results.keep("q", small)
     results.keep("r", answer('"p.1"', "x" * 1000))
     assert results.find("q", '"p.1"') is small and len(results) == 1
-
-
-def test_forgetting_a_query_instance_frees_all_its_cached_results() -> None:
-    results = Results()
-    results.keep("q", answer('"p.1"', 1))
-    results.keep("q", answer('"p.2"', 2))
-    results.forget("q")
-    results.forget("never seen")
-    assert len(results) == 0 and results.bytes == 0 and results.latest("q") is None

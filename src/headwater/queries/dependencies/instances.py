@@ -1,4 +1,4 @@
-"""Instances, each a prepared query with its arguments, and caches of instances and analyses."""
+"""Instances, each a prepared query with its arguments, and a cache of instances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from headwater.queries.prepared import PreparedQuery
 MAX_INSTANCES = 20_000  # cached between requests
 MAX_ARGS_BYTES = 32 << 10  # of the arguments of a cached instance
 MAX_BYTES = 64 << 20  # of the arguments and texts of all cached instances
-MAX_ANALYSES = 10_000
 TEXT_FACTOR = 4  # an analysis takes several times the memory of its text
 CELL = 32  # bytes of memory per argument in addition to its value
 
@@ -192,40 +191,6 @@ class Instances:
         self._of_query[query.id] += sign
         if not self._of_query[query.id]:
             del self._of_query[query.id]
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-
-class Analyses:
-    """Analyses by query id, each with a schema version for which it holds. Use it in the event loop."""
-
-    def __init__(self, most: int = MAX_ANALYSES, max_bytes: int = MAX_BYTES) -> None:
-        self._most, self._max_bytes = most, max_bytes
-        self._known: OrderedDict[str, tuple[PreparedQuery, Analysis, int]] = OrderedDict()
-        self.bytes = 0  # of all analyses, estimated
-
-    def get(self, id: str) -> tuple[Analysis, int] | None:
-        """Return the analysis if it is cached."""
-        found = self._known.get(id)
-        if found is None:
-            return None
-        self._known.move_to_end(id)
-        return found[1:]
-
-    def put(self, prepared: PreparedQuery, analysis: Analysis, schema: int) -> None:
-        """Cache an analysis and evict the least recently used."""
-        self.pop(prepared.id)
-        self._known[prepared.id] = prepared, analysis, schema
-        self.bytes += TEXT_FACTOR * len(prepared.sql)
-        while len(self._known) > self._most or (self.bytes > self._max_bytes and len(self._known) > 1):
-            self.pop(next(iter(self._known)))
-
-    def pop(self, id: str) -> None:
-        """Remove the analysis of a query."""
-        found = self._known.pop(id, None)
-        if found is not None:
-            self.bytes -= TEXT_FACTOR * len(found[0].sql)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -68,12 +68,11 @@ class Tags(msgspec.Struct, frozen=True):
         wanted = Tag.of(tag)
         return not wanted.weak and wanted in self.tags
 
-    def matches_weak(self, tag: str) -> bool:
-        """Return whether `tag` is in the list, weak or strong, also with the suffix of a compressing proxy."""
-        return self.weakly(tag) is not None
-
     def weakly(self, tag: str) -> Tag | None:
-        """Return the listed tag that `tag` matches weakly, as the client wrote it: a 304 has to repeat it."""
+        """Return the listed tag that `tag` matches, weak or strong, also with the suffix of a compressing proxy.
+
+        It is as the client wrote it: a 304 has to repeat it.
+        """
         wanted = Tag.of(tag).opaque
         known = {wanted, *(wanted + suffix for suffix in ENCODED)}
         return next((one for one in self.tags if one.opaque in known), None)
@@ -118,34 +117,23 @@ class Conditions(msgspec.Struct, frozen=True):
         return cls(found.get(b"if-match"), found.get(b"if-none-match"))
 
     def decide(self, method: str, etag: str | None, *, also: tuple[str, ...] = ()) -> Outcome:
-        """See `decide`."""
-        return decide(method, etag, self.if_match, self.if_none_match, also=also)
+        """Evaluate the headers in the order of RFC 9110 §13.2.2, for the current `etag`.
 
-
-def decide(
-    method: str,
-    etag: str | None,
-    if_match: Tags | None,
-    if_none_match: Tags | None,
-    *,
-    also: tuple[str, ...] = (),
-) -> Outcome:
-    """Evaluate the headers of a request in the order of RFC 9110 §13.2.2, for the current `etag`.
-
-    `etag` is None if the resource does not exist. `also` are tags of the same state in other formats, which If-Match
-    accepts too. Call it only if the answer would be a 2xx otherwise: the headers do not apply to a 404 (§13.2.1).
-    """
-    if if_match is not None and not _holds(if_match, etag, also):
-        return Outcome(Verdict.FAILED)
-    if if_none_match is None or etag is None:
+        `etag` is None if the resource does not exist. `also` are tags of the same state in other formats, which
+        If-Match accepts too. Call it only if the answer would be a 2xx otherwise: the headers do not apply to a 404
+        (§13.2.1).
+        """
+        if self.if_match is not None and not _holds(self.if_match, etag, also):
+            return Outcome(Verdict.FAILED)
+        if self.if_none_match is None or etag is None:
+            return Outcome(Verdict.GO_ON)
+        if method in SAFE:
+            seen = self.if_none_match.weakly(etag)
+            if seen is not None or self.if_none_match.any:
+                return Outcome(Verdict.NOT_MODIFIED, etag if seen is None else str(seen))
+        elif self.if_none_match.any or any(self.if_none_match.weakly(tag) for tag in (etag, *also)):
+            return Outcome(Verdict.FAILED)
         return Outcome(Verdict.GO_ON)
-    if method in SAFE:
-        seen = if_none_match.weakly(etag)
-        if seen is not None or if_none_match.any:
-            return Outcome(Verdict.NOT_MODIFIED, etag if seen is None else str(seen))
-    elif if_none_match.any or any(if_none_match.matches_weak(tag) for tag in (etag, *also)):
-        return Outcome(Verdict.FAILED)
-    return Outcome(Verdict.GO_ON)
 
 
 def _holds(if_match: Tags, etag: str | None, also: tuple[str, ...]) -> bool:

@@ -22,13 +22,8 @@ class Results:
         self._max_bytes, self._per_instance = max_bytes, per_instance
         self._kept: OrderedDict[tuple[str, str], Answer | None] = OrderedDict()
         self._tags: dict[str, list[str]] = {}  # oldest first
-        self._bytes = 0
+        self.bytes = 0  # of all cached answers
         self._lock = threading.Lock()
-
-    @property
-    def bytes(self) -> int:
-        """Return the size of the cached answers."""
-        return self._bytes
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -42,7 +37,7 @@ class Results:
             elif answer.size <= self._max_bytes:
                 self._kept[instance, tag] = answer
                 self._tags.setdefault(instance, []).append(tag)
-                self._bytes += answer.size
+                self.bytes += answer.size
                 self._shrink(instance)
 
     def find(self, instance: str, tag: str, content_hash: str | None = None) -> Answer | None:
@@ -61,28 +56,22 @@ class Results:
             tags = self._tags.get(instance)
             return self._kept[instance, tags[-1]] if tags else None
 
-    def forget(self, instance: str) -> None:
-        """Drop the answers of `instance`."""
-        with self._lock:
-            for tag in list(self._tags.get(instance, ())):
-                self._drop(instance, tag)
-
     def _seen_again(self, instance: str, tag: str, answer: Answer) -> None:
         kept = self._kept[instance, tag]
         if kept is not None and not _is_same(kept, answer):
-            self._bytes -= kept.size
+            self.bytes -= kept.size
             self._kept[instance, tag] = None
         self._kept.move_to_end((instance, tag))
 
     def _shrink(self, instance: str) -> None:
         while len(self._tags[instance]) > self._per_instance:
             self._drop(instance, self._tags[instance][0])
-        while self._bytes > self._max_bytes:
+        while self.bytes > self._max_bytes:
             self._drop(*next(iter(self._kept)))
 
     def _drop(self, instance: str, tag: str) -> None:
         answer = self._kept.pop((instance, tag))
-        self._bytes -= 0 if answer is None else answer.size
+        self.bytes -= 0 if answer is None else answer.size
         tags = self._tags[instance]
         tags.remove(tag)
         if not tags:

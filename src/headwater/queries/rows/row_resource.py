@@ -8,17 +8,16 @@ from typing import Any
 import msgspec
 
 from headwater.database import ManagedDatabases
-from headwater.errors import Conflict, InvalidRequest, NotFound, NotSupported, PreconditionFailed
+from headwater.errors import Conflict, InvalidRequest, NotSupported, PreconditionFailed
 from headwater.model.database_name import real_name
 from headwater.model.literal import Value
 from headwater.model.predicate import key_is
 from headwater.model.principal import Principal
-from headwater.model.suggestion import nearest
 from headwater.model.table import Key, Row, Table
 from headwater.queries.etag.causality import Token
 from headwater.queries.etag.preconditions import Conditions, Verdict
 from headwater.queries.etag.row_etag import row_etag
-from headwater.queries.missing_names import no_row
+from headwater.queries.missing_names import found_row, found_table
 from headwater.queries.rows.column_values import check_values
 from headwater.queries.rows.plain_json import read_key, read_row
 from headwater.queries.statements.pending_answer import PendingAnswer
@@ -79,9 +78,7 @@ class AddressedRow(msgspec.Struct, frozen=True):
 
     def there(self) -> Row:
         """Return the row; NotFound if there is none."""
-        if self.row is None:
-            raise no_row(self.table)
-        return self.row
+        return found_row(self.table, self.row)
 
     def demand(self, method: str, conditions: Conditions) -> None:
         """Raise PreconditionFailed unless `conditions` allow `method`."""
@@ -124,15 +121,10 @@ class Resources:
         db = real_name(address.db)
         principal.check(db, [address.table])
         source = self._databases.get(db)
-        tables = source.describe()
-        if address.table not in tables:
-            raise NotFound(
-                f"there is no table {address.table!r}", hint=nearest(address.table, principal.seen(db, tables))
-            )
-        table, row, offset = source.get(address.table, read_key(tables[address.table], address.parts))
-        if row is None:
-            raise no_row(table)
-        return ReadRow(table, row, row_etag(db, table, row), offset)
+        known = found_table(source.describe(), address.table, principal, db)
+        table, row, offset = source.get(address.table, read_key(known, address.parts))
+        found = found_row(table, row)
+        return ReadRow(table, found, row_etag(db, table, found), offset)
 
     def put(self, principal: Principal, address: Address, body: Body, conditions: Conditions) -> PendingAnswer[ReadRow]:
         """Replace or create the row with exactly the columns in `body`; a missing column becomes NULL."""

@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from headwater.database import ManagedDatabases
-from headwater.errors import InvalidRequest, NotFound
+from headwater.errors import InvalidRequest
 from headwater.model.database_name import real_name
 from headwater.model.literal import Value
 from headwater.model.predicate import Col, Expr, children, key_is
 from headwater.model.principal import Principal
-from headwater.model.suggestion import nearest
 from headwater.model.table import Key, Row, Table
 from headwater.queries.etag.causality import Token
 from headwater.queries.etag.row_etag import demand, row_etag
-from headwater.queries.missing_names import no_row
+from headwater.queries.missing_names import found_row, found_table
 from headwater.queries.rows.column_values import check_columns, check_key, check_values, column_of
 from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.transactions import Transactions
@@ -67,11 +66,10 @@ class Rows:
         db = real_name(place.db)
         principal.check(db, [place.table])
         source = self._databases.get(db)
-        tables = source.describe()
-        if place.table not in tables:
-            raise NotFound(f"there is no table {place.table!r}", hint=nearest(place.table, principal.seen(db, tables)))
-        table, row, _ = source.get(place.table, check_key(tables[place.table], key))
-        return FoundRow(table, _there(table, row), row_etag(db, table, _there(table, row)))
+        known = found_table(source.describe(), place.table, principal, db)
+        table, row, _ = source.get(place.table, check_key(known, key))
+        found = found_row(table, row)
+        return FoundRow(table, found, row_etag(db, table, found))
 
     def insert(
         self,
@@ -162,13 +160,7 @@ def _select(principal: Principal, db: str, session: Session, place: TableAddress
     principal.check(db, [place.table])
     table = session.describe(place.table)
     rows = session.select(place.table, key_is(table, check_key(table, key)), 1)
-    return FoundRow(table, _there(table, rows[0] if rows else None))
-
-
-def _there(table: Table, row: Row | None) -> Row:
-    if row is None:
-        raise no_row(table)
-    return row
+    return FoundRow(table, found_row(table, rows[0] if rows else None))
 
 
 def _pick(table: Table, row: Row, columns: Sequence[str]) -> Row:

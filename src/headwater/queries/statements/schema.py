@@ -11,6 +11,7 @@ from headwater.model.principal import Principal
 from headwater.model.suggestion import nearest
 from headwater.model.table import Table
 from headwater.queries.etag.causality import Token
+from headwater.queries.missing_names import found_table
 from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.transactions import Transactions
 from headwater.sources.write import Session
@@ -64,10 +65,7 @@ class Schema:
         """Return the definition of one table; NotFound if there is none of that name."""
         name = real_name(db)
         principal.check(name, [table])
-        tables = self._databases.get(name).describe()
-        if table not in tables:
-            raise NotFound(f"there is no table {table!r}", hint=nearest(table, principal.seen(name, tables)))
-        return tables[table]
+        return found_table(self._databases.get(name).describe(), table, principal, name)
 
     def create_table(
         self, principal: Principal, db: str | None, table: Table, *, if_not_exists: bool = False

@@ -16,6 +16,7 @@ from headwater.model.table import Row
 from headwater.queries.dependencies.instances import named_args
 from headwater.queries.etag.causality import Token
 from headwater.queries.missing_names import no_table
+from headwater.queries.sql_normal_form import check_text
 from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.transactions import Transactions
 from headwater.sources.query import Args, Queryable
@@ -57,7 +58,7 @@ class Statement:
 
         `named` rejects rows in which two columns share a name, `reads` rejects a statement that writes.
         """
-        _check_text(sql)
+        check_text(sql, "statement")
         _check_args(args)
         if tx is None:
             name = real_name(db)
@@ -132,15 +133,6 @@ def _check(result: Result, named: bool) -> None:
             f"two columns are called {twice[0]!r}; an object can hold only one",
             hint='Give them different names with AS, or use the format "rows_json".',
         )
-
-
-def _check_text(sql: str) -> None:
-    try:
-        sql.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest("the statement is not valid Unicode") from None
-    if "\0" in sql:
-        raise InvalidRequest("the statement contains a NUL character", hint="Bind it as an argument.")
 
 
 def _check_args(args: Args) -> None:
