@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+from tests.suite.deadlines import PATIENCE
 
 from headwater.serve.grpc.messages import message
 
@@ -30,7 +31,7 @@ def at(ts: Any) -> tuple[int, int]:
 class Feed:
     """One open stream; iterate over its events. A failure is raised when it is come to."""
 
-    def __init__(self, channel: grpc.Channel, *, timeout: float = 30, metadata: Any = (), **fields: Any) -> None:
+    def __init__(self, channel: grpc.Channel, *, timeout: float = PATIENCE, metadata: Any = (), **fields: Any) -> None:
         call = channel.unary_stream(PATH, response_deserializer=message("headwater.v1.ChangeFeedResponse").FromString)
         request = made("ChangeFeedRequest", **fields)
         self.call = call(request.SerializeToString(), timeout=timeout, metadata=metadata)

@@ -7,6 +7,8 @@ a machine that is busy with something else.
 import time
 from collections.abc import Callable
 
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
+
 from headwater.feeds import subscription_requests
 from headwater.feeds.deliver import source_head
 from headwater.feeds.query_feeds import answer_confirmation
@@ -30,10 +32,12 @@ LIMITS += [(answer_confirmation, "WAIT_SECONDS"), (barriers, "SECONDS")]
 
 
 def lengthen_limits() -> None:
-    """Let servers in this process wait longer for what they would otherwise answer without."""
+    """Let servers in this process wait longer for what they would otherwise answer without, and httpx for answers."""
     for module, name in LIMITS:
         assert getattr(module, name) <= CATCH_UP_SECONDS
         setattr(module, name, CATCH_UP_SECONDS)
+    for name in ("connect", "read", "write", "pool"):
+        setattr(DEFAULT_TIMEOUT_CONFIG, name, PATIENCE)
 
 
 def wait_until(holds: Callable[[], object], what: str = "the condition") -> None:

@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2
 from tests.queries.open_databases import Whole
 from tests.serve.grpc_calls import KV, PATIENCE, SUBSCRIPTIONS, Caller, calling
 from tests.serve.server_fixture import Client, serving
-from tests.suite.deadlines import KEY_LIFETIME
+from tests.suite.deadlines import KEY_LIFETIME, wait_until
 
 from headwater.config import Secret
 from headwater.errors import Forbidden, LimitExceeded
@@ -160,6 +160,12 @@ def test_unauthenticated_call_gets_the_same_error_everywhere(world: World, path:
             assert failure.value.details() == NOBODY
 
 
+def wait_until_none_is_listed(caller: Caller) -> None:
+    """Wait until the server has ended the streams that other tests cancelled."""
+    listing = f"{SUBSCRIPTIONS}/ListSubscriptions"
+    wait_until(lambda: not caller.call(listing).subscriptions, "no subscription is listed")
+
+
 # --- credentials of every kind -------------------------------------------------------------------------------------
 
 
@@ -170,7 +176,7 @@ def test_every_credential_is_accepted_in_either_header(world: World, header: str
     signed = jwt.encode({"sub": "ann", "role": "Viewer", "exp": int(time.time()) + 600}, SECRET, "HS256")
     token = {"admin": ADMIN, "key": world.tokens["all"], "jwt": signed}[kind]
     with world.caller(token, header) as caller:
-        assert list(caller.call(f"{SUBSCRIPTIONS}/ListSubscriptions").subscriptions) == []
+        wait_until_none_is_listed(caller)
 
 
 def test_expired_token_is_reported_as_expired(world: World) -> None:
@@ -223,6 +229,7 @@ def test_subscriptions_of_others_are_neither_seen_nor_cancelled(world: World) ->
 
     with contextlib.ExitStack() as stack:
         callers = {name: stack.enter_context(world.caller(token)) for name, token in world.tokens.items()}
+        wait_until_none_is_listed(callers["all"])
         reading = callers["viewer"].subscribe(**SHOP, tables=["b"])
         (id,) = ids(callers["viewer"])
         token = world.client.ok("security.token.create", name="second", role="viewer", scopes=["shop"])["token"]

@@ -13,6 +13,7 @@ from tests.queries.open_databases import Whole
 from tests.serve.changefeeds import Feed, at, kinds, made, row, span, values
 from tests.serve.grpc_calls import calling
 from tests.serve.server_fixture import Client, serving
+from tests.suite.deadlines import PATIENCE
 
 from headwater.config import FeedsConfig, LogConfig
 from headwater.model.keys.key import encode_key
@@ -41,7 +42,7 @@ def channel(client: Client) -> Iterator[grpc.Channel]:
 
 def head(files: Whole) -> int:
     """Everything that was written is durable up to here."""
-    assert files.database("main").catch_up(20)
+    assert files.database("main").catch_up(PATIENCE)
     return files.database("main").log.flush()
 
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from grpc_health.v1 import health_pb2
+from tests.suite.deadlines import PATIENCE
 
 from headwater.serve.grpc.server import _Health
 from headwater.serve.limits.limits import Limits
@@ -44,4 +45,4 @@ def test_stalled_health_watcher_does_not_block_others() -> None:
         await asyncio.gather(*watching, return_exceptions=True)
         assert not health._server_watchers and not health._watcher_count_by_service
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))

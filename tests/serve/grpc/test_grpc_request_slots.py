@@ -57,7 +57,8 @@ def test_request_that_does_not_arrive_is_refused(path: str, monkeypatch: pytest.
     assert "the request arrived too slowly" in refused.value.details()
 
 
-def test_unfinished_health_checks_of_one_address_are_limited() -> None:
+def test_unfinished_health_checks_of_one_address_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "HEALTH_SECONDS", PATIENCE)
     with serving(NoDatabases(), **LOCKED) as client, grpc.insecure_channel(client.server.grpc_address) as found:
         with contextlib.ExitStack() as opened:
             held = [opened.enter_context(unfinished(found, CHECK)) for _ in range(100)]
