@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """With every setting at its default."""
+    """With the settings of a Live server."""
     live = Live(tmp_path_factory.mktemp("shared"))
     yield live
     live.stop()

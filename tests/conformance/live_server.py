@@ -20,11 +20,13 @@ from headwater.serve.api import Api
 from headwater.serve.server.server import Server, loop_factory
 from headwater.sources.postgres.settings import PostgresConfig
 
+CHECKPOINT_SECONDS = 3600.0  # none comes between the frames that a test expects
+
 
 class Live:
-    """Starts at once. What the settings do not name has its default; `url` is where `main` is, if not embedded.
+    """Starts at once. What the settings do not name has its default, but streams have no checkpoints while they run.
 
-    `config` replaces all of them.
+    `url` is where `main` is, if not embedded; `config` replaces all settings.
     """
 
     # Virtual tables first: they take the tables behind them with them.
@@ -50,7 +52,7 @@ ORDER BY sql LIKE 'CREATE VIRTUAL %' DESC
             data=str(data),
             serve=ServeConfig(**{"http": "127.0.0.1:0", "drain_seconds": 5.0} | (serve or {})),
             log=LogConfig(**(log or {})),
-            feeds=FeedsConfig(**(feeds or {})),
+            feeds=FeedsConfig(**{"checkpoint_seconds": CHECKPOINT_SECONDS} | (feeds or {})),
             sources={"postgres": PostgresConfig(**(postgres or {}))},
             databases=(DatabaseConfig("main", url),) if url else (),
         )
