@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from tests.conformance.readers import SseReader, WsReader
-from tests.suite.deadlines import PATIENCE, wait_until
+from tests.suite.deadlines import PATIENCE, TRANSACTIONS, wait_until
 
 from headwater.app import App
 from headwater.config import Config, DatabaseConfig, FeedsConfig, LogConfig, ServeConfig
@@ -19,6 +19,7 @@ from headwater.feeds.feeds import Feeds
 from headwater.serve.api import Api
 from headwater.serve.server.server import Server, loop_factory
 from headwater.sources.postgres.settings import PostgresConfig
+from headwater.sources.sqlite.settings import SqliteConfig
 
 CHECKPOINT_SECONDS = 3600.0  # none comes between the frames that a test expects
 
@@ -53,7 +54,10 @@ ORDER BY sql LIKE 'CREATE VIRTUAL %' DESC
             serve=ServeConfig(**{"http": "127.0.0.1:0", "drain_seconds": 5.0} | (serve or {})),
             log=LogConfig(**(log or {})),
             feeds=FeedsConfig(**{"checkpoint_seconds": CHECKPOINT_SECONDS} | (feeds or {})),
-            sources={"postgres": PostgresConfig(**(postgres or {}))},
+            sources={
+                "sqlite": SqliteConfig(**TRANSACTIONS),
+                "postgres": PostgresConfig(**TRANSACTIONS | (postgres or {})),
+            },
             databases=(DatabaseConfig("main", url),) if url else (),
         )
         self._thread: threading.Thread | None = None

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-from tests.suite.deadlines import PATIENCE
+from tests.suite.deadlines import PATIENCE, TRANSACTIONS
 
 from headwater.app import App
 from headwater.config import Config
@@ -33,7 +33,7 @@ class Files:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
-        self._config = SqliteConfig(wal=True, **settings)
+        self._config = SqliteConfig(**{"wal": True, **TRANSACTIONS} | settings)
         folder.mkdir(exist_ok=True)
         self._open: dict[str, SqliteSource] = {}
         self.create("main")
@@ -89,7 +89,8 @@ class Whole(App):
     """Databases with everything: logs, capture, subscriptions."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        super().__init__(Config(data=str(folder), **settings))
+        sources = {"sqlite": SqliteConfig(**TRANSACTIONS)}
+        super().__init__(Config(**{"data": str(folder), "sources": sources} | settings))
         self.folder = folder
 
     def path(self, name: str) -> Path:

@@ -22,6 +22,9 @@ PATIENCE = 120.0  # seconds: nothing takes this long unless it is broken
 KEY_LIFETIME = 5  # seconds: long enough to open a stream with a key on a busy machine, short enough to wait for
 CATCH_UP_SECONDS = 5.0  # that a server in this process waits for its log
 
+# How long interactive transactions may be open, and idle, where their expiry is not the subject.
+TRANSACTIONS = {"tx_seconds": PATIENCE, "tx_idle_seconds": PATIENCE}
+
 # What a server does when these run out is the subject of tests of their own, which set them; all others would fail when
 # the machine is busy for that long.
 LIMITS = [
