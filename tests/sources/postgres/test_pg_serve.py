@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from tests.cli.cli_process import Served, run, run_json, served
 from tests.sources.postgres.pg_source import shared_server
+from tests.suite.deadlines import PATIENCE
 
 from headwater.app import App, Database
 from headwater.config import Config, DatabaseConfig, LogConfig
@@ -82,13 +83,13 @@ def test_capture_follows_and_a_large_transaction_is_whole(base: Base, tmp_path: 
         database = app.database(name)
         base.db.execute("INSERT INTO t SELECT n, 'x' FROM generate_series(1, 60000) n")
         base.db.execute("DELETE FROM t WHERE k <= 10")
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         while not database.catch_up(1) or database.log.latest < 60_010:
             assert time.monotonic() < end, (database.log.latest, database.capture.error)
         parts = list(database.log.scan(after=0))
         assert {part.id for part in parts[:-1]} == {parts[0].id} and parts[-1].last
         assert sum(change.op is Op.INSERT for part in parts for change in part.changes) == 60_000
-        found, reached = database.wait_for_head(5)
+        found, reached = database.wait_for_head(PATIENCE)
         assert reached and found.head == 60_010
         assert app.status()[name].error is None and app.status()[name].lag_changes == 0
         database.log.flush()
@@ -115,23 +116,26 @@ def test_lost_slot_begins_a_new_generation(base: Base, tmp_path: Path) -> None:
     try:
         database = app.database(name)
         base.db.execute("INSERT INTO t VALUES (1, 'a')")
-        assert database.catch_up(20)
+        assert database.catch_up(PATIENCE)
         before = database.log.generation
         slot = f"headwater_{name}"
-        while base.db.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", [slot]).fetchone():
+        end = time.monotonic() + PATIENCE
+        while True:  # once: a new slot of that name is made as soon as this one is gone
+            assert time.monotonic() < end
             base.db.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
             try:
                 base.db.execute("SELECT pg_drop_replication_slot(%s)", [slot])
             except psycopg.Error:
                 continue
-        end = time.monotonic() + 60
+            break
+        end = time.monotonic() + PATIENCE
         while database.log.generation == before:
             assert time.monotonic() < end, database.capture.error
             time.sleep(0.02)
         while not follows(database):
             assert time.monotonic() < end, database.capture.error
         base.db.execute("INSERT INTO t VALUES (2, 'b')")
-        assert database.catch_up(20)
+        assert database.catch_up(PATIENCE)
         assert database.log.generation_first == 3 and database.log.latest == 3
     finally:
         app.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import re
 import signal
 import threading
 import time
@@ -22,7 +23,6 @@ from headwater.errors import (
     HeadwaterError,
     InvalidRequest,
     NotSupported,
-    SourceMismatch,
     SourceUnfit,
     Unavailable,
 )
@@ -104,7 +104,8 @@ def test_capture_continues_after_the_server_restarts(own_server: Server) -> None
             kill = threading.Thread(target=own_server.kill, args=(signal.SIGQUIT if number < 2 else signal.SIGINT,))
             kill.start()
             while kill.is_alive():  # an orderly end waits until we have everything
-                own.log += own.source.follow(after=own.latest) if number == 3 else ()
+                with contextlib.suppress(HeadwaterError):
+                    own.log += own.source.follow(after=own.latest) if number == 3 else ()
                 own.acknowledge()
                 time.sleep(0.01)
             with pytest.raises(HeadwaterError):
@@ -154,10 +155,7 @@ def test_slot_dropped_while_headwater_reads_ends_the_history(rig: Callable[..., 
         with contextlib.suppress(psycopg.errors.ObjectInUse):
             own.run(f"SELECT pg_drop_replication_slot('{own.slot}')")
     own.run("INSERT INTO t VALUES (1, 'unseen')")
-    with pytest.raises(SourceMismatch, match="gone|does not exist"):
-        for _ in range(600):
-            list(own.source.follow(after=0))
-            time.sleep(0.05)
+    assert re.search("gone|does not exist", own.lost())
     own.source.reopen()
     own.source.restart(generation="next", first=7)
     own.run("INSERT INTO t VALUES (2, 'seen')")
@@ -231,10 +229,7 @@ def test_failover_without_loss_keeps_the_history_and_a_lossy_failover_ends_it(ow
         own_server.promote(behind)
         own.db = own_server.connect(own.name)
         own.run("INSERT INTO t VALUES (5, 'other')")
-        with pytest.raises(SourceMismatch, match="failover lost"):
-            for _ in range(600):
-                list(own.source.follow(after=own.latest))
-                time.sleep(0.05)
+        assert "failover lost" in own.lost()
         own.open(expect="failover lost")
     finally:
         own.close()
@@ -350,7 +345,7 @@ def test_slot_of_an_idle_table_does_not_retain_the_wal_of_other_tables(rig: Call
     first = own.slot_row()[1]
     own.run("INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 5000)")
     assert own.slot_row()[2] > 1_000_000
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while own.slot_row()[2] > 100_000:
         assert time.monotonic() < end, own.slot_row()
         own.acknowledge()
@@ -372,7 +367,7 @@ def test_large_transaction_is_delivered_in_parts_within_the_buffer_limit(
     own = rig(TABLE)
     own.run("INSERT INTO t VALUES (0, 'first')", "INSERT INTO t SELECT n, 'x' FROM generate_series(1, 50000) n")
     most = 0
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while own.latest < 50_001:
         assert time.monotonic() < end
         for part in own.source.follow(after=own.latest):
@@ -390,7 +385,7 @@ def test_large_transaction_that_was_not_logged_is_delivered_again(small: None, r
     own = rig(TABLE)
     own.run("INSERT INTO t SELECT n, 'x' FROM generate_series(1, 10000) n", "ALTER TABLE t ADD w int")
     own.run("INSERT INTO t SELECT n, 'y', n FROM generate_series(10001, 20000) n")
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     kills, begun = 6, 0
     while own.latest < 20_001:
         assert time.monotonic() < end
@@ -520,7 +515,9 @@ def test_rows_of_a_read_equal_the_log_up_to_its_offset(rig: Callable[..., PgRig]
     exact: list[tuple[int, dict[Any, Any]]] = []
     rough: list[tuple[int, dict[Any, Any]]] = []
     try:
-        for _ in range(150):
+        end = time.monotonic() + PATIENCE
+        while len(rough) < 150 or len(exact) <= 50:  # on a busy machine more snapshots lie between commits
+            assert time.monotonic() < end, len(exact)
             read = own.source.read("SELECT * FROM t")
             rough.append((read.offset, {row[0]: row for row in read.rows}))
             with contextlib.suppress(Busy):
@@ -532,7 +529,6 @@ def test_rows_of_a_read_equal_the_log_up_to_its_offset(rig: Callable[..., PgRig]
         for thread in threads:
             thread.join()
     own.pull()
-    assert len(exact) > 50
     states = {0: dict(base)}
     table = dict(base)
     for part in own.log:
@@ -572,7 +568,7 @@ def test_statement_whose_connection_ended_is_not_sent_again(rig: Callable[..., P
     def work(link: Link) -> None:
         sent.append(link.run("SELECT pg_backend_pid()").values()[0][0])
         with r.server.connect() as admin:
-            admin.execute("SELECT pg_terminate_backend(%s, 20000)", [sent[-1]])
+            admin.execute("SELECT pg_terminate_backend(%s, 120000)", [sent[-1]])
         link.run("SELECT 1")
 
     with pytest.raises(HeadwaterError):

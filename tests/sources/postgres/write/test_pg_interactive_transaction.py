@@ -81,12 +81,15 @@ def test_idle_transaction_expires_and_releases_its_locks(pg_rig: Attach) -> None
 
 def test_transaction_with_a_running_step_is_not_idle(pg_rig: Attach) -> None:
     tx = pg_rig(T).begin(idle=0.05)
+    queued = threading.Event()
 
     def slow(session: Session) -> None:
         session.execute("INSERT INTO t VALUES (1, 'x')")
+        assert queued.wait(PATIENCE)
         threading.Event().wait(0.5)  # ten times what idling may last
 
     step, commit = tx.run(slow), tx.commit()
+    queued.set()
     step.result(PATIENCE)
     assert commit.result(PATIENCE).tables.keys() == {"t"}
 
@@ -127,11 +130,11 @@ def test_read_only_transaction_keeps_its_snapshot_and_refuses_writes(pg_rig: Att
 
 def test_blocked_step_is_expired_at_once_when_abandoned(pg_rig: Attach) -> None:
     r = pg_rig(T, "INSERT INTO t VALUES (1, 'a')")
-    holder, waiter = r.begin(), r.begin()
+    holder, waiter = (r.begin(seconds=2 * PATIENCE, idle=2 * PATIENCE) for _ in range(2))
     holder.run(run("UPDATE t SET v = 'x'")).result(PATIENCE)
     step = waiter.run(run("UPDATE t SET v = 'y'"))
     waiter.abandon()
-    assert not wait([step], 10).not_done
+    assert not wait([step], PATIENCE).not_done
     with pytest.raises(TxExpired):
         step.result(0)
     holder.abandon()
@@ -143,7 +146,7 @@ def test_transaction_with_a_terminated_connection_is_over(pg_rig: Attach) -> Non
     r = pg_rig(T)
     tx = r.begin()
     ((pid,),) = tx.run(lambda s: s.execute("SELECT pg_backend_pid()").rows).result(PATIENCE)
-    r.stream.run(f"SELECT pg_terminate_backend({pid}, 5000)")
+    r.stream.run(f"SELECT pg_terminate_backend({pid}, 120000)")
     with pytest.raises(Exception) as found:
         tx.run(run("INSERT INTO t VALUES (1)")).result(PATIENCE)
     assert getattr(found.value, "retryable", False) and tx.is_over

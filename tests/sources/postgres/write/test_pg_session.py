@@ -425,7 +425,7 @@ def test_lost_connection_is_reopened(pg_rig: Attach) -> None:
     r = pg_rig(T, SEED, threads=1)
     r.run("SELECT 1")
     r.stream.run(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+        "SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
         "AND datname = current_database() AND backend_type = 'client backend'"
     )
     assert r.run("SELECT count(*) FROM t").rows == ((3,),)

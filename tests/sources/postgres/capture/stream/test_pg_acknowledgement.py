@@ -237,6 +237,7 @@ def test_mismatched_history_is_refused_after_the_first_connection_broke(
             raise OSError("the connection is lost")
 
         broken.setattr(Assembly, "feed", feed)
+        until(lambda: own.slot_row()[0] is None, lambda: None)  # the server has read all that we sent before
         before = own.slot_row()[1]
         own.open()
         assert tried.wait(PATIENCE)
