@@ -194,6 +194,28 @@ def test_query_events_are_not_shared_with_unrestricted_readers(tmp_path: Path) -
         assert (found["ddl"], full.next("invalidate").data["ddl"]) == (CHANGED, "DROP VIEW report")
 
 
+def test_events_of_a_query_that_became_uncacheable_name_nothing_hidden(tmp_path: Path) -> None:
+    with contextlib.contextmanager(_sqlite)(tmp_path) as site, contextlib.ExitStack() as opened:
+        site.change("DROP TABLE orders")
+        site.change("CREATE TABLE orders (id INTEGER PRIMARY KEY, n text)")
+        query = site.rpc("query.prepare", sql="SELECT rowid, n FROM orders")["query_id"]
+        sub = site.rpc("cdc.subscribe_query", query_id=query, format=PLAIN)
+        site.change("DROP TABLE orders")
+        site.change("CREATE TABLE orders (n text PRIMARY KEY)")  # rowids of such a table are not captured
+        site.change("DROP TABLE vault")
+        site.change("INSERT INTO orders VALUES ('one')")
+        polled = site.rpc("cdc.poll", sub_id=sub["sub_id"], limit=1000)["events"]
+        live = SseReader(site.live.url, sub["sse_url"], site.headers)
+        opened.callback(live.close)
+        replayed = [live.next("invalidate").data for _ in polled]
+        site.change("CREATE TABLE vault (pincode int PRIMARY KEY)")
+        site.change("INSERT INTO orders VALUES ('two')")
+        last = live.next("invalidate").data
+        check(json.dumps([polled, replayed, last]).encode())
+        assert [event.get("pk") for event in (*polled, last)] == [None, None, ["one"], ["two"]]
+        assert replayed == polled
+
+
 TABLE = Table("orders", (Column("id", "i64", "INT", nullable=False), Column("Name", "str", "TEXT")), ("id",))
 CREATED = 'CREATE TABLE orders ("id" INT NOT NULL, "Name" TEXT, PRIMARY KEY ("id"))'
 

@@ -22,6 +22,7 @@ from headwater.model.change import Op
 CONFIRMING = 4096  # instances whose last result is remembered
 Find = Callable[[Options], Awaitable[QueryInstance]]
 Frames = list[tuple[int, bytes]]
+Allowed = frozenset[str] | None  # the tables that the readers of a group may see; None: all tables
 Steady = dict[Hashable, int]  # by instance: the offset since which its result is known to be unchanged
 
 
@@ -50,7 +51,8 @@ class InstanceGroups:
     def __init__(self, routes: Routes, find: Find) -> None:
         self._routes, self._find = routes, find
         self._groups: dict[Hashable, dict[Group, QueryView]] = {}
-        self._open: dict[Hashable, _OpenTransaction] = {}  # transactions whose end is not published yet
+        # Transactions whose end is not published yet, by instance and scope: some readers see only a part of them.
+        self._open: dict[Hashable, dict[Allowed, _OpenTransaction]] = {}
         self._found: dict[Hashable, list[tuple[int, int]]] = {}  # positions in this batch and dependency numbers
         self._confirming: OrderedDict[Hashable, AnswerConfirmation] = OrderedDict()
         self._all_outdated = False
@@ -150,7 +152,12 @@ class InstanceGroups:
         for at, change in enumerate(batch.changes):
             for key, place in self._routes.route(change):
                 found.setdefault(key, []).append((at, place))
-        return {group: [at for at, _ in places] for key, places in found.items() for group in self._groups.get(key, ())}
+        seen: dict[Group, list[int]] = {}
+        for key, places in found.items():
+            for group, view in self._groups.get(key, {}).items():
+                if visible := [at for at, _ in places if view.sees(batch.changes[at])]:
+                    seen[group] = visible
+        return seen
 
     def guarded(self) -> dict[Hashable, QueryInstance]:
         """Return the instances with relevant changes in this batch whose result may nevertheless be unchanged."""
@@ -171,23 +178,33 @@ class InstanceGroups:
         made: dict[Group, Frames] = {}
         passing = {group: dict(found) for group, found in decided.items()}
         for key in {**self._open, **self._found}:
-            groups = self._groups.get(key, {})
-            for done in self._ended(key, batch, groups, passing):
-                if key in steady and steady[key] < done.found.transaction:
-                    continue
-                offset = done.found.last.offset
-                for group, view in groups.items():
-                    if group in done.passes and offset > group.since:
-                        made.setdefault(group, []).append((offset, done.frame(group, view)))
+            opened = self._open.pop(key, {})
+            for allowed, groups in _by_scope(self._groups.get(key, {})).items():
+                for done in self._ended(key, batch, groups, passing, opened.get(allowed)):
+                    if key in steady and steady[key] < done.found.transaction:
+                        continue
+                    offset = done.found.last.offset
+                    for group, view in groups.items():
+                        if group in done.passes and offset > group.since:
+                            made.setdefault(group, []).append((offset, done.frame(group, view)))
         self._found = {}
         return made
 
     def _ended(
-        self, key: Hashable, batch: Batch, groups: dict[Group, QueryView], passing: dict[Group, dict[int, Op]]
+        self,
+        key: Hashable,
+        batch: Batch,
+        groups: dict[Group, QueryView],
+        passing: dict[Group, dict[int, Op]],
+        current: _OpenTransaction | None,
     ) -> list[_OpenTransaction]:
-        current, done = self._open.pop(key, None), []
+        """Return the transactions that ended, for groups whose readers may see the same tables."""
+        done = []
+        view = next(iter(groups.values()))
         for at, place in self._found.get(key, ()):
             part, offset, change = batch.placed[at]
+            if not view.sees(change):
+                continue
             one = RelevantChange(part, offset, change, place)
             if current is not None and current.found.transaction == transaction_of(part):
                 current.found.take(one)
@@ -199,10 +216,18 @@ class InstanceGroups:
                 if op is not None:
                     current.passes.add(group)
         if current is not None and current.found.transaction == batch.unfinished:
-            self._open[key] = current
+            self._open.setdefault(key, {})[view.allowed_tables] = current
         elif current is not None:
             done.append(current)
         return done
+
+
+def _by_scope(groups: dict[Group, QueryView]) -> dict[Allowed, dict[Group, QueryView]]:
+    """Return the groups by the tables that their readers may see."""
+    found: dict[Allowed, dict[Group, QueryView]] = {}
+    for group, view in groups.items():
+        found.setdefault(view.allowed_tables, {})[group] = view
+    return found
 
 
 def steady_at(instances: dict[Hashable, QueryInstance], upto: int) -> Steady:

@@ -23,7 +23,7 @@ from headwater.feeds.query_feeds.invalidation import Invalidations, invalidation
 from headwater.feeds.query_feeds.query_instances import QueryInstance
 from headwater.feeds.query_feeds.relevant_changes import RelevantChanges, relevant, schema_changes, transaction_of
 from headwater.log.live.live_log import LiveLog
-from headwater.model.change import Op, Transaction
+from headwater.model.change import Change, Op, Transaction
 from headwater.sources.read import Readable
 
 
@@ -69,6 +69,10 @@ class QueryView(View):
                 database=self.options.db,
             )
 
+    def sees(self, change: Change) -> bool:
+        """Return whether the readers may see `change`: a change of the schema may be relevant though it is hidden."""
+        return self.allowed_tables is None or change.table.name in self.allowed_tables
+
     def page(
         self,
         log: LiveLog,
@@ -100,7 +104,7 @@ class TransactionMatch:
     def take(self, part: Transaction) -> None:
         """Add the next part of the transaction."""
         self.schema = max(self.schema, schema_changes(part))
-        ones = list(relevant(self._instance, part))
+        ones = [one for one in relevant(self._instance, part) if self._view.sees(one.change)]
         if not ones:
             return
         ops = self._view.filter.decide([one.change for one in ones])

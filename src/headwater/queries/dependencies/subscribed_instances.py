@@ -251,6 +251,8 @@ class SubscribedInstances:
         url = _url(*key) if len(key[1]) <= ENCODED_AT_ONCE else await self._queries.run(_url, *key)
         try:
             instance, head = await answering.understood(prepared, _values(args))
+            if who is not None:
+                who.check_reads(prepared.db, instance.analysis)  # the schema may have changed since `allow`
             if not instance.analysis.is_cacheable:
                 if not strict:
                     return VolatileInstance(instance, key, url, head)
