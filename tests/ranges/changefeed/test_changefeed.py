@@ -316,6 +316,17 @@ def test_changed_key_columns_end_the_feed_unless_the_table_was_dropped() -> None
     ]
 
 
+def test_renamed_table_of_a_shared_view_deletes_no_rows_of_another() -> None:
+    async def main() -> None:
+        life = Life(Fed())
+        life.commit(insert(1))
+        life.commit(Change(Op.SCHEMA_CHANGE, ITEMS, ddl="ALTER TABLE vault RENAME TO safe"))
+        events = [each for each in await life.steady() if not isinstance(each, (CaughtUp, Checkpoint))]
+        assert [type(each) for each in events] == [KeyChanged, TableChanged]
+
+    asyncio.run(main())
+
+
 def test_rows_without_a_key_have_an_empty_one() -> None:
     loose = Table("loose", (Column("v", "i64"),))
 

@@ -14,8 +14,8 @@ from headwater.model.arrow import Images
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.ranges.pull import table_changes
-from headwater.ranges.pull.jobs import Selection
-from headwater.ranges.pull.table_changes import _WENT, ChangeCollector
+from headwater.ranges.pull.jobs import TABLE_DROPPED, Selection
+from headwater.ranges.pull.table_changes import _WENT, ChangeCollector, stop_of
 from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
 NOW = Table("t", (Column("k", "i64"), Column("v", "str")), ("k",), version=2)
@@ -66,6 +66,36 @@ def test_changes_processed_together_equal_those_one_by_one(
 
 def _gatherer(reader: SqliteReader, log: MemoryLog) -> ChangeCollector:
     return ChangeCollector(reader, log, NOW, Selection(), lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "is_end"),
+    [
+        ("DROP TABLE t", True),
+        ("drop table if exists main . [T];", True),
+        ("DROP TABLE `t` -- not published", True),
+        ("ALTER TABLE t RENAME TO u", True),
+        ("ALTER TABLE \"u\" RENAME TO /* now */ 't'", True),
+        ("DROP TABLE t u", True),  # not a statement of SQLite
+        ("DROP TABLE u", False),
+        ('DROP TABLE IF EXISTS main."t""u" /* TABLE t */', False),
+        ('ALTER TABLE u RENAME TO "t u"', False),
+        ("ALTER TABLE /* t */ vault RENAME TO safe -- t", False),
+        ('ALTER TABLE u RENAME COLUMN t TO "RENAME TO t"', False),
+        ("CREATE TABLE t (k)", False),
+        ("-- DROP TABLE t", False),
+        (None, False),
+    ],
+)
+def test_only_a_statement_about_the_table_ends_it(ddl: str | None, is_end: bool) -> None:
+    assert stop_of(Change(Op.SCHEMA_CHANGE, THEN, ddl=ddl)) == (TABLE_DROPPED if is_end else "")
+
+
+@pytest.mark.parametrize("name", ["shop.t", "a b", 'a"b', '"q"', "a--b", "a/*b", "a.b.c", "[x", "drop;", " ", "é.ü"])
+@pytest.mark.parametrize("ddl", ["DROP TABLE {}", "DROP TABLE {} -- not published", "ALTER TABLE {} RENAME TO u"])
+def test_unquoted_name_in_the_text_of_postgresql_ends_the_table(name: str, ddl: str) -> None:
+    table = Table(name, THEN.columns, ("k",))
+    assert stop_of(Change(Op.SCHEMA_CHANGE, table, ddl=ddl.format(name))) == TABLE_DROPPED
 
 
 def test_ddl_text_of_many_comments_is_read_in_linear_time() -> None:

@@ -304,6 +304,17 @@ def test_reader_stops_where_rows_changed_without_row_changes(
     assert len(side.changes(stop, upto, table="w")) == 12, "behind it everything is as it was"
 
 
+def test_reader_continues_where_another_table_of_a_view_was_renamed(side: Side) -> None:
+    side.one.run("CREATE TABLE w(id INTEGER PRIMARY KEY)")
+    side.one.run("CREATE TABLE vault(id INTEGER PRIMARY KEY)")
+    side.one.run("CREATE VIEW v AS SELECT w.id FROM w JOIN vault USING (id)")
+    after = side.one.source.head()
+    side.one.run("INSERT INTO w VALUES (1)")
+    side.one.run("ALTER TABLE vault RENAME TO safe")  # SQLite rewrites the view: a schema change of `w`, too
+    side.one.run("INSERT INTO w VALUES (2)")
+    assert [row["id"] for row in side.changes(after, side.durable(), table="w")] == [1, 2]
+
+
 def test_pull_across_a_table_rebuild_by_another_process_requires_a_resnapshot(side: Side, tmp_path: Path) -> None:
     after = side.durable()
     foreign(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import TypeVar
 
@@ -28,6 +28,12 @@ MANY = 8  # changes of one part from which processing them together is faster
 
 # Only the statement distinguishes a dropped or renamed table from other schema changes.
 _WENT = re.compile(r"(?>\s|--[^\n]*\n|/\*.*?\*/)*+(?:DROP\s+TABLE\b|ALTER\s+TABLE\b.+\bRENAME\s+TO\b)", re.I | re.S)
+_TOKEN = re.compile(
+    r"""(?P<skipped>\s+|--[^\n]*|/\*.*?(?:\*/|\Z))"""
+    r"""|"(?:[^"]|"")*"|`(?:[^`]|``)*`|'(?:[^']|'')*'|\[[^\]]*\]|[\w$]+|.""",
+    re.S,
+)
+_LONGEST = 10  # tokens: ALTER TABLE main.t RENAME TO u, or DROP TABLE IF EXISTS main.t, and a semicolon
 
 T = TypeVar("T")
 Fit = Callable[[Row], Row]
@@ -73,7 +79,44 @@ def stop_of(change: Change) -> str:
         return TRUNCATED
     if change.resnapshot:
         return SCHEMA_CHANGED
-    return TABLE_DROPPED if _WENT.match(change.ddl or "") else ""
+    return TABLE_DROPPED if _is_end(change.table.name, change.ddl or "") else ""
+
+
+def _is_end(table: str, ddl: str) -> bool:
+    """Return whether `ddl` dropped or renamed `table`, or gave its name to another table.
+
+    A view is a reason to record the statement for all tables that it reads: `ddl` may end another table only.
+    """
+    if not _WENT.match(ddl):
+        return False
+    # PostgreSQL's changes name their own table, which the text does not quote.
+    if f"{ddl} ".startswith(f"DROP TABLE {table} ") or ddl.startswith(f"ALTER TABLE {table} RENAME TO "):
+        return True
+    ended = _ended(ddl)
+    return ended is None or table.lower() in ended
+
+
+def _ended(ddl: str) -> list[str] | None:
+    """Return the names in a DROP TABLE or RENAME TO statement of SQLite, in lower case; None for another text."""
+    found = (each[0] for each in _TOKEN.finditer(ddl) if each["skipped"] is None)
+    tokens = list(islice(found, _LONGEST + 1))
+    words = [token.upper() for token in tokens]
+    place = 4 if words[:4] == ["DROP", "TABLE", "IF", "EXISTS"] else 2
+    if words[place + 1 : place + 2] == ["."]:
+        place += 2
+    name, rest = tokens[place : place + 1], words[place + 1 :]
+    if words[:2] == ["ALTER", "TABLE"]:
+        if rest[:1] == ["RENAME"] and rest[1:2] != ["TO"]:
+            return []  # a column
+        name, rest = [*name, *tokens[place + 3 : place + 4]], rest[3:] if rest[:2] == ["RENAME", "TO"] else ["?"]
+    return [_unquoted(each).lower() for each in name] if rest in ([], [";"]) else None
+
+
+def _unquoted(name: str) -> str:
+    mark = name[0]
+    if mark == "[":
+        return name[1:-1]
+    return name[1:-1].replace(mark * 2, mark) if mark in "\"`'" else name
 
 
 class TransactionEnds:
