@@ -14,7 +14,7 @@ import pytest
 from tests.pipeline.servers import missing
 from tests.sources.postgres.pg_server import Server, embedded
 from tests.sources.postgres.pg_source import shared_server
-from tests.suite.deadlines import PATIENCE, wait_until
+from tests.suite.deadlines import PATIENCE
 
 from headwater.app import App
 from headwater.config import Config, DatabaseConfig
