@@ -14,6 +14,7 @@ import pytest
 from tests.conformance.live_server import Live
 from tests.suite.deadlines import PATIENCE, wait_until
 
+from headwater.queries import answers
 from headwater.queries.answers import Answering
 from headwater.queries.dependencies.instances import Instance
 from headwater.queries.etag.causality import from_header, to_header, token
@@ -142,7 +143,10 @@ def test_oldest_remembered_304_is_evicted_beyond_the_limit(
 SLOW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 400000) SELECT max(i), {} FROM n"
 
 
-def test_request_with_a_causality_floor_does_not_share_an_earlier_execution(start: Start) -> None:
+def test_request_with_a_causality_floor_does_not_share_an_earlier_execution(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "FLOOR_SECONDS", PATIENCE)
     live = start()
     live.sql("CREATE TABLE t(v INTEGER)")
     live.sql("INSERT INTO t VALUES (0)")
@@ -155,8 +159,8 @@ def test_request_with_a_causality_floor_does_not_share_an_earlier_execution(star
         asked = [threads.submit(live.http.get, f"/api/v1/q/{query}", headers=each) for each in headers]
         live.until(lambda: live.metric("headwater_query_executed_total") >= 2)
         live.sql("UPDATE t SET v = 1")
-        answers = [each.result() for each in asked]
-    for sent, answer in zip(headers, answers, strict=True):
+        found = [each.result() for each in asked]
+    for sent, answer in zip(headers, found, strict=True):
         assert answer.status_code == 200
         if sent:
             assert answer.json()["data"]["rows"][0][1]["v"] == 1

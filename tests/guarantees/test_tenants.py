@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.guarantees.raw_streams import HttpStream, Said
-from tests.guarantees.server_process import Asking, Refused, ServerProcess
+from tests.guarantees.server_process import Asking, Gone, Refused, ServerProcess
 from tests.suite.deadlines import PATIENCE
 
 SETTINGS = """
@@ -162,12 +162,15 @@ def test_reached_quota_refuses_only_its_own_database_and_loses_no_rows(tmp_path:
 
 @pytest.mark.slow
 def test_long_running_statements_do_not_delay_another_database(tmp_path: Path) -> None:
-    with serving(tmp_path, SETTINGS.replace("rate = 40", 'rate = "none"')) as (server, ask):
+    settings = SETTINGS.replace("rate = 40", 'rate = "none"').replace(
+        "statement_seconds = 5", "statement_seconds = 120"
+    )
+    with serving(tmp_path, settings) as (server, ask):
         over: list[str] = []
 
         def run_long() -> None:
-            mine = Asking(server, timeout=60)
-            with contextlib.suppress(Refused):
+            mine = Asking(server, timeout=PATIENCE)
+            with contextlib.suppress(Refused, Gone):
                 mine("sql.exec", db="a", sql=ENDLESS)
             over.append("a")
             mine.close()
@@ -180,5 +183,6 @@ def test_long_running_statements_do_not_delay_another_database(tmp_path: Path) -
         for _ in range(20):
             ask("sql.exec", db="b", sql="SELECT count(*) FROM t")
         assert not over, "b was answered while a had all the threads it may have"
+        server.kill()
         for thread in threads:
             thread.join()

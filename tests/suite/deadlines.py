@@ -9,14 +9,17 @@ from collections.abc import Callable
 
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
-from headwater.feeds import subscription_requests
-from headwater.feeds.deliver import source_head
+from headwater.feeds import snapshot, subscription_requests
+from headwater.feeds.deliver import poll, source_head
+from headwater.feeds.groups import hub_batch
 from headwater.feeds.query_feeds import answer_confirmation
 from headwater.queries import head_checks
 from headwater.ranges.pull import table_status
 from headwater.serve.grpc import changefeed
 from headwater.serve.http.handlers import pulls, table_snapshots
 from headwater.sources.postgres.capture import barriers
+from headwater.sources.postgres.query import predicate_engine
+from headwater.sources.postgres.schema import catalog
 
 PATIENCE = 120.0  # seconds: nothing takes this long unless it is broken
 KEY_LIFETIME = 5  # seconds: long enough to open a stream with a key on a busy machine, short enough to wait for
@@ -31,7 +34,9 @@ LIMITS = [
     (module, "CATCH_UP_SECONDS")
     for module in (table_snapshots, changefeed, source_head, table_status, head_checks, pulls, subscription_requests)
 ]
-LIMITS += [(answer_confirmation, "WAIT_SECONDS"), (barriers, "SECONDS")]
+LIMITS += [(answer_confirmation, "WAIT_SECONDS"), (barriers, "SECONDS"), (subscription_requests, "BEGIN_SECONDS")]
+LIMITS += [(snapshot, "PAGE_SECONDS"), (poll, "SCAN_SECONDS"), (hub_batch, "LONGEST_SECONDS")]
+LIMITS += [(predicate_engine, "SECONDS"), (catalog, "SETTLE_SECONDS")]
 
 
 def lengthen_limits() -> None:
