@@ -199,14 +199,13 @@ def _names(tree: ast.Module) -> set[str]:
 
 def test_every_class_named_in_a_sentence_exists() -> None:
     """`module.Name`, See Name and Fulfils `Name` in comments and docstrings are classes, also after renames."""
-    trees = {path: ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
-    everywhere = {name for tree in trees.values() for name in _names(tree)}
+    texts = {path: path.read_text() for path in ROOT.rglob("*.py")}
     modules: dict[str, set[str]] = {}
-    for path, tree in trees.items():
-        modules.setdefault(path.stem, set()).update(_names(tree))
+    for path, text in texts.items():
+        modules.setdefault(path.stem, set()).update(_names(ast.parse(text)))
+    everywhere = set[str]().union(*modules.values())
     wrong = []
-    for path in trees:
-        text = path.read_text()
+    for path, text in texts.items():
         for module, name in re.findall(r"`([a-z_]+)\.([A-Z]\w+)`", text):
             if module in modules and name not in modules[module]:
                 wrong.append(f"{path.name}: {module}.{name}")
