@@ -83,6 +83,10 @@ class Expressions:
             case QueryExpression():
                 return self.queried(expr)
 
+    def where(self, expr: Expr | None) -> str:
+        """Return ` WHERE …`; "" without a condition."""
+        return "" if expr is None else f" WHERE {self.expr(expr)}"
+
     def function(self, name: str, args: tuple[Expr, ...]) -> str:
         """Return a function of the JSON form as SQL."""
         return f"{name}({', '.join(map(self.expr, args))})"
@@ -161,7 +165,7 @@ class QueryText(Expressions):
             + ", ".join(map(self.item, body.items))
             # Some databases give commas and joins the same precedence: a join after a comma is put in brackets.
             + _listed(" FROM ", [self.table(table, alone=not place) for place, table in enumerate(body.tables)])
-            + self._clause(" WHERE ", body.where)
+            + self.where(body.where)
             + _listed(" GROUP BY ", [self.expr(expr) for expr in body.group_by])
             + self._clause(" HAVING ", body.having)
         )

@@ -54,6 +54,13 @@ Condition = Comparison | AllOf | AnyOf
 ALWAYS = AllOf()
 
 
+def columns_of(condition: Condition) -> set[str]:
+    """Return the columns that a condition tests."""
+    if isinstance(condition, Comparison):
+        return {condition.column}
+    return set[str]().union(*map(columns_of, condition.parts))
+
+
 class Dependency(msgspec.Struct, frozen=True):
     """One reference to a table in a query: it reads only these columns, of the rows that fulfil `condition`."""
 

@@ -69,10 +69,6 @@ class Renderer(PostgresExpressions):
         self.shape.place(name)
         return ident(name)
 
-    def where(self, expr: Expr | None) -> str:
-        """Return ` WHERE …`, or ""."""
-        return "" if expr is None else f" WHERE {self.expr(expr)}"
-
     def limited(self, expr: Expr | None, limit: int | None) -> str:
         """Return a WHERE that affects at most `limit` rows, the first in key order."""
         if limit is None:

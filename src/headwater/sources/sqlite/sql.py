@@ -40,10 +40,6 @@ class Renderer(SqliteExpressions):
             raise no_column(self.table, name, [column.name for column in self.table.visible])
         return ident(name)
 
-    def where(self, expr: Expr | None) -> str:
-        """Return ` WHERE …`, or "" without a condition."""
-        return "" if expr is None else f" WHERE {self.expr(expr)}"
-
     def limited(self, rowid: str | None, expr: Expr | None, limit: int | None) -> str:
         """Return a WHERE that selects at most `limit` rows, the first in key order."""
         if limit is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.model.dependencies.dependency import ALWAYS, AllOf, AnyOf, Comparison, Condition, Dependency
+from headwater.model.dependencies.dependency import ALWAYS, Condition, Dependency, columns_of
 from headwater.sources.postgres.query.analysis.parse_tree import Node
 from headwater.sources.postgres.query.analysis.parse_tree_source import Relation, StatementFacts
 from headwater.sources.postgres.query.analysis.result_order import CatalogFacts, keys_of
@@ -34,7 +34,7 @@ def dependencies(facts: StatementFacts, conditions: Conditions | None, *, is_tot
             )
             found[table.called] = both, condition if was is None else ALWAYS
     return tuple(
-        Dependency(name, None if columns is None else frozenset(columns | tested(condition)), condition)
+        Dependency(name, None if columns is None else frozenset(columns | columns_of(condition)), condition)
         for name, (columns, condition) in sorted(found.items())
     )
 
@@ -44,15 +44,6 @@ def _tables(facts: StatementFacts, relation: Relation) -> list[Relation]:
     children = facts.children.get(relation.oid, []) if relation.oid in facts.used.heirs else []
     every = [relation, *(facts.relations[oid] for oid in children)]
     return [each for each in every if each.kind != "p"]
-
-
-def tested(condition: Condition) -> set[str]:
-    """Return the columns of a condition."""
-    match condition:
-        case Comparison(column):
-            return {column}
-        case AllOf(parts) | AnyOf(parts):
-            return set[str]().union(*map(tested, parts))
 
 
 def in_order(sql: str, query: Node, columns: dict[int, dict[int, str]], known: CatalogFacts) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headwater.errors import HeadwaterError
-from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Condition, Dependency, Guard
+from headwater.model.dependencies.dependency import Dependency, Guard, columns_of
 from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.analysis.authorizer_reads import StatementFacts, facts_of
 from headwater.sources.sqlite.query.analysis.guards import guards_of
@@ -75,13 +75,5 @@ def _checked(reader: GuardedConnection, ordered: Ordered, sql: str, facts: State
 def _dependency(place: Instance, is_total: bool) -> Dependency:
     assert place.table is not None
     condition = condition_of(place.table, place.formulas)
-    columns = frozenset(map(str, place.used)) | frozenset(_columns(condition))
+    columns = frozenset(map(str, place.used)) | columns_of(condition)
     return Dependency(place.table.name, columns if is_total else None, condition)
-
-
-def _columns(condition: Condition) -> set[str]:
-    match condition:
-        case Comparison():
-            return {condition.column}
-        case AllOf() | AnyOf():
-            return set().union(*map(_columns, condition.parts))
