@@ -189,10 +189,6 @@ def _json(text: str) -> Value:
     return Json(text) if is_json(text) else text
 
 
-def _same(text: str) -> Value:
-    return text
-
-
 _CONVERTERS: dict[int, Convert] = {
     BOOL: _bool,
     **dict.fromkeys((INT2, INT4, INT8, OID, XID, CID), int),
@@ -220,4 +216,4 @@ def kind_of(oid: int, types: Types) -> str:
 def converter(oid: int, types: Types) -> Convert:
     """Return the converter of PostgreSQL's text. If it raises ValueError, LookupError or ArithmeticError, keep the
     text."""
-    return _CONVERTERS.get(base_of(oid, types), _same)
+    return _CONVERTERS.get(base_of(oid, types), str)

@@ -16,6 +16,16 @@ from headwater.sources.postgres.sql import PostgresExpressions
 from headwater.sources.postgres.values import to_bound
 from headwater.sources.query_text import QueryText
 
+_TYPES: dict[type, str] = {
+    float: "double precision",
+    Decimal: "numeric",
+    Date: "date",
+    UUID: "uuid",
+    Json: "jsonb",
+    Embedding: "real[]",
+    str: "",
+}
+
 
 def query_sql(query: Query) -> str:
     """Return the text of `query`; its parameters are numbered in the order of `query.parameters`."""
@@ -33,31 +43,17 @@ def constant(value: Value) -> str:
             return str(value) if value >= 0 else f"({value})"
         case U64():
             return str(value.v)
-        case float() if not math.isfinite(value):
-            return _quoted(value, "double precision")
-        case float() if math.copysign(1, value) > 0:
+        case float() if math.isfinite(value) and math.copysign(1, value) > 0:
             return f"{value!r}::double precision"
-        case float():
-            return _quoted(value, "double precision")
-        case Decimal():
-            return _quoted(value, "numeric")
         case bytes():
             return f"'\\x{value.hex()}'::bytea"
-        case Date():
-            return _quoted(value, "date")
         case Time():
             return _quoted(value, "time with time zone" if value.iso[-6:-5] in "+-" else "time")
         case DateTime():
             return _quoted(value, "timestamp with time zone" if value.iso[-6:-5] in "+-" else "timestamp")
-        case UUID():
-            return _quoted(value, "uuid")
-        case Json():
-            return _quoted(value, "jsonb")
-        case Embedding():
-            return _quoted(value, "real[]")
-        case str():
-            return _quoted(value)
-    raise InvalidRequest(f"a {type(value).__name__} cannot be part of a query", hint="Send it as an argument.")
+    if type(value) not in _TYPES:
+        raise InvalidRequest(f"a {type(value).__name__} cannot be part of a query", hint="Send it as an argument.")
+    return _quoted(value, _TYPES[type(value)])
 
 
 def _quoted(value: Value, kind: str = "") -> str:

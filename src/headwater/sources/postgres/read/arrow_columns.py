@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.model.literal import is_json
 from headwater.sources.postgres import types
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def array_of(oid: int, texts: pa.StringArray) -> pa.Array | None:
@@ -25,8 +25,6 @@ def array_of(oid: int, texts: pa.StringArray) -> pa.Array | None:
 
 def _all(found: Any) -> bool:
     """Return whether all values that are not null are true."""
-    import pyarrow.compute as pc
-
     return bool(pc.all(found, min_count=0).as_py())
 
 
@@ -34,22 +32,11 @@ def _cast(name: str) -> Callable[[pa.StringArray], pa.Array]:
     return lambda texts: texts.cast(name)
 
 
-def _bools(texts: pa.StringArray) -> pa.Array:
-    import pyarrow.compute as pc
-
-    return pc.equal(texts, "t")
-
-
 def _decimals(texts: pa.StringArray) -> pa.Array | None:
-    import pyarrow.compute as pc
-
     return texts if _all(pc.less_equal(pc.binary_length(texts), types.MAX_DIGITS)) else None
 
 
 def _bytes(texts: pa.StringArray) -> pa.Array | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not _all(pc.starts_with(texts, "\\x")):
         return None
     digits = pc.binary_replace_slice(texts, 0, 2, "")  # binary_slice without an end fails: "Negative buffer resize"
@@ -61,16 +48,11 @@ def _bytes(texts: pa.StringArray) -> pa.Array | None:
 
 
 def _dates(texts: pa.StringArray) -> pa.Array | None:
-    import pyarrow.compute as pc
-
     # Other dates are longer (years of five digits, `BC`) or shorter (`infinity`).
     return texts if _all(pc.equal(pc.binary_length(texts), 10)) else None
 
 
 def _timestamps(texts: pa.StringArray) -> pa.Array | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     # A year of five digits moves the space, and `infinity` has none.
     if not _all(pc.equal(pc.binary_slice(texts.cast(pa.binary()), 10, 11), b" ")) or _any_before_christ(texts):
         return None
@@ -78,14 +60,10 @@ def _timestamps(texts: pa.StringArray) -> pa.Array | None:
 
 
 def _any_before_christ(texts: pa.StringArray) -> bool:
-    import pyarrow.compute as pc
-
     return bool(pc.any(pc.ends_with(texts, "C"), min_count=0).as_py())
 
 
 def _timestamptzs(texts: pa.StringArray) -> pa.Array | None:
-    import pyarrow.compute as pc
-
     if not _all(pc.ends_with(texts, "+00")):
         return None
     found = _timestamps(texts)
@@ -97,7 +75,7 @@ def _jsons(texts: pa.StringArray) -> pa.Array | None:
 
 
 _MAKERS: dict[int, Callable[[pa.StringArray], pa.Array | None]] = {
-    types.BOOL: _bools,
+    types.BOOL: lambda texts: pc.equal(texts, "t"),
     **dict.fromkeys((types.INT2, types.INT4, types.INT8, types.OID, types.XID, types.CID), _cast("int64")),
     types.XID8: _cast("uint64"),
     **dict.fromkeys((types.FLOAT4, types.FLOAT8), _cast("float64")),

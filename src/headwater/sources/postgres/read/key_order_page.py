@@ -199,11 +199,7 @@ def _fitting(column: Column, value: Value) -> Value:
             return value if abs(value) < 2**31 or column.declared == "bigint" else None
         case "f64", int() | float():
             return float(value) if float(value) == value else None
-        case "dec", Decimal():
-            return value
-        case "bytes", bytes():
-            return value
-        case "uuid", UUID():
+        case ("dec", Decimal()) | ("bytes", bytes()) | ("uuid", UUID()) | ("str", str()):
             return value
         case "date", str():
             return value if is_date(value) else None
@@ -211,6 +207,4 @@ def _fitting(column: Column, value: Value) -> Value:
             return value if is_datetime(value) else None
         case "time", str():
             return Time(value) if is_time(value) else None
-        case "str", str():
-            return value
     return None

@@ -9,7 +9,6 @@ from psycopg import pq
 
 from headwater.model.literal import Value
 from headwater.model.table import Row
-from headwater.sources.postgres.read.arrow_columns import array_of
 from headwater.sources.postgres.read.text_cells import MOST, texts_of
 from headwater.sources.postgres.schema.table_shapes import Shape
 from headwater.sources.postgres.values import cell_reader
@@ -53,6 +52,8 @@ class PackedRows(Sequence[Row]):
 
     def column(self, place: int) -> pa.Array | list[Value]:
         """Return a column in Arrow's type for its kind, or as values if one of them does not fit that type."""
+        from headwater.sources.postgres.read.arrow_columns import array_of
+
         texts = self._columns[place]
         found = array_of(self._types[place], texts)
         return self._values(place) if found is None else found
