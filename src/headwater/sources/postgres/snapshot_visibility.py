@@ -113,7 +113,7 @@ class Visibility:
         self._lock = threading.RLock()  # guards the fields below
         self._forgotten = offset  # every reader sees everything up to here
         self._kept: deque[_ReceivedTransaction] = deque()  # visible, but perhaps not to earlier readers
-        self._visible = offset  # every read that begins now sees everything up to here
+        self.visible = offset  # every read that begins now sees everything up to here
         self._coming: deque[_ReceivedTransaction] = deque()  # not known to be visible
         self._tickets = itertools.count(1)
         self._readers: set[int] = set()
@@ -122,7 +122,7 @@ class Visibility:
     def start(self, offset: int) -> None:
         """Restart at `offset`: every reader sees everything up to there."""
         with self._lock:
-            self._forgotten = self._visible = offset
+            self._forgotten = self.visible = offset
             self._kept.clear()
             self._coming.clear()
             self._beginnings += 1
@@ -138,12 +138,7 @@ class Visibility:
             for each in (self._coming, self._kept):
                 while each and each[-1].upto > offset:
                     each.pop()
-            self._visible = min(self._visible, max(offset, self._forgotten))
-
-    @property
-    def visible(self) -> int:
-        """Return the offset up to which every read that begins now sees everything."""
-        return self._visible
+            self.visible = min(self.visible, max(offset, self._forgotten))
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -203,7 +198,7 @@ class Visibility:
             ticket = next(self._tickets)
             while self._coming and snapshot.sees(self._coming[0].xid):
                 each = self._coming.popleft()
-                self._visible = each.upto
+                self.visible = each.upto
                 self._kept.append(_ReceivedTransaction(each.xid, each.upto, ticket))
             self._forget()
 

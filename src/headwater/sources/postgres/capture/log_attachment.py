@@ -69,7 +69,7 @@ class Attachment:
         self._history: History | None = None
         self._told_at = 0.0
         self._warned: list[str] = []
-        self._is_of_all_tables = False
+        self.is_of_all_tables = False  # the publication is FOR ALL TABLES; known once the log is begun or resumed
         self.born_published: set[int] = set()  # oids of tables published before their first row
         self._refused = ""  # why a table created since cannot be published
         self._announced: tuple[int, Shapes] | None = None  # schema number, and the shapes it was compared with
@@ -100,14 +100,9 @@ class Attachment:
             for each in told:
                 logger.warning("%s: %s", self._server.name, each)
 
-    @property
-    def is_of_all_tables(self) -> bool:
-        """Return whether the publication is FOR ALL TABLES; known once the log is begun or resumed."""
-        return self._is_of_all_tables
-
     def publish(self, link: Link) -> None:
         """Publish tables that a caller's statement created, in its transaction."""
-        if not self._is_of_all_tables:
+        if not self.is_of_all_tables:
             self.born_published.update(publish_new(link, self.publication, self._config.tables))
 
     def find_slot(self) -> Slot | None:
@@ -215,7 +210,7 @@ class Attachment:
 
     def join(self) -> None:
         """Publish tables that were created or recreated since the start."""
-        if not self._is_of_all_tables:
+        if not self.is_of_all_tables:
             self._side.ask(self._join)
 
     def _join(self, connection: Connection) -> None:
@@ -240,7 +235,7 @@ class Attachment:
             if self._announced is not None and number == self._announced[0] and shapes is self._announced[1]:
                 return
             is_told, means = announce(
-                connection, self.publication, shapes, self._meanings, all_tables=self._is_of_all_tables
+                connection, self.publication, shapes, self._meanings, all_tables=self.is_of_all_tables
             )
             if means != self._meanings:  # a crash before this line repeats the announcement, which is harmless
                 self._remember(means)
@@ -268,7 +263,7 @@ class Attachment:
     def _ensure_publication(self, connection: Connection) -> None:
         config = self._config
         ensure_publication(connection, self.publication, config.tables, publish_all=config.publish_all)
-        self._is_of_all_tables = is_of_all_tables(connection, self.publication)
+        self.is_of_all_tables = is_of_all_tables(connection, self.publication)
 
     def _identify(self) -> ServerIdentity:
         wire = self._server.replicate()

@@ -142,11 +142,8 @@ def _is_there(connection: Connection, oid: int, name: str) -> bool:
 
 
 def _is_in(found: Announcement, name: str) -> bool:
-    return _is_ended(found, name) or any(each.name == name for each in found.tables.values())
-
-
-def _is_ended(found: Announcement, name: str) -> bool:
-    return any(each == name for _, each in (*found.gone, *found.left))
+    ended = (each for _, each in (*found.gone, *found.left))
+    return name in ended or any(each.name == name for each in found.tables.values())
 
 
 def _is_ours(shapes: Shapes, now: Described, name: str) -> bool:

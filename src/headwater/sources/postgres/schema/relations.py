@@ -155,7 +155,7 @@ class Relations:
         self._made: dict[int, tuple[Relation, RowDecoders]] = {}
         self._ready: set[int] = set()  # tables in `_made` that are valid for the next row
         self._types: dict[int, TypeFact] = {}  # from the stream
-        self._clock = 0
+        self.clock = 0  # how many relation messages were taken
 
     def add_type(self, message: Type) -> None:
         """Take a type that columns may have from here on."""
@@ -163,14 +163,9 @@ class Relations:
 
     def add_relation(self, relation: Relation) -> None:
         """Take the shape that rows of this table have from here on."""
-        self._clock += 1
-        self._described[relation.oid] = relation, self._clock
+        self.clock += 1
+        self._described[relation.oid] = relation, self.clock
         self._forget(relation.oid)
-
-    @property
-    def clock(self) -> int:
-        """Return how many relation messages were taken."""
-        return self._clock
 
     def described_after(self, oid: int, clock: int) -> Relation | None:
         """Return the description of `oid`, if it was received after `clock`."""
@@ -254,17 +249,13 @@ class Relations:
 
     def truncate(self, oid: int, xid: int) -> Table:
         """Record that transaction `xid` truncated a ready table; return the table's shape."""
-        table = self.shape(oid)
+        table = self._made[oid][1].table
         self.truncated = recalled(self.truncated, table.name, xid)
         return table
 
     def is_ready(self, oid: int) -> bool:
         """Return whether `need` was called since the table was last described."""
         return oid in self._ready
-
-    def shape(self, oid: int) -> Table:
-        """Return the shape of a table that is ready."""
-        return self._made[oid][1].table
 
     def decoder(self, message: bytes) -> Decode:
         """Return the decoder for a message of a ready table and all that begin alike, or raise BadMessage."""

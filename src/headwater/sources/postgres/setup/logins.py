@@ -66,11 +66,6 @@ class Login(msgspec.Struct, frozen=True):
     rights: str
     excess: str  # rights on tables that the role must not have
 
-    @property
-    def excess_problem(self) -> str:
-        """Return the description of a role that has one of the excess rights."""
-        return f"has one of {self.excess} on a table"
-
 
 def reader(name: str) -> Login:
     """Return the login for queries and filters."""
@@ -138,7 +133,8 @@ class Logins:
 
 def _login_findings(connection: Connection, login: Login) -> list[Finding]:
     columns = ", ".join(right for right in ("INSERT", "UPDATE", "REFERENCES") if right in login.excess)
-    asked = {"excess": login.excess, "problem": login.excess_problem, "role": login.role, "columns": columns}
+    problem = f"has one of {login.excess} on a table"
+    asked = {"excess": login.excess, "problem": problem, "role": login.role, "columns": columns}
     row = connection.execute(_POWERS, asked).fetchone()
     if row is None:
         return [Finding(f"there is no role {login.role!r}", f"-- {SET_UP}")]

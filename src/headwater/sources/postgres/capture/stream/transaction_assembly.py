@@ -113,7 +113,7 @@ class Assembly:
             ord("Y"): self._type,
             ord("T"): self._truncate,
             ord("M"): self._message,
-            ord("O"): self._origin,
+            ord("O"): lambda message: (),  # the origin of a transaction that was replicated from another server
             ord("S"): self._stream_start,
             ord("E"): self._stream_stop,
             ord("c"): self._stream_commit,
@@ -330,9 +330,6 @@ class Assembly:
         told = None if self._skip else ddl_trigger.read_statement(content)
         changes = [] if told is None else self._relations.show_statement(told)
         return [part for change in changes for part in self._append(change)]
-
-    def _origin(self, message: bytes) -> Iterable[Item]:
-        return ()
 
     def _prepared(self, message: bytes) -> Iterable[Item]:
         raise SourceUnfit(
