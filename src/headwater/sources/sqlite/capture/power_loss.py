@@ -6,6 +6,7 @@ them, the same offsets would return with other content. Only the kernel's boot i
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from headwater.errors import HeadwaterError
@@ -53,7 +54,5 @@ class ShutdownNotes:
     def end(self) -> None:
         """Note a clean stop: everything that was read is durable."""
         if self._proven:
-            try:
+            with suppress(HeadwaterError):  # if the log cannot be written, this stop is not clean
                 self._notes.set_notes(**{STOPPED: "yes"})
-            except HeadwaterError:
-                return  # the log cannot be written, so this stop is not clean

@@ -99,7 +99,7 @@ def plan(
         claimed.add(name)
         unseen = len(present) < len(expected) or (not vacuumed and _made_again(layout, present))
         overtaken = bool(present) and _overtaken(present, by_table[name], expected)
-        if not _same(layout.shape, shape):
+        if _bare(layout.shape) != _bare(shape):
             steps.append(Reshape(layout, shape, unseen or overtaken or vacuumed))
         elif unseen or overtaken or [t.sql for t in present] != list(expected.values()):
             steps.append(Renew(layout, unseen, overtaken))
@@ -115,10 +115,6 @@ def nests(triggers: Sequence[Trigger]) -> bool:
     """Return whether a user's BEFORE trigger (the default) of a table may write to it between our two triggers."""
     heads = [mask(trigger.sql).upper().split(" BEGIN")[0] for trigger in triggers if not trigger.is_ours]
     return any("BEFORE" in head or "AFTER" not in head for head in heads)
-
-
-def _same(old: Shape, new: Shape) -> bool:
-    return _bare(old) == _bare(new)
 
 
 def _bare(shape: Shape) -> Shape:

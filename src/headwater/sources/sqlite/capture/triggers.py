@@ -241,11 +241,9 @@ class _TriggerSql:
         terms = [term for unique in self.shape.uniques for term in unique.terms]
         plain = all(term in self.names for term in terms) and not any(u.where for u in self.shape.uniques)
         columns = [name for name in self.names if name in {*self.key, *terms}]
-        if not plain or self._generated().intersection(columns):
+        generated = {ident(column.name) for column in self.shape.table.columns if column.generated}
+        if not plain or generated.intersection(columns):
             return ""
         # SQLite matches columns by the name that the UPDATE uses, so the names of the rowid are listed as well.
         rowid = [ident(name) for name in ROWID_NAMES if self.shape.rowid and ident(name) not in columns]
         return f"OF {', '.join([*columns, *rowid])} "
-
-    def _generated(self) -> set[str]:
-        return {ident(column.name) for column in self.shape.table.columns if column.generated}

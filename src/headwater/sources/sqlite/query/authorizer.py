@@ -45,19 +45,9 @@ _DENIED = {
     apsw.SQLITE_CREATE_TEMP_TRIGGER,
     apsw.SQLITE_CREATE_TEMP_VIEW,
 }
-_SCHEMA = {
-    apsw.SQLITE_CREATE_INDEX,
-    apsw.SQLITE_CREATE_TABLE,
-    apsw.SQLITE_CREATE_TRIGGER,
-    apsw.SQLITE_CREATE_VIEW,
-    apsw.SQLITE_CREATE_VTABLE,
-    apsw.SQLITE_DROP_INDEX,
-    apsw.SQLITE_DROP_TABLE,
-    apsw.SQLITE_DROP_TRIGGER,
-    apsw.SQLITE_DROP_VIEW,
-    apsw.SQLITE_DROP_VTABLE,
-    apsw.SQLITE_ALTER_TABLE,
-}
+_KINDS = ("INDEX", "TABLE", "TRIGGER", "VIEW", "VTABLE")
+_SCHEMA = {getattr(apsw, f"SQLITE_{verb}_{kind}") for verb in ("CREATE", "DROP") for kind in _KINDS}
+_SCHEMA.add(apsw.SQLITE_ALTER_TABLE)
 _HARMLESS = {apsw.SQLITE_ANALYZE, apsw.SQLITE_REINDEX}  # without a name they apply to every table, ours included
 _READ_PRAGMAS = {"data_version", "page_size"}  # used by FTS5, FTS4 and R-Tree inside a caller's statement
 OUR_TRIGGER = re.compile(OURS + r"\d+_[a-z_]+")

@@ -143,7 +143,7 @@ class LinearFunctions:
         where, what = self._bytes(hay), self._bytes(needle)
         if not what:
             return 1
-        if is_text and _is_inside_character(what[0]):
+        if is_text and what[0] in _INSIDE:
             return int(where.startswith(what))  # later, SQLite compares only at starts of characters
         found = self._find(where, what)
         if found < 0:
@@ -249,7 +249,3 @@ def _check_sought(name: str, value: Any) -> None:
         raise InvalidRequest(
             f"the second argument of {name}() is longer than {MAX_SOUGHT} characters", hint="Search for a shorter one."
         )
-
-
-def _is_inside_character(byte: int) -> bool:
-    return byte & 0xC0 == 0x80

@@ -238,12 +238,12 @@ class _Growth:
         found: QuerySize | None = None
         total = 0
         for items in _cores(group.items):
-            is_query = bool(items) and items[0].word in ("SELECT", "VALUES")
-            core = self._values(items, outer, scope) if _is_values(items) else self._core(items, outer, scope)
+            first = items[0].word if items else ""
+            core = self._values(items, outer, scope) if first == "VALUES" else self._core(items, outer, scope)
             total += core.total
             if total > self._limit:
                 raise too_large()
-            if is_query:
+            if first in ("SELECT", "VALUES"):
                 found = core if found is None else _united(found, core)
         if found is None:
             return QuerySize([], total)
@@ -421,10 +421,6 @@ def _ordinals(clauses: Sequence[Item]) -> int:
     """Return how many numbers in GROUP BY and ORDER BY may refer to an output."""
     start = next((place for place, item in enumerate(clauses) if item.word in ("GROUP", "ORDER")), len(clauses))
     return sum(isinstance(item, Token) and item.kind == "num" for item in _flat(clauses[start:]))
-
-
-def _is_values(items: list[Item]) -> bool:
-    return bool(items) and items[0].word == "VALUES"
 
 
 def _flat(items: Sequence[Item]) -> Iterator[Item]:

@@ -63,7 +63,7 @@ class SqliteSession:
             sql += f" LIMIT {int(limit)}"
         width = len(shape.table.columns)
         with sqlite_errors():
-            rows = self._limited(sql, lambda: fetch(self._run, sql, text.bindings, width))
+            rows = self._limited(sql, lambda: fetch(self._db.execute, sql, text.bindings, width))
             return self._catalog.decode(shape, rows)
 
     def insert(
@@ -143,12 +143,9 @@ class SqliteSession:
         self._catalog.refresh_unless_held()
         return self._guard.examine(sql).read_only
 
-    def _run(self, sql: str, bindings: Any) -> apsw.Cursor:
-        return self._db.execute(sql, bindings)
-
     def _change(self, sql: str, text: Renderer) -> Result:
         def change() -> Result:
-            self._run(sql, text.bindings)
+            self._db.execute(sql, text.bindings)
             return Result(affected=self._db.changes())
 
         with sqlite_errors():

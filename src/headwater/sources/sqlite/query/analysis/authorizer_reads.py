@@ -17,6 +17,7 @@ from headwater.sources.sqlite.query.authorizer import ANY_BINDINGS, Access, Stat
 from headwater.sources.sqlite.query.determinism.deterministic_functions import HARMLESS, is_deterministic
 from headwater.sources.sqlite.query.statement_growth import MAX_NODES, TOO_LARGE, too_large
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded, named
+from headwater.sources.sqlite.query.syntax.name_resolution import FUNCTIONS_OF_ROWS
 
 MAX_PARAMETERS = 999
 UNKNOWN_VIRTUAL_TABLE = "a virtual table ()"  # no table can have this name
@@ -34,7 +35,7 @@ class StatementFacts(msgspec.Struct, frozen=True):
     views: tuple[str, ...]
     functions: frozenset[str]
     is_recursive: bool
-    foreign: tuple[str, ...]  # other objects read: virtual tables, the schema itself, table-valued functions
+    foreign: tuple[str, ...]  # other objects read that may change: virtual tables, the schema itself
     program: Program  # the opcodes that SQLite would run
 
     @property
@@ -106,7 +107,7 @@ def _facts(
         tuple(sorted(seen)),
         frozenset(functions),
         any(access.op == apsw.SQLITE_RECURSIVE for access in accesses),
-        tuple(sorted(foreign)),
+        tuple(sorted(name for name in foreign if name.lower() not in FUNCTIONS_OF_ROWS)),
         program,
     )
 
@@ -214,20 +215,15 @@ def unseen(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:
     """Return reasons for objects that the statement reads and whose changes are not captured."""
     captured = {layout.table.name for layout in reader.catalog.layouts.values() if layout.active}
     reasons = [f"table {name!r} is not captured" for name in facts.tables if name not in captured]
-    reasons += [f"{name!r} is no table whose changes are seen" for name in facts.foreign if not _is_function(name)]
+    reasons += [f"{name!r} is no table whose changes are seen" for name in facts.foreign]
     return tuple(sorted(reasons))
 
 
 def beyond(facts: StatementFacts) -> tuple[str, ...]:
     """Return the stored objects read that are not tables of the user: virtual tables, the schema, statistics."""
-    found = {name for name in facts.foreign if not _is_function(name)}
+    found = {*facts.foreign}
     found |= {f"{name}()" for name in facts.functions if name not in HARMLESS}
     return tuple(sorted(found))
-
-
-def _is_function(name: str) -> bool:
-    """Return whether `name` is a table-valued function that depends only on its arguments."""
-    return name.lower() in ("json_each", "json_tree")
 
 
 def bare_rowids(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 from headwater.errors import HeadwaterError
 from headwater.sources.sqlite.database_file import GuardedConnection
-from headwater.sources.sqlite.query.analysis.authorizer_reads import Program, StatementFacts, is_program_of, program_of
+from headwater.sources.sqlite.query.analysis.authorizer_reads import StatementFacts, is_program_of, program_of
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded
-from headwater.sources.sqlite.query.syntax.name_resolution import FUNCTIONS_OF_ROWS, Names
+from headwater.sources.sqlite.query.syntax.name_resolution import Names
 from headwater.sources.sqlite.query.syntax.render import render
 
 
 def verify(reader: GuardedConnection, query: tree.Query, names: Names, facts: StatementFacts) -> None:
     """Raise Unsupported if the engine understood the statement differently from our parser."""
-    if not _is_program(reader, render(query), facts.program):
-        raise Unsupported("SQLite makes another program of what was understood")
-    for view in names.views.values():
-        if not _is_program(reader, render(view.query), _program(reader, view.text)):
-            raise Unsupported("SQLite makes another program of what was understood of a view")
+    try:
+        if not is_program_of(reader, render(query), facts.program):
+            raise Unsupported("SQLite makes another program of what was understood")
+        for view in names.views.values():
+            if not is_program_of(reader, render(view.query), program_of(reader, view.text)):
+                raise Unsupported("SQLite makes another program of what was understood of a view")
+    except HeadwaterError as error:
+        raise Unsupported(f"SQLite does not read it again: {error.message}") from None
     hidden = set(names.views) - {folded(name) for name in facts.views}
     if hidden:
         raise Unsupported(f"SQLite does not look into the view {min(hidden)}")
@@ -31,9 +31,8 @@ def verify(reader: GuardedConnection, query: tree.Query, names: Names, facts: St
     if missing:
         table, column = min(missing)
         raise Unsupported(f"SQLite reads {table}.{column or '*'}, which was not found in the statement")
-    others = {name for name in facts.foreign if name.lower() not in FUNCTIONS_OF_ROWS}
-    if others:
-        raise Unsupported(f"SQLite reads {min(others)!r}")
+    if facts.foreign:
+        raise Unsupported(f"SQLite reads {min(facts.foreign)!r}")
 
 
 def _known(reader: GuardedConnection, table: str, column: str) -> tuple[str, str]:
@@ -43,24 +42,6 @@ def _known(reader: GuardedConnection, table: str, column: str) -> tuple[str, str
         key = next((c.name for c in shape.columns if c.auto or c.hidden), column)
         return table, key
     return table, column
-
-
-def _program(reader: GuardedConnection, sql: str) -> Program:
-    with _read_again():
-        return program_of(reader, sql)
-
-
-def _is_program(reader: GuardedConnection, sql: str, program: Program) -> bool:
-    with _read_again():
-        return is_program_of(reader, sql, program)
-
-
-@contextlib.contextmanager
-def _read_again() -> Iterator[None]:
-    try:
-        yield
-    except HeadwaterError as error:
-        raise Unsupported(f"SQLite does not read it again: {error.message}") from None
 
 
 def real(reader: GuardedConnection, text: str) -> float:

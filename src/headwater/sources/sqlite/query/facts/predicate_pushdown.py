@@ -95,9 +95,10 @@ class Pushdown:
         facts += [fact for fact in conditions.facts(select.having) if _is_of_keys(fact, nature, frame)]
         _take_links(select, nature, frame, asked)
         restrict(select.source, frame, conditions, facts, asked.given)
-        known = closure(facts + _inner(select.source, conditions) + asked.given)
-        self._work.spend(known)
         inner = list(_inner_joins(select.source))
+        # The ON clauses of inner joins hold for every joined row.
+        known = closure(facts + [fact for join in inner for fact in conditions.facts(join.on)] + asked.given)
+        self._work.spend(known)
         for join in tree.joins(select.source):
             # In an outer join a pair that WHERE rejects still matters: the pair prevents a row of NULLs.
             ons = [join.on] if join.on is not None else []
@@ -219,11 +220,6 @@ def _is_of_keys(fact: Fact, nature: SelectKind, frame: Frame) -> bool:
         if isinstance(key, tree.Ref) and (kind := rule_of(key)) is not None and kind[1] == "BINARY"
     }
     return all(col in keys for col in cols(fact.formula))
-
-
-def _inner(node: tree.From | None, conditions: Conditions) -> list[Fact]:
-    """Return the facts from the ON clauses of inner joins, which hold for every joined row."""
-    return [fact for join in _inner_joins(node) for fact in conditions.facts(join.on)]
 
 
 def _inner_joins(node: tree.From | None) -> Iterator[tree.Join]:

@@ -28,7 +28,8 @@ class SelectKind:
         """Return whether a condition on this output column also restricts the input rows."""
         if self.is_one_row or self.has_windows:
             return False
-        if self.is_grouped and not any(_is_same_column(ref, key) for key in self.keys):
+        keys = [(key.source, key.column) for key in self.keys if isinstance(key, tree.Ref)]
+        if self.is_grouped and (ref.source, ref.column) not in keys:
             return False
         kind = rule_of(ref)
         return kind is not None and (kind[1] == "BINARY" or not (self.is_grouped or self.is_distinct))
@@ -44,7 +45,3 @@ def by_number(key: Any, select: tree.Select) -> Any:
     if isinstance(key, tree.Literal) and key.text.isdecimal() and 1 <= int(key.text) <= len(select.outputs):
         return select.outputs[int(key.text) - 1].of
     return key.stands_for if isinstance(key, tree.Ref) and key.stands_for is not None else key
-
-
-def _is_same_column(ref: tree.Ref, other: Any) -> bool:
-    return isinstance(other, tree.Ref) and ref.source is other.source and ref.column == other.column

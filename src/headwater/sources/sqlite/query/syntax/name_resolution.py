@@ -14,6 +14,7 @@ from headwater.sources.sqlite.query.syntax.parser import parse_view
 from headwater.sources.sqlite.schema.table_shapes import ROWID_NAMES
 
 _JSON = ["key", "value", "type", "atom", "id", "parent", "fullkey", "path", "json", "root"]
+# Table-valued functions, which depend only on their arguments.
 FUNCTIONS_OF_ROWS = {"json_each": _JSON, "json_tree": _JSON}
 _MAX_VIEWS = 30
 _CALLS = """
@@ -222,9 +223,9 @@ class Names:
             else:
                 stack.extend(tree.children(found))
                 if is_aggregate(found):
-                    self._check_aggregate(found, scope, env)
+                    self._check_aggregate(found, scope)
 
-    def _check_aggregate(self, call: tree.Call, scope: Scope, env: Env) -> None:
+    def _check_aggregate(self, call: tree.Call, scope: Scope) -> None:
         """Raise Unsupported for an aggregate over outer columns only: SQLite evaluates it in the outer query."""
         refs = [node for arg in call.args or () for node in tree.below(arg) if isinstance(node, tree.Ref)]
         for ref in refs:
