@@ -107,7 +107,7 @@ class App:
         self._reserve = SpaceReserve(self._data)
         self._recovering: threading.Thread | None = None
         self._closing = threading.Event()
-        self._folder: FileLock | None = None
+        self._files = contextlib.ExitStack()  # the lock of the data folder, and the files in it that are not databases
         self._registry: Registry | None = None
         self._store: Store | None = None
         self._prepared: PreparedQueries | None = None
@@ -119,21 +119,25 @@ class App:
         queries = self._config.queries
         MEMORY.configure(max_bytes=queries.answer_bytes, max_memory=queries.answers_bytes)
         make_private(self._data)
-        self._folder = FileLock(
+        folder = FileLock(
             str(self._data / "data"),
             what=f"the data folder {self._data}",
             hint="Stop that one first, or choose another folder with --data.",
         )
+        self._files.callback(folder.release)
         try:
             self._reserve.release()
             self._registry = Registry.open(
                 self._data / "subscriptions.db",
                 most=self._config.feeds.max_subscriptions,
                 most_bytes=self._config.feeds.max_subscription_bytes,
-                quota=self._subscriptions_of,
+                quota=lambda name: self._config.quotas_of(name).max_subscriptions,
             )
+            self._files.callback(self._registry.close)
             self._store = Store.open(self._data / "ranges.db")
+            self._files.callback(self._store.close)
             self._prepared = PreparedQueries.open(self._data / "queries.db", most=self._config.queries.max_prepared)
+            self._files.callback(self._prepared.close)
             self.ranges = Ranges(self, self._store, self._config.pull, self._config.feeds)
             self._open_all()
         except BaseException:
@@ -212,18 +216,8 @@ class App:
             databases, self._open = list(self._open.values()), {}
         for database in databases:
             database.close()
-        if self._registry is not None:
-            self._registry.close()
-            self._registry = None
-        if self._store is not None:
-            self._store.close()
-            self._store = self.ranges = None
-        if self._prepared is not None:
-            self._prepared.close()
-            self._prepared = None
-        if self._folder is not None:
-            self._folder.release()
-            self._folder = None
+        self._registry = self._store = self._prepared = self.ranges = None
+        self._files.close()
 
     def database(self, name: str) -> Database:
         """Return the open database `name`; raise NotFound if there is none."""
@@ -263,9 +257,6 @@ class App:
     def quota(self, name: str) -> QuotasConfig | None:
         """Return the quotas of the database `name`; None if there is no such database."""
         return self._config.quotas_of(name) if name in self._open else None
-
-    def _subscriptions_of(self, name: str) -> int | None:
-        return self._config.quotas_of(name).max_subscriptions
 
     # --- Databases -------------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def cause_of(error: BaseException) -> HeadwaterError:
     """Return the Headwater error that was raised inside Spark, or an error with Spark's own message."""
     if isinstance(error, HeadwaterError):
         return error
-    text = _text(error)
+    text = "\n".join([type(error).__name__, str(error), *_java(error)])
     found = _NOTE.search(text)
     if found:
         told: dict[str, Any] = msgspec.json.decode(found[1])
@@ -101,10 +101,6 @@ def explain(error: BaseException) -> str:
     cause = cause_of(error)
     said = f"{cause.message.rstrip('.')} ({cause.code})."
     return " ".join(f"{said} {cause.hint}".split())
-
-
-def _text(error: BaseException) -> str:
-    return "\n".join([type(error).__name__, str(error), *_java(error)])
 
 
 def _java(error: BaseException) -> list[str]:

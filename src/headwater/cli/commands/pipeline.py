@@ -23,8 +23,7 @@ from headwater.errors import Unavailable
 from headwater.model.quantity import counted
 
 if TYPE_CHECKING:
-    from headwater.cli.output.pipeline_bars import ProgressBars
-    from headwater.cli.output.pipeline_lines import JsonLines, ProgressLines
+    from headwater.cli.output.pipeline_lines import JsonLines, ProgressDisplay
     from headwater.pipeline.run.spec import PipelineSpec
 
 T = TypeVar("T")
@@ -90,10 +89,10 @@ def _with_extra(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.
 
 
 def _run(args: argparse.Namespace) -> int:
-    spec, stop = _spec(args), threading.Event()
+    spec, stop = pipeline_status.read_pipeline(args.file), threading.Event()
     from headwater.pipeline.runner import run
 
-    with _reached(spec, args), _show(args) as show, _signals(stop):
+    with _reached(spec, args), progress_display(args.output) as show, _signals(stop):
         show.say(None, f"{spec.name}: {counted(len(spec.tables), 'table')} of {spec.server}, carried by Spark")
         try:
             summary = _in_thread(
@@ -109,11 +108,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    spec, stop = _spec(args), threading.Event()
+    spec, stop = pipeline_status.read_pipeline(args.file), threading.Event()
     from headwater.pipeline.verify.verify import verify
 
     stop.set()
-    with _reached(spec, args), _show(args) as show, _signals(stop):
+    with _reached(spec, args), progress_display(args.output) as show, _signals(stop):
         reports = _in_thread(lambda: verify(spec, repair=args.repair, master=args.master, watcher=show))
     return OK if all(report.is_good for report in reports) else FAILED
 
@@ -132,24 +131,6 @@ def _reached(spec: PipelineSpec, args: argparse.Namespace) -> Iterator[None]:
         raise Failure(message, hint=hint_of(spec, args.file), exit_code=UNREACHABLE) from None
 
 
-def _spec(args: argparse.Namespace) -> PipelineSpec:
-    from headwater.pipeline.run.spec import read_spec
-
-    return read_spec(Path(args.file))
-
-
-def _show(args: argparse.Namespace) -> ProgressBars | ProgressLines | JsonLines:
-    from headwater.cli.output.pipeline_lines import JsonLines, ProgressLines
-
-    if args.output == "json":
-        return JsonLines()
-    if not sys.stdout.isatty():
-        return ProgressLines()
-    from headwater.cli.output.pipeline_bars import ProgressBars
-
-    return ProgressBars()
-
-
 def _in_thread(work: Callable[[], T]) -> T:
     """Return the result of `work`, run in another thread: in the main thread, Spark would handle Ctrl-C itself."""
     with ThreadPoolExecutor(1, thread_name_prefix="headwater-pipeline") as threads:
@@ -161,6 +142,19 @@ def _in_thread(work: Callable[[], T]) -> T:
             from headwater.pipeline.failure import cause_of
 
             raise cause_of(error) from None
+
+
+def progress_display(output: str = "text") -> ProgressDisplay | JsonLines:
+    """Return the display of a running pipeline: JSON, bars on a terminal, or else lines."""
+    from headwater.cli.output.pipeline_lines import JsonLines, ProgressLines
+
+    if output == "json":
+        return JsonLines()
+    if not sys.stdout.isatty():
+        return ProgressLines()
+    from headwater.cli.output.pipeline_bars import ProgressBars
+
+    return ProgressBars()
 
 
 @contextmanager

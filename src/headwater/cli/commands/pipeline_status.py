@@ -74,13 +74,14 @@ def _where(file: str | None, meta: str | None) -> str | None:
     if named is None:
         return None
     if meta is None or named.endswith(".toml"):
-        return _read(named).meta
+        return read_pipeline(named).meta
     if has_secrets(named):
         raise Failure("a URL with a password is seen by other users", hint="--meta FILE.toml", exit_code=USAGE)
     return named
 
 
-def _read(file: str) -> PipelineSpec:
+def read_pipeline(file: str) -> PipelineSpec:
+    """Return the pipeline that `file` describes."""
     from headwater.pipeline.run.spec import read_spec
 
     return read_spec(Path(file))
@@ -104,7 +105,7 @@ def _found(meta: MetaStore, args: argparse.Namespace) -> list[Task]:
 
 
 def _status(args: argparse.Namespace) -> int:
-    spec = None if args.file is None else _read(args.file)
+    spec = None if args.file is None else read_pipeline(args.file)
     with _open(args) as meta:
         tasks = meta.tasks(None if spec is None else spec.name)
         heads = NewestOffsets(spec.token_file if spec else None)
@@ -199,14 +200,13 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
 def _list(args: argparse.Namespace) -> int:
     with _open(args) as meta:
         tasks = meta.tasks()
-    found = [_pipeline(name, [task for task in tasks if task.name == name]) for name in _names(tasks)]
+    found = [
+        _pipeline(name, [task for task in tasks if task.name == name])
+        for name in dict.fromkeys(task.name for task in tasks)
+    ]
     rows = [[", ".join(v) if isinstance(v, list) else v for v in each.values()] for each in found]
     print_result(args.output, found, LIST, rows, nothing="no pipelines")
     return OK
-
-
-def _names(tasks: Sequence[Task]) -> list[str]:
-    return list(dict.fromkeys(task.name for task in tasks))
 
 
 def _pipeline(name: str, tasks: Sequence[Task]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from headwater.cli.failure import OK
-from headwater.cli.output.tables import add_output, print_json, print_table
+from headwater.cli.output.tables import add_output, as_text, print_json, print_table
 from headwater.cli.remote import add_server, open_remote
 from headwater.model.quantity import counted
 
@@ -72,12 +72,8 @@ def _print_json(answer: dict[str, Any]) -> None:
 def _print(answer: dict[str, Any]) -> None:
     columns, rows = _rows(answer)
     if columns:
-        print_table(columns, [["NULL" if cell is None else _text(cell) for cell in row] for row in rows])
+        print_table(columns, [["NULL" if cell is None else as_text(cell) for cell in row] for row in rows])
     if not columns or answer["affected"]:
         print(f"{counted(answer['affected'], 'row')} changed")
     if answer["data"].get("truncated"):
         print(f"only the first {len(rows):,} rows are shown", file=sys.stderr)
-
-
-def _text(cell: Any) -> str:
-    return cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False)

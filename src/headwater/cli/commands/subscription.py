@@ -13,7 +13,7 @@ from typing import Any
 
 from headwater.cli.failure import OK, Failure
 from headwater.cli.filters import add_filters, add_images, filters, find_target, moment, natural, start
-from headwater.cli.output.tables import add_output, print_json, print_table, printable
+from headwater.cli.output.tables import add_output, as_text, print_json, print_table, printable
 from headwater.cli.remote import Remote, add_server, open_remote
 from headwater.model.formats import PLAIN
 from headwater.model.quantity import amount, byte_size, counted
@@ -173,7 +173,7 @@ def _state(each: dict[str, Any]) -> str:
 
 
 def _show_one(answer: Any, args: argparse.Namespace) -> None:
-    filters = [(name, _text(value)) for name, value in answer["options"].items() if name not in HIDDEN]
+    filters = [(name, as_text(value)) for name, value in answer["options"].items() if name not in HIDDEN]
     facts = [
         ("id", answer["sub_id"]),
         ("name", answer["name"] or ""),
@@ -192,10 +192,6 @@ def _show_one(answer: Any, args: argparse.Namespace) -> None:
 
 def _remaining(changes: int) -> str:
     return counted(changes, "change") if changes < NO_LIMIT else "any number of changes"
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def until(ms: int | None, now_ms: int | None = None) -> str:

@@ -84,7 +84,7 @@ class PostgresDemo(DemoDatabases):
             self._engine = Engine(data / "postgres")
             url = self._engine.url
         self._admin, self._own = url, f"headwater_demo_{secrets.token_hex(4)}"
-        self._urls = {name: _database(url, f"{self._own}_{name}") for name in ("main", "web")}
+        self._urls = {name: urlsplit(url)._replace(path=f"/{self._own}_{name}").geturl() for name in ("main", "web")}
         self.databases: Sequence[str] = [f"{name}={each}" for name, each in self._urls.items()]
         pattern = self._own + "_{name}"
         self.settings: Mapping[str, str] = {
@@ -125,10 +125,6 @@ def demo_databases(source: str, url: str | None, data: Path) -> DemoDatabases:
         hint = "Give it by PGPASSWORD or ~/.pgpass: others see arguments."
         raise Failure("the URL holds a password", hint=hint, exit_code=USAGE)
     return PostgresDemo(data, url)
-
-
-def _database(url: str, name: str) -> str:
-    return urlsplit(url)._replace(path=f"/{name}").geturl()
 
 
 def _outside(program: str, *args: str, url: str = "") -> int:

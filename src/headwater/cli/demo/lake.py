@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -64,9 +63,10 @@ class Lake:
     @contextmanager
     def running(self) -> Iterator[Future[Summary]]:
         """Run the pipeline: bars on a terminal, lines elsewhere."""
+        from headwater.cli.commands.pipeline import progress_display
         from headwater.pipeline.runner import run
 
-        with _show() as show:
+        with progress_display() as show:
             self._seen.show = show
             work = self._threads.submit(run, self.spec, watcher=self._seen, stop=self._stop, spark=self._spark)
             self._seen.work = work
@@ -102,13 +102,6 @@ class Lake:
         self._threads.shutdown()
         close_session(self._spark)
         forget_log()
-
-
-def _show() -> Any:
-    from headwater.cli.output.pipeline_bars import ProgressBars
-    from headwater.cli.output.pipeline_lines import ProgressLines
-
-    return ProgressBars() if sys.stdout.isatty() else ProgressLines()
 
 
 class _OffsetWatcher:

@@ -30,6 +30,11 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, out: T
         target.write(plain_table(headers, cells))
 
 
+def as_text(value: Any) -> str:
+    """Return a text as it is, and any other value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def print_result(
     output: str, document: Any, headers: Sequence[str], rows: Sequence[Sequence[Any]], *, nothing: str = ""
 ) -> None:

@@ -145,7 +145,9 @@ class Server:
             self._api.feeds.serve_queries(SubscribedInstances(self._api.queries))
         limits = Limits(self._config, self._api, StreamCounts(self._config.max_streams_per_client))
         limits.connections.is_lowered = self._is_lowered
-        metrics = self._metrics(self._api.feeds, limits)
+        feeds, queries = self._api.feeds, self._api.queries
+        self._pulls = None if feeds is None else self._open_pulls(feeds)
+        metrics = Metrics(databases.status, feeds, self._pulls, queries, limits, methods=METHODS)
         application = self._application(self._bridge, self._api.feeds, metrics, limits)
         self._gateway = application.gateway
         if self.grpc_addresses:
@@ -185,10 +187,6 @@ class Server:
         assert self._bridge is not None
         self._grpc = open_services(self._api, self._gate, self._bridge, limits, metrics, self._config)
         await self._grpc.start(self.grpc_addresses, self._tls)
-
-    def _metrics(self, feeds: Feeds | None, limits: Limits) -> Metrics:
-        self._pulls = None if feeds is None else self._open_pulls(feeds)
-        return Metrics(self._api.databases.status, feeds, self._pulls, self._api.queries, limits, methods=METHODS)
 
     def _application(self, bridge: Bridge, feeds: Feeds | None, metrics: Metrics, limits: Limits) -> Application:
         config = self._config
