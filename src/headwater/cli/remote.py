@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.cli.commands.config import add_token_file, credential, load_config
 from headwater.cli.connection_failure import transport_error, unreachable
 from headwater.cli.failure import FAILED, UNREACHABLE, Failure
+from headwater.cli.output.tables import add_output
 from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
@@ -22,6 +23,15 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", metavar="URL", help="the server to ask (http://127.0.0.1:7171)")
     parser.add_argument("--ca", metavar="FILE", help="authorities in PEM to trust besides the system's")
     add_token_file(parser)
+
+
+def add_verb(group: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
+    """Add a verb that calls a server and prints the result; return its parser."""
+    parser: argparse.ArgumentParser = group.add_parser(name, help=text, allow_abbrev=False)
+    add_server(parser)
+    add_output(parser)
+    parser.set_defaults(run=run)
+    return parser
 
 
 class Remote:

@@ -13,8 +13,8 @@ from typing import Any
 
 from headwater.cli.failure import OK, Failure
 from headwater.cli.filters import add_filters, add_images, filters, find_target, moment, natural, start
-from headwater.cli.output.tables import add_output, as_text, print_json, print_table, printable
-from headwater.cli.remote import Remote, add_server, open_remote
+from headwater.cli.output.tables import as_text, print_json, print_table, printable
+from headwater.cli.remote import Remote, add_verb, open_remote
 from headwater.model.formats import PLAIN
 from headwater.model.quantity import amount, byte_size, counted
 
@@ -58,10 +58,8 @@ def add(commands: Any) -> None:
 
 
 def _verb(group: Any, name: str, text: str, work: Work, show: Show) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = group.add_parser(name, help=text, allow_abbrev=False)
-    add_server(parser)
-    add_output(parser)
-    parser.set_defaults(run=_run, work=work, show=show)
+    parser = add_verb(group, name, text, _run)
+    parser.set_defaults(work=work, show=show)
     return parser
 
 

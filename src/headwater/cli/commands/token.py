@@ -10,8 +10,8 @@ from typing import Any
 
 from headwater.cli.failure import OK
 from headwater.cli.filters import natural
-from headwater.cli.output.tables import add_output, print_json, print_result, printable
-from headwater.cli.remote import add_server, open_remote
+from headwater.cli.output.tables import print_json, print_result, printable
+from headwater.cli.remote import add_verb, open_remote
 from headwater.model.quantity import counted
 
 ROLES = ("viewer", "editor", "owner")  # as the server has them, without loading what it needs
@@ -21,24 +21,16 @@ COLUMNS = ("id", "name", "role", "scopes", "expires")
 def add(commands: Any) -> None:
     """Register `token`."""
     group = commands.add_parser("token", help="API keys of a running server").add_subparsers(dest="verb", required=True)
-    create = _verb(group, "create", "make a key; it is shown once", _create)
+    create = add_verb(group, "create", "make a key; it is shown once", _create)
     create.add_argument("name", metavar="NAME", help="label of the key; shown in logs and recorded as the owner")
     create.add_argument("--role", choices=ROLES, default=ROLES[0], help="what it may do (viewer)")
     create.add_argument(
         "--scope", action="append", metavar="DB[.TABLE]", help="limit it to a database or a table; may be repeated"
     )
     create.add_argument("--days", type=natural, metavar="N", help="days until it expires")
-    _verb(group, "list", "list keys", _list)
-    revoke = _verb(group, "revoke", "end a key, and what is open with it", _revoke)
+    add_verb(group, "list", "list keys", _list)
+    revoke = add_verb(group, "revoke", "end a key, and what is open with it", _revoke)
     revoke.add_argument("id", metavar="ID", help="the key, by the id that `token list` shows")
-
-
-def _verb(group: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = group.add_parser(name, help=text, allow_abbrev=False)
-    add_server(parser)
-    add_output(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def _create(args: argparse.Namespace) -> int:

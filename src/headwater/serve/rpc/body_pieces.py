@@ -50,8 +50,7 @@ class Pieces:
         """Return a finished body in pieces, whatever its size. Raises Busy."""
         made = cls()
         made._reservation.take(min(len(body), MEMORY.max_bytes))
-        made._pieces = [body[start : start + PIECE] for start in range(0, len(body), PIECE)]
-        made.size = len(body)
+        made.fill(body)
         return made
 
     def reserve(self, size: int, caller: Hashable) -> None:

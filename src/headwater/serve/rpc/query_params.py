@@ -10,7 +10,6 @@ from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import Value, from_json
 from headwater.serve.rpc.params import Params
 
-CANNOT = "Omit it."
 MAX_ARGS = 32_766  # SQLite's own limit; converting more would block the event loop
 
 
@@ -110,6 +109,6 @@ def value_at(body: Any, path: str) -> Value:
 def check_cache(cache: Cache) -> None:
     """Raise NotSupported for cache options that are not implemented."""
     if cache.mode not in (None, "default"):
-        raise NotSupported(f"cache.mode {cache.mode[:40]!r} is not supported", hint=CANNOT)
+        raise NotSupported(f"cache.mode {cache.mode[:40]!r} is not supported", hint="Omit it.")
     if cache.persist:
         raise NotSupported("cache.persist is not supported", hint="Store the query with query.prepare.")

@@ -147,18 +147,15 @@ class Pulls:
 
     async def _pour(self, call: Call, job: Job, headers: Headers) -> int:
         with self._shares.take(call, AT_ONCE, SHARE):
-            return await self._answer(call, replace(job, caller=CALLER.get()), headers)
-
-    async def _answer(self, call: Call, job: Job, headers: Headers) -> int:
-        answers: list[Answer] = []
-        leaving = asyncio.ensure_future(gone(call.receive))
-        leaving.add_done_callback(lambda _: _leave(answers))
-        try:
-            pieces, first = await self._begun(call, job, answers)
-            await self._send(call, pieces, first, headers)
-        finally:
-            leaving.cancel()
-            _leave(answers)
+            answers: list[Answer] = []
+            leaving = asyncio.ensure_future(gone(call.receive))
+            leaving.add_done_callback(lambda _: _leave(answers))
+            try:
+                pieces, first = await self._begun(call, replace(job, caller=CALLER.get()), answers)
+                await self._send(call, pieces, first, headers)
+            finally:
+                leaving.cancel()
+                _leave(answers)
         return 200
 
     async def _begun(self, call: Call, job: Job, answers: list[Answer]) -> tuple[AsyncIterator[bytes], bytes]:

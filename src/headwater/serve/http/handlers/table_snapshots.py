@@ -73,7 +73,8 @@ class Snapshots:
         if matches(call.header(b"if-none-match"), tag):
             return await call.reply(304, [(b"etag", tag), (b"cache-control", FOREVER)])
         with self._shares.take(call, AT_ONCE, SHARE):
-            body = _Body(database, db, table, offset, kind, format, partial(self._places.yield_turn, holder()))
+            read = partial(_opened, database, db, table, offset, kind, format)
+            body = _Body(read, partial(self._places.yield_turn, holder()))
             await self._read(call, body, kind, tag, offset)
         return 200
 
@@ -142,17 +143,8 @@ class Snapshots:
 class _Body:
     """The pieces of one response. `close` waits for a running step, which the event loop may abandon at any time."""
 
-    def __init__(
-        self,
-        database: Database,
-        db: str,
-        table: str,
-        offset: int,
-        kind: bytes,
-        format: str,
-        yield_turn: Callable[[], None],
-    ) -> None:
-        self._asked, self._yield_turn = (database, db, table, offset, kind, format), yield_turn
+    def __init__(self, read: Callable[[Gone], Pieces], yield_turn: Callable[[], None]) -> None:
+        self._read, self._yield_turn = read, yield_turn
         self._pieces: Pieces | None = None
         self._lock = threading.Lock()
         self.left = threading.Event()  # set when the reader disconnects
@@ -160,7 +152,7 @@ class _Body:
     def open(self) -> None:
         """Open the snapshot; every error that can be reported as a status is raised here."""
         with self._lock:
-            self._pieces = _opened(*self._asked, self._has_left)
+            self._pieces = self._read(self._has_left)
 
     def _has_left(self) -> bool:
         """Return whether the reader has disconnected; long loops call this, so other snapshots get their turn here."""
