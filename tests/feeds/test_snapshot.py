@@ -35,7 +35,7 @@ from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
 from headwater.feeds.feeds import Feeds
 from headwater.feeds.groups.log_reader import View
 from headwater.feeds.options import Options
-from headwater.feeds.snapshot import Lease, Position, SnapshotPage, SnapshotReader, highest, lowest, newer_than_snapshot
+from headwater.feeds.snapshot import Lease, Position, SnapshotPage, SnapshotReader, newer_than_snapshot
 from headwater.feeds.subscription import SnapshotState
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
@@ -123,7 +123,7 @@ class Client:
         """Receive all changes up to the head, as a stream reads them."""
         assert self.done is not None
         log, at = self.database.log, self.done.offset
-        newer, edge = newer_than_snapshot(self.stored, self.database.source), highest(self.stored)
+        newer, edge = newer_than_snapshot(self.stored, self.database.source), self.stored.highest
         while at < log.latest:
             page = self.view.page(log, after=at, limit=limit, most=BIG, newer=newer if at < edge else None)
             for delivery in page.deliveries:
@@ -597,10 +597,10 @@ def test_stretch_is_saved_and_leased_before_its_rows_are_sent() -> None:
             seen = client.encoder.meant(data)
             assert any(stretch.offset == seen.offset for stretch in client.stored.chunks)
             offsets.append(seen.offset)
-        assert fed.log.horizon <= lowest(client.stored) + 1
+        assert fed.log.horizon <= client.stored.lowest + 1
         client.take(page)
         writer.write(2)
-    assert (min(offsets), max(offsets)) >= (lowest(client.stored), 0) and max(offsets) <= highest(client.stored)
+    assert (min(offsets), max(offsets)) >= (client.stored.lowest, 0) and max(offsets) <= client.stored.highest
     client.follow()
     assert client.rows() == client.oracle() and not client.restarts
 
@@ -743,11 +743,11 @@ def test_rows_read_again_raise_the_caught_up_offset() -> None:
     fed.commit(*(insert(id) for id in range(4)))
     client = Client(fed, ("items",))
     assert client.reader.page(200, BIG).done  # the client received none of these rows
-    before = highest(client.stored)
+    before = client.stored.highest
     fed.commit(insert(30))
     client.connect()
     page = client.reader.page(200, BIG)
-    assert len(page.rows) == 5 and highest(client.stored) == fed.log.latest > before, (
+    assert len(page.rows) == 5 and client.stored.highest == fed.log.latest > before, (
         "the client has caught up only after this offset"
     )
     client.take(page)

@@ -124,11 +124,9 @@ class Capture:
 
     def lag_seconds(self) -> float | None:
         """Return how long the log has been behind the source; None until it is known."""
-        return (
-            None
-            if self._current_at is None
-            else max(time.monotonic() - self._current_at - 2 * self._flush_seconds, 0.0)
-        )
+        if self._current_at is None:
+            return None
+        return max(time.monotonic() - self._current_at - 2 * self._flush_seconds, 0.0)
 
     def stop(self) -> None:
         """Capture what is committed, make it durable, and stop."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from headwater.config.reader import unknown
@@ -240,11 +240,4 @@ class Config:
         return replace(self.quotas, **dict(self.named(name).quotas))
 
 
-ROOMS: dict[str, type] = {
-    "serve": ServeConfig,
-    "log": LogConfig,
-    "feeds": FeedsConfig,
-    "pull": PullConfig,
-    "queries": QueriesConfig,
-    "quotas": QuotasConfig,
-}
+ROOMS = {each.name: type(each.default) for each in fields(Config) if is_dataclass(each.default)}

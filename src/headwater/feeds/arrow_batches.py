@@ -125,10 +125,6 @@ class Batches:
         if self.consumer.closed:
             self._end(CLOSED, "the database was dropped")
 
-    def wake(self) -> None:
-        """End the stream's sleep."""
-        self._waiting.wake()
-
     def ready(self) -> bytes | None:
         """Return None: `next` must always be called."""
         return None

@@ -26,6 +26,7 @@ from headwater.feeds.filters.filter import NewerThanSnapshot
 from headwater.feeds.groups.log_reader import View
 from headwater.feeds.subscription import END, SnapshotState
 from headwater.model.change import Change, Op
+from headwater.model.clock import wall_ms
 from headwater.model.per_table import PerTable
 from headwater.model.row_msgpack import decode_row, encode_row
 from headwater.model.table import Key, Row, Table
@@ -112,16 +113,6 @@ def newer_than_snapshot(state: SnapshotState, source: Readable) -> NewerThanSnap
     return is_newer
 
 
-def lowest(state: SnapshotState) -> int:
-    """Return the offset after which changes must be read."""
-    return state.lowest
-
-
-def highest(state: SnapshotState) -> int:
-    """Return the offset after which every change is delivered, because no row that was sent is newer."""
-    return max(state.again, max((stretch.offset for stretch in state.chunks), default=state.held))
-
-
 def _form(table: Table) -> tuple[str, ...]:
     """Return what must not change while a table is read: its version, and the order of its keys."""
     order = [f"{name} {table.columns[table.index[name]].collation}" for name in table.key]
@@ -147,9 +138,8 @@ class SnapshotReader:
         place: str = "",
         rows: int | None = None,
         reason: str = "",
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self._database, self._view, self._lease, self._save, self._now_ms = database, view, lease, save, now_ms
+        self._database, self._view, self._lease, self._save = database, view, lease, save
         self.state = state
         self._place_of = PerTable(lambda table: database.source.order(table, table.key))
         self._rows = FIRST_ROWS if rows is None else rows
@@ -206,7 +196,7 @@ class SnapshotReader:
             self._at_end,
             bool(reason),
             reason,
-            lowest(self.state),
+            self.state.lowest,
             self._count,
         )
 
@@ -226,7 +216,7 @@ class SnapshotReader:
 
     def _begin(self, reason: str) -> None:
         log = self._database.log
-        now = self._now_ms()
+        now = wall_ms()
         fresh = self.state if not reason else self.state.restarted(now)
         self.state = replace(fresh, generation=log.generation, held=log.latest, lease_started_ms=now)
         self._save(self.state)
@@ -279,7 +269,7 @@ class SnapshotReader:
         log.wait_beyond(self._database.source.head() - 1, LOG_SECONDS)
         return any(
             change.op is Op.SCHEMA_CHANGE and change.table.name == table.name and not _keeps_rows(change)
-            for part in log.scan(after=lowest(self.state))
+            for part in log.scan(after=self.state.lowest)
             for change in part.changes
         )
 
@@ -328,7 +318,7 @@ class SnapshotReader:
 
     def _read_again(self, chunk: Chunk) -> None:
         """Save the offset of rows that were read again: the reader has caught up only after that offset."""
-        if chunk.offset > highest(self.state):
+        if chunk.offset > self.state.highest:
             self.state = replace(self.state, again=chunk.offset)
             self._save(self.state)
 
@@ -346,7 +336,7 @@ class SnapshotReader:
         self._position = Position(self.state.run, self.state.table, self.state.after_key)
 
     def _encoded(self, chunk: Chunk, rows: Sequence[Row], before: str) -> list[tuple[str, bytes]]:
-        table, read_ms, run = chunk.table, self._now_ms(), self.state.run
+        table, read_ms, run = chunk.table, wall_ms(), self.state.run
         number = self.state.tables.index(table.name)
         passing = self._view.filter.rows(table, rows)
         found: list[tuple[str, bytes]] = []

@@ -49,6 +49,11 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return min((stretch.offset for stretch in self.chunks), default=self.held)
 
     @property
+    def highest(self) -> int:
+        """The offset after which every change is delivered, because no row that was sent is newer."""
+        return max(self.again, max((stretch.offset for stretch in self.chunks), default=self.held))
+
+    @property
     def after_key(self) -> Key | None:
         """The key after which the next chunk begins."""
         return None if self.after is None else decode_row(self.after)

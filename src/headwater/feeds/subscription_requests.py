@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from headwater.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.errors import Conflict, HeadwaterError, InvalidRequest, LimitExceeded
 from headwater.feeds.backtest import backtest
-from headwater.feeds.deliver.backpressure import Forecast, LagLimits, Pressure, counters, forecasted, why_lost
+from headwater.feeds.deliver.backpressure import Forecast, LagLimits, Pressure, counters, pressure, why_lost
 from headwater.feeds.deliver.start_position import at_time, check_cursor, check_reached, cursor_of
 from headwater.feeds.groups.log_reader import View
 from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.query_instances import Args, QueryInstance
-from headwater.feeds.snapshot import Position, highest, lowest
+from headwater.feeds.snapshot import Position
 from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.subscribe_query import SubscribeQuery, check_query
@@ -49,17 +49,21 @@ class Subscriptions:
         self, databases: Databases, registry: Registry, changed: Callable[[str, bool], None] = lambda id, closed: None
     ) -> None:
         self._databases, self._registry, self._changed = databases, registry, changed
+        self.database_of = registry.database_of
         self._forecasts: dict[str, Forecast] = {}
         self._backtesting = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}  # by subscription: held while its snapshot state is changed
 
     def subscribe(self, who: Principal, params: SubscribeTable) -> dict[str, Any]:
         """cdc.subscribe_table."""
+        database, request = self._checked(who, params)
+        return _subscribed(*self._found_or_made(who, database, request))
+
+    def _checked(self, who: Principal, params: SubscribeTable) -> tuple[Database, Request]:
         name = real_name(params.db)
         who.check(name, named_tables(params))
         database = self._databases.database(name)
-        request = check(params, database.source, who)
-        return _subscribed(*self._found_or_made(who, database, request))
+        return database, check(params, database.source, who)
 
     def subscribe_query(
         self, who: Principal, params: SubscribeQuery, args: Args, instance: QueryInstance
@@ -107,19 +111,12 @@ class Subscriptions:
             check_reached(log, offset, "offset", caught_up)
         with self._lock(id):
             subscription = self._registry.ack(id, offset)
-            if (
-                subscription.snapshot is not None
-                and subscription.snapshot.done
-                and subscription.acked >= highest(subscription.snapshot)
-            ):
+            state = subscription.snapshot
+            if state is not None and state.done and subscription.acked >= state.highest:
                 log.release(subscription.id)
                 subscription = self._registry.save_snapshot(id, None)
-            elif (
-                subscription.snapshot is not None
-                and subscription.snapshot.done
-                and offset >= subscription.snapshot.lowest
-            ):
-                subscription = self._registry.save_snapshot(id, replace(subscription.snapshot, rows_received=True))
+            elif state is not None and state.done and offset >= state.lowest:
+                subscription = self._registry.save_snapshot(id, replace(state, rows_received=True))
         self._changed(id, False)
         return {"sub_id": id, "acked_offset": subscription.acked}
 
@@ -140,7 +137,7 @@ class Subscriptions:
         """Save that the client has all rows of its snapshot, because it named an offset after them."""
         with self._lock(subscription.id):
             state = subscription.snapshot
-            if state is not None and state.done and not state.rows_received and offset >= lowest(state):
+            if state is not None and state.done and not state.rows_received and offset >= state.lowest:
                 self._registry.save_snapshot(subscription.id, replace(state, rows_received=True))
 
     def note_page(self, subscription: Subscription, *, done: bool) -> None:
@@ -166,20 +163,16 @@ class Subscriptions:
                 new = replace(
                     new, confirmed=now.confirmed, partial=now.partial and not new.done, rows_received=now.rows_received
                 )
-            self._registry.save_snapshot(subscription.id, new, acked=lowest(new) if new.done else None)
+            self._registry.save_snapshot(subscription.id, new, acked=new.lowest if new.done else None)
             return new
 
     def _lock(self, id: str) -> threading.Lock:
         return self._locks.setdefault(id, threading.Lock())
 
-    def database_of(self, id: str) -> str | None:
-        """Return the database of the subscription `id` of any owner; None if there is no such subscription."""
-        return self._registry.database_of(id)
-
     def pause(self, who: Principal, id: str, paused: bool) -> dict[str, Any]:
         """cdc.pause and cdc.resume."""
-        subscription = self._registry.get(who, id)
-        subscription = self._registry.pause(id) if paused else self._registry.resume(id)
+        self._registry.get(who, id)  # raises NotFound if `who` may not see it
+        subscription = self._registry.set_paused(id, paused)
         self._changed(id, False)
         return {
             "sub_id": id,
@@ -277,17 +270,14 @@ class Subscriptions:
 
     def backtest(self, who: Principal, params: SubscribeTable) -> dict[str, Any]:
         """cdc.backtest."""
-        name = real_name(params.db)
-        who.check(name, named_tables(params))
-        database = self._databases.database(name)
-        request = check(params, database.source, who)
+        database, request = self._checked(who, params)
         start = Start(EARLIEST) if params.start is None else request.start
         if request.start.kind == SNAPSHOT:
             raise InvalidRequest("a backtest reads changes, not a snapshot", hint='Leave out start:"snapshot".')
         database.catch_up(CATCH_UP_SECONDS)
         end = database.log.latest
         after = cursor_of(database.log, start, whole=False)
-        view = View(request.options, database.source, is_restricted=who.tables(name) is not None)
+        view = View(request.options, database.source, is_restricted=who.tables(request.options.db) is not None)
         if after >= end:
             return backtest(database.log, view, after=after, end=after)
         if not self._backtesting.acquire(blocking=False):
@@ -304,9 +294,9 @@ class Subscriptions:
         log = database.log
         reading = subscription.snapshot is not None and not subscription.snapshot.done
         reason = why_lost(subscription.cursor, horizon=log.horizon, generation_first=log.generation_first)
-        return forecasted(
-            self.forecast(subscription.id),
-            wall_ms(),
+        return pressure(
+            forecast=self.forecast(subscription.id),
+            now_ms=wall_ms(),
             cursor=subscription.cursor,
             latest=log.latest,
             limits=LagLimits.of(database.retention.changes),
@@ -320,10 +310,8 @@ class Subscriptions:
         database = self._databases.database(db)
         log = database.log
         every = self._registry.for_db(db)
-        found, queries = (
-            [self._pressure(subscription) for subscription in every],
-            sum(bool(subscription.options.query_id) for subscription in every),
-        )
+        found = [self._pressure(subscription) for subscription in every]
+        queries = sum(bool(subscription.options.query_id) for subscription in every)
         limits = LagLimits.of(database.retention.changes)
         return counters(found, horizon=log.horizon, latest=log.latest, limits=limits, queries=queries)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from itertools import compress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from uuid import UUID
 
@@ -312,27 +313,18 @@ def _any(value: Value) -> Any:
         return _MISFIT  # a value that is not known has no plain form
 
 
-def _itself(value: Any) -> Any:
-    return value
-
-
-def _iso(value: Any) -> str:
-    text: str = value.iso
-    return text
-
-
 _FITS: dict[str, Fit] = {
-    "bool": partial(_only, bool, _itself),
-    "i64": partial(_only, int, _itself),
+    "bool": partial(_only, bool, lambda value: value),
+    "i64": partial(_only, int, lambda value: value),
     "u64": partial(_only, U64, lambda value: value.v),
-    "f64": partial(_only, float, _itself),
+    "f64": partial(_only, float, lambda value: value),
     "str": partial(_only, str, _text),
-    "bytes": partial(_only, bytes, _itself),
+    "bytes": partial(_only, bytes, lambda value: value),
     "dec": partial(_only, Decimal, decimal_text),
     "json": partial(_only, Json, lambda value: value.text),
-    "date": partial(_only, Date, _iso),
-    "time": partial(_only, Time, _iso),
-    "datetime": partial(_only, DateTime, _iso),
+    "date": partial(_only, Date, attrgetter("iso")),
+    "time": partial(_only, Time, attrgetter("iso")),
+    "datetime": partial(_only, DateTime, attrgetter("iso")),
     "uuid": partial(_only, UUID, str),
     "embedding": partial(_only, Embedding, lambda value: list(value.values)),
     "any": _any,

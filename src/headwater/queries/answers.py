@@ -198,9 +198,8 @@ class Answering:
             instance = await self.instance(prepared, args, check.source_head)
             if floor is not None:
                 await self._wait_for_floor(floor, instance.analysis.tables)
-                check = (
-                    await self._head_checks.check()
-                )  # an execution that began before the wait may lack the awaited changes
+                # An execution that began before the wait may lack the awaited changes.
+                check = await self._head_checks.check()
                 instance = await self.instance(prepared, args, check.source_head)
             if not instance.analysis.is_cacheable:
                 self.numbers.uncacheable += 1
@@ -218,9 +217,9 @@ class Answering:
     def moment(self) -> Hashable:
         """Return a key that stays equal until the next commit; None if the head is not available without a thread."""
         check = self._head_checks.peek()
-        return (
-            None if check is None else (self.database.log.generation, check.source_head.head, check.source_head.schema)
-        )
+        if check is None:
+            return None
+        return self.database.log.generation, check.source_head.head, check.source_head.schema
 
     async def _known(self, instance: Instance, format: str, tags: Sequence[str], check: HeadCheck) -> Answer | None:
         self.numbers.conditional += 1

@@ -198,11 +198,11 @@ def test_waiting_poll_ends_at_pause_close_or_stop(registry: Registry) -> None:
         async with here(fed, registry) as place:
             held = place.subscribe()
             poll, task = await place.waiting(held)
-            registry.pause(held.id)
+            registry.set_paused(held.id, True)
             poll.changed()
             page = await task
             assert page["events"] == [] and page["backpressure"].state == "paused" and not page["caught_up"]
-            registry.resume(held.id)
+            registry.set_paused(held.id, False)
             poll, task = await place.waiting(held)
             poll.stop()
             assert (await task)["events"] == []
@@ -325,7 +325,7 @@ def test_evicted_poll_returns_resnapshot(paused: bool, registry: Registry) -> No
             for id in range(20):
                 fed.commit(insert(id))
             if paused:
-                registry.pause(held.id)
+                registry.set_paused(held.id, True)
             page = await place.answer(held, wait_ms=LONG)
             assert page["resnapshot_required"] and page["resnapshot_reason"] == "wal_horizon_exceeded"
             assert page["resnapshot_from_offset"] == page["next_offset"] == 15

@@ -465,7 +465,7 @@ def test_paused_stream_is_silent_and_resumes_where_it_was(registry: Registry) ->
             held = here.subscribe()
             reading = here.read(consumer=here.consumer(held))
             await reading.idle()
-            registry.pause(held.id)
+            registry.set_paused(held.id, True)
             reading.stream.changed()
             await reading.idle()
             for id in range(5):
@@ -475,7 +475,7 @@ def test_paused_stream_is_silent_and_resumes_where_it_was(registry: Registry) ->
             assert [frame.word for frame in found] == ["backpressure"]
             assert found[0].json["state"] == "paused" and found[0].json["paused"] is True
             assert found[0].json["sub_id"] == held.id
-            registry.resume(held.id)
+            registry.set_paused(held.id, False)
             reading.stream.changed()
             await reading.idle()
             assert changes(reading.frames) == fed.expected(reading.stream.consumer.view)

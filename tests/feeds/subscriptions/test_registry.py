@@ -99,7 +99,7 @@ def test_everything_about_a_subscription_survives_a_restart(opened: Callable[...
     one, created = registry.create(ANN, RICH, acked=7, name="né\N{SNOWMAN}", snapshot=FRESH)
     assert created
     assert (one.id, one.owner, one.created_ms, one.cursor) == ("sub_0000000000000000", "ann", 1234, 7)
-    registry.pause(one.id)
+    registry.set_paused(one.id, True)
     registry.create(BOB, PLAIN, acked=0)
     before = everything(registry)
     assert everything(opened()) == before
@@ -156,10 +156,10 @@ def test_seek_moves_both_ways(opened: Callable[..., Registry]) -> None:
 def test_pause_and_resume(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
-    assert registry.pause(id).paused
+    assert registry.set_paused(id, True).paused
     assert opened().get(ANN, id).paused
     registry = opened()
-    assert not registry.resume(id).paused
+    assert not registry.set_paused(id, False).paused
     assert not opened().get(ANN, id).paused
 
 
@@ -171,8 +171,8 @@ def test_removed_subscription_is_unknown_to_every_call(opened: Callable[..., Reg
         lambda: registry.get(OWNER, id),
         lambda: registry.ack(id, 9),
         lambda: registry.seek(id, 9),
-        lambda: registry.pause(id),
-        lambda: registry.resume(id),
+        lambda: registry.set_paused(id, True),
+        lambda: registry.set_paused(id, False),
         lambda: registry.save_snapshot(id, None),
         lambda: registry.remove(id),
     ]
@@ -336,7 +336,7 @@ def test_any_write_of_the_subscription_writes_its_quiet(opened: Callable[..., Re
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
     registry.quiet(id, 50, after=5)
-    registry.pause(id)
+    registry.set_paused(id, True)
     assert stored(place) == [(id, 5, 50)]
     registry.quiet(id, 60, after=50)
     registry.ack(id, 7)
@@ -557,7 +557,7 @@ def test_failed_write_changes_nothing(disk: FaultyVFS, place: Path, fault: str, 
         lambda: registry.create(ANN, PLAIN, acked=0),
         lambda: registry.ack(one.id, 9),
         lambda: registry.seek(one.id, 1),
-        lambda: registry.pause(one.id),
+        lambda: registry.set_paused(one.id, True),
         lambda: registry.save_snapshot(one.id, FRESH.read(offset=1, end=b"a", next_key=(1,))),
         lambda: registry.remove(one.id),
         lambda: registry.close_db("main"),
@@ -659,8 +659,8 @@ def random_step(registry: Registry, chance: random.Random) -> Callable[[Registry
     calls: list[Callable[[Registry], Any]] = [
         lambda each: each.ack(id, offset),
         lambda each: each.seek(id, offset),
-        lambda each: each.pause(id),
-        lambda each: each.resume(id),
+        lambda each: each.set_paused(id, True),
+        lambda each: each.set_paused(id, False),
         lambda each: each.save_snapshot(id, chance.choice((grown, grown, grown, None))),
         lambda each: each.remove(id) if len(ids) > 4 else None,
     ]

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from headwater.model.literal import U64, Date
-from headwater.queries.etag.query_etag import QueryIdentity, QueryTag, read_tag, sorted_args
+from headwater.queries.dependencies.instances import instance_key
+from headwater.queries.etag.query_etag import QueryIdentity, QueryTag, read_tag
 
 ONE = QueryIdentity(db="main", generation="g", epoch="e", sql="SELECT ?", args=(("1", 1),), format="rows_json")
 
@@ -48,4 +49,4 @@ def test_parts_of_a_question_are_delimited_in_the_prefix() -> None:
 
 
 def test_order_of_named_arguments_does_not_change_the_prefix() -> None:
-    assert sorted_args({"b": 1, "a": 2}) == sorted_args({"a": 2, "b": 1})
+    assert instance_key("q", {"b": 1, "a": 2}) == instance_key("q", {"a": 2, "b": 1})

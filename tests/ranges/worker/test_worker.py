@@ -538,7 +538,7 @@ def test_pull_whose_client_disconnected_stops_with_unavailable(side: Side) -> No
         bytes_of(snapshot_pieces(side.reader, side.log, SnapshotJob(side.place, "t", 1), lambda: True))
     job = LogJob(side.place, "t", 0, upto, None, Selection(where="1"))
     with pytest.raises(Unavailable, match="left"):
-        bytes_of(log_pieces(side.reader, side.log.disk, side.cache, job, lambda: True))
+        bytes_of(log_pieces(side.reader, side.log, side.cache, job, lambda: True))
 
 
 def test_caller_with_slow_conditions_leaves_places_to_other_callers() -> None:
@@ -608,7 +608,7 @@ def test_condition_checks_few_rows_between_two_checks_of_the_reader(
         bytes_of(snapshot_pieces(side.reader, side.log, job, left))
     else:
         changes = LogJob(side.place, "t", 0, upto, None, Selection(where="1"))
-        bytes_of(log_pieces(side.reader, side.log.disk, side.cache, changes, left))
+        bytes_of(log_pieces(side.reader, side.log, side.cache, changes, left))
     judged = [place for place, what in enumerate(asked) if what.startswith("rows")]
     assert len(judged) >= 20 and all(asked[place] == "rows 10" for place in judged[:-1])
     assert all("left" in asked[one:other] for one, other in itertools.pairwise(judged))

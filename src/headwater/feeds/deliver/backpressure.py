@@ -53,14 +53,23 @@ def pressure(
     lost: bool,
     will_expire_at_ms: int | None = None,
     spent: EvictionProgress = NOTHING_SPENT,
+    forecast: Forecast | None = None,
+    now_ms: int = 0,
 ) -> Pressure:
-    """Return the pressure on a subscriber at `cursor` by the strictest limit; `lost`: `why_lost` gave a reason."""
+    """Return the pressure on a subscriber at `cursor` by the strictest limit; `lost`: `why_lost` gave a reason.
+
+    It is added to `forecast` as a sample of `now_ms`, and contains the forecast.
+    """
     lag = max(latest - cursor, 0)
+    remaining = _remaining(lag, limits, spent)
+    if forecast is not None:
+        forecast.observe(now_ms, latest, cursor)
+        will_expire_at_ms = forecast.expires_at(now_ms, remaining=remaining)
     state = _state(lag, limits, paused, lost, spent.share)
     if lost:
         return Pressure(state, lag, 0, paused)
     expires = _earliest(will_expire_at_ms, spent.expires_at_ms)
-    return Pressure(state, lag, _remaining(lag, limits, spent), paused, expires)
+    return Pressure(state, lag, remaining, paused, expires)
 
 
 def _remaining(lag: int, limits: LagLimits, spent: EvictionProgress) -> int:
@@ -135,25 +144,6 @@ class Forecast:
             return None
         left = remaining / closing
         return now_ms + math.ceil(left) if now_ms + left <= MAX_MS else None
-
-
-def forecasted(
-    forecast: Forecast,
-    now_ms: int,
-    *,
-    cursor: int,
-    latest: int,
-    limits: LagLimits,
-    paused: bool,
-    lost: bool,
-    spent: EvictionProgress = NOTHING_SPENT,
-) -> Pressure:
-    """Return the current pressure with its forecast, and add it to the forecast as a sample."""
-    forecast.observe(now_ms, latest, cursor)
-    expires = forecast.expires_at(now_ms, remaining=_remaining(max(latest - cursor, 0), limits, spent))
-    return pressure(
-        cursor=cursor, latest=latest, limits=limits, paused=paused, lost=lost, will_expire_at_ms=expires, spent=spent
-    )
 
 
 def _smoothed(rate: float | None, moved: int, passed: int) -> float:

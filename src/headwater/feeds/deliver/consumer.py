@@ -14,16 +14,14 @@ from headwater.feeds.deliver.backpressure import (
     Forecast,
     LagLimits,
     Pressure,
-    forecasted,
     pressure,
-    states_between,
     why_lost,
 )
 from headwater.feeds.deliver.hub import Hub, Run
 from headwater.feeds.filters.filter import NewerThanSnapshot
 from headwater.feeds.groups.log_reader import View
 from headwater.feeds.query_feeds.query_view import QueryView
-from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, highest, newer_than_snapshot
+from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, newer_than_snapshot
 from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.log.live.live_log import LiveLog
@@ -54,7 +52,7 @@ class Consumer:
         self.is_current = False  # the log has caught up with the source once
         self._registry, self._forecast = registry, forecast or Forecast()
         self._refresh = refresh
-        self._limits = LagLimits.of(database.retention.changes)
+        self.limits = LagLimits.of(database.retention.changes)
         self._finished: SnapshotState | None = None
         self._newer: NewerThanSnapshot | None = None
         if subscription is not None and subscription.snapshot is not None and subscription.snapshot.done:
@@ -96,12 +94,12 @@ class Consumer:
 
     def overlaps_snapshot(self, cursor: int) -> bool:
         """Whether changes after `cursor` may be older than the rows of the snapshot."""
-        return self._finished is not None and cursor < highest(self._finished)
+        return self._finished is not None and cursor < self._finished.highest
 
     @property
     def reach(self) -> int:
         """The offset at which the consumer is up to date. Rows of a snapshot may be newer than the log's head."""
-        return max(self.log.latest, 0 if self._finished is None else highest(self._finished))
+        return max(self.log.latest, 0 if self._finished is None else self._finished.highest)
 
     def snapshot_filter(self, cursor: int) -> NewerThanSnapshot | None:
         """Return the filter that drops changes older than the snapshot's rows; None where none can follow `cursor`."""
@@ -119,12 +117,12 @@ class Consumer:
     def pressure(self, cursor: int) -> Pressure:
         """Return the backpressure by what the subscriber acknowledged, not by what was sent."""
         at = self.acked(cursor)
-        return forecasted(
-            self._forecast,
-            wall_ms(),
+        return pressure(
+            forecast=self._forecast,
+            now_ms=wall_ms(),
             cursor=at,
             latest=self.log.latest,
-            limits=self._limits,
+            limits=self.limits,
             paused=self.paused,
             lost=not self._is_reading and bool(self.why_lost(max(cursor, at))),
             spent=self.log.spent(at),
@@ -136,7 +134,7 @@ class Consumer:
 
     def pressure_at(self, acked: int) -> Pressure:
         """Return the backpressure as if the subscriber had acknowledged no more than `acked`."""
-        log, limits = self.log, self._limits
+        log, limits = self.log, self.limits
         spent = log.spent(acked)
         now = pressure(cursor=acked, latest=log.latest, limits=limits, paused=self.paused, lost=False, spent=spent)
         return self._with_loss(now, acked)
@@ -150,15 +148,11 @@ class Consumer:
         """Return what the subscriber acknowledged; without a subscription, what was sent."""
         return cursor if self.subscription is None else self.subscription.cursor
 
-    def states_between(self, known: str | None, found: Pressure) -> list[Pressure]:
-        """Return the states between two checks, see `backpressure.states_between`."""
-        return states_between(known, found, self._limits)
-
     def alarm(self) -> int:
         """Return the log offset at which the backpressure state changes next."""
         if self.subscription is None:
             return NEVER
-        at, latest, limits = self.subscription.cursor, self.log.latest, self._limits
+        at, latest, limits = self.subscription.cursor, self.log.latest, self.limits
         if self.why_lost(at):
             return NEVER
         lost = at + limits.retention + 1  # evicted by the next run of retention

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import HeadwaterError, OffsetExpired
-from headwater.feeds.deliver.backpressure import HEALTHY, RESNAPSHOT_REQUIRED, Pressure
+from headwater.feeds.deliver.backpressure import HEALTHY, RESNAPSHOT_REQUIRED, Pressure, states_between
 from headwater.feeds.deliver.catch_up_page import Piece, read_piece
 from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.end_reason import CLOSED, EndReason, known
@@ -403,7 +403,7 @@ class Stream:
         """Return a frame for each change to a state that is not healthy, states in between included."""
         frames = []
         for found in states:
-            for each in [*self.consumer.states_between(self._reported, found), found]:
+            for each in [*states_between(self._reported, found, self.consumer.limits), found]:
                 if each.state not in (self._reported, HEALTHY):
                     body = self.consumer.backpressure(each)
                     frames.append(self._frame(self._here, ControlEvent.BACKPRESSURE, _encode(body)))

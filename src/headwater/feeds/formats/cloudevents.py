@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.images import Key, delivered_images
-from headwater.feeds.formats.native import plain
-from headwater.feeds.formats.values import LIT, clean, encode, name
+from headwater.feeds.formats.native import Native
+from headwater.feeds.formats.values import LIT, PLAIN, clean, encode, name
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import UNAVAILABLE, Value, to_plain
@@ -32,7 +32,7 @@ class CloudEvents(Encoder):
 
     def __init__(self, shape: Shape) -> None:
         self._id = b'{"specversion":"1.0","id":"' + _quoted(shape.db).encode() + b"/"
-        self._data = plain(shape)
+        self._data = Native(shape, PLAIN)
         self._plans = PerTable(lambda table: _Plan(table, shape))
         self._second = (-1, "")  # the last formatted second, because many changes share it
 

@@ -13,7 +13,7 @@ from headwater.feeds.formats.images import (
     image_columns,
     unavailable,
 )
-from headwater.feeds.formats.values import LIT, PLAIN, Form, encode, name
+from headwater.feeds.formats.values import Form, encode, name
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
@@ -23,12 +23,12 @@ from headwater.model.table import Row, Table
 SCHEMA_CHANGE = Op.SCHEMA_CHANGE
 
 
-class _Plan:
-    """The parts that all changes of one version of a table have in common."""
+class Plan:
+    """The parts that all changes of one version of a table have in common, and its invalidations too."""
 
     def __init__(self, table: Table, shape: Shape, form: Form) -> None:
-        named = b',"db":' + name(shape.db) + b',"table":' + name(table.name)
-        self.heads = {op: named + b',"op":"%b"' % op.word.encode() for op in Op}
+        self.named = b',"db":' + name(shape.db) + b',"table":' + name(table.name)
+        self.heads = {op: self.named + b',"op":"%b"' % op.word.encode() for op in Op}
         self.image = Image(table, image_columns(table, shape), form)
         self.pk = Key(table, form) if table.primary_key else None
         self.identity = identity_of(table, form)
@@ -40,7 +40,7 @@ class Native(Encoder):
 
     def __init__(self, shape: Shape, form: Form) -> None:
         self._before, self._after = shape.before, shape.after
-        self._plans = PerTable(lambda table: _Plan(table, shape, form))
+        self._plans = PerTable(lambda table: Plan(table, shape, form))
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         # Written for speed: one join, and one condition for each rare field.
@@ -61,7 +61,7 @@ class Native(Encoder):
             encode(part.commit_ts_ms),
             b',"lsn":',
             number,
-            b"" if before is None or after is None else _pk_before(plan, before, pk),
+            b"" if before is None or after is None else pk_before(plan, before, pk),
             b',"offset":',
             number,
             b',"ts":"%d.%d","txn":{"id":' % (part.ts >> COUNTER_BITS, part.ts & MAX_COUNTER),
@@ -101,20 +101,11 @@ class Native(Encoder):
         return b"".join(parts)
 
 
-def _pk_before(plan: _Plan, before: Row, now: bytes) -> bytes:
+def pk_before(plan: Plan, before: Row | None, now: bytes) -> bytes:
+    """Return the field with the primary key before an update; b"" if it is `now`, or not known."""
     moved = b"" if plan.pk is None else plan.pk.moved(before, now)
     return b',"pk_before":' + moved if moved else b""
 
 
 def _ddl(change: Change) -> bytes:
     return b',"ddl":' + name(change.ddl or "") + b',"resnapshot":' + encode(change.resnapshot)
-
-
-def objects(shape: Shape) -> Native:
-    """Return the encoder of objects_json."""
-    return Native(shape, LIT)
-
-
-def plain(shape: Shape) -> Native:
-    """Return the encoder of plain_json."""
-    return Native(shape, PLAIN)

@@ -10,8 +10,9 @@ from headwater.feeds.formats.debezium_encoder import debezium
 from headwater.feeds.formats.encoder import Encoder, Frames, Maker, WriteChange, WritesFrames
 from headwater.feeds.formats.frame import FrameTemplate
 from headwater.feeds.formats.gateway import GATEWAY, Gateway
-from headwater.feeds.formats.native import objects, plain
+from headwater.feeds.formats.native import Native
 from headwater.feeds.formats.sochdb import EVENT, WATCH, Events, WatchKeyEvents
+from headwater.feeds.formats.values import LIT, PLAIN
 from headwater.feeds.options import Shape
 from headwater.model import formats
 from headwater.model.change import Change, Op, Transaction
@@ -20,8 +21,8 @@ from headwater.model.table_ddl import with_table_ddl
 from headwater.sources.read import Readable
 
 MAKERS: dict[str, Maker] = {
-    formats.OBJECTS: objects,
-    formats.PLAIN: plain,
+    formats.OBJECTS: lambda shape: Native(shape, LIT),
+    formats.PLAIN: lambda shape: Native(shape, PLAIN),
     formats.DEBEZIUM: debezium,
     formats.CLOUDEVENTS: CloudEvents,
     formats.COCKROACH: Cockroach,

@@ -6,16 +6,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
-from headwater.feeds.formats.images import (
-    Image,
-    Key,
-    Unknown,
-    delivered_images,
-    identity,
-    identity_of,
-    image_columns,
-    unavailable,
-)
+from headwater.feeds.formats.images import Key, Unknown, delivered_images, identity, identity_of, unavailable
+from headwater.feeds.formats.native import Plan, pk_before
 from headwater.feeds.formats.values import LIT, PLAIN, Form, clean, encode, name
 from headwater.feeds.options import Shape
 from headwater.feeds.query_feeds.query_instances import QueryInstance
@@ -24,7 +16,6 @@ from headwater.model import formats
 from headwater.model.change import Change, Op
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
 from headwater.model.per_table import PerTable
-from headwater.model.table import Row, Table
 from headwater.model.table_ddl import table_ddl
 
 BRIEF = "brief"  # the shape of query.subscribe; nobody can ask for it by name
@@ -38,28 +29,16 @@ class Invalidations(Protocol):
         ...
 
 
-class _Plan:
-    """The parts that all invalidations by one version of a table have in common."""
-
-    def __init__(self, table: Table, shape: Shape, form: Form) -> None:
-        self.head = b',"db":' + name(shape.db) + b',"table":' + name(table.name) + b',"op":"invalidate"'
-        self.image = Image(table, image_columns(table, shape), form)
-        self.pk = Key(table, form) if table.primary_key else None
-        self.identity = identity_of(table, form)
-        self.schema = b',"schema":%d' % table.version
-
-
-class Native:
+class Native(Invalidations):
     """objects_json and plain_json: the fields of a change in their order, then Headwater's own fields."""
 
     def __init__(self, shape: Shape, form: Form) -> None:
         self._before, self._after = shape.before, shape.after
         self._ddl = table_ddl if shape.hides_ddl else _ddl
-        self._plans = PerTable(lambda table: _Plan(table, shape, form))
+        self._plans = PerTable(lambda table: Plan(table, shape, form))
         self._keys = PerTable(lambda table: identity_of(table, form) or Key(table, form))
 
     def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
-        """Return one compact JSON object. `op` selects the images of the last change; None: no images."""
         part, offset, change, place = found.last
         plan = self._plans(change.table)
         before, after = (None, None) if op is None else delivered_images(change, op)
@@ -67,17 +46,19 @@ class Native:
         number, at = encode(offset), offset - part.first
         tag = encode(instance.tag(offset))
         row = change.row
+        moved_from = None if change.after is None else change.before  # the row that an update replaced
         pk = b"" if plan.pk is None or row is None else plan.pk(row)
         parts = (
             b'{"seq":',
             number,
-            plan.head,
+            plan.named,
+            b',"op":"invalidate"',
             b',"pk":' + pk if pk else b"",
             b',"before":' + plan.image(before, unknown) if self._before and before is not None else b"",
             b',"after":' + plan.image(after, unknown) if self._after and after is not None else b"",
             b',"query_id":' + name(instance.query_id) + b',"etag":' + tag,
             b',"commit_ts_ms":%d,"lsn":%b' % (part.commit_ts_ms, number),
-            _pk_before(plan, found, pk),
+            pk_before(plan, moved_from, pk) if pk else b"",
             b',"offset":%b,"ts":"%d.%d"' % (number, part.ts >> COUNTER_BITS, part.ts & MAX_COUNTER),
             b',"txn":{"id":' + name(part.id) + b',"seq":%d,"last":' % (part.start + at),
             b"true}" if part.last and at + 1 == len(part.changes) else b"false}",
@@ -86,7 +67,7 @@ class Native:
             self._changed_keys(found),
             b',"reason":' + _reason(instance, found),
             b',"ddl":' + name(self._ddl(change)) if change.op is Op.SCHEMA_CHANGE else b"",
-            b"" if plan.identity is None or row is None else identity(plan.identity, _moved_from(change), row),
+            b"" if plan.identity is None or row is None else identity(plan.identity, moved_from, row),
             unavailable(unknown) if unknown else b"",
             b"}",
         )
@@ -101,17 +82,16 @@ class Native:
         return b',"changed_keys":{' + b",".join(tables) + b"}" + cut
 
 
-class _QuerySubscribeEvents:
+class _QuerySubscribeEvents(Invalidations):
     """The events of query.subscribe."""
 
     def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
-        """Return one compact JSON object. `op` selects the images of the last change; None: no images."""
         offset, tag = found.last.offset, instance.tag(found.last.offset)
         table = clean(found.last.change.table.name)
         return encode({"query_id": instance.query_id, "etag": tag, "new_etag": tag, "table": table, "offset": offset})
 
 
-class CloudEvents:
+class CloudEvents(Invalidations):
     """cloudevents_json: CloudEvents 1.0 in structured mode, with the invalidation as plain_json in `data`."""
 
     def __init__(self, shape: Shape) -> None:
@@ -119,7 +99,6 @@ class CloudEvents:
         self._data = Native(shape, PLAIN)
 
     def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
-        """Return one compact JSON object. `op` selects the images of the last change; None: no images."""
         part, offset, _, _ = found.last
         head = {
             "specversion": "1.0",
@@ -139,18 +118,8 @@ def _time(ms: int) -> str:
     return f"{datetime.fromtimestamp(ms // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
 
 
-def _pk_before(plan: _Plan, found: RelevantChanges, now: bytes) -> bytes:
-    moved = b"" if plan.pk is None or not now else plan.pk.moved(_moved_from(found.last.change), now)
-    return b',"pk_before":' + moved if moved else b""
-
-
 def _ddl(change: Change) -> str:
     return change.ddl or ""
-
-
-def _moved_from(change: Change) -> Row | None:
-    """Return the row that an update replaced; None for other changes."""
-    return None if change.after is None else change.before
 
 
 def _reason(instance: QueryInstance, found: RelevantChanges) -> bytes:

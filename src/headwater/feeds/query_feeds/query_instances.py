@@ -35,54 +35,19 @@ class AnswerHash(msgspec.Struct, frozen=True):
 class QueryInstance(Protocol):
     """A prepared query with its arguments, analysed for one version of the schema. Thread-safe."""
 
-    @property
-    def key(self) -> Hashable:
-        """The identity: equal for the same query with the same arguments in every version of the schema."""
-        ...
-
-    @property
-    def query_id(self) -> str:
-        """The id of the prepared query."""
-        ...
-
-    @property
-    def db(self) -> str:
-        """The database that the query reads."""
-        ...
-
-    @property
-    def url(self) -> str:
-        """The path at which the result is available."""
-        ...
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """The base tables that the query reads."""
-        ...
-
-    @property
-    def beyond(self) -> tuple[str, ...]:
-        """Other stored data that the query may read."""
-        ...
-
-    @property
-    def follows_all(self) -> bool:
-        """Whether every change of the database invalidates the instance, because its dependencies are unknown."""
-        ...
+    key: Hashable  # equal for the same query with the same arguments in every version of the schema
+    query_id: str  # of the prepared query
+    db: str  # that the query reads
+    url: str  # the path at which the result is available
+    tables: tuple[str, ...]  # base tables that the query reads
+    beyond: tuple[str, ...]  # other stored data that the query may read
+    follows_all: bool  # every change of the database invalidates the instance: its dependencies are unknown
+    prefix: str  # of the ETags; differs whenever the analysis differs, because such ETags do not compare
+    head: int  # the offset of the analysis: after a later change of the schema the query must be analysed again
 
     @property
     def dependencies(self) -> Sequence[TableDependency]:
         """The dependencies: tables whose changes may invalidate the instance."""
-        ...
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the ETags; differs whenever the analysis differs, because such ETags do not compare."""
-        ...
-
-    @property
-    def head(self) -> int:
-        """The offset of the analysis: after a later change of the schema the query must be analysed again."""
         ...
 
     def matters(self, change: Change) -> int | None:

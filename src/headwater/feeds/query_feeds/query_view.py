@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from headwater.errors import Forbidden, HeadwaterError
 from headwater.feeds.filters.filter import NewerThanSnapshot
-from headwater.feeds.formats.native import plain
+from headwater.feeds.formats.native import Native
+from headwater.feeds.formats.values import PLAIN
 from headwater.feeds.groups.log_reader import (
     INVALIDATE,
     SCAN,
@@ -41,7 +40,8 @@ class QueryView(View):
         confirming: AnswerConfirmation | None = None,
         allowed_tables: frozenset[str] | None = None,
     ) -> None:
-        super().__init__(options, source, plain(Shape(options.db)))  # this encoder is never used: no change is sent
+        # This encoder is never used: no change is sent.
+        super().__init__(options, source, Native(Shape(options.db), PLAIN))
         self.instance = instance
         self.allowed_tables = allowed_tables  # the tables that the readers may see; None: all tables
         self.signature = signature_of(options, allowed_tables)
@@ -174,13 +174,9 @@ class _Pages:
     def _again(self, transaction: int, upto: int) -> TransactionMatch:
         """Read the whole transaction again, because the reader started inside it and all its changes count."""
         matched = self._match(transaction, is_whole=True)
-        for part in self._from(transaction, upto):
+        for part in self._log.scan(after=max(transaction, self._log.horizon) - 1, upto=upto):
             matched.take(part)
         return matched
-
-    def _from(self, transaction: int, upto: int) -> Iterable[Transaction]:
-        found: Iterator[Transaction] = self._log.scan(after=max(transaction, self._log.horizon) - 1, upto=upto)
-        return found
 
     def _is_needless(self, found: RelevantChanges) -> bool:
         confirming, last = self._view.confirming, found.last.offset

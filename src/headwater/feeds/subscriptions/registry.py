@@ -24,6 +24,7 @@ from headwater.model.work.usage import Usage
 MOST = 100_000  # subscriptions
 MOST_BYTES = 8 << 20  # of the stored options of one caller; in memory they take about 16 times as much
 SHARE = 0.5  # the share of all subscriptions that one principal may have unless its role is owner
+Fields = dict[str, Any]  # of a subscription, by name
 Quota = Callable[[str], int | None]  # the limit of one database; None: no limit of its own
 
 
@@ -267,38 +268,15 @@ class Registry:
         if known is not None and offset <= known.acked:
             return known
 
-        def work(connection: apsw.Connection) -> Apply[Subscription]:
-            found = self._find(connection, id)
-            acked = store.ack(connection, id, offset)
-            return lambda: _set(found, acked=acked)
-
-        return self._commits.run(work)
+        return self._change(id, lambda connection: {"acked": store.ack(connection, id, offset)})
 
     def seek(self, id: str, offset: int) -> Subscription:
         """Continue after `offset`, forwards or backwards."""
+        return self._change(id, lambda connection: store.seek(connection, id, offset))
 
-        def work(connection: apsw.Connection) -> Apply[Subscription]:
-            found = self._find(connection, id)
-            store.seek(connection, id, offset)
-            return lambda: _set(found, acked=offset, quiet=offset)
-
-        return self._commits.run(work)
-
-    def pause(self, id: str) -> Subscription:
-        """Stop delivery until `resume`."""
-        return self._set_paused(id, True)
-
-    def resume(self, id: str) -> Subscription:
-        """Continue delivery."""
-        return self._set_paused(id, False)
-
-    def _set_paused(self, id: str, paused: bool) -> Subscription:
-        def work(connection: apsw.Connection) -> Apply[Subscription]:
-            found = self._find(connection, id)
-            store.set_paused(connection, id, paused)
-            return lambda: _set(found, paused=paused)
-
-        return self._commits.run(work)
+    def set_paused(self, id: str, paused: bool) -> Subscription:
+        """Stop delivery, or continue it."""
+        return self._change(id, lambda connection: store.set_paused(connection, id, paused))
 
     def save_snapshot(self, id: str, state: SnapshotState | None, *, acked: int | None = None) -> Subscription:
         """Save the progress of the snapshot, None when it is complete; with `acked`, seek there in the same commit.
@@ -306,13 +284,19 @@ class Registry:
         Writes only the chunks read since the last call.
         """
 
+        def write(connection: apsw.Connection) -> Fields:
+            store.set_snapshot(connection, id, state)
+            return {"snapshot": state} | ({} if acked is None else store.seek(connection, id, acked))
+
+        return self._change(id, write)
+
+    def _change(self, id: str, write: Callable[[apsw.Connection], Fields]) -> Subscription:
+        """Commit what `write` writes, then set the fields that it returns; return the subscription."""
+
         def work(connection: apsw.Connection) -> Apply[Subscription]:
             found = self._find(connection, id)
-            store.set_snapshot(connection, id, state)
-            if acked is None:
-                return lambda: _set(found, snapshot=state)
-            store.seek(connection, id, acked)
-            return lambda: _set(found, snapshot=state, acked=acked, quiet=acked)
+            fields = write(connection)
+            return lambda: _set(found, fields)
 
         return self._commits.run(work)
 
@@ -427,7 +411,7 @@ def _check_same(
         )
 
 
-def _set(found: Subscription, **fields: Any) -> Subscription:
+def _set(found: Subscription, fields: Fields) -> Subscription:
     for name, value in fields.items():
         setattr(found, name, value)
     return found

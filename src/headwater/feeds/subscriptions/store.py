@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import apsw
 import msgspec
@@ -180,14 +181,16 @@ def ack(connection: apsw.Connection, id: str, offset: int) -> int:
     )
 
 
-def seek(connection: apsw.Connection, id: str, offset: int) -> None:
-    """Set the acknowledged offset to `offset`, forwards or backwards."""
+def seek(connection: apsw.Connection, id: str, offset: int) -> dict[str, Any]:
+    """Set the acknowledged offset to `offset`, forwards or backwards; return the changed fields."""
     connection.execute("UPDATE subscription SET acked = ?, quiet = ? WHERE id = ?", (offset, offset, id))
+    return {"acked": offset, "quiet": offset}
 
 
-def set_paused(connection: apsw.Connection, id: str, paused: bool) -> None:
-    """Pause or resume a subscription."""
+def set_paused(connection: apsw.Connection, id: str, paused: bool) -> dict[str, Any]:
+    """Pause or resume a subscription; return the changed field."""
     connection.execute("UPDATE subscription SET paused = ? WHERE id = ?", (paused, id))
+    return {"paused": paused}
 
 
 def set_snapshot(connection: apsw.Connection, id: str, state: SnapshotState | None) -> None:

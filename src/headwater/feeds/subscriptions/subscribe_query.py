@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
-from headwater.feeds.filters.row_filter import Rule
 from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.query_instances import Args, QueryInstance
 from headwater.feeds.subscriptions.subscribe_table import (
@@ -16,7 +14,7 @@ from headwater.feeds.subscriptions.subscribe_table import (
     SNAPSHOT,
     Request,
     Start,
-    check_calls,
+    check_rules,
     check_size,
     checked_images,
     checked_name,
@@ -163,14 +161,8 @@ def _misfit(options: Options, table: Table, source: Readable, who: Principal) ->
     if unknown and len(unknown) == len(options.columns):
         what = f"`columns`: table {table.name!r} has no column {unknown[0][:40]!r}"
         return InvalidRequest(what, hint=nearest(unknown[0], names))
-
-    def calls(alone: Options) -> Callable[[], tuple[str, ...]]:
-        return lambda: Rule(alone, table, source).calls
-
-    for field in NARROW[:-1]:
-        try:
-            alone = Options(db=options.db, **{field: getattr(options, field)})
-            check_calls(calls(alone), who, options.db)
-        except InvalidRequest as error:
-            return type(error)(f"`{field}`: {error.message}", hint=error.hint)
+    try:
+        check_rules(options, table, source, who)
+    except InvalidRequest as error:
+        return error
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -97,7 +98,7 @@ def check(params: SubscribeTable, source: Readable, who: Principal = ADMIN) -> R
     )
     check_size(options)
     for table in tables.values():
-        _check_rules(options, table, source, who)
+        check_rules(options, table, source, who)
     return Request(options, start, checked_name(params.name), params.include is not None)
 
 
@@ -256,21 +257,19 @@ def check_size(options: Options) -> None:
         )
 
 
-def _check_rules(options: Options, table: Table, source: Readable, who: Principal) -> None:
-    """Compile each filter on its own, so that an error names the filter that does not fit."""
-
-    def calls(alone: Options) -> Callable[[], tuple[str, ...]]:
-        return lambda: Rule(alone, table, source).calls
-
+def check_rules(options: Options, table: Table, source: Readable, who: Principal) -> None:
+    """Compile each filter on its own for `table`, so that an error names the filter that does not fit."""
     for field in ("pk", "pk_range", "spans", "shard", "where"):
-        filter_ = getattr(options, field)
-        if filter_ is None:
-            continue
-        try:
-            alone = Options(db=options.db, tables=options.tables, **{field: filter_})
-            check_calls(calls(alone), who, options.db)
-        except InvalidRequest as error:
-            raise type(error)(f"`{field}`: {error.message}", hint=error.hint) from None
+        if (given := getattr(options, field)) is not None:
+            alone = Options(db=options.db, **{field: given})
+            try:
+                check_calls(partial(_calls, alone, table, source), who, options.db)
+            except InvalidRequest as error:
+                raise type(error)(f"`{field}`: {error.message}", hint=error.hint) from None
+
+
+def _calls(options: Options, table: Table, source: Readable) -> tuple[str, ...]:
+    return Rule(options, table, source).calls
 
 
 def check_calls(compile_filter: Callable[[], tuple[str, ...]], who: Principal, db: str) -> None:

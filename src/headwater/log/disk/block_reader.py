@@ -91,7 +91,7 @@ class Reader:
             return connection.execute("SELECT value FROM note WHERE name = ?", (name,)).get or ""
 
     def shape(self, name: str, version: int) -> Table | None:
-        """Return a stored shape; None if there is none."""
+        """Return a table as it was at `version`, by the newest change that has it; None if none does."""
         with self._connection() as connection:
             return self._shapes.find(connection, name, version)
 

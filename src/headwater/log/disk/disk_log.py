@@ -19,7 +19,6 @@ from headwater.log.disk.retention import step_end, whole
 from headwater.log.disk.store import State, new_generation
 from headwater.log.transaction_parts import BLOCK_CHANGES, first_begin, in_order, last_at, within
 from headwater.model.change import Transaction
-from headwater.model.table import Table
 
 
 class DiskLog:
@@ -30,6 +29,7 @@ class DiskLog:
         self.created = writer is not None and writer.file.created
         self._reader = Reader(path, vfs)
         self._writer = writer
+        self.note, self.shape = self._reader.note, self._reader.shape
         blocks = RetainedBlocks(self._own_writer, self._reader)
         self.retain, self.blocks, self.overdue, self.merge = blocks.retain, blocks.sizes, blocks.overdue, blocks.merge
 
@@ -109,14 +109,6 @@ class DiskLog:
     def bytes(self) -> int:
         """Bytes of the stored blocks; 0 in a process that only reads."""
         return 0 if self._writer is None else self._writer.state.bytes
-
-    def note(self, name: str) -> str:
-        """Return a small durable text stored with the blocks (the source's nonce, its identity); "" if unset."""
-        return self._reader.note(name)
-
-    def shape(self, name: str, version: int) -> Table | None:
-        """Return a table as it was at `version`, by the newest change that has it; None if none does."""
-        return self._reader.shape(name, version)
 
     # Reading
 

@@ -317,10 +317,8 @@ class _QueryReader(ExprReader):
     def function(self, body: dict[str, Any], path: str, depth: int) -> Expr:
         """Parse a call of a scalar function or of an aggregate."""
         body = _object(body, path, ["fn"], ["args", "distinct"])
-        name, distinct = (
-            field(body, "fn", str, path).lower(),
-            "distinct" in body and field(body, "distinct", bool, path),
-        )
+        name = field(body, "fn", str, path).lower()
+        distinct = "distinct" in body and field(body, "distinct", bool, path)
         given = field(body, "args", list, path) if "args" in body else []
         if name == "count" and len(given) == 1 and self.star(given[0], f"{path}.args[0]") == Star():
             given = []

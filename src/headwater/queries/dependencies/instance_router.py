@@ -267,9 +267,8 @@ class _Plan:
         self.table = table
         self._routes = routes
         self._fits: dict[_TemplateInstances, CompiledTemplate] = {}
-        self._strange: set[_TemplateInstances] = (
-            set()
-        )  # templates whose columns this version lacks: every change is relevant
+        # Templates whose columns this version lacks: every change is relevant.
+        self._strange: set[_TemplateInstances] = set()
         for home in routes.homes.values():
             fit = home.template.fit(table)
             if fit is None:

@@ -13,7 +13,7 @@ from headwater.model.dependencies.dependency import Analysis
 from headwater.model.literal import UNAVAILABLE, Value
 from headwater.model.table import Table
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies
-from headwater.queries.etag.query_etag import QueryIdentity, pack_args, sorted_args
+from headwater.queries.etag.query_etag import QueryIdentity, pack_args
 from headwater.queries.prepared import PreparedQuery
 
 MAX_INSTANCES = 20_000  # cached between requests
@@ -82,7 +82,7 @@ class Instance:
                 generation=self.generation,
                 epoch=self.analysis.epoch,
                 sql=self.analysis.sql,
-                args=sorted_args(self.args),
+                args=tuple(sorted(self.args.items())),
                 format=format,
                 scope=scope,
                 packed=self.packed,
@@ -96,7 +96,7 @@ def instance_key(query_id: str, args: Mapping[str, Value]) -> InstanceKey:
 
     It encodes the arguments: call it in a thread if they are long.
     """
-    pairs = sorted_args(args)
+    pairs = sorted(args.items())
     return query_id, tuple(name for name, _ in pairs), pack_args(pairs)
 
 

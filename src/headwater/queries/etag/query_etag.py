@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -67,8 +67,3 @@ def pack_args(args: Iterable[tuple[str, Value]]) -> bytes:
     """Return short bytes that are equal exactly for equal values of equal types."""
     encoded = encode_row(tuple(value for _, value in args))
     return encoded if len(encoded) <= LONG else _DIGEST + hashlib.blake2b(encoded).digest()
-
-
-def sorted_args(args: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
-    """Return the arguments sorted by name."""
-    return tuple(sorted(args.items()))

@@ -89,7 +89,8 @@ class Rows:
             columns = check_columns(table, returning or ())
             checked = [check_values(table, row) for row in rows]
             result, stored = session.insert(place.table, checked, returning=returning is not None)
-            back = None if returning is None else tuple(_pick(table, row, columns) for row in stored)
+            places = [table.index[name] for name in columns]
+            back = None if returning is None else tuple(tuple(row[place] for place in places) for row in stored)
             return StoredResult(result.affected, result.last_insert_id, columns, back)
 
         return self._write(principal, place, tx, work)
@@ -161,10 +162,6 @@ def _select(principal: Principal, db: str, session: Session, place: TableAddress
     table = session.describe(place.table)
     rows = session.select(place.table, key_is(table, check_key(table, key)), 1)
     return FoundRow(table, found_row(table, rows[0] if rows else None))
-
-
-def _pick(table: Table, row: Row, columns: Sequence[str]) -> Row:
-    return tuple(row[table.index[name]] for name in columns)
 
 
 def _check_where(table: Table, where: Expr) -> None:

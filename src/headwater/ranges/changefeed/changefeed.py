@@ -172,9 +172,8 @@ class ChangeFeed:
         self._promised = 0  # the time of the newest checkpoint
         self._due_at = time.monotonic() + pace.checkpoints
         self._behind_since: float | None = None
-        self.before_checkpoint: Callable[[], Awaitable[None]] | None = (
-            None  # called before each checkpoint; raises to end the feed
-        )
+        # Called before each checkpoint; raises to end the feed.
+        self.before_checkpoint: Callable[[], Awaitable[None]] | None = None
         self.least: Callable[[], float] = lambda: 0.0  # shortest interval of checkpoints, a limit of the caller
 
     async def pages(self, who: Hashable) -> AsyncIterator[list[Any]]:

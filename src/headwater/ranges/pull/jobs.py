@@ -158,12 +158,9 @@ def error_in(failed: Failed) -> HeadwaterError:
     return error
 
 
-def _kinds() -> dict[str, type[HeadwaterError]]:
-    found = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HeadwaterError)]
-    return {kind.code: kind for kind in found}
-
-
-_BY_CODE = _kinds()
+_BY_CODE = {
+    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HeadwaterError)
+}
 
 
 def stop_message(table: str, offset: int, reason: str) -> str:

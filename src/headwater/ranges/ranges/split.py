@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import ceil
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -79,8 +80,9 @@ def bounds(points: Sequence[SamplePoint], count: int) -> list[bytes]:
 
 def within(points: Sequence[SamplePoint], span: Span) -> Sequence[SamplePoint]:
     """Return the points inside `span`."""
-    low = bisect_left(points, span.start, key=_place)
-    return points[low : len(points) if span.end is None else bisect_left(points, span.end, key=_place)]
+    place = attrgetter("place")
+    low = bisect_left(points, span.start, key=place)
+    return points[low : len(points) if span.end is None else bisect_left(points, span.end, key=place)]
 
 
 def sizes(sample: Sample, spans: Sequence[Span]) -> list[Size]:
@@ -130,10 +132,6 @@ def applied(ranges: Sequence[Range], steps: Sequence[Split | Merge], new_id: Cal
             found.append(united(ranges[step.number : step.last + 1]))
             number = step.last + 1
     return [*found, *ranges[number:]]
-
-
-def _place(point: SamplePoint) -> bytes:
-    return point.place
 
 
 def divided(one: Range, bounds: Sequence[bytes], new_id: Callable[[], int]) -> list[Range]:

@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -54,7 +55,8 @@ class PositionServer:
         self._listener = listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         listener.listen(128)
-        threading.Thread(target=self._accept, args=(listener,), name="headwater-positions", daemon=True).start()
+        accept = partial(accept_connections, listener, self._serve)
+        threading.Thread(target=accept, name="headwater-positions", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening."""
@@ -63,14 +65,6 @@ class PositionServer:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
             listener.close()
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         # A reader learns of a new generation by the check in `_reply`; the error at the end of its read is redundant.
@@ -155,6 +149,16 @@ class PositionClient:
         if reply.failed is not None:
             raise error_in(reply.failed)
         return reply
+
+
+def accept_connections(listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+    """Serve each connection in its own thread, until the listener is closed."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
 
 def _send(connection: socket.socket, data: bytes) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import socket
-import threading
 from collections.abc import Generator
 
 import msgspec
@@ -35,7 +34,7 @@ from headwater.ranges.pull.jobs import (
 from headwater.ranges.pull.log_slices import log_pieces
 from headwater.ranges.pull.slice_cache import Cache, Slice
 from headwater.ranges.worker.open_databases import Databases, OpenDatabase, OpenReader
-from headwater.ranges.worker.position_requests import receive_exactly
+from headwater.ranges.worker.position_requests import accept_connections, receive_exactly
 
 logger = logging.getLogger("headwater.worker")
 
@@ -53,12 +52,7 @@ class Worker:
 
     def serve(self, listener: socket.socket) -> None:
         """Answer jobs until the listener is closed."""
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+        accept_connections(listener, self._answer)
 
     def _answer(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):  # the reader closed the connection
