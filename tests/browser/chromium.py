@@ -9,10 +9,10 @@ from typing import Any
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
+from tests.suite.deadlines import PATIENCE
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 EVIL_HOST = "evil.test"  # another site's name for this machine, as after DNS rebinding
-SECONDS = 30.0
 POLL_SECONDS = 0.02
 
 FLAGS = (
@@ -77,7 +77,7 @@ class Browser:
 def wait_for(done: Callable[[], Any], what: Callable[[], str]) -> None:
     """Ask `done` until it holds."""
     try:
-        WebDriverWait(None, SECONDS, POLL_SECONDS).until(lambda _: done())
+        WebDriverWait(None, PATIENCE, POLL_SECONDS).until(lambda _: done())
     except Exception as error:
         error.add_note(f"waited for {what()}")
         raise

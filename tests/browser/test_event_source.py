@@ -44,7 +44,7 @@ def test_event_source_resumes_by_itself_after_a_server_restart(browser: Browser,
 
 
 def test_event_source_with_an_expired_ticket_ends_and_a_new_ticket_continues(browser: Browser, serve: Serve) -> None:
-    server = serve("serve.ticket_seconds = 4", token="s3cret")
+    server = serve("serve.ticket_seconds = 10", token="s3cret")
     sub_id = server.subscribe()
     browser.run("follow(arguments[0])", server.sse(sub_id))
     browser.until(f"errors.length === 1 && source.readyState === {CLOSED}")  # no ticket, no way in
@@ -96,6 +96,6 @@ def test_closed_tab_leaves_no_open_stream(browser: Browser, serve: Serve) -> Non
     server = serve()
     browser.run("follow(arguments[0])", server.sse(server.subscribe()))
     browser.until("opened.length === 1")
-    assert server.streams() == 1
+    wait_for(lambda: server.streams() == 1, lambda: f"one stream; there are {server.streams()}")
     browser.visit("about:blank")
     wait_for(lambda: server.streams() == 0, lambda: f"no stream; there are {server.streams()}")

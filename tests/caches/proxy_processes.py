@@ -16,7 +16,6 @@ from tests.suite.deadlines import PATIENCE
 
 PAGE = Path(__file__).parents[2] / "docs" / "caching.md"
 PORTS = range(20_000, 30_000)  # below those that the system hands out by itself
-START_SECONDS = 60.0
 
 NGINX = """
 daemon off;
@@ -92,7 +91,7 @@ class Front:
         raise NotImplementedError
 
     def _wait(self) -> None:
-        end = time.monotonic() + START_SECONDS
+        end = time.monotonic() + PATIENCE
         while True:
             assert self._process.poll() is None and time.monotonic() < end, (self.folder / "said").read_text()
             with socket.socket() as probe:

@@ -9,6 +9,7 @@ import pytest
 from tests.caches.conftest import PUBLIC
 from tests.guarantees.server_process import ServerProcess
 from tests.soundness.counters import rpc
+from tests.suite.deadlines import wait_until
 
 pytestmark = pytest.mark.slow
 TABLE = "CREATE TABLE orders (id INTEGER PRIMARY KEY, total REAL)"
@@ -29,6 +30,7 @@ def test_query_answer_has_the_cache_headers_of_its_settings(
         return tuple(answer.headers.get(name) for name in ("cache-control", "vary", "cache-groups"))
 
     rows = "SELECT * FROM orders ORDER BY id"
+    wait_until(lambda: "etag" in ask(rows).headers, "the log has the new table")
     first = ask(rows)
     assert says(first) == (kept, "Accept, A-IM", '"main.orders"')
     again = ask(rows, **{"if-none-match": first.headers["etag"]})

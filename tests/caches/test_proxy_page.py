@@ -15,10 +15,10 @@ from tests.caches.proxy_processes import NGINX, Front, program, put
 from tests.doc_pages import blocks, page
 from tests.guarantees.server_process import ServerProcess
 from tests.serve.certificates import Authority
+from tests.suite.deadlines import PATIENCE
 
 TOKEN = "key-of-the-test"
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
-WAIT = 30.0
 
 
 class Proxy(Front):
@@ -73,7 +73,7 @@ def proxy(place: Path, server: ServerProcess, authority: Authority) -> Iterator[
 
 def test_documented_proxy_forwards_requests_and_streams(proxy: Proxy, authority: Authority) -> None:
     trusted = ssl.create_default_context(cafile=str(authority.file))
-    with httpx.Client(base_url=f"https://localhost:{proxy.port}", verify=trusted, timeout=WAIT) as client:
+    with httpx.Client(base_url=f"https://localhost:{proxy.port}", verify=trusted, timeout=PATIENCE) as client:
         assert client.get("/readyz").status_code == 200
         assert client.post("/api/v1/rpc", json={"id": 1, "method": "system.ping"}).status_code == 401
         client.headers.update(HEADERS)
@@ -86,14 +86,14 @@ def test_documented_proxy_forwards_requests_and_streams(proxy: Proxy, authority:
 def test_documented_proxy_forwards_grpc(proxy: Proxy, authority: Authority) -> None:
     trusted = grpc.ssl_channel_credentials(authority.file.read_bytes())
     with grpc.secure_channel(f"localhost:{proxy.port}", trusted) as channel:
-        found = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=WAIT)
+        found = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
         assert found.status == health_pb2.HealthCheckResponse.SERVING
         scan = channel.unary_stream("/sochdb.v1.KvService/Scan")
         with pytest.raises(grpc.RpcError) as refused:
-            list(scan(b"", timeout=WAIT))
+            list(scan(b"", timeout=PATIENCE))
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert list(scan(b"", timeout=WAIT, metadata=list(HEADERS.items()))) == []
+        assert list(scan(b"", timeout=PATIENCE, metadata=list(HEADERS.items()))) == []
         ranges = channel.unary_unary("/headwater.v1.PullService/ListRanges")
         with pytest.raises(grpc.RpcError) as refused:
-            ranges(b"", timeout=WAIT, metadata=list(HEADERS.items()))
+            ranges(b"", timeout=PATIENCE, metadata=list(HEADERS.items()))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND  # ours says so: no table is named

@@ -10,6 +10,7 @@ from tests.caches.conftest import PUBLIC
 from tests.caches.proxy_processes import Front
 from tests.guarantees.server_process import ServerProcess
 from tests.soundness.counters import PLAIN, SIZE, Counters, rpc
+from tests.suite.deadlines import wait_until
 
 from headwater.queries.etag.causality import from_json, to_header
 
@@ -38,7 +39,14 @@ def orders(server: ServerProcess, sql: str = "SELECT id, total FROM orders ORDER
     """A table with a row, and the path of a query over it."""
     rpc(server.url, "sql.exec", sql=TABLE)
     rpc(server.url, "sql.exec", sql="INSERT INTO orders VALUES (1, 9.5)")
+    tagged(f"{server.url}/api/v1/q/{rpc(server.url, 'query.prepare', sql='SELECT count(*) FROM orders')['query_id']}")
     return f"/api/v1/q/{rpc(server.url, 'query.prepare', sql=sql)['query_id']}"
+
+
+def tagged(url: str, **headers: str) -> str:
+    """The tag of an answer; it has none until the log has all that was committed before."""
+    wait_until(lambda: "etag" in httpx.get(url, headers=headers).headers, "an answer with a tag")
+    return httpx.get(url, headers=headers).headers["etag"]
 
 
 def test_cached_answer_is_never_older_than_an_acknowledged_write(serve: Serve, front: Before) -> None:
@@ -71,7 +79,7 @@ def test_strong_and_weak_etags_of_a_reader_are_answered_with_304(serve: Serve, f
     server = serve()
     before, path = front(server), orders(server)
     for coding in ("identity", "gzip"):
-        tag = httpx.get(before.url + path, headers={"accept-encoding": coding}).headers["etag"]
+        tag = tagged(before.url + path, **{"accept-encoding": coding})
         for sent in (f'"other", {tag}', tag, f"W/{tag.removeprefix('W/')}"):
             asked = {"if-none-match": sent, "accept-encoding": coding}
             through = httpx.get(before.url + path, headers=asked).status_code
@@ -123,6 +131,7 @@ def test_cached_copy_without_a_credential_is_refused(serve: Serve, front: Before
         httpx.post(f"{server.url}/api/v1/sql/exec", headers=known, json={"sql": sql})
     asked = {"id": 1, "method": "query.prepare", "params": {"sql": "SELECT * FROM orders"}}
     found = httpx.post(f"{server.url}/api/v1/rpc", headers=known, json=asked).json()["result"]
+    tagged(f"{server.url}/api/v1/q/{found['query_id']}", **known)
     path = f"{before.url}/api/v1/q/{found['query_id']}"
     assert [httpx.get(path, headers=known).status_code for _ in range(2)] == [200, 200]
     assert number(server, "headwater_query_not_modified_total", **known) == 1, "there is a copy"
@@ -148,7 +157,7 @@ def test_patch_request_through_a_cache_is_answered_with_all_rows(serve: Serve, f
     server = serve()
     before, path = front(server), orders(server)
     asked = {"a-im": "headwater-rows"}
-    tag = httpx.get(before.url + path, headers=asked).headers["etag"]
+    tag = tagged(before.url + path, **asked)
     for total in (1, 2):
         rpc(server.url, "sql.exec", sql=f"UPDATE orders SET total = {total}")
         answer = httpx.get(before.url + path, headers={**asked, "if-none-match": tag})

@@ -1,12 +1,12 @@
 """Feeds of a real server, by both clients: rows and changes over polls, streams, restarts and lost places."""
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.caches.proxy_processes import free_port
 from tests.client.both_clients import ask_sync
 from tests.conformance.live_server import Live
 
@@ -61,7 +61,7 @@ def test_polls_wait_for_changes_and_acks_move_the_cursor(orders: Live, ask: Any)
     )
     writer = threading.Timer(0.1, insert, (orders, 3))
     writer.start()
-    page = ask(orders.url, lambda client: client.poll(sub.sub_id, wait_ms=9000))
+    page = ask(orders.url, lambda client: client.poll(sub.sub_id, wait_ms=60_000))
     writer.join()
     assert [change["after"]["id"] for change in page.changes] == [3]
     assert page.next_offset == page.latest_offset == sub.offset + 1
@@ -94,6 +94,7 @@ def test_subscription_behind_the_horizon_raises_offset_expired_with_its_reason(t
         short.sql("CREATE TABLE orders(id INTEGER PRIMARY KEY, total REAL)")
         sub = short.subscribe("orders")
         insert(short, *range(9))
+        short.until(lambda: short.ok("stats.snapshot")["cdc"]["earliest_offset"] == 7)
         for one in (lambda client: client.poll(sub["sub_id"]), lambda client: client.stream(sub["sub_id"])):
             with pytest.raises(OffsetExpired) as raised:
                 ask(short.url, one)
@@ -123,9 +124,7 @@ def test_changes_with_an_unknown_column_are_refused(orders: Live, ask: Any) -> N
 @pytest.fixture
 def steady(tmp_path: Path) -> Iterator[Live]:
     """A server that keeps its port over a restart."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    live = Live(tmp_path / "steady", serve={"http": f"127.0.0.1:{port}"})
+    live = Live(tmp_path / "steady", serve={"http": f"127.0.0.1:{free_port()}"})
     yield live
     live.stop()
 

@@ -51,7 +51,7 @@ class Small:
     def seen(self, after: int | None = None) -> Described:
         """How it stands, once there is something after `after`."""
         with Client(self.url) as client:
-            return client.describe("main", self.name, after=after, wait_ms=9000 if after else 0)
+            return client.describe("main", self.name, after=after, wait_ms=60_000 if after else 0)
 
 
 @pytest.fixture
@@ -247,7 +247,8 @@ def test_expired_changes_are_refused(tmp_path: Path, ask: Any) -> None:
         for id in range(9):
             short.sql("INSERT INTO t VALUES (?, 'x')", id)
         with Client(short.url) as client:
-            seen = client.describe("main", "t", after=9, wait_ms=9000)
+            seen = client.describe("main", "t", after=9, wait_ms=60_000)
+        short.until(lambda: short.ok("stats.snapshot")["cdc"]["earliest_offset"] == 7)
         with pytest.raises(OffsetExpired) as lost:
             ask(short.url, lambda c: c.log("main", "t", generation=seen.generation, after=2, upto=9))
         assert lost.value.extra["resnapshot_reason"] == "wal_horizon_exceeded"
@@ -260,7 +261,7 @@ def test_describe_reports_the_offset_of_a_schema_change(small: Small, ask: Any) 
     seen = small.seen()
     small.sql("ALTER TABLE $ ADD COLUMN colour TEXT")
     told = ask(
-        small.url, lambda c: c.describe("main", small.name, after=seen.latest, wait_ms=9000, shape=seen.table.version)
+        small.url, lambda c: c.describe("main", small.name, after=seen.latest, wait_ms=60_000, shape=seen.table.version)
     )
     assert told.schema_changed_at == seen.latest + 1
     assert told.table.version > seen.table.version

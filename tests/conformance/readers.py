@@ -207,6 +207,7 @@ def web_socket(url: str, path: str, headers: dict[str, Any], **more: Any) -> Cli
         additional_headers={name: each.decode() if isinstance(each, bytes) else each for name, each in headers.items()},
         open_timeout=PATIENCE,
         close_timeout=1,
+        ping_interval=None,  # a client that does not read, or a busy machine, is not the subject
         max_size=None,
         compression=None,
         proxy=None,

@@ -340,15 +340,16 @@ def test_pull_job_ends_when_its_reader_disconnects(large: tuple[Live, str]) -> N
     with live.http.stream("GET", url) as response:
         pieces = response.iter_raw()
         next(pieces)
-        assert live.metric("headwater_pulls") == 1
+        live.until(lambda: live.metric("headwater_pulls") == 1)  # those of earlier tests are over
         threads = len(os.listdir(f"/proc/{worker_of(live)}/task"))
     live.until(lambda: live.metric("headwater_pulls") == 0)
     live.until(lambda: len(os.listdir(f"/proc/{worker_of(live)}/task")) < threads)
 
 
 def test_pulls_beyond_the_limit_are_refused_with_429(large: tuple[Live, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulls, "AT_ONCE", 1)
     live, url = large
+    live.until(lambda: live.metric("headwater_pulls") == 0)  # those of earlier tests are over
+    monkeypatch.setattr(pulls, "AT_ONCE", 1)
     with live.http.stream("GET", url) as response:
         pieces = response.iter_raw()  # it closes the response when it is forgotten
         next(pieces)
@@ -392,6 +393,7 @@ def test_pulled_rows_bytes_and_cache_hits_are_counted(start: Callable[..., Live]
     fill(live, "t", 20_000)
     upto = latest(live, "t")
     size = len(live.http.get(log_url("t", 0, upto)).content)
+    live.until(lambda: live.metric("headwater_pulls") == 0)
     assert live.metric("headwater_pull_rows_total") == 20_000
     assert live.metric("headwater_pull_bytes_total") == size
     assert live.metric("headwater_pull_cache_misses_total") == 1

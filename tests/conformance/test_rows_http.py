@@ -32,7 +32,7 @@ def at_once(server: Live, work: Callable[[httpx.Client, int], None], count: int 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert not failures, failures[0]
 
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.conformance.live_server import Live
 from tests.conformance.readers import Frame, SseReader
+from tests.suite.deadlines import PATIENCE
 from websockets.exceptions import InvalidStatus
 
 from headwater.serve.http.routes import FILTERS
@@ -448,7 +449,7 @@ def test_http_1_0_client_receives_an_unchunked_stream(server: Live, table: str) 
     upto = server.changes(sub)[-1]["offset"]
     where = urlsplit(server.url)
     path = f"/api/v1/changes/main/{table}?start=earliest&ops=insert&format=plain_json&upto={upto}"
-    with socket.create_connection((where.hostname, where.port), 10) as old:
+    with socket.create_connection((where.hostname, where.port), PATIENCE) as old:
         head = f"GET {path} HTTP/1.0\r\nhost: {where.netloc}\r\naccept: application/x-ndjson\r\n\r\n"
         old.sendall(head.encode())
         found = b""

@@ -13,7 +13,7 @@ from headwater.feeds import snapshot, subscription_requests
 from headwater.feeds.deliver import poll, source_head
 from headwater.feeds.groups import hub_batch
 from headwater.feeds.query_feeds import answer_confirmation
-from headwater.queries import head_checks
+from headwater.queries import answers, head_checks
 from headwater.ranges.pull import table_status
 from headwater.serve.grpc import changefeed
 from headwater.serve.http.handlers import pulls, table_snapshots
@@ -34,9 +34,9 @@ LIMITS = [
     (module, "CATCH_UP_SECONDS")
     for module in (table_snapshots, changefeed, source_head, table_status, head_checks, pulls, subscription_requests)
 ]
-LIMITS += [(answer_confirmation, "WAIT_SECONDS"), (barriers, "SECONDS"), (subscription_requests, "BEGIN_SECONDS")]
-LIMITS += [(snapshot, "PAGE_SECONDS"), (poll, "SCAN_SECONDS"), (hub_batch, "LONGEST_SECONDS")]
-LIMITS += [(predicate_engine, "SECONDS"), (catalog, "SETTLE_SECONDS")]
+LIMITS += [(answer_confirmation, "WAIT_SECONDS"), (barriers, "SECONDS"), (answers, "FLOOR_SECONDS")]
+LIMITS += [(subscription_requests, "BEGIN_SECONDS"), (snapshot, "PAGE_SECONDS"), (poll, "SCAN_SECONDS")]
+LIMITS += [(hub_batch, "LONGEST_SECONDS"), (predicate_engine, "SECONDS"), (catalog, "SETTLE_SECONDS")]
 
 
 def lengthen_limits() -> None:

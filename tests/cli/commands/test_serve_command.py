@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.cli_process import Served, query, refused, run, run_json, script, served
-from tests.suite.deadlines import PATIENCE
+from tests.suite.deadlines import wait_until
 
 from headwater.log.disk.disk_log import DiskLog
 
@@ -126,13 +126,17 @@ def wait_for_the_log(server: Served) -> None:
     """Changes are readable in the server at once and in the file a moment later."""
     log = DiskLog.open(server.errors.parent / "data" / "main.log.db", read_only=True)
     try:
-        latest = run_json("status", "--server", server.url)["databases"]["main"]["latest"]
-        deadline = time.monotonic() + PATIENCE
-        while log.latest < latest:
-            assert time.monotonic() < deadline, "the log never held the newest change"
-            time.sleep(0.01)
+        wait_until(lambda: captured(server) is not None, "the server has captured all changes")
+        latest = captured(server) or 0
+        wait_until(lambda: log.latest >= latest, "the log holds the newest change")
     finally:
         log.close()
+
+
+def captured(server: Served) -> int | None:
+    """The latest offset; None while changes are not in the log yet."""
+    main = run_json("status", "--server", server.url)["databases"]["main"]
+    return main["latest"] if main["lag_changes"] == 0 else None
 
 
 def test_second_server_on_the_same_files_is_refused(server: Served) -> None:
@@ -176,6 +180,8 @@ def test_files_are_served_by_name(tmp_path: Path) -> None:
         assert server.announced.split()[-1] == "shop,stock"
         server.sql("INSERT INTO u VALUES (1)", "--db", "stock")
         script(tmp_path / "shop.db", "INSERT INTO t VALUES (2)")
+        args = ("shop.*", "--since", "earliest", "--limit", "1", "--server", server.url)
+        assert "a=2" in run("tail", *args).stdout, "it is captured"
         assert sorted(run_json("status", "--server", server.url)["databases"]) == ["shop", "stock"]
     shown = run("log", "show", "--data", str(tmp_path / "data"), "--db", "shop", "-o", "json")
     assert [json.loads(line)["after"] for line in shown.stdout.splitlines()] == [{"a": 2}]
