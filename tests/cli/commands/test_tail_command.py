@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.cli_process import HEADWATER, TIMEOUT, Served, environment, refused, run, script, served
+from tests.cli.cli_process import HEADWATER, TIMEOUT, Served, environment, refused, run, run_json, script, served
+from tests.suite.deadlines import wait_until
 
 from headwater.cli.failure import Failure
 from headwater.cli.feed import LONGEST_WAIT, ConnectionBroken, Feed
@@ -37,10 +38,12 @@ OF_ORDERS, ALL = 6, 10  # changes
 
 
 def execute(url: str, *statements: str, db: str = "main") -> None:
+    """Run statements, and wait until their changes are in the log."""
     remote = Remote(url)
     try:
         for statement in statements:
             remote.call("sql.exec", sql=statement, db=db)
+        wait_until(lambda: remote.call("stats.snapshot")["databases"][db]["lag_changes"] == 0, "all changes are logged")
     finally:
         remote.close()
 
@@ -299,7 +302,7 @@ def test_tail_prints_checkpoints_on_standard_error(tmp_path: Path) -> None:
     with served(tmp_path, env={"HEADWATER_FEEDS_CHECKPOINT_SECONDS": "0.2"}) as server:
         execute(server.url, *CHANGES[:2])
         with tailing(server.url, "orders") as process:
-            assert "offset 3" in errors_until(process, "checkpoint: everything up to ")[-1]
+            assert "checkpoint: everything up to " in errors_until(process, "offset 3")[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -351,6 +354,7 @@ def again(folder: Path, before: Served) -> Iterator[None]:
 def test_tail_since_an_expired_offset_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with served(tmp_path, env={"HEADWATER_LOG_RETENTION_EVENTS": "2"}) as server:
         execute(server.url, *CHANGES[:5])
+        wait_until(lambda: run_json("status", "--server", server.url)["databases"]["main"]["horizon"] == 5)
         for since in ("offset:1", "2001-01-01"):
             said = refused(1, "tail", "orders", "--since", since, "--server", server.url)
             assert "offsets 5 to 6 are retained" in said

@@ -73,7 +73,7 @@ def reading_nothing(client: Client, kind: str, token: str, sub: dict[str, Any]) 
         asked.append(f"sec-websocket-key: {nonce}")
     with socket.socket() as open:
         open.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        open.settimeout(20)
+        open.settimeout(PATIENCE)
         open.connect(client.server.addresses[0])
         open.sendall("\r\n".join([*asked, "", ""]).encode())
         head = open.recv(15)

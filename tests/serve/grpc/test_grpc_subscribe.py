@@ -141,6 +141,8 @@ def test_evicted_start_sequence_is_an_overrun(tmp_path: Path) -> None:
         files.run("CREATE TABLE t(k INTEGER PRIMARY KEY)")
         for key in range(4):
             files.run(f"INSERT INTO t VALUES ({key})")
+        assert files.database("main").catch_up(PATIENCE)
+        files.database("main").log.flush()
         failure = caller.refusal(SUBSCRIBE, start_sequence=1)
         assert failure.code() is grpc.StatusCode.OUT_OF_RANGE
         assert failure.details() == "CDC overrun: requested seq 1 but oldest available is 3"

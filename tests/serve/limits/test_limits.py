@@ -110,7 +110,7 @@ def test_cached_304_counts_toward_the_rate(tmp_path: Path) -> None:
 
 def test_invalid_gateway_frames_count_toward_the_rate(tmp_path: Path) -> None:
     with opened(tmp_path, serve={"rate": SLOW, "burst": 6}) as client:
-        with connect(f"ws{client.server.url[4:]}/api/v1/ws", proxy=None) as socket:
+        with connect(f"ws{client.server.url[4:]}/api/v1/ws", open_timeout=PATIENCE, proxy=None) as socket:
             told = []
             for bad in ("no JSON", "[]", '{"id": 1}', '{"id": 1, "type": "bogus"}') * 3:
                 socket.send(bad)
@@ -123,16 +123,16 @@ def test_rate_limited_websocket_is_closed_with_4429_and_its_handshake_gets_429(t
         client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)")
         sub = client.ok("cdc.subscribe_table", table="t")
         url = f"ws{client.server.url[4:]}{sub['ws_url']}"
-        with connect(url) as stream:
+        with connect(url, open_timeout=PATIENCE) as stream:
             for _ in range(3):
                 stream.send('{"ack": 0}')
             with pytest.raises(ConnectionClosed) as closed:
                 for _ in range(1000):
-                    stream.recv(20)
+                    stream.recv(PATIENCE)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 4429 and closed.value.rcvd.reason.startswith("limit_exceeded")
         with pytest.raises(InvalidStatus) as refused:
-            connect(url)
+            connect(url, open_timeout=PATIENCE)
         assert refused.value.response.status_code == 429 and refused.value.response.headers["retry-after"]
 
 
@@ -240,7 +240,7 @@ def test_requests_count_for_the_database_they_name(tmp_path: Path) -> None:
         for path in (f"/api/v1/q/{id}", "/api/v1/t/a/t/1", "/api/v1/changes/a/t", f"/api/v1/cdc/sse/{sub}"):
             assert "'a'" in is_refused(client.http.get(path))["title"]
         with pytest.raises(InvalidStatus):
-            connect(f"ws{client.server.url[4:]}/api/v1/cdc/ws/{sub}")
+            connect(f"ws{client.server.url[4:]}/api/v1/cdc/ws/{sub}", open_timeout=PATIENCE)
         with channel_to(client) as channel:
             is_exhausted(asked(channel, db="a", table="t"))
         client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)", db="b")

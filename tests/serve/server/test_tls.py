@@ -52,7 +52,7 @@ def shown(client: Client) -> str:
     host, port = client.server.addresses[0]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection((host, port), 20) as plain, context.wrap_socket(plain) as found:
+    with socket.create_connection((host, port), PATIENCE) as plain, context.wrap_socket(plain) as found:
         certificate = x509.load_der_x509_certificate(found.getpeercert(binary_form=True) or b"")
         return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
@@ -194,16 +194,16 @@ def test_remote_address_without_tls_is_logged(authority: Authority, caplog: pyte
 def test_reloaded_tls_certificate_is_used_for_new_connections_and_keeps_open_ones(
     authority: Authority, trusted: ssl.SSLContext
 ) -> None:
-    asked = settings(authority)
+    asked, kept = settings(authority), httpx.Limits(keepalive_expiry=None)  # a new connection would be refused
     with (
         serving(NoDatabases(), **asked) as client,
-        httpx.Client(base_url=client.server.url, verify=trusted) as old,
+        httpx.Client(base_url=client.server.url, verify=trusted, limits=kept) as old,
         grpc.secure_channel(
             client.server.grpc_address, grpc.ssl_channel_credentials(authority.file.read_bytes())
         ) as channel,
     ):
         stub = health_pb2_grpc.HealthStub(channel)
-        watching = stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        watching = stub.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
         assert next(iter(watching)).status == health_pb2.HealthCheckResponse.SERVING
         old.get("/healthz")
         assert shown(client) == "server"

@@ -271,6 +271,12 @@ def test_caller_of_the_gateway_with_unread_answers_is_refused_and_others_are_not
     ada, bob = (locked.ok("security.token.create", name=name, role="editor")["token"] for name in ("ada", "bob"))
 
     def code(token: str) -> str:
+        before = MEMORY.used
+        found = answered(token)
+        wait_until(lambda: MEMORY.used <= before, "the answer that was read was released")
+        return found
+
+    def answered(token: str) -> str:
         with contextlib.closing(asking(locked, token)) as caller:
             found = caller.ask(type, REQUESTS[type])["payload"]
             if "code" in found:
