@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.suite.deadlines import wait_until
 
 from headwater.errors import AnswerTooLarge, Busy
 from headwater.model.literal import Json, to_lit, to_plain
@@ -42,6 +43,12 @@ def reads(draw: st.DrawFn) -> ReadResult:
 
 
 SIZES = pytest.mark.parametrize("size", [8, 64, 1 << 20])
+
+
+@pytest.fixture
+def freed() -> None:
+    """Wait until the answers of other tests take no memory."""
+    wait_until(lambda: MEMORY.used == 0, "answers of other tests were freed")
 
 
 @contextlib.contextmanager
@@ -107,6 +114,7 @@ def test_encoded_form_past_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch)
         csv_pieces(ReadResult(("a",), (("é" * 600,),), 0))
 
 
+@pytest.mark.usefixtures("freed")
 def test_body_without_free_memory_is_refused_and_keeps_none() -> None:
     MEMORY.reserve(MEMORY.max_memory - (2 << 20))
     try:
@@ -117,6 +125,7 @@ def test_body_without_free_memory_is_refused_and_keeps_none() -> None:
         MEMORY.release(MEMORY.max_memory - (2 << 20))
 
 
+@pytest.mark.usefixtures("freed")
 def test_body_holds_its_memory_until_it_is_gone() -> None:
     body = data_pieces(ReadResult(("a",), (("x" * (4 << 20),),), 0), to_lit)
     assert MEMORY.used >= 4 << 20
@@ -124,6 +133,7 @@ def test_body_holds_its_memory_until_it_is_gone() -> None:
     assert MEMORY.used == 0
 
 
+@pytest.mark.usefixtures("freed")
 def test_rows_hold_their_memory_until_they_are_gone() -> None:
     reservation = Reservation()
     reservation.add(5 << 20, 1)
