@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from tests.conformance.live_server import Live
 
+from headwater.capture import capture
+from headwater.model.clock import wall_ms
+
 RETAINED = 8  # so a lag of 4 is pressure, and one of 6 is time to throttle
 
 
@@ -149,19 +152,25 @@ def test_poll_forecasts_when_the_subscription_will_expire(live: Live) -> None:
 
 @pytest.mark.slow
 def test_stream_without_acks_reports_every_state_under_the_age_limit(
-    start: Callable[..., Live], transport: str
+    start: Callable[..., Live], transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = start(log={"retention_age": 4.0})
+    passed_ms = 0
+
+    def now_ms() -> int:
+        return wall_ms() + passed_ms
+
+    monkeypatch.setattr(capture, "wall_ms", now_ms)
+    live = start(log={"retention_age": 3600.0})
+    monkeypatch.setattr(live.app.database("main").log._retention, "_now_ms", now_ms)
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     sub = live.subscribe("t")
     stream = live.stream(transport, sub)
     write(live, 1)
     stream.changes(1)
     live.until(lambda: "will_expire_at_ms" in live.poll(sub)["backpressure"])
-    told = [stream.next("backpressure").data["state"]]
-    while told[-1] != "resnapshot_required":
-        told.append(stream.next("backpressure").data["state"])
-    assert told == ["pressure", "throttle", "resnapshot_required"]
+    for share, state in ((0.6, "pressure"), (0.8, "throttle"), (1.1, "resnapshot_required")):
+        passed_ms = int(share * 3_600_000)
+        assert stream.next("backpressure").data["state"] == state
 
 
 @pytest.mark.slow

@@ -47,11 +47,11 @@ def prepared(live: Live, table: str) -> str:
     return live.ok("query.prepare", sql=f"SELECT id, status FROM {table} WHERE id >= ? ORDER BY id")["query_id"]
 
 
-def ask_until_remembered(live: Live, query: str, tag: str, counted: list[bool]) -> None:
+def ask_until_remembered(live: Live, query: str, tag: str, counted: list[bool], **headers: str) -> None:
     """Ask until the 304 is the remembered one: what was committed a moment ago may still be on its way to the log."""
 
     def is_remembered() -> bool:
-        assert ask(live, query, tag).status_code == 304
+        assert ask(live, query, tag, **headers).status_code == 304
         return counted[-1]
 
     wait_until(is_remembered, "a remembered 304")
@@ -62,8 +62,11 @@ def test_repeated_304_is_served_from_memory_with_the_same_headers(
 ) -> None:
     query = prepared(server, table)
     tag = ask(server, query).headers["etag"]
-    first, second = ask(server, query, tag), ask(server, query, tag)
-    assert counted[-3:] == [False, False, True]
+    first = ask(server, query, tag)
+    assert counted[-2:] == [False, False]
+    ask_until_remembered(server, query, tag, counted)
+    second = ask(server, query, tag)
+    assert counted[-1] is True
     dated = {"date"}
     assert (first.status_code, second.status_code) == (304, 304)
     assert {name: value for name, value in first.headers.items() if name not in dated} == {
@@ -134,7 +137,7 @@ def test_oldest_remembered_304_is_evicted_beyond_the_limit(
     tag = ask(server, query).headers["etag"]
     for number in range(10):
         assert ask(server, query, tag, **{"x-number": str(number)}).status_code == 304
-    assert ask(server, query, tag, **{"x-number": "9"}).status_code == 304 and counted[-1]
+    ask_until_remembered(server, query, tag, counted, **{"x-number": "9"})
     assert ask(server, query, tag, **{"x-number": "2"}).status_code == 304 and not counted[-1]
 
 
