@@ -341,7 +341,7 @@ def test_closed_app_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
                 tx = one.get("main").begin()
                 tx.run(lambda session: session.select("t", None)).result(PATIENCE)
                 tx.rollback().result(PATIENCE)
-    assert left() == before
+    wait_until(lambda: left() == before, "the end of the last threads")
 
 
 def _is_there(fd: str) -> bool:

@@ -6,6 +6,7 @@ a machine that is busy with something else.
 
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
@@ -20,10 +21,19 @@ from headwater.serve.http.handlers import pulls, table_snapshots
 from headwater.sources.postgres.capture import barriers
 from headwater.sources.postgres.query import predicate_engine
 from headwater.sources.postgres.schema import catalog
+from headwater.sources.postgres.settings import PostgresConfig
+from headwater.sources.postgres.write import writes as postgres_writes
+from headwater.sources.postgres.write.interactive_transaction import PostgresTx
+from headwater.sources.sqlite.settings import SqliteConfig
+from headwater.sources.sqlite.write import writes as sqlite_writes
+from headwater.sources.sqlite.write.interactive_transaction import SqliteTx
+
+T = TypeVar("T")
 
 PATIENCE = 120.0  # seconds: nothing takes this long unless it is broken
 KEY_LIFETIME = 5  # seconds: long enough to open a stream with a key on a busy machine, short enough to wait for
 CATCH_UP_SECONDS = 5.0  # that a server in this process waits for its log
+TX_SECONDS, TX_IDLE_SECONDS = 20.0, 5.0  # that an interactive transaction may take, where no other limit is configured
 
 # How long interactive transactions may be open, and idle, where their expiry is not the subject.
 TRANSACTIONS = {"tx_seconds": PATIENCE, "tx_idle_seconds": PATIENCE}
@@ -46,6 +56,19 @@ def lengthen_limits() -> None:
         setattr(module, name, CATCH_UP_SECONDS)
     for name in ("connect", "read", "write", "pool"):
         setattr(DEFAULT_TIMEOUT_CONFIG, name, PATIENCE)
+    setattr(sqlite_writes, "SqliteTx", _with_longer_limits(SqliteTx, SqliteConfig()))  # noqa: B010
+    setattr(postgres_writes, "PostgresTx", _with_longer_limits(PostgresTx, PostgresConfig()))  # noqa: B010
+
+
+def _with_longer_limits(create: Callable[..., T], config: SqliteConfig | PostgresConfig) -> Callable[..., T]:
+    """Return `create`, which makes transactions, with TX_SECONDS and TX_IDLE_SECONDS instead of the default limits."""
+    longer = {config.tx_seconds: TX_SECONDS}, {config.tx_idle_seconds: TX_IDLE_SECONDS}
+
+    def create_longer(*args: Any, seconds: float, idle_seconds: float, **more: Any) -> T:
+        limits = {"seconds": longer[0].get(seconds, seconds), "idle_seconds": longer[1].get(idle_seconds, idle_seconds)}
+        return create(*args, **limits, **more)
+
+    return create_longer
 
 
 def wait_until(holds: Callable[[], object], what: str = "the condition") -> None:

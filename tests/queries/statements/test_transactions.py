@@ -170,7 +170,7 @@ def test_read_only_transaction_reads_one_snapshot_and_rejects_writes(files: File
 
 
 def test_expired_transaction_raises_tx_expired_to_its_owner_and_not_found_to_others(files: Files) -> None:
-    with Files(files.folder / "short", tx_seconds=1.0, tx_idle_seconds=1.0) as short:
+    with Files(files.folder / "short", tx_seconds=PATIENCE, tx_idle_seconds=0.2) as short:
         short.run("CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT)")
         transactions = Transactions(short)
         rows = Rows(short, transactions)

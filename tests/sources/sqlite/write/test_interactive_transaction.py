@@ -48,21 +48,25 @@ def test_long_read_stopped_by_the_age_of_its_snapshot_is_reported_as_expired(
 
 
 def test_transaction_with_a_running_step_is_not_idle(rig: Callable[..., Rig]) -> None:
-    one = rig(TABLE, tx_seconds=20, tx_idle_seconds=0.02)
+    one = rig(TABLE, tx_seconds=PATIENCE, tx_idle_seconds=0.02)
     tx = one.source.begin()
-    never = threading.Event()
+    queued, never = threading.Event(), threading.Event()
 
     def slow(session: Session) -> None:
         session.execute("INSERT INTO t VALUES (1, 'x')")
+        assert queued.wait(PATIENCE)
         never.wait(0.2)  # ten times what idling may last
 
     step, commit = tx.run(slow), tx.commit()
+    queued.set()
     step.result(PATIENCE)
     assert commit.result(PATIENCE).tables.keys() == {"t"}
 
 
-def test_blocked_transaction_is_refused_as_busy_and_its_step_is_retried(rig: Callable[..., Rig]) -> None:
-    one = rig(TABLE, tx_seconds=1.0)
+def test_blocked_transaction_is_refused_as_busy_and_its_step_is_retried(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = rig(TABLE, tx_seconds=PATIENCE)
     entered, go = threading.Event(), threading.Event()
 
     def hold(_: Session) -> None:
@@ -72,8 +76,10 @@ def test_blocked_transaction_is_refused_as_busy_and_its_step_is_retried(rig: Cal
     held = one.source.write(hold)
     assert entered.wait(PATIENCE)
     tx = one.source.begin()
-    with pytest.raises(Busy, match="other transactions hold"):
-        tx.run(run("INSERT INTO t VALUES (1, 'x')")).result(PATIENCE)
+    with monkeypatch.context() as hasty:
+        hasty.setattr(room, "TURNS", 0.3 / PATIENCE)
+        with pytest.raises(Busy, match="other transactions hold"):
+            tx.run(run("INSERT INTO t VALUES (1, 'x')")).result(PATIENCE)
     go.set()
     held.result(PATIENCE)
     tx.run(run("INSERT INTO t VALUES (1, 'x')")).result(PATIENCE)
@@ -82,7 +88,7 @@ def test_blocked_transaction_is_refused_as_busy_and_its_step_is_retried(rig: Cal
 
 
 def test_blocked_step_is_expired_at_once_when_abandoned(rig: Callable[..., Rig]) -> None:
-    one = rig(TABLE, tx_seconds=60, tx_idle_seconds=60)
+    one = rig(TABLE, tx_seconds=2 * PATIENCE, tx_idle_seconds=2 * PATIENCE)
     holder, waiter = one.source.begin(), one.source.begin()
     holder.run(run("INSERT INTO t VALUES (1, 'x')")).result(PATIENCE)
     step = waiter.run(run("INSERT INTO t VALUES (2, 'x')"))
