@@ -327,6 +327,47 @@ def test_trailer_behind_a_body_is_no_header() -> None:
         assert asked(client, head + chunk + credential + b"\r\n")[0] == 401
 
 
+UPGRADE = (
+    b"GET /api/v1/ws HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+)
+
+
+@pytest.mark.parametrize("verb", [b"GET", b"POST"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"content-length: 5\r\n\r\nhello",
+        b"content-length: 5\r\n\r\n",  # the body never comes
+        b"content-length: 1000000000\r\n\r\n" + b"x" * 100_000,
+        b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 10_000,
+        b"content-length: %d\r\n\r\n%b" % (len(HEAD) + 2, HEAD + b"\r\n"),  # a request inside the body
+    ],
+)
+def test_websocket_upgrade_with_a_body_is_closed_without_an_answer(client: Client, verb: bytes, body: bytes) -> None:
+    with connected(client) as open:
+        open.sendall(UPGRADE + b"\r\n")
+        assert open.recv(12) == b"HTTP/1.1 101", "without a body it is a WebSocket"
+    found = b""
+    with connected(client) as open, contextlib.suppress(ConnectionError):  # a reset, where bytes were left unread
+        open.sendall(UPGRADE.replace(b"GET", verb) + body)
+        while piece := open.recv(65536):
+            found += piece
+    assert found == b""
+    assert asked(client, HEAD + b"connection: close\r\n\r\n")[0] == 200
+
+
+def test_body_outside_of_a_request_stops_the_parser(client: Client) -> None:
+    """The parser in use ends an upgrade at its head; another one may pass on the body."""
+    with connected(client) as open:
+        open.sendall(HEAD + b"\r\n")
+        assert open.recv(12) == b"HTTP/1.1 200"
+        protocol = protocol_of(client, open)
+        with pytest.raises(ValueError, match="an upgrade has a body"):
+            protocol.on_body(b"hello")
+
+
 def test_malformed_requests_do_not_fill_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(5):
         assert asked(client, b"\x16\x03\x01 hello\r\n\r\n")[0] == 400
