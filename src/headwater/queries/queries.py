@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from headwater.database import Databases
-from headwater.errors import InvalidRequest
+from headwater.errors import Forbidden, InvalidRequest
 from headwater.model.database_name import real_name
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.principal import OWNER, Principal
@@ -24,6 +24,10 @@ from headwater.queries.prepared import MAX_TEXT, PreparedQueries, PreparedQuery,
 from headwater.queries.sql_normal_form import check_text, normal_form
 
 MAX_CHECKED = 10_000
+
+
+class TransientQuery(PreparedQuery, frozen=True):
+    """A query that a caller sent as text: it may be stored under its id or not."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -113,7 +117,7 @@ class Queries:
         await self.allow(principal, prepared)
         async with self._naming_tables(principal, prepared.db):
             found = await self.answering(prepared.db).ask(prepared, args, format=format, tags=tags, floor=floor)
-        principal.check_reads(prepared.db, found.instance.analysis)  # the schema may have changed since `allow`
+        check_reads(principal, prepared, found.instance.analysis)  # the schema may have changed since `allow`
         return found
 
     @asynccontextmanager
@@ -128,15 +132,19 @@ class Queries:
             raise no_table(error, principal, db, tables) from None
 
     async def allow(self, principal: Principal, prepared: PreparedQuery) -> None:
-        """Raise Forbidden if a query reads tables outside the caller's scopes, or its role must not send such SQL."""
+        """Raise Forbidden if a query reads tables outside the caller's scopes, or its role must not send such SQL.
+
+        A stored query is unknown to a caller restricted to tables that must not run it (see `_hidden_as_unknown`).
+        """
         principal.check_any_scope(prepared.db)
         answering = self.answering(prepared.db)
-        if principal.role != OWNER:
-            await self._check_text(principal, prepared)
-        if principal.tables(prepared.db) is not None:
-            with principal.understanding(prepared.db):
-                found = await answering.meaning(prepared)
-            principal.check_reads(prepared.db, found)
+        with _hidden_as_unknown(principal, prepared):
+            if principal.role != OWNER:
+                await self._check_text(principal, prepared)
+            if principal.tables(prepared.db) is not None:
+                with principal.understanding(prepared.db):
+                    found = await answering.meaning(prepared)
+                principal.check_reads(prepared.db, found)
 
     async def _check_text(self, principal: Principal, prepared: PreparedQuery) -> None:
         """Raise Forbidden unless the caller, or the highest role that prepared the query, may send its SQL."""
@@ -176,10 +184,31 @@ class Queries:
         return {db: found.versions for db, found in list(self._answering.items())}
 
 
-def transient_query(sql: str, db: str | None) -> PreparedQuery:
+def check_reads(principal: Principal, prepared: PreparedQuery, analysis: Analysis) -> None:
+    """Raise the error of `Queries.allow` if the query, analysed anew, reads tables outside the caller's scopes."""
+    with _hidden_as_unknown(principal, prepared):
+        principal.check_reads(prepared.db, analysis)
+
+
+@contextmanager
+def _hidden_as_unknown(principal: Principal, prepared: PreparedQuery) -> Iterator[None]:
+    """Turn Forbidden into NotFound if the query is stored and the caller is restricted to tables.
+
+    The id of a query is derived from its text: another error than for an unknown id would reveal that somebody
+    prepared this text.
+    """
+    try:
+        yield
+    except Forbidden:
+        if isinstance(prepared, TransientQuery) or principal.tables(prepared.db) is None:
+            raise
+        raise unknown_query() from None
+
+
+def transient_query(sql: str, db: str | None) -> TransientQuery:
     """Return a query with its id, without storing it."""
     if len(sql) > MAX_TEXT:
         raise InvalidRequest(f"the query exceeds {MAX_TEXT} characters", hint="Bind long values as arguments.")
     check_text(sql, "query")
     name, text = real_name(db), normal_form(sql)
-    return PreparedQuery(query_id(name, text), name, text)
+    return TransientQuery(query_id(name, text), name, text)

@@ -107,9 +107,10 @@ class QueryInstances(Protocol):
     ) -> QueryInstance:
         """Return the instance, analysed for the current schema.
 
-        Raises NotFound, InvalidRequest, NotSupported where results have no ETag, and Forbidden where the query reads
-        data that `who` may not read. Without `strict`, for an instance that was found before, a query that cannot run
-        any more because its tables were dropped is returned, too: every change of the schema is relevant to it.
+        Raises NotFound, also where the query reads data that `who` may not read, InvalidRequest, NotSupported where
+        results have no ETag, and Forbidden where the role of `who` may not send such SQL. Without `strict`, for an
+        instance that was found before, a query that cannot run any more because its tables were dropped is returned,
+        too: every change of the schema is relevant to it.
         """
         ...
 

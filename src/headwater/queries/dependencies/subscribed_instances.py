@@ -23,7 +23,7 @@ from headwater.queries.dependencies.instances import Instance
 from headwater.queries.etag.query_etag import QueryTag, read_tag
 from headwater.queries.etag.row_etag import opaque
 from headwater.queries.prepared import PreparedQuery
-from headwater.queries.queries import Queries
+from headwater.queries.queries import Queries, check_reads
 from headwater.sources.query import Queryable
 
 ANY = ""  # any table
@@ -252,7 +252,7 @@ class SubscribedInstances:
         try:
             instance, head = await answering.understood(prepared, _values(args))
             if who is not None:
-                who.check_reads(prepared.db, instance.analysis)  # the schema may have changed since `allow`
+                check_reads(who, prepared, instance.analysis)  # the schema may have changed since `allow`
             if not instance.analysis.is_cacheable:
                 if not strict:
                     return VolatileInstance(instance, key, url, head)
