@@ -41,10 +41,11 @@ def as_json(db: str, part: Transaction, offset: int, change: Change) -> dict[str
 
 @functools.cache
 def _encoder(db: str) -> Native:
-    from headwater.feeds.formats.native import plain  # imported late: most commands do not need it
+    from headwater.feeds.formats.native import Native  # imported late: most commands do not need it
+    from headwater.feeds.formats.values import PLAIN
     from headwater.feeds.options import Shape
 
-    return plain(Shape(db, before=True, after=True))
+    return Native(Shape(db, before=True, after=True), PLAIN)
 
 
 def time_of_day(ms: int) -> str:
