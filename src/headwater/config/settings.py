@@ -77,7 +77,9 @@ class ServeConfig:
     max_connections: int = setting(
         20_000, integer(1), "open connections of all clients together, for HTTP and for gRPC each"
     )
-    max_connections_per_client: int = setting(5_000, integer(1), "open connections to HTTP from one address")
+    max_connections_per_client: int = setting(
+        5_000, integer(1), "open connections from one address, to HTTP and to gRPC each"
+    )
     rate: float | None = setting(
         None, or_none(RATE), "requests per second of one caller, who is known by credential or else by address"
     )

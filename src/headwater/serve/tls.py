@@ -6,7 +6,6 @@ import logging
 import ssl
 import stat
 from pathlib import Path
-from typing import NamedTuple
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
@@ -15,16 +14,11 @@ KEY_MARK = b"PRIVATE KEY-----"  # of every kind of key in PEM
 log = logging.getLogger(__name__)
 
 
-class PemFiles(NamedTuple):
-    """The contents of the files when they were last valid."""
-
-    chain: bytes
-    key: bytes
-    authorities: bytes | None  # verify client certificates
-
-
 class Tls:
-    """A certificate and its key; `context` is used by HTTP and serves the new certificate after a reload."""
+    """A certificate and its key. `context` is used by HTTP and serves the new certificate after a reload.
+
+    `grpc_context` is used by gRPC, whose clients need a certificate if there are authorities; a reload replaces it.
+    """
 
     def __init__(self, config: ServeConfig) -> None:
         assert config.tls_cert is not None
@@ -32,8 +26,9 @@ class Tls:
         self._key = Path(config.tls_key or config.tls_cert)
         self._authorities = None if config.tls_ca is None else Path(config.tls_ca)
         self._asks_http = config.tls_http_clients
-        self.pems = self._read()
-        self.context = self._loaded()
+        self._check()
+        self.context = self._loaded("http/1.1", asks=self._asks_http)
+        self.grpc_context = self._loaded("h2", asks=self._authorities is not None)
 
     @classmethod
     def of(cls, config: ServeConfig) -> Tls | None:
@@ -51,33 +46,37 @@ class Tls:
     def reload(self) -> bool:
         """Read the files again, for new connections; return whether they are valid. Open connections are unaffected."""
         try:
-            pems = self._read()
-            self._loaded()  # validated first: half a certificate would be worse than an old one
+            self._check()
+            # Loaded here first: half a certificate in use would be worse than an old one.
+            renewed = self._loaded("h2", asks=self._authorities is not None)
             self._load(self.context)
         except ConfigError as error:
             log.error("the certificate was not reloaded, the old one remains in use: %s %s", error.message, error.hint)
             return False
-        self.pems = pems
+        self.grpc_context = renewed
         log.info("the certificate was reloaded from %s", self._chain)
         return True
 
-    def _read(self) -> PemFiles:
-        authorities = None if self._authorities is None else _bytes(self._authorities)
-        pems = PemFiles(_bytes(self._chain), _bytes(self._key), authorities)
-        if self._key == self._chain and KEY_MARK not in pems.key:
-            raise ConfigError(
-                f"{self._chain} contains no private key, and serve.tls_key is not set",
-                hint="Set the file of the key with --tls-key (serve.tls_key).",
-            )
+    def _check(self) -> None:
+        """Raise ConfigError if a file cannot be read or there is no key; warn if others may read the key."""
+        for path in (self._chain, self._key, self._authorities):
+            found = b"" if path is None else _bytes(path)
+            if path == self._chain == self._key and KEY_MARK not in found:
+                raise ConfigError(
+                    f"{self._chain} contains no private key, and serve.tls_key is not set",
+                    hint="Set the file of the key with --tls-key (serve.tls_key).",
+                )
         if self._key.stat().st_mode & stat.S_IRWXO:
             log.warning("the private key %s is readable by other users: chmod 600 %s", self._key, self._key)
-        return pems
 
-    def _loaded(self) -> ssl.SSLContext:
+    def _loaded(self, protocol: str, *, asks: bool) -> ssl.SSLContext:
+        """Return a context for `protocol`, which asks clients for a certificate or does not."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols([protocol])
         self._load(context)
+        if asks:
+            context.verify_mode = ssl.CERT_REQUIRED
         return context
 
     def _load(self, context: ssl.SSLContext) -> None:
@@ -97,8 +96,6 @@ class Tls:
                 f"{self._authorities} contains no certificates: {_reason(error)}",
                 hint="Set serve.tls_ca to a PEM file.",
             ) from None
-        if self._asks_http:
-            context.verify_mode = ssl.CERT_REQUIRED
 
 
 def _bytes(path: Path) -> bytes:

@@ -72,6 +72,7 @@ def test_high_limit_of_open_files_changes_nothing(
     monkeypatch.setattr(server, "raise_open_files", lambda: 65_536)
     with serving(NoDatabases()) as client:
         assert client.server._config.max_connections == 20_000
+        assert client.server._grpc._connections._most == connections_for(65_536, ports=2) // 3, "three files for each"
     assert not [each for each in caplog.records if "serve.max_connections" in each.getMessage()]
 
 

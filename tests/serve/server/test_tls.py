@@ -28,8 +28,8 @@ from headwater.errors import ConfigError
 from headwater.serve.api import Api
 from headwater.serve.limits.connection_limits import RESERVE
 from headwater.serve.server.server import Server
-from headwater.serve.server.tls_handshakes import TlsServer
 from headwater.serve.tls import Tls
+from headwater.serve.tls_handshakes import TlsServer
 
 
 @pytest.fixture
@@ -128,6 +128,20 @@ def test_http_clients_need_a_certificate_if_configured(authority: Authority, tru
             httpx.get(client.server.url + "/healthz", verify=trusted)
         trusted.load_cert_chain(*friend)
         assert httpx.get(client.server.url + "/healthz", verify=trusted).status_code == 200
+
+
+def test_grpc_clients_of_an_authority_that_was_removed_are_refused_after_a_reload(authority: Authority) -> None:
+    friend = authority.issue("friend")
+    successor = Authority(authority.folder, "successor")
+    trusted = authority.folder / "trusted.pem"
+    trusted.write_bytes(authority.file.read_bytes())
+    with serving(NoDatabases(), **settings(authority, tls_ca=str(trusted))) as client:
+        assert healthy(client, authority.file, friend[1], friend[0])
+        trusted.write_bytes(successor.file.read_bytes())
+        assert in_loop(client, client.server.reload)
+        assert not healthy(client, authority.file, friend[1], friend[0])
+        renewed = successor.issue("renewed")
+        assert healthy(client, authority.file, renewed[1], renewed[0])
 
 
 # --- at the start ------------------------------------------------------------------------------------------

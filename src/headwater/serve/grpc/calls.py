@@ -26,6 +26,7 @@ from headwater.model.work.answer_limits import UNCOUNTED
 from headwater.model.work.work_context import CALLER
 from headwater.serve.auth.gate import Gate
 from headwater.serve.grpc import errors
+from headwater.serve.grpc.connections.acceptor import address_in
 from headwater.serve.grpc.messages import LARGE, decode
 from headwater.serve.grpc.request_slots import RequestSlots
 from headwater.serve.grpc.stalled_calls import StalledCalls
@@ -106,18 +107,18 @@ def receive_by(slots: RequestSlots, handler: Any, key: Key) -> Any:
         try:
             data = await slots.receive(key(context), context)
         except HeadwaterError as error:
-            await _abort(context, error)
+            await abort(context, error)
         if data is None:
             return None
         try:
             return handler.request_deserializer(data)
         except Exception:
-            await _abort(context, InvalidRequest("the request is not a message of this method"))
+            await abort(context, InvalidRequest("the request is not a message of this method"))
 
     async def answer_one(_: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         request = await receive(context)
         if request is None:
-            await _abort(context, InvalidRequest("the request has no message"))
+            await abort(context, InvalidRequest("the request has no message"))
         return await (handler.unary_unary or handler.unary_stream)(request, context)
 
     async def answer_stream(_: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
@@ -340,10 +341,10 @@ class _Call:
             error = Unavailable("the server is stopping") if isinstance(error, aio.UsageError) else _defect(error)
         error = self.redact(error)
         self._metrics.called(self._name, error.grpc_status)
-        await _abort(self._context, error)
+        await abort(self._context, error)
 
 
-async def _abort(context: aio.ServicerContext[Any, Any], error: HeadwaterError) -> None:
+async def abort(context: aio.ServicerContext[Any, Any], error: HeadwaterError) -> None:
     """End the call with `error`, unless gRPC has ended it already, as it does for a message over its size limit."""
     try:
         await context.abort(errors.status(error), errors.text(error), errors.trailers(error))
@@ -359,9 +360,7 @@ def _defect(error: BaseException) -> HeadwaterError:
 
 def address_of(context: aio.ServicerContext[Any, Any]) -> str:
     """Return the address of the caller."""
-    kind, _, address = context.peer().partition(":")
-    host = address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else address
-    return host.strip("[]").replace("%5B", "").replace("%5D", "")
+    return address_in(context.peer())
 
 
 def _headers(details: grpc.HandlerCallDetails) -> list[tuple[bytes, bytes]]:
@@ -376,7 +375,7 @@ def _refusing(error: HeadwaterError, limits: Limits) -> grpc.RpcMethodHandler[An
             limits.count_rejected_credential(address_of(context))
         except LimitExceeded as too_often:
             why = too_often
-        await _abort(context, why)
+        await abort(context, why)
 
     return grpc.stream_stream_rpc_method_handler(refuse)  # fits a call of any kind
 

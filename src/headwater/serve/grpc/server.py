@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import grpc
@@ -11,20 +12,20 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from headwater.errors import ConfigError, LimitExceeded
+from headwater.errors import LimitExceeded
 from headwater.model.principal import ANONYMOUS
-from headwater.serve.grpc import errors
-from headwater.serve.grpc.calls import Answer, AuthInterceptor, Calls, Pour, address_of
+from headwater.serve.grpc.calls import Answer, AuthInterceptor, Calls, Pour, abort, address_of
+from headwater.serve.grpc.connections.acceptor import Acceptor
 from headwater.serve.grpc.messages import pool
 from headwater.serve.grpc.request_slots import WINDOW
+from headwater.serve.limits.connection_limits import ConnectionLimits
 from headwater.serve.limits.limits import Limits
-from headwater.serve.listen_address import joined
-from headwater.serve.tls import PemFiles, Tls
+from headwater.serve.tls import Tls
 
 SPARE = 1 << 20  # bytes above the limit up to which a message is rejected with our own error
-SETTINGS_SECONDS = 10.0  # for a client to acknowledge SETTINGS; until then gRPC takes 16 MiB of metadata from it
+SETTINGS_SECONDS = 10.0  # for a client to acknowledge SETTINGS
+CLOSE_SECONDS = 2.0  # for clients to receive the last bytes when the server stops
 OPTIONS = (
-    ("grpc.so_reuseport", 0),  # else two servers would share the port, and each would receive half of the calls
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 30_000),  # detects readers that vanished
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -56,7 +57,7 @@ class Drainable(Protocol):
 
 
 class GrpcServer:
-    """The services on one address. Start and stop it in one event loop."""
+    """The services on the sockets of one port. Start and stop it in one event loop."""
 
     def __init__(
         self,
@@ -67,23 +68,24 @@ class GrpcServer:
         *,
         max_bytes: int,
         max_streams: int,
-        max_connections: int,
+        connections: ConnectionLimits,
     ) -> None:
         self._calls, self._auth, self._services, self._limits = calls, auth, services, limits
         self._max_bytes, self._max_streams = max_bytes, max_streams  # per message; per connection
-        self._max_connections = max_connections
+        self._connections = connections
+        self._acceptor: Acceptor | None = None
         self._server: Any = None
         self._health: Any = None
         self._cutting: asyncio.Future[None] | None = None  # a reference, so that it is not garbage-collected
 
-    async def start(self, addresses: list[tuple[str, int]], tls: Tls | None = None) -> None:
-        """Start to accept calls on these addresses."""
+    async def start(self, sockets: Sequence[socket.socket], tls: Tls | None, *, backlog: int) -> None:
+        """Start to accept calls on these bound sockets."""
+        self._acceptor = Acceptor(self._connections)
         options = [
             *OPTIONS,
             ("grpc.http2.settings_timeout", int(SETTINGS_SECONDS * 1000)),
             ("grpc.max_receive_message_length", self._max_bytes + SPARE),
             ("grpc.max_concurrent_streams", self._max_streams),
-            ("grpc.max_allowed_incoming_connections", self._max_connections),  # unfinished TLS handshakes included
         ]
         self._server = aio.server(interceptors=[self._auth], options=options)
         for service in self._services:
@@ -97,28 +99,20 @@ class GrpcServer:
             [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server, pool=_with_health()
         )
         self._server.add_generic_rpc_handlers((_UnknownMethods(self._calls, names),))  # after all other handlers
-        credentials = None if tls is None else _credentials(tls)
-        for host, port in addresses:
-            where = joined(host, port)
-            try:
-                if credentials is None:
-                    bound = self._server.add_insecure_port(where)
-                else:
-                    bound = self._server.add_secure_port(where, credentials)
-            except RuntimeError:
-                bound = 0
-            if not bound:
-                raise ConfigError(f"cannot listen on {where} for gRPC", hint="Choose another with --grpc.")
+        self._server.add_insecure_port(self._acceptor.target)  # TLS ends in the acceptor
         await self._server.start()
+        await self._acceptor.listen(sockets, tls, backlog)
 
     async def stop(self, seconds: float) -> None:
         """Accept no more calls; open ones may finish within `seconds`."""
-        if self._server is not None:
+        if self._server is not None and self._acceptor is not None:
+            await self._acceptor.close()
             for service in self._services:
                 if isinstance(service, Drainable):
                     service.drain()
             await self._health.enter_graceful_shutdown()
             await self._server.stop(seconds)
+            await self._acceptor.end(CLOSE_SECONDS)
 
     def cut(self) -> None:
         """End open calls without waiting, also during a stop."""
@@ -139,7 +133,7 @@ class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  #
             with self._limits.count_stream(ANONYMOUS, None, address_of(context)):
                 await self._watch(request.service, context)
         except LimitExceeded as error:
-            await context.abort(errors.status(error), errors.text(error), errors.trailers(error))
+            await abort(context, error)
 
     async def _watch(self, service: str, context: aio.ServicerContext[Any, Any]) -> None:
         """Write the status after each change; the inherited method would hold the lock while a client is stalled."""
@@ -189,26 +183,6 @@ class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # gene
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         """Return a handler that rejects the call."""
         return self._calls.none(details.method, self._services)
-
-
-def _credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Return credentials with the certificate that `tls` has when a connection is made."""
-    shown = tls.pems
-
-    def reload() -> Any:
-        """Return a new configuration, or None if it is unchanged; gRPC calls this in a thread before each handshake."""
-        nonlocal shown
-        if tls.pems is shown:
-            return None
-        shown = tls.pems
-        return _configuration(shown)
-
-    asks = tls.pems.authorities is not None
-    return grpc.dynamic_ssl_server_credentials(_configuration(shown), reload, require_client_authentication=asks)
-
-
-def _configuration(pems: PemFiles) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(pems.key, pems.chain)], pems.authorities)
 
 
 def _with_health() -> Any:

@@ -13,13 +13,20 @@ from headwater.serve.grpc.pull import PullService
 from headwater.serve.grpc.server import GrpcServer, Service
 from headwater.serve.grpc.sochdb import SubscriptionService
 from headwater.serve.grpc.stalled_calls import StalledCalls
+from headwater.serve.limits.connection_limits import ConnectionLimits
 from headwater.serve.limits.limits import Limits
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.thread_bridge import Bridge
 
 
 def open_services(
-    api: Api, gate: Gate, bridge: Bridge, limits: Limits, metrics: Metrics, config: ServeConfig
+    api: Api,
+    gate: Gate,
+    bridge: Bridge,
+    limits: Limits,
+    metrics: Metrics,
+    config: ServeConfig,
+    connections: ConnectionLimits,
 ) -> GrpcServer:
     """Create the gRPC server with all services."""
     services: list[Service] = [
@@ -38,5 +45,5 @@ def open_services(
         limits,
         max_bytes=most,
         max_streams=streams,
-        max_connections=config.max_connections,
+        connections=connections,
     )

@@ -10,6 +10,7 @@ from headwater.serve.limits.rates import place_of
 
 RESERVE = 64  # connections above each limit that may still request the health routes
 HEALTH = ("/healthz", "/readyz")
+OVER_LIMIT_SECONDS = 2  # time in which a connection over the limit must request the health routes
 MIN_SPARE_FILES = 200  # file descriptors reserved for databases, the log and their threads
 _FILES = "the limit of open files (ulimit -n, LimitNOFILE=), which lowers serve.max_connections here"
 _OPEN_FILES = (1 << 16, 10_240)  # values to try if there is no hard limit: macOS grants less than it reports
@@ -40,10 +41,13 @@ def connections_for(files: int, *, ports: int) -> int:
 
 
 class ConnectionLimits:
-    """Counts connections: at most `most` in total and `per_client` from one address. Not thread-safe."""
+    """Counts connections: at most `most` in total and `per_client` from one address. Not thread-safe.
 
-    def __init__(self, most: int, per_client: int) -> None:
-        self._most, self._per_client = most, per_client
+    `reserve` more of each may request the health routes.
+    """
+
+    def __init__(self, most: int, per_client: int, *, reserve: int = RESERVE) -> None:
+        self._most, self._per_client, self._reserve = most, per_client, reserve
         self._from: Usage[str] = Usage()
         self.is_lowered = False  # whether the limit of open files set `most`
         self.refused = 0
@@ -80,7 +84,7 @@ class ConnectionLimits:
     def is_full(self, address: str) -> bool:
         """Return whether the reserve above a limit is used up too, so that a connection is closed without an answer."""
         here = self._from[place_of(address)]
-        return here > self._per_client + RESERVE or self.open > self._most + RESERVE
+        return here > self._per_client + self._reserve or self.open > self._most + self._reserve
 
     def leave(self, address: str) -> None:
         """Uncount a connection that was closed."""

@@ -16,12 +16,11 @@ from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Requ
 from headwater.model.work.log_throttle import LogThrottle, counted
 from headwater.serve.call import Receive, Scope, Send
 from headwater.serve.http.security_headers import with_security_headers
-from headwater.serve.limits.connection_limits import HEALTH, ConnectionLimits
+from headwater.serve.limits.connection_limits import HEALTH, OVER_LIMIT_SECONDS, ConnectionLimits
 from headwater.serve.limits.request_body import RejectedRequest, header
 from headwater.serve.limits.slow_reader_limits import CONNECTION, SlowReaderLimits
 from headwater.serve.server.application import PROBLEM, problem
 
-OVER_LIMIT_SECONDS = 2  # time in which a connection over the limit must request the health routes
 MAX_PIPELINED = 16  # parsed requests that wait for the response to the previous one
 MAX_PARSED = 16 << 10  # bytes given to the parser at once, unless they belong to a body of known length
 TURN_STEPS = 500  # calls of the parser, and parts of bodies, after which other connections get their turn

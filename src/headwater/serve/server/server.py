@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,9 +41,9 @@ from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.methods import METHODS
 from headwater.serve.server.application import Application
 from headwater.serve.server.http_protocol import BoundedHttp
-from headwater.serve.server.tls_handshakes import Done, TlsServer
 from headwater.serve.thread_bridge import Bridge
 from headwater.serve.tls import Tls
+from headwater.serve.tls_handshakes import Done, TlsServer
 
 READ_THREADS = 8  # SQLite releases the GIL while it reads; more threads would only queue for it
 KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which proxies drop an idle connection
@@ -151,7 +152,7 @@ class Server:
         application = self._application(self._bridge, self._api.feeds, metrics, limits)
         self._gateway = application.gateway
         if self.grpc_addresses:
-            await self._start_grpc(metrics, limits)
+            await self._start_grpc(metrics, limits, files)
         settings = _settings(application, self._config, limits.connections, files)
         self._uvicorn = _Uvicorn(settings, self._tls, limits.connections)
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=sockets))
@@ -177,16 +178,18 @@ class Server:
         self._is_lowered = allowed < most
         return files
 
-    async def _start_grpc(self, metrics: Metrics, limits: Limits) -> None:
+    async def _start_grpc(self, metrics: Metrics, limits: Limits, files: int) -> None:
         """Start the gRPC services on the sockets bound for them."""
+        from headwater.serve.grpc.connections.acceptor import FILES
         from headwater.serve.grpc.services import open_services  # imported late: grpcio is optional
 
-        for each in self._grpc_sockets:
-            each.close()
-        self._grpc_sockets = []
         assert self._bridge is not None
-        self._grpc = open_services(self._api, self._gate, self._bridge, limits, metrics, self._config)
-        await self._grpc.start(self.grpc_addresses, self._tls)
+        most = min(self._config.max_connections, max(connections_for(files, ports=2) // FILES, 1))
+        connections = ConnectionLimits(most, self._config.max_connections_per_client, reserve=0)
+        connections.is_lowered = self._is_lowered or most < self._config.max_connections
+        self._grpc = open_services(self._api, self._gate, self._bridge, limits, metrics, self._config, connections)
+        await self._grpc.start(self._grpc_sockets, self._tls, backlog=_backlog(files))
+        self._grpc_sockets = []
 
     def _application(self, bridge: Bridge, feeds: Feeds | None, metrics: Metrics, limits: Limits) -> Application:
         config = self._config
@@ -307,10 +310,14 @@ class _Uvicorn(uvicorn.Server):
             await super().startup(sockets)
         else:
             await super().startup([])
-            encrypted = TlsServer(self._tls.context, self._connections, self._protocol)
+            encrypted = TlsServer(self._context, self._connections, self._protocol)
             encrypted.listen(sockets or [], self.config.backlog)
             self.servers.append(encrypted)  # type: ignore[arg-type]  # is closed and waited for
         self.ready.set()
+
+    def _context(self) -> ssl.SSLContext:
+        assert self._tls is not None
+        return self._tls.context
 
     def _protocol(self, handshake_done: Done) -> asyncio.Protocol:
         config, state = self.config, self.server_state
@@ -329,6 +336,11 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     import uvloop
 
     return uvloop.new_event_loop
+
+
+def _backlog(files: int) -> int:
+    """Return the backlog of a socket, all of which is accepted before the first connection is counted."""
+    return min(BACKLOG, spare_files(files) // 2)
 
 
 def _patient(kind: type[T], config: ServeConfig) -> type[T]:
@@ -350,7 +362,7 @@ def _settings(
         access_log=False,
         proxy_headers=False,  # the client could forge a forwarded header
         server_header=False,
-        backlog=min(BACKLOG, spare_files(files) // 2),  # all of it is accepted before the first connection is counted
+        backlog=_backlog(files),
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=config.drain_seconds,  # type: ignore[arg-type]  # goes to wait_for, which takes floats
     )

@@ -1,4 +1,4 @@
-"""TLS handshakes of HTTP, which count as connections from their first byte and have a time limit.
+"""TLS handshakes of both ports, which count as connections from their first byte and have a time limit.
 
 asyncio's servers report a connection only after its handshake: clients that never finish one would use sockets that no
 limit counts.
@@ -13,8 +13,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from headwater.serve.limits.connection_limits import ConnectionLimits
-from headwater.serve.server.http_protocol import OVER_LIMIT_SECONDS
+from headwater.serve.limits.connection_limits import OVER_LIMIT_SECONDS, ConnectionLimits
 
 HANDSHAKE_SECONDS = 10.0
 PAUSE_SECONDS = 0.5  # after a failed accept: most likely no file descriptor is left
@@ -26,13 +25,17 @@ Done = Callable[[], None]
 class TlsServer:
     """Accepts connections, performs their TLS handshakes and passes them to a protocol. Not thread-safe.
 
-    `make` returns the protocol of a connection; its argument is called once the protocol counts the connection.
+    `context` returns the context of a new connection. `make` returns the protocol of a connection; its argument is
+    called once the protocol counts the connection.
     """
 
     seconds = HANDSHAKE_SECONDS
 
     def __init__(
-        self, context: ssl.SSLContext, connections: ConnectionLimits, make: Callable[[Done], asyncio.Protocol]
+        self,
+        context: Callable[[], ssl.SSLContext],
+        connections: ConnectionLimits,
+        make: Callable[[Done], asyncio.BaseProtocol],
     ) -> None:
         self._context, self._connections, self._make = context, connections, make
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,7 +93,7 @@ class TlsServer:
 
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._make(done), connection, ssl=self._context, ssl_handshake_timeout=seconds
+                lambda: self._make(done), connection, ssl=self._context(), ssl_handshake_timeout=seconds
             )
         except (OSError, ssl.SSLError):  # too late, closed, or not TLS
             connection.close()

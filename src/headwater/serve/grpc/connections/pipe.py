@@ -1,0 +1,170 @@
+"""The two ends of a pipe between a gRPC client and the gRPC library, with backpressure in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from headwater.serve.grpc.connections.http2_frames import Http2Frames, RefusedFrame
+
+CLIENT_BYTES = 64 << 10  # read at a time: 7,000 empty frames, which take about 3 ms to check
+LIBRARY_BYTES = 256 << 10
+TURN_FRAMES = 1_000  # after which other connections get their turn
+CLOSE_SECONDS = 10.0  # for a client to read the last bytes after the library has closed the connection
+
+
+class Buffers:
+    """Where reads put their bytes, for all connections of one event loop: they are copied before the next read."""
+
+    def __init__(self) -> None:
+        self.of_clients = memoryview(bytearray(CLIENT_BYTES))
+        self.of_library = memoryview(bytearray(LIBRARY_BYTES))
+
+
+class _End(asyncio.BufferedProtocol):
+    """Writes to the other end what this one receives, and reads only while the other end takes it."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
+        self._is_held = False  # the other end takes no more
+        self.transport: asyncio.Transport | None = None
+        self.other: _End | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Remember the transport."""
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where to put the next bytes."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on the bytes."""
+        self._pass(bytes(self._buffer[:nbytes]))
+
+    def _pass(self, data: bytes) -> None:
+        if self.other is not None and self.other.transport is not None and not self.other.transport.is_closing():
+            self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        """Stop reading at the other end."""
+        if self.other is not None:
+            self.other.hold()
+
+    def resume_writing(self) -> None:
+        """Read at the other end again."""
+        if self.other is not None:
+            self.other.release()
+
+    def hold(self) -> None:
+        """Read nothing until `release`."""
+        self._is_held = True
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def release(self) -> None:
+        """Read again."""
+        self._is_held = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if not self._is_held and self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+
+class ClientEnd(_End):
+    """The end of a client, whose frames are checked. `lost` is called when the connection has ended."""
+
+    def __init__(
+        self, buffers: Buffers, accepted: Callable[[ClientEnd], None], refused: Callable[[ClientEnd, str], None]
+    ) -> None:
+        super().__init__(buffers.of_clients)
+        self.buffers, self._accepted, self._refused = buffers, accepted, refused
+        self._frames = Http2Frames()
+        self._early = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self.address = ""
+        self.lost: Callable[[], None] = lambda: None
+
+    def connection_made(self, transport: Any) -> None:
+        """Start; what is received before the other end exists is kept for it."""
+        super().connection_made(transport)
+        self.address = str((transport.get_extra_info("peername") or ("",))[0])
+        self._is_held = True
+        self._accepted(self)
+
+    def _pass(self, data: bytes) -> None:
+        try:
+            frames = self._frames.check(data)
+        except RefusedFrame as refusal:
+            self._refused(self, str(refusal))
+            self.abort()
+            return
+        if self.other is None:
+            self._early += data
+            self.hold()  # uvloop starts to read after connection_made, whatever was said there
+            return
+        super()._pass(data)
+        if frames > TURN_FRAMES and self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def join(self, other: LibraryEnd) -> None:
+        """Start to pass on bytes."""
+        self.other = other
+        early, self._early = self._early, b""
+        super()._pass(early)
+        self.release()
+
+    def eof_received(self) -> bool:
+        """Tell the library that the client sends no more; it may still answer, unless TLS has ended."""
+        assert self.transport is not None
+        if self.other is None or self.other.transport is None or not self.transport.can_write_eof():
+            return False  # the transport closes itself
+        if not self.other.transport.is_closing():
+            self.other.transport.write_eof()
+        return True
+
+    def close(self) -> None:
+        """Close the connection once the client has received what was sent, at the latest in CLOSE_SECONDS."""
+        if self.transport is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self.abort)
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Close the other end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.abort()
+        self.transport = self.other = None
+        self.lost()
+
+
+class LibraryEnd(_End):
+    """The end of the gRPC library, which never half-closes a connection."""
+
+    def __init__(self, client: ClientEnd) -> None:
+        super().__init__(client.buffers.of_library)
+        self.other: _End | None = client
+
+    def connection_made(self, transport: Any) -> None:
+        """Start to read at both ends; close the connection if the client has disconnected."""
+        super().connection_made(transport)
+        if isinstance(self.other, ClientEnd) and self.other.transport is not None:
+            self.other.join(self)
+        else:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Close the connection of the client."""
+        client, self.transport, self.other = self.other, None, None
+        if isinstance(client, ClientEnd):
+            client.other = None
+            client.close()
