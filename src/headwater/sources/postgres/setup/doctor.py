@@ -45,6 +45,7 @@ class TableFit(msgspec.Struct, frozen=True):
     is_hidden: bool = False  # policies hide rows from the role
     is_owned: bool = True  # the role may publish it
     has_virtual: bool = False  # VIRTUAL generated columns, with which whole old rows are no replica identity
+    has_unsent: bool = False  # the same for STORED ones, which the publication does not send
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ class TableFit(msgspec.Struct, frozen=True):
     @property
     def is_identified(self) -> bool:
         """Return whether PostgreSQL accepts updates and deletes of the table once it is published."""
-        return self.has_identity or (self.identity == "f" and not self.has_virtual)
+        return self.has_identity or (self.identity == "f" and not self.has_virtual and not self.has_unsent)
 
     @property
     def full_name(self) -> str:
@@ -179,7 +180,9 @@ SELECT n.nspname, c.relname, c.relreplident::text, r.indexrelid IS NOT NULL, c.r
          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = u.number
          WHERE k.indrelid = c.oid AND k.indisprimary AND u.place <= k.indnkeyatts ORDER BY u.place),
        row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'),
-       EXISTS (SELECT FROM pg_attribute v WHERE v.attrelid = c.oid AND v.attgenerated = 'v' AND NOT v.attisdropped)
+       EXISTS (SELECT FROM pg_attribute v WHERE v.attrelid = c.oid AND v.attgenerated = 'v' AND NOT v.attisdropped),
+       EXISTS (SELECT FROM pg_attribute v, pg_publication p WHERE v.attrelid = c.oid AND v.attgenerated = 's'
+         AND NOT v.attisdropped AND p.pubname = %s AND to_jsonb(p) ->> 'pubgencols' = 'n')
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_index r ON r.indrelid = c.oid
   AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END AND r.indimmediate
@@ -190,13 +193,13 @@ WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND c.oid >= 16384
 
 def all_tables(connection: Connection, publication: str) -> list[TableFit]:
     """Return every table that holds rows: of a partitioned table, its partitions."""
-    return _found(connection.execute(_tables_sql(connection, "ORDER BY 1, 2"), [publication]).fetchall())
+    return _found(connection.execute(_tables_sql(connection, "ORDER BY 1, 2"), [publication] * 2).fetchall())
 
 
 def whole_rows_remedy(connection: Connection, schema: str, table: str) -> str:
     """Return the SQL after which changes of the table carry whole rows; "" if they do already."""
     ask = _tables_sql(connection, "AND n.nspname = %s AND c.relname = %s")
-    rows = connection.execute(ask, ["", schema, table]).fetchall()
+    rows = connection.execute(ask, ["", "", schema, table]).fetchall()
     return "".join(_full(each) for each in _found(rows) if is_sparing(each))
 
 
@@ -234,14 +237,20 @@ def why_uncaptured(table: TableFit, tables: Sequence[str]) -> str:
         return "it is not named in postgres.tables"
     if not table.is_logged:
         return "it is unlogged"
-    if table.identity == "f" and table.has_virtual:
-        return f"it has {_VIRTUAL}"
+    if table.identity == "f" and not table.is_identified:
+        return f"it has {_unsent(table)}"
     if not table.is_identified:
         return "it has neither a primary key nor another replica identity"
     return "it was not published yet" if table.is_owned else "it belongs to another role"
 
 
 _VIRTUAL = "REPLICA IDENTITY FULL and a VIRTUAL generated column, which PostgreSQL cannot publish"
+_UNSENT = "REPLICA IDENTITY FULL and a STORED generated column, which the publication does not send"
+
+
+def _unsent(table: TableFit) -> str:
+    """Return why whole old rows are no replica identity of the table."""
+    return _VIRTUAL if table.has_virtual else _UNSENT
 
 
 def _full(table: TableFit) -> str:
@@ -251,7 +260,9 @@ def _full(table: TableFit) -> str:
 
 def _identity(table: TableFit) -> str:
     """Return the SQL that gives the table a replica identity."""
-    if not table.has_virtual:
+    if table.identity == "f" and not table.has_virtual:
+        return "ALTER PUBLICATION … SET (publish_generated_columns = stored);"
+    if not table.has_virtual and not table.has_unsent:
         return _full(table)
     by_key = "" if table.key else f"ALTER TABLE {table.full_name} ADD PRIMARY KEY (…); "
     return f"{by_key}ALTER TABLE {table.full_name} REPLICA IDENTITY DEFAULT;"
@@ -265,7 +276,7 @@ def table_findings(table: TableFit, role: str = "YOUR_ROLE", *, is_wanted: bool 
     found = []
     if not table.is_identified:
         lacks = "no replica identity" if table.key else "neither a primary key nor another replica identity"
-        lacks = _VIRTUAL if table.identity == "f" else lacks
+        lacks = _unsent(table) if table.identity == "f" else lacks
         if table.is_published or is_wanted:
             problem = f"{table.name} has {lacks}: PostgreSQL refuses its updates and deletes as long as it is published"
             found.append(Finding(problem, _identity(table), fatal=False, refuses_writes=True))

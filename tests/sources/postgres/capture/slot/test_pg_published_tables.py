@@ -193,6 +193,31 @@ def test_role_without_superuser_publishes_only_the_tables_it_owns(start: Start) 
     assert [change.table.name for change in own.changes_until()] == ["t"]
 
 
+def test_whole_row_identity_with_stored_column_that_the_publication_omits_is_left_out(start: Start) -> None:
+    name = f"unsent_{os.getpid()}"
+    own = start(TABLE, f"CREATE PUBLICATION headwater_{name} FOR TABLE t", name=name)  # as pg_upgrade leaves it
+    if own.db.info.server_version < 180000:
+        pytest.skip("publications send generated columns since PostgreSQL 18")
+    own.source.close()
+    own.run(
+        "CREATE TABLE inv(id int PRIMARY KEY, net int, gross int GENERATED ALWAYS AS (net * 2) STORED)",
+        "ALTER TABLE inv REPLICA IDENTITY FULL",
+        "CREATE TABLE keyed(id int PRIMARY KEY, net int, gross int GENERATED ALWAYS AS (net * 2) STORED)",
+    )
+    own.open()
+    own.changes_until(lambda found: "keyed" in {change.table.name for change in found})
+    for table in ("inv", "keyed"):
+        own.run(f"INSERT INTO {table} VALUES (1, 1)", f"UPDATE {table} SET net = 2", f"DELETE FROM {table}")
+    reason = "it has REPLICA IDENTITY FULL and a STORED generated column, which the publication does not send"
+    assert own.source.status()["uncaptured"] == {"inv": reason}
+    (finding,) = [each for each in inspect(own.name, own.url, own.config).findings if each.problem.startswith("inv ")]
+    assert "it is not captured" in finding.problem
+    own.run(f"ALTER PUBLICATION {own.slot} ADD TABLE inv", "INSERT INTO inv VALUES (1, 1)")
+    (finding,) = [each for each in inspect(own.name, own.url, own.config).findings if each.problem.startswith("inv ")]
+    assert finding.refuses_writes
+    own.run(finding.remedy.replace("…", own.slot), "UPDATE inv SET net = 2", "DELETE FROM inv")
+
+
 def test_whole_row_identity_with_virtual_column_is_left_out_and_can_be_updated(start: Start) -> None:
     own = start(TABLE)
     if own.db.info.server_version < 180000:

@@ -29,9 +29,10 @@ WHERE p.pubname = %s AND (to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->
 ORDER BY 1, 2
 """
 # Whether table `{c}` has a usable replica identity; without one PostgreSQL refuses updates and deletes of a
-# published table. Whole rows are none if a column is VIRTUAL: PostgreSQL publishes no virtual generated columns.
+# published table. Whole rows are none if they have generated columns that publication `p` does not send: VIRTUAL ones
+# never are, and STORED ones only by its setting, which a publication from before PostgreSQL 18 lacks.
 _IDENTIFIED = """({c}.relreplident = 'f' AND NOT EXISTS (SELECT FROM pg_attribute v WHERE v.attrelid = {c}.oid
-  AND v.attgenerated = 'v' AND NOT v.attisdropped)
+  AND (v.attgenerated = 'v' OR v.attgenerated = 's' AND to_jsonb(p) ->> 'pubgencols' = 'n') AND NOT v.attisdropped)
   OR EXISTS (SELECT FROM pg_index i WHERE i.indrelid = {c}.oid AND i.indimmediate
   AND CASE {c}.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END))"""
 # Tables that we publish where the settings name none. A partitioned table is published by its root, which includes
