@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from itertools import count
@@ -44,6 +45,10 @@ class Site:
         wait_until(lambda: "etag" in self.live.http.get(path).headers, "a tag")
         return self.live.http.get(path).headers["etag"]
 
+    def is_modified(self, path: str, tag: str) -> bool:
+        """Return whether the answer at `path` has another tag now."""
+        return self.live.http.get(path, headers={"if-none-match": tag}).status_code == 200
+
     def close(self) -> None:
         self.live.stop()
         self.db.close()
@@ -70,5 +75,5 @@ def test_update_of_an_operand_changes_every_tag(site: Site) -> None:
     known = {path: (site.tag(path), site.live.http.get(path).text) for path in paths}
     site.db.execute("UPDATE t SET a = 2")
     for path, (tag, body) in known.items():
-        wait_until(lambda p=path, t=tag: site.live.http.get(p, headers={"if-none-match": t}).status_code == 200, path)
+        wait_until(functools.partial(site.is_modified, path, tag), path)
         assert site.tag(path) != tag and site.live.http.get(path).text != body

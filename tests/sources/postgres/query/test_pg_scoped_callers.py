@@ -227,6 +227,37 @@ def test_filter_of_scoped_caller_computes_no_function_of_users(site: Site) -> No
     assert site.call("viewer", "cdc.subscribe_table", table="orders", where="peek_at(id) = note AND id > 3")["ok"]
 
 
+LIKE_BUILT_IN = (
+    "CREATE SCHEMA apart",
+    "CREATE FUNCTION apart.abs(text) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1'",
+    "CREATE FUNCTION apart.lower(int) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT NULL::text'",
+    "CREATE TYPE apart.upper AS ENUM ('x')",
+    "CREATE OPERATOR apart.|| (LEFTARG = text, RIGHTARG = int, FUNCTION = left)",
+    "CREATE TABLE length (id int PRIMARY KEY)",
+    "CREATE VIEW md5 AS SELECT 1 AS id",
+    "CREATE FUNCTION lower(int) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT NULL::text'",
+)
+CALLS_OF_BUILT_IN = (
+    *("abs('1') = 1", "abs(note) = 1", "lower(id) = 'x'", "lower('x') = 'x'", "lower(note) = 'x'", "upper('x') = 'X'"),
+    *("note || id = 'x1'", "length('x') = 1", "length(note) = 1", "length(orders) = 1", "md5('x') = 'x'"),
+    *("(note).length = 1", "(orders).md5 IS NULL", "md5 'x' = 'x'", "apart.abs('1') = 1", "'x'::apart.upper = 'x'"),
+)
+
+
+def test_hidden_names_of_built_in_functions_change_no_answer(site: Site) -> None:
+    """Tables and views may have such names, and any object outside of the login's search_path."""
+
+    def answer(where: str) -> list[Any]:
+        query = site.call(SCOPED[0], "query.select", sql=f"SELECT id FROM orders WHERE {where} ORDER BY id")
+        filtered = site.call(SCOPED[0], "cdc.backtest", table="orders", where=where)
+        return [query.get("error") or query["result"]["data"], filtered.get("error") or filtered["result"]["matches"]]
+
+    before = {where: answer(where) for where in CALLS_OF_BUILT_IN}
+    for statement in LIKE_BUILT_IN:
+        site.db.execute(statement.encode())
+    assert {where: answer(where) for where in CALLS_OF_BUILT_IN} == before
+
+
 HIDDEN = {
     "secret": "",
     "hidden_view": "CREATE VIEW hidden_view AS SELECT * FROM secret",
