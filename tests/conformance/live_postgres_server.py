@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.conformance.live_server import Live
 from tests.sources.postgres.pg_source import shared_server
+from tests.suite.deadlines import TRANSACTIONS
 
 from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
@@ -42,7 +43,7 @@ class PostgresLive(Live):
         with self._postgres.connect() as admin:
             admin.execute(f"CREATE DATABASE {self._name}")
         self._address = f"postgresql://postgres@/{self._name}?host={self._postgres.folder}"
-        own = {"slot": self._name, "publication": self._name}
+        own: dict[str, Any] = {"slot": self._name, "publication": self._name, **TRANSACTIONS}
         super().__init__(data, url=self._address, postgres=own | (postgres or {}), **settings)
 
     def rpc(self, method: str, **params: Any) -> dict[str, Any]:

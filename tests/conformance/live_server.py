@@ -56,7 +56,7 @@ ORDER BY sql LIKE 'CREATE VIRTUAL %' DESC
             feeds=FeedsConfig(**{"checkpoint_seconds": CHECKPOINT_SECONDS} | (feeds or {})),
             sources={
                 "sqlite": SqliteConfig(**TRANSACTIONS),
-                "postgres": PostgresConfig(**TRANSACTIONS | (postgres or {})),
+                "postgres": PostgresConfig(**(postgres or {})),
             },
             databases=(DatabaseConfig("main", url),) if url else (),
         )
