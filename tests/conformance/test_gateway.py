@@ -411,9 +411,9 @@ def test_stopping_server_finishes_the_running_gateway_request(
         assert go_on.wait(PATIENCE)
         return rows(*args)
 
-    monkeypatch.setattr(messages, "rows_payload", held)
     client = GatewayClient(live.url)
     client.ok("sql", {"query": "CREATE TABLE t(id INTEGER PRIMARY KEY)"})
+    monkeypatch.setattr(messages, "rows_payload", held)
     asked = client.send("sql", {"query": "SELECT 1"})
     later = client.send("sql", {"query": "INSERT INTO t VALUES(1)"})
     gateway = live._server._gateway
