@@ -100,9 +100,9 @@ def test_disk_fault_under_the_log_loses_no_change_and_recovers_without_a_restart
         setattr(disk, fault, True)
         for n in range(1, 30):
             one.run(f"INSERT INTO t VALUES ({n}, 'x')")  # durable in the file: capture brings it later
-        while one.capture.error is None:
+        while (error := one.capture.error) is None:
             one.log.wait_beyond(one.log.latest, 0.01)  # nothing comes: only time passes
-        assert one.capture.error.startswith("storage_full" if fault == "full" else "unavailable")
+        assert error.startswith("storage_full" if fault == "full" else "unavailable")
         assert (one.log.durable, count(one)) == (durable, 29)
         setattr(disk, fault, False)
         assert inserted(one) == list(range(1, 30))

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from tests.sources.sqlite_source import Rig
 from tests.sources.sqlite_writer_process import Foreign
+from tests.suite.deadlines import PATIENCE
 
 from headwater.sources.sqlite.capture.commit_watch import Waker
 
 Attach = Callable[..., Rig]
-LONG = 30.0  # nothing here waits as long as this unless it is broken
+LONG = PATIENCE  # nothing here waits as long as this unless it is broken
 
 
 class Waiting:

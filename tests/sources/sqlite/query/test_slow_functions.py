@@ -128,7 +128,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
 
 def opened_source(folders: pytest.TempPathFactory, seconds: float) -> Iterator[SqliteSource]:
     path = folders.mktemp("slow") / "app.db"
-    config = SqliteConfig(wal=True, statement_seconds=seconds)
+    config = SqliteConfig(wal=True, statement_seconds=PATIENCE)  # for the statements of this function
     opened = SqliteSource("app", str(path), notes=MemoryNotes(), config=config)
     try:
         assert opened.prove(generation="g", latest=0, read=lambda after: iter(())) == ""
@@ -138,6 +138,7 @@ def opened_source(folders: pytest.TempPathFactory, seconds: float) -> Iterator[S
         opened.write(lambda session: session.insert("t", [{"id": 1, "x": HAY, "y": NEEDLE}])).result(PATIENCE)
         run(opened, "INSERT INTO t SELECT value + 1, 'k' || value, 'y' FROM json_each('[1, 2, 3, 4, 5, 6, 7, 8]')")
         run(opened, "ANALYZE")
+        object.__setattr__(config, "statement_seconds", seconds)  # for the connections that are opened from now on
         yield opened
     finally:
         opened.close()
