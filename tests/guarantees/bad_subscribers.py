@@ -10,6 +10,7 @@ from collections import Counter
 
 from tests.guarantees.raw_streams import Connection, HttpStream, Status, WebSocket
 from tests.guarantees.server_process import Asking, Gone, Refused, ServerProcess
+from tests.suite.deadlines import PATIENCE
 
 NONSENSE = (b"{", b'{"ack":"x"}', b'{"ack":99999999999999999999}', b'{"dance":true}', b"[]", b'{"ack":-1}', b"\x00")
 BAD_PATHS = (
@@ -77,7 +78,7 @@ class Pests:
         stream = WebSocket(self.server.url, f"/api/v1/cdc/ws/{sub}", {})
         try:
             stream.say(self.random.choice(NONSENSE))
-            until = time.monotonic() + 5
+            until = time.monotonic() + PATIENCE
             while stream.read(65_536) is not None:
                 if time.monotonic() > until:
                     self.counts["not refused"] += 1

@@ -23,6 +23,7 @@ from tests.guarantees.nemesis_database import Rows, World
 from tests.guarantees.server_process import Asking, Gone, Refused
 from tests.guarantees.validators import Atomic, Durable, NeverRewritten, Ordered, placed
 from tests.guarantees.watchers import WATCHERS, validate_watcher
+from tests.suite.deadlines import PATIENCE
 
 from headwater.model.change import Transaction
 from headwater.model.clock import parse_ts
@@ -114,7 +115,7 @@ class Nemesis(FaultDriver):
         finally:
             for reader in self.readers:
                 reader.finish(goal)
-            end = time.monotonic() + 60
+            end = time.monotonic() + PATIENCE
             for reader, thread in zip(self.readers, readers, strict=True):
                 thread.join(max(end - time.monotonic(), 0.1))
                 if thread.is_alive():
@@ -126,7 +127,7 @@ class Nemesis(FaultDriver):
 
     def _goal(self) -> int:
         """The newest offset, once the log holds the last change."""
-        ask, end = Asking(self.server), time.monotonic() + 60
+        ask, end = Asking(self.server), time.monotonic() + PATIENCE
         try:
             while True:
                 with contextlib.suppress(Gone, Refused):

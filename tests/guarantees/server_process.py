@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.suite.deadlines import PATIENCE
 from tests.suite.fork_server import ForkedProcess
 from tests.suite.server_launch import start_server
 
@@ -35,7 +36,7 @@ class Gone(Exception):
 class Asking:
     """One client's connection; each thread has its own."""
 
-    def __init__(self, server: ServerProcess, timeout: float = 30.0) -> None:
+    def __init__(self, server: ServerProcess, timeout: float = PATIENCE) -> None:
         self._server = server
         self._http = httpx.Client(timeout=timeout, transport=httpx.HTTPTransport(retries=0))
 
@@ -136,12 +137,12 @@ class ServerProcess:
         self._process = None
         os.kill(process.pid, number)
         try:
-            return process.wait(60)
+            return process.wait(PATIENCE)
         finally:
             assert process.stdout is not None
             process.stdout.close()
 
-    def wait_caught_up(self, seconds: float = 60.0) -> dict[str, Any]:
+    def wait_caught_up(self, seconds: float = PATIENCE) -> dict[str, Any]:
         """Ask until the log holds everything the database holds."""
         ask, end = Asking(self), time.monotonic() + seconds
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
 import time
@@ -19,6 +20,7 @@ from tests.guarantees.feed_validators import Bounded, Isolated, validate
 from tests.guarantees.raw_streams import HttpStream, WebSocket
 from tests.guarantees.recorder import Recorder
 from tests.guarantees.server_process import Asking, ServerProcess
+from tests.suite.deadlines import PATIENCE
 
 from headwater.feeds.deliver import hub
 
@@ -31,6 +33,7 @@ GROW = (
     "INSERT INTO item(name) SELECT printf('%.1000c', 'x') FROM n"
 )
 SETTINGS = "[feeds]\ncheckpoint_seconds = 0.3\n"
+MOST_SECONDS = 8.0  # less than the server waits for a stalled reader: nobody may wait with it
 TABLE = "CREATE TABLE item(id INTEGER PRIMARY KEY, name TEXT, mark TEXT)"
 
 
@@ -63,7 +66,7 @@ def reading(server: ServerProcess, ask: Asking, transports: list[str]) -> Iterat
         server.wait_caught_up()
         goal = int(ask("stats.snapshot")["cdc"]["latest_offset"])
     finally:
-        late = threading.Timer(30, lambda: [reader.finish(GIVE_UP) for reader in readers])
+        late = threading.Timer(PATIENCE, lambda: [reader.finish(GIVE_UP) for reader in readers])
         late.start()
         for reader in readers:
             reader.finish(goal)
@@ -127,7 +130,11 @@ def test_misbehaving_subscribers_do_not_affect_correct_readers(tmp_path: Path) -
         with reading(server, ask, ["sse", "websocket", "long_poll", "ndjson"]) as readers:
             pests.start()
             try:
-                for n in range(150):
+                end = time.monotonic() + PATIENCE
+                for n in itertools.count():
+                    if n >= 150 and pests.counts["connects"] > 100 and pests.counts["refused frames"] > 5:
+                        break
+                    assert time.monotonic() < end, pests.told()
                     ask("sql.exec", sql="INSERT INTO item(name, mark) VALUES ('x', ?)", args=[f"m{n}"])
                     sent[f"m{n}"] = time.monotonic()
                     time.sleep(0.02)
@@ -137,10 +144,9 @@ def test_misbehaving_subscribers_do_not_affect_correct_readers(tmp_path: Path) -
     truth = Truth(recorder.parts)
     for reader in readers:
         seen = {entry.body["after"]["mark"]: entry.time for entry in reader.journal if "after" in (entry.body or ())}
-        isolated.check(reader.spec.transport, sent, seen, most=2.0)
+        isolated.check(reader.spec.transport, sent, seen, most=MOST_SECONDS)
         streams = reader.spec.transport != "long_poll"
         broken = validate(reader.journal, Expected(truth, reader.spec), set(), reader.goal, streams=streams)
         assert not broken + reader.defects, broken + reader.defects
     assert not isolated.failures, isolated.failures
-    assert pests.counts["connects"] > 100 and pests.counts["refused frames"] > 5, pests.told()
     assert not pests.counts["not refused"], pests.told()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.guarantees.pipeline_process import children, command_of, kill
 from tests.pipeline.table_model import Gate
+from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
 
@@ -60,15 +59,7 @@ def test_part_is_not_loaded_when_spark_is_killed_during_its_task(tmp_path: Path)
         wait_until(lambda: sum(DAEMON in command_of(pid) for pid in workers) == 1)  # which is at the gate
         state = DeltaSink(Settings(place)).state()
         assert state is not None and state.missing == list(state.plan.spans)
-        assert "Spark's Java process is gone" in loader.communicate(timeout=60)[1]
+        assert "Spark's Java process is gone" in loader.communicate(timeout=PATIENCE)[1]
     finally:
         kill(*below, loader.pid)
-        loader.wait(60)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if holds():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come to that")
+        loader.wait(PATIENCE)

@@ -111,7 +111,7 @@ def test_second_run_waits_and_takes_over_when_the_first_run_ends(lake: Lake, go:
 def test_run_that_lost_its_lease_ends_without_writing_an_error_to_the_task(
     lake: Lake, go: Callable[..., Going], meta: MetaStore
 ) -> None:
-    one = go("lease_seconds = 3")
+    one = go("lease_seconds = 15")  # which a busy machine can keep
     assert one.live.wait(LONG)
     meta.reset("lake", force=True)
     (done,) = one.ended().tables

@@ -459,7 +459,7 @@ def test_leases_hold_again_after_a_restart_within_their_time(tmp_path: Path, ret
                 assert app.ranges is not None
                 held = app.ranges.register(ANONYMOUS, None, "t", "lake")
             database.source.write(lambda s: s.execute("INSERT INTO t(v) VALUES (1)" + ", (1)" * 99)).result(PATIENCE)
-            assert database.catch_up(10) and database.log.latest > held.version + 99
+            assert database.catch_up(PATIENCE) and database.log.latest > held.version + 99
             assert database.log.horizon <= held.version + 1
         finally:
             app.close()

@@ -185,7 +185,9 @@ class Stream:
         self._open()
 
     def _open(self) -> None:
-        address = self.server.address(self.name) + " replication=database"
+        # Nobody answers the server while the test does something else.
+        patient = self.server.address(self.name).replace("options='", "options='-c wal_sender_timeout=0 ")
+        address = f"{patient} replication=database"
         self._wire = pq.PGconn.connect(address.encode())
         assert self._wire.status == pq.ConnStatus.OK, self._wire.get_error_message()
         start = f"START_REPLICATION SLOT {self.name} LOGICAL 0/0 ({self._options}, publication_names 'everything')"

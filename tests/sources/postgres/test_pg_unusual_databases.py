@@ -17,6 +17,7 @@ from tests.suite.deadlines import PATIENCE
 from headwater.errors import Forbidden, SourceUnfit
 from headwater.model.change import Change, Op
 from headwater.sources.postgres.capture.slot.server_history import NOTE
+from headwater.sources.postgres.capture.stream.replication_stream import pace_for
 from headwater.sources.postgres.connection import Server as Address
 
 _numbers = itertools.count(1)
@@ -111,13 +112,15 @@ def test_settings_of_a_role_do_not_change_values_shapes_or_filters(
 
 def test_role_with_short_session_timeouts_keeps_its_stream(rig: Callable[..., PgRig], role: Callable[..., str]) -> None:
     short = "idle_session_timeout = '200ms'", "idle_in_transaction_session_timeout = '200ms'"
-    own = rig("CREATE TABLE t(k int PRIMARY KEY)", user=role(*short, "wal_sender_timeout = '2s'"))
+    own = rig("CREATE TABLE t(k int PRIMARY KEY)", user=role(*short, "wal_sender_timeout = '12s'"))
     for key in range(6):
         time.sleep(0.4)  # what ends is what idles: there is nothing to wait for
         own.run(f"INSERT INTO t VALUES ({key})", f"CREATE TABLE t{key}(k int)", f"INSERT INTO t{key} VALUES (1)")
     own.pull()
     assert [row[0] for row in own.fold().values()] == [0, 1, 2, 3, 4, 5]
     assert own.source._stream is not None and own.source._stream.sessions == 1
+    with Address(own.name, own.url).connect() as side:
+        assert own.source._stream._pace(side) == pace_for(12)  # not the pace for the server's own 60 seconds
 
 
 # --- encodings ------------------------------------------------------------------------------------------------
@@ -334,7 +337,7 @@ def test_table_streamed_before_its_commit_is_visible_is_described_fully(rig: Cal
             waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
             while not admin.execute(waits.encode()).fetchone():
                 time.sleep(0.02)
-            own.source.wait(0.5)  # the stream has it by now, or soon
+            own.source.wait(0.5)  # the stream has it by now, or soon: later the test shows less
         finally:
             admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
             admin.execute("SELECT pg_reload_conf()")

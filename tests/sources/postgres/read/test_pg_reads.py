@@ -283,7 +283,7 @@ def test_read_statement_has_an_offset_and_writes_are_refused(pg_rig: Attach) -> 
         with pytest.raises(InvalidRequest):
             r.queries.read(sql)
     r.stream.run(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+        "SELECT pg_terminate_backend(pid, 120000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
         "AND datname = current_database() AND backend_type = 'client backend'"
     )
     assert r.queries.read("SELECT count(*) FROM t").rows == ((2,),)

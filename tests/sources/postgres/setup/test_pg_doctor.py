@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from tests.cli.cli_process import run, run_json, served
 from tests.sources.postgres.pg_source import shared_server
+from tests.suite.deadlines import wait_until
 
 from headwater.sources.postgres.capture.slot.slot import Slot
 from headwater.sources.postgres.setup.doctor import (
@@ -144,12 +145,17 @@ def test_doctor_and_list_report_each_state_of_a_database(base: Base, tmp_path: P
     _, found, _ = base.doctor(tmp_path, **only)
     assert any("which nobody reads" in finding for finding in found["warn"])
     base.db.execute("INSERT INTO t VALUES (1, 1)")
-    with served(tmp_path, base.url(), env=only):
+    with served(tmp_path, base.url(), env=only) as server:
+        # Once it tells of the row, its stream has connected and its log has the row.
+        done = run("tail", f"{base.name}.t", "--server", server.url, "--since", "earliest", "--limit", "1")
+        assert done.returncode == 0, done
         _, found, _ = base.doctor(tmp_path, **only)
         assert any("(headwater)" in finding for finding in found["ok"])
         assert not any("nobody" in finding for finding in found["warn"])
     shown = run("log", "show", "--db", base.name, "--data", "data", "-o", "json", cwd=tmp_path)
     assert json.loads(shown.stdout.splitlines()[0])["after"] == {"k": 1, "n": 1}
+    free = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND NOT active"
+    wait_until(lambda: base.db.execute(free, [f"headwater_{base.name}"]).fetchone(), "PostgreSQL to end the stream")
     base.db.execute("SELECT pg_drop_replication_slot(%s)", [f"headwater_{base.name}"])
     _, found, _ = base.doctor(tmp_path, **only)
     assert any("slot is gone" in finding for finding in found["warn"])
