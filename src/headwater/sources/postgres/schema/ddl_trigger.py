@@ -62,11 +62,3 @@ class Statement(msgspec.Struct, frozen=True):
         """Return the text as an SQL comment of one line."""
         printable = "".join(each if each.isprintable() else " " for each in self.text[:MOST_CHARACTERS])
         return f"-- {' '.join(printable.split())}"
-
-
-def read_statement(content: bytes) -> Statement | None:
-    """Return the statement of a message; None if it is not of the trigger's form."""
-    try:
-        return msgspec.json.decode(content, type=Statement)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None

@@ -318,16 +318,12 @@ class Assembly:
         return ()
 
     def _announced(self, content: bytes) -> list[Item]:
-        if self._skip:
-            return []
-        try:
-            told = msgspec.json.decode(content, type=Announcement)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return []  # any role may write such a message
-        return [part for change in self._relations.announce(told) for part in self._append(change)]
+        told = None if self._skip else _read(content, Announcement)
+        changes = [] if told is None else self._relations.announce(told)
+        return [part for change in changes for part in self._append(change)]
 
     def _stated(self, content: bytes) -> list[Item]:
-        told = None if self._skip else ddl_trigger.read_statement(content)
+        told = None if self._skip else _read(content, ddl_trigger.Statement)
         changes = [] if told is None else self._relations.show_statement(told)
         return [part for change in changes for part in self._append(change)]
 
@@ -390,6 +386,14 @@ class Assembly:
         for relation in newer:  # received by transactions committed in between, and valid for the next
             if relation is not None:
                 relations.add_relation(relation)
+
+
+def _read(content: bytes, kind: type[T]) -> T | None:
+    """Return the content of a logical message; None if it is not of this form: any role may write such a message."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
 def _expect(kind: type[T], message: bytes, *, in_stream: bool = False) -> T:
