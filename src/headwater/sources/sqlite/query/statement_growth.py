@@ -252,7 +252,8 @@ class _Growth:
 
     def _core(self, items: list[Item], outer: Sizes, scope: Scope | None) -> QuerySize:
         is_select = bool(items) and items[0].word == "SELECT"
-        end = next((place for place in range(len(items)) if _ends_outputs(items, place)), len(items))
+        ends = (n for n, item in enumerate(items) if item.word in _ENDS_FROM or _is_from(items, n))
+        end = next(ends, len(items))
         sources = [found for place in _sources(items) for found in self._source(items, place, outer, scope)]
         self._step(len(outer))
         sizes, is_renaming = dict(outer), any(item.word in _RENAMING for item in _flat(items))
@@ -443,10 +444,6 @@ def _cores(items: list[Item]) -> Iterator[list[Item]]:
 def _is_from(items: Sequence[Item], place: int) -> bool:
     """Return whether FROM at `place` begins a clause, and is not part of IS DISTINCT FROM."""
     return items[place].word == "FROM" and not (place and items[place - 1].word == "DISTINCT")
-
-
-def _ends_outputs(items: list[Item], place: int) -> bool:
-    return items[place].word in _ENDS_FROM or _is_from(items, place)
 
 
 def _sources(items: Sequence[Item], *, is_from: bool = False) -> list[int]:

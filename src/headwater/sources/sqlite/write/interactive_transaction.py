@@ -37,8 +37,8 @@ class WriterTurn:
 
     def __init__(self, seconds: float, idle_seconds: float) -> None:
         self._seconds, self._idle = seconds, idle_seconds
-        self._granted = threading.Event()
-        self._returned = threading.Event()
+        self.granted = threading.Event()  # also set once the transaction is over, to end its wait
+        self.returned = threading.Event()
         self._until = math.inf  # set when the file's lock is taken: waiting for foreign writers does not count
         self._touched = 0.0
         self._working = True
@@ -46,8 +46,8 @@ class WriterTurn:
     def hold(self, expire: Callable[[], None]) -> None:
         """Wait in the writer thread until the turn is returned; call `expire` once its time is up."""
         self._touched = time.monotonic()
-        self._granted.set()
-        while not self._returned.is_set():
+        self.granted.set()
+        while not self.returned.is_set():
             limit = self._until
             if not self._working:
                 limit = min(limit, self._touched + self._idle)
@@ -55,15 +55,7 @@ class WriterTurn:
             if left <= 0:
                 expire()
                 return
-            self._returned.wait(min(left, self._idle, self._seconds))
-
-    def wait(self, timeout: float) -> bool:
-        """Wait for the turn, or for `wake`."""
-        return self._granted.wait(timeout)
-
-    def wake(self) -> None:
-        """End a wait, because the transaction is over."""
-        self._granted.set()
+            self.returned.wait(min(left, self._idle, self._seconds))
 
     def start(self) -> None:
         """Start the time limit: the file's lock is taken, and other writers wait."""
@@ -72,10 +64,6 @@ class WriterTurn:
     def working(self, now: bool) -> None:
         """Set whether a step is queued or running: an idle transaction loses the turn sooner."""
         self._touched, self._working = time.monotonic(), now
-
-    def give_back(self) -> None:
-        """Return the turn to the writer."""
-        self._returned.set()
 
 
 class SqliteTx(Interactive):
@@ -167,7 +155,7 @@ class SqliteTx(Interactive):
         place = self._place = WriterTurn(self._seconds, self._idle_seconds)
         try:
             self._writer.submit(lambda _: place.hold(self._expire), alone=True)
-            if not place.wait(TURNS * self._seconds):
+            if not place.granted.wait(TURNS * self._seconds):
                 raise Busy("other transactions hold the write lock of the database")
             self._take_lock()
             self._ledger.open()
@@ -205,7 +193,7 @@ class SqliteTx(Interactive):
     def _leave_place(self) -> None:
         place, self._place = self._place, None
         if place is not None:
-            place.give_back()
+            place.returned.set()
 
     def _commit(self) -> WriteResult[None]:
         with self._lock:
@@ -228,7 +216,7 @@ class SqliteTx(Interactive):
             if self.is_over:
                 return
             if self._place is not None:
-                self._place.wake()
+                self._place.granted.set()
             with contextlib.suppress(apsw.ConnectionClosedError):
                 self._db.interrupt()
 

@@ -177,7 +177,11 @@ class SqliteSession:
             self._release(alters)
             result = self._execute(sql, args)
         with self._guard.own() as db, sqlite_errors():
-            _refuse(intruders(db) - before)
+            if names := intruders(db) - before:
+                raise InvalidRequest(
+                    f"{min(names)!r} uses a name that begins with {OURS!r}; those are Headwater's own",
+                    hint="Choose another name; statements, views and triggers cannot use Headwater's tables.",
+                )
             reconcile(db, self._wanted, known_good=0, ddl=sql)
             self._reconciled = _schema(db)
         self._catalog.refresh()
@@ -190,6 +194,7 @@ class SqliteSession:
             for layout in self._catalog.layouts.values():
                 if layout.active and layout.table.name.lower() == table.lower():
                     remove_triggers(db, layout.id)
+<<<<<<< HEAD
 
 
 def _schema(db: apsw.Connection) -> tuple[int, int]:
@@ -203,3 +208,5 @@ def _refuse(names: set[str]) -> None:
             f"{min(names)!r} uses a name that begins with {OURS!r}; those are Headwater's own",
             hint="Choose another name; statements, views and triggers cannot use Headwater's tables.",
         )
+=======
+>>>>>>> 66ae3684 (sqlite: events of the writer's turn are public; fewer one-use helpers)

@@ -16,7 +16,7 @@ import pytest
 from tests.sources.sqlite.query.shop_analysis import SHOP, opened, run, told
 
 from headwater.errors import HeadwaterError
-from headwater.sources.sqlite.query.determinism.deterministic_functions import is_deterministic
+from headwater.sources.sqlite.query.determinism.deterministic_functions import DETERMINISTIC
 from headwater.sources.sqlite.query.syntax.name_resolution import is_aggregate
 from headwater.sources.sqlite.query.syntax.parser import parse
 from headwater.sources.sqlite.source import SqliteSource
@@ -273,5 +273,5 @@ def test_every_deterministic_aggregate_is_recognised_as_an_aggregate() -> None:
     windows |= {"first_value", "last_value", "nth_value"}
     names = {str(name) for (name,) in apsw.Connection(":memory:").execute(functions)} - windows
     assert {"sum", "group_concat"} <= names
-    for name in filter(is_deterministic, names):
+    for name in names & DETERMINISTIC:
         assert is_aggregate(parse(f"SELECT {name}(x)").selects[0].outputs[0].of), name

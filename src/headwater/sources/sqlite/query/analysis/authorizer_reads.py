@@ -14,7 +14,7 @@ from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.sources.sqlite.connection import ident, sqlite_errors
 from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.authorizer import ANY_BINDINGS, Access, Statement
-from headwater.sources.sqlite.query.determinism.deterministic_functions import HARMLESS, is_deterministic
+from headwater.sources.sqlite.query.determinism.deterministic_functions import DETERMINISTIC, HARMLESS
 from headwater.sources.sqlite.query.statement_growth import MAX_NODES, TOO_LARGE, too_large
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded, named
 from headwater.sources.sqlite.query.syntax.name_resolution import FUNCTIONS_OF_ROWS
@@ -207,7 +207,7 @@ def _addresses(reader: GuardedConnection, name: str) -> set[Any]:
 
 def volatility(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:
     """Return reasons why the result may change without a captured change."""
-    reasons = [f"{name}() may answer differently each time" for name in facts.functions if not is_deterministic(name)]
+    reasons = [f"{name}() may answer differently each time" for name in facts.functions if name not in DETERMINISTIC]
     return tuple(sorted([*reasons, *unseen(reader, facts)]))
 
 

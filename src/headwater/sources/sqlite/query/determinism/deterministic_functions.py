@@ -28,8 +28,3 @@ date time datetime julianday strftime unixepoch timediff current_date current_ti
 zeroblob changes total_changes last_insert_rowid sqlite_version sqlite_source_id
 """
 HARMLESS = DETERMINISTIC | frozenset(_PLAIN.split())
-
-
-def is_deterministic(name: str) -> bool:
-    """Return whether equal arguments always give equal results."""
-    return name.lower() in DETERMINISTIC

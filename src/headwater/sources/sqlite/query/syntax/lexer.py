@@ -42,15 +42,10 @@ class Token(msgspec.Struct, frozen=True):
 
 def tokens(sql: str) -> tuple[Token, ...]:
     """Return the tokens of `sql` and a final `end`; raise Unsupported where SQLite might see other tokens."""
-    return _cached_tokens(sql) if len(sql) <= CACHED_TEXT else _tokens(sql)
+    return _tokens(sql) if len(sql) <= CACHED_TEXT else _tokens.__wrapped__(sql)
 
 
-@functools.lru_cache(maxsize=64)
-def _cached_tokens(sql: str) -> tuple[Token, ...]:
-    """Return the tokens of a text that may be read again soon: each check of a statement reads them."""
-    return _tokens(sql)
-
-
+@functools.lru_cache(maxsize=64)  # each check of a statement reads its tokens again
 def _tokens(sql: str) -> tuple[Token, ...]:
     found: list[Token] = []
     slots = _Slots()
