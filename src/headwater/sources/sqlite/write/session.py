@@ -194,19 +194,8 @@ class SqliteSession:
             for layout in self._catalog.layouts.values():
                 if layout.active and layout.table.name.lower() == table.lower():
                     remove_triggers(db, layout.id)
-<<<<<<< HEAD
 
 
 def _schema(db: apsw.Connection) -> tuple[int, int]:
     """Return a value that differs after every schema change by us and every commit by another connection."""
     return int(str(db.pragma("schema_version"))), int(str(db.pragma("data_version")))
-
-
-def _refuse(names: set[str]) -> None:
-    if names:
-        raise InvalidRequest(
-            f"{min(names)!r} uses a name that begins with {OURS!r}; those are Headwater's own",
-            hint="Choose another name; statements, views and triggers cannot use Headwater's tables.",
-        )
-=======
->>>>>>> 66ae3684 (sqlite: events of the writer's turn are public; fewer one-use helpers)
