@@ -134,7 +134,7 @@ def test_rows_sent_before_a_crash_are_sent_again_and_none_is_lost(
     spark: SparkSession, broker: str, topic: str, story: Story
 ) -> None:
     book = Book()
-    sink = KafkaSink("kafka", book, broker, topic, Envelope(PLAIN, "shop"))
+    sink = KafkaSink("kafka", book, Envelope(PLAIN, "shop"), {"kafka.bootstrap.servers": broker, "topic": topic})
     plan = story.plan("p")
     sink.begin(plan)
     before = book.state

@@ -28,20 +28,11 @@ if TYPE_CHECKING:
 
 
 class KafkaSink(LedgerSink):
-    """One Kafka topic. `options` are passed to the producer unchanged (`kafka.security.protocol`, …)."""
+    """One Kafka topic. `options` are those of Spark's writer: the topic, and settings of the producer (`kafka.…`)."""
 
-    def __init__(
-        self,
-        name: str,
-        ledger: Any,
-        servers: str,
-        topic: str,
-        envelope: Envelope,
-        options: Mapping[str, str] | None = None,
-    ) -> None:
-        self._envelope = envelope
-        self._options = {**(options or {}), "kafka.bootstrap.servers": servers, "topic": topic}
+    def __init__(self, name: str, ledger: Any, envelope: Envelope, options: Mapping[str, str]) -> None:
         super().__init__(name, ledger)
+        self._envelope, self._options = envelope, options
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.name})"  # the options may hold secrets
@@ -71,4 +62,5 @@ def open_kafka(settings: Mapping[str, Any], needs: SinkContext) -> KafkaSink:
     servers, topic, pieces = settings["servers"], settings["topic"], needs.name.split("/")  # pipeline, database, table
     server = pieces[-2] if len(pieces) > 1 else needs.name
     envelope = Envelope(settings.get("format", PLAIN), server, settings.get("tombstones", False))
-    return KafkaSink(f"kafka {servers} {topic}", needs.ledger, servers, topic, envelope, settings.get("options"))
+    options = {**settings.get("options", {}), "kafka.bootstrap.servers": servers, "topic": topic}
+    return KafkaSink(f"kafka {servers} {topic}", needs.ledger, envelope, options)
