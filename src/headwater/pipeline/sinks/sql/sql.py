@@ -122,8 +122,7 @@ class SqlSink(Sink):
         left = frame if step.repair else frame.where(f"{quoted(change_columns(frame).offset)} > {todo.after}")
         staging = self._staging(left, table, step.plan)
         with self._fencing(step.plan):
-            last = left if self.mode == HISTORY else last_per_key(left, identity_of(table))
-            reports = staging.run(last, has_gone=self.mode == UPSERT)
+            reports = staging.run(self._compacted(left, table), has_gone=self.mode == UPSERT)
         with writing(self._engine) as connection:
             state = self._states.lock(connection)
             now = check(state, step)
@@ -168,6 +167,9 @@ class SqlSink(Sink):
 
     def _target(self, table: Table) -> Target:
         return Target(self._table, self._schema, self._dialect, fields_of(table, self.mode))
+
+    def _compacted(self, frame: DataFrame, table: Table) -> DataFrame:
+        return frame if self.mode == HISTORY else last_per_key(frame, identity_of(table))
 
     @contextmanager
     def _fencing(self, plan: str) -> Iterator[None]:
