@@ -48,6 +48,7 @@ class Feeds:
         self.databases, self._registry, self.config = databases, registry, config
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(THREADS, "headwater-feeds")
+        self.run = self._threads.run
         self._hubs: dict[str, Hub] = {}
         self.readers = OpenReaders(max_streams)
         self._unsubscribed = 0  # streams without a subscription, for the names of their leases
@@ -92,10 +93,6 @@ class Feeds:
             await self.run(self._registry.flush_quiet)
             if self._watching is not None:
                 await self._watching.flush()
-
-    async def run(self, call: Any, *args: Any) -> Any:
-        """Return `call(*args)`, which may block, from a thread."""
-        return await self._threads.run(call, *args)
 
     def _report_change(self, id: str, closed: bool) -> None:
         """Report a change of a subscription to its readers, from any thread."""

@@ -53,81 +53,70 @@ class Ended(msgspec.Struct, frozen=True):
 State = Delivering | Paused | Ended
 
 
-class SnapshotSent(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True):
+    """Base class of the events that may change the state."""
+
+
+class SnapshotSent(Event, frozen=True):
     """The last row was sent; the log is read next, up to `target` at least."""
 
     target: int
 
 
-class Joined(msgspec.Struct, frozen=True):
+class Joined(Event, frozen=True):
     """The group holds every frame after the stream's cursor."""
 
     seen: int
     epoch: int
 
 
-class FellBehind(msgspec.Struct, frozen=True):
+class FellBehind(Event, frozen=True):
     """The group cannot give the next frame. With `target`, changes were missed and catching up is reported again."""
 
     target: int | None = None
 
 
-class Skipped(msgspec.Struct, frozen=True):
+class Skipped(Event, frozen=True):
     """The subscriber acknowledged changes that the stream had not sent yet."""
 
 
-class Advanced(msgspec.Struct, frozen=True):
+class Advanced(Event, frozen=True):
     """Everything up to `cursor` was sent."""
 
     cursor: int
 
 
-class PauseChanged(msgspec.Struct, frozen=True):
+class PauseChanged(Event, frozen=True):
     """The subscription was paused or resumed."""
 
     paused: bool
 
 
-class Completed(msgspec.Struct, frozen=True):
+class Completed(Event, frozen=True):
     """The last offset that the reader asked for was sent."""
 
 
-class Closed(msgspec.Struct, frozen=True):
+class Closed(Event, frozen=True):
     """The reader left, its subscription was closed, or it was refused."""
 
     code: str
     message: str
 
 
-class HistoryLost(msgspec.Struct, frozen=True):
+class HistoryLost(Event, frozen=True):
     """The log no longer holds the changes after the cursor."""
 
     reason: str
 
 
-class Failed(msgspec.Struct, frozen=True):
+class Failed(Event, frozen=True):
     """An error ends the stream."""
 
     error: HeadwaterError
 
 
-class Stopped(msgspec.Struct, frozen=True):
+class Stopped(Event, frozen=True):
     """The server is stopping."""
-
-
-Event = (
-    SnapshotSent
-    | Joined
-    | FellBehind
-    | Skipped
-    | Advanced
-    | PauseChanged
-    | Completed
-    | Closed
-    | HistoryLost
-    | Failed
-    | Stopped
-)
 
 
 class Action(Enum):

@@ -27,19 +27,14 @@ class Filter:
     def __init__(self, options: Options, source: Readable) -> None:
         self.options = options
         self._source = source
-        self._tables = frozenset(options.tables)
+        self.tables = frozenset(options.tables)  # empty: all tables
         self._ops = frozenset(Op[word.upper()] for word in options.ops)
         self._all = not (options.looks_at_rows or options.columns)
         self._rule = PerTable(self._compiled)
 
     def wants(self, table: str) -> bool:
         """Return whether changes of `table` may pass."""
-        return not self._tables or table in self._tables
-
-    @property
-    def tables(self) -> frozenset[str]:
-        """The tables that the options name; empty: all tables."""
-        return self._tables
+        return not self.tables or table in self.tables
 
     def raw_ops(self) -> frozenset[Op] | None:
         """Return the ops of logged changes that may be delivered as any op without a `newer`; None: all."""

@@ -47,13 +47,7 @@ def quick(table: Table, names: Sequence[str]) -> Made | None:
     lines = [f"def made(row):\n  {', '.join(f'v{place}' for place in range(len(table.columns)))}, = row"]
     lines += [_check(place, table.columns[place].kind) for place in places]
     lines.append(f"  return kind({', '.join(fields)})")
-    scope: dict[str, Any] = {
-        "kind": kind,
-        "is_odd": _is_odd,
-        "odd": _odd,
-        "high": EXACT_JSON_INT,
-        "low": -EXACT_JSON_INT,
-    }
+    scope: dict[str, Any] = {"kind": kind, "is_odd": _is_odd, "odd": _odd, "high": _HIGH, "low": _LOW}
     exec(compile("\n".join(lines), "<made>", "exec"), scope)
     made: Made = scope["made"]
     return made

@@ -51,7 +51,8 @@ class LiveLog:
             wrapped, head, self._moving, changes=retention_changes, clock=clock, now_ms=now_ms
         )
         self._tail = Tail()
-        self._staged_since: float | None = None
+        # Time of the oldest staged change by `clock`, or a little before; None without any.
+        self.staged_since: float | None = None
         self.wait_beyond, self.close_at = head.wait_beyond, head.close_at
         self.add_listener, self.remove_listener = head.add_listener, head.remove_listener
         self.hold, self.release, self.held, self.spent = kept.hold, kept.release, kept.held, kept.spent
@@ -83,8 +84,8 @@ class LiveLog:
             return self._head.latest
         with self._changed:
             self._tail.extend(new)
-            if self._staged_since is None:
-                self._staged_since = self._clock()
+            if self.staged_since is None:
+                self.staged_since = self._clock()
             self._head.move(new[-1])
         self._head.notify()
         return self._head.latest
@@ -118,7 +119,7 @@ class LiveLog:
         with self._moving, self._changed:
             lost = self.staged_changes
             self._tail.drop_after(self.durable)
-            self._head.latest, self._staged_since = self.durable, None
+            self._head.latest, self.staged_since = self.durable, None
             return lost
 
     def _staged(self) -> list[Transaction]:
@@ -142,7 +143,7 @@ class LiveLog:
     def _settle(self, began: float) -> None:
         """After a flush that `began` then: the rest was staged since, and durable parts may leave memory."""
         self._head.latest = max(self._head.latest, self.durable)
-        self._staged_since = began if self.staged_changes else None
+        self.staged_since = began if self.staged_changes else None
         self._bound(self._tail, upto=self.durable)
 
     def _bound(self, tail: Tail, *, upto: int) -> None:
@@ -159,11 +160,6 @@ class LiveLog:
     def staged_changes(self) -> int:
         """Number of changes that are readable but not yet in the wrapped log."""
         return max(self._head.latest - self.durable, 0)
-
-    @property
-    def staged_since(self) -> float | None:
-        """Time of the oldest staged change by `clock`, or a little before; None without any."""
-        return self._staged_since
 
     # Reading
 
@@ -287,7 +283,7 @@ class LiveLog:
         with self._moving:
             name = self.wrapped.restart(first=first, reason=reason, name=name)
             with self._changed:
-                self._tail, self._staged_since = Tail(), None
+                self._tail, self.staged_since = Tail(), None
                 self._retention.release_all()
                 self._head.restart(first)
         self._head.notify()

@@ -25,15 +25,10 @@ class AnswerMemory:
 
     def __init__(self) -> None:
         self.max_bytes, self.max_memory = MAX_BYTES, MAX_MEMORY
-        # Guards _used and _unread. Reentrant, because the garbage collector can free an answer at any moment.
+        # Guards `used` and _unread. Reentrant, because the garbage collector can free an answer at any moment.
         self._lock = threading.RLock()
-        self._used = 0
+        self.used = 0  # bytes
         self._unread: Usage[Hashable] = Usage()  # bytes of finished answers, by caller
-
-    @property
-    def used(self) -> int:
-        """Return the bytes in use."""
-        return self._used
 
     def configure(self, *, max_bytes: int = MAX_BYTES, max_memory: int = MAX_MEMORY) -> None:
         """Set the limits of one answer and of all answers together."""
@@ -42,10 +37,10 @@ class AnswerMemory:
     def reserve(self, count: int) -> None:
         """Reserve `count` bytes; raise Busy if other answers use them."""
         with self._lock:
-            used = self._used
+            used = self.used
             fits = used + count <= self.max_memory
             if fits:
-                self._used = used + count
+                self.used = used + count
         if not fits:
             raise Busy(
                 f"answers in progress use {used >> 20} MiB of memory already",
@@ -68,7 +63,7 @@ class AnswerMemory:
     def release(self, count: int, caller: Hashable = None) -> None:
         """Release `count` bytes, which were charged to `caller` unless it is None."""
         with self._lock:
-            self._used -= count
+            self.used -= count
             if caller is not None:
                 self._unread.remove(caller, count)
 

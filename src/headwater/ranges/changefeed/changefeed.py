@@ -169,7 +169,7 @@ class ChangeFeed:
         self.cursor, self._floor, self._pace, self._rooms, self._make = cursor, floor, pace, rooms, make
         self.generation = database.log.generation
         self._last = 0  # the time of the transaction that ends at the cursor
-        self._promised = 0  # the time of the newest checkpoint
+        self.promised: Timestamp = 0  # the time of the newest checkpoint; 0 before the first
         self._due_at = time.monotonic() + pace.checkpoints
         self._behind_since: float | None = None
         # Called before each checkpoint; raises to end the feed.
@@ -206,17 +206,12 @@ class ChangeFeed:
             found = resolved(self._log, self.cursor, self._last)
         except HeadwaterError:  # the log was closed concurrently: the last checkpoint still holds
             found = 0
-        self._promised = max(self._promised, found)
+        self.promised = max(self.promised, found)
         self._due_at = time.monotonic() + max(self._pace.checkpoints, self.least())
-        if not self._promised:
+        if not self.promised:
             return []
         spans: list[WatchedSpan | None] = [] if self._pace.only_resolved else [*self._spans.watched]
-        return [self._make(Checkpoint(each, self._promised, self.cursor, self.generation)) for each in [*spans, None]]
-
-    @property
-    def promised(self) -> Timestamp:
-        """Return the time of the newest checkpoint; 0 before the first."""
-        return self._promised
+        return [self._make(Checkpoint(each, self.promised, self.cursor, self.generation)) for each in [*spans, None]]
 
     async def _due(self) -> list[Any]:
         if time.monotonic() < self._due_at:

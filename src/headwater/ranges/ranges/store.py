@@ -164,7 +164,8 @@ class Store:
                 "SELECT db, tab, epoch, start, end FROM range WHERE id = ?", (id,)
             ).fetchall()
             ours = [(its_epoch, Span(start, end)) for d, t, its_epoch, start, end in known if (d, t) == (db, table)]
-            if not ours and (known or not 0 < id < int(str(_next(file)))):
+            next_id = file.execute("SELECT value FROM meta WHERE name = 'next_id'").get
+            if not ours and (known or not 0 < id < int(str(next_id))):
                 return None
             live = _live(file, db, table)
         held = [span for its_epoch, span in ours if its_epoch == epoch] or [span for _, span in ours]
@@ -220,10 +221,6 @@ class Store:
         with self._file.transaction() as file:
             for name in ("cut", "range", "lease"):
                 file.execute(f"DELETE FROM {name} WHERE db = ?", (db,))
-
-
-def _next(file: apsw.Connection) -> object:
-    return file.execute("SELECT value FROM meta WHERE name = 'next_id'").get
 
 
 def _live(file: apsw.Connection, db: str, table: str) -> list[Range]:
