@@ -209,8 +209,15 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 @contextlib.asynccontextmanager
 async def piped(serve: Serve, host: str = "127.0.0.1") -> AsyncIterator[tuple[Acceptor, socket.socket]]:
     """An acceptor in front of `serve` in place of the gRPC library, and a connection to it."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if writer.get_extra_info("peername"):
+            await serve(reader, writer)
+        else:  # a server that starts checks whether this one is alive
+            writer.close()
+
     found = Acceptor(ConnectionLimits(10, 10, reserve=0))
-    library = await asyncio.start_unix_server(serve, found.target.removeprefix("unix:"))
+    library = await asyncio.start_unix_server(accept, found.target.removeprefix("unix:"))
     (listening,) = bind(host, 0)
     await found.listen([listening], None, 10)
     connection = socket.socket(listening.family)
