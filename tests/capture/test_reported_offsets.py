@@ -103,7 +103,7 @@ def test_transaction_commit_after_the_file_was_replaced_fails_and_writes_nothing
         assert one.source.read("SELECT count(*) FROM t WHERE id = 700").rows == ((0,),)
 
 
-def test_what_is_staged_is_made_durable_by_a_stop_though_the_source_fails(
+def test_stop_makes_staged_changes_durable_even_if_the_source_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tmp_path, flush_seconds=3600.0) as one:

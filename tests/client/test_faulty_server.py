@@ -348,7 +348,7 @@ def test_feed_that_never_recovers_raises_unavailable(faulty: Faulty, ask: Any) -
         ask(faulty.url, lambda client: client.changes("main", "t"), patience=0.3)
 
 
-def test_follow_with_an_expired_offset_starts_again_from_the_rows(faulty: Faulty, ask: Any) -> None:
+def test_follow_resnapshots_after_an_expired_offset_or_a_schema_change(faulty: Faulty, ask: Any) -> None:
     def row(id: int) -> bytes:
         data = {"op": "insert", "snapshot": True, "after": {"id": id}}
         return transport_frames.sse(f"s:{id}", "insert", json.dumps(data).encode())

@@ -738,7 +738,7 @@ def test_seek_is_not_undone_by_a_running_snapshot(tmp_path: Path) -> None:
     in_loop(work)
 
 
-def test_rows_read_again_raise_the_caught_up_offset() -> None:
+def test_undelivered_snapshot_rows_read_at_a_newer_offset_raise_the_caught_up_offset() -> None:
     fed = Fed()
     fed.commit(*(insert(id) for id in range(4)))
     client = Client(fed, ("items",))

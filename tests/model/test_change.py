@@ -57,7 +57,9 @@ def test_cut_transaction_contains_exactly_the_requested_offsets_and_keeps_metada
 
 
 @given(st.integers(1, 8), st.integers(1, 50), st.data())
-def test_two_cuts_at_one_place_are_the_whole_again(count: int, first: int, data: st.DataObject) -> None:
+def test_cuts_before_and_after_an_offset_join_to_the_whole_transaction(
+    count: int, first: int, data: st.DataObject
+) -> None:
     whole = Transaction("x", changes(count), first=first)
     middle = data.draw(st.integers(first, whole.upto))
     left = whole.cut(0, middle)

@@ -339,7 +339,7 @@ def test_caught_up_is_sent_despite_concurrent_changes() -> None:
     in_loop(work)
 
 
-def test_slow_stream_reads_the_log_and_sends_caught_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_that_fell_behind_reads_the_log_then_sends_caught_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 10)
 
     async def work() -> None:

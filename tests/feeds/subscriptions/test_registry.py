@@ -246,7 +246,7 @@ def test_limit_is_enforced_and_closing_makes_room(opened: Callable[..., Registry
     assert registry.create(OWNER, PLAIN, acked=0)[1]
 
 
-def test_caller_other_than_an_owner_has_half_of_the_subscriptions(opened: Callable[..., Registry]) -> None:
+def test_caller_without_the_owner_role_is_limited_to_half_of_max_subscriptions(opened: Callable[..., Registry]) -> None:
     registry = opened(most=5)
     one, _ = registry.create(ANN, PLAIN, acked=0, name="a")
     registry.create(ANN, Options(db="other"), acked=0)
@@ -267,7 +267,7 @@ def test_caller_other_than_an_owner_has_half_of_the_subscriptions(opened: Callab
         registry.create(OWNER, PLAIN, acked=0)
 
 
-def test_share_of_a_single_subscription_is_one(opened: Callable[..., Registry]) -> None:
+def test_caller_may_create_one_subscription_when_the_maximum_is_one(opened: Callable[..., Registry]) -> None:
     assert opened(most=1).create(ANN, PLAIN, acked=0)[1]
 
 

@@ -32,7 +32,7 @@ def test_disk_without_plenty_of_space_gets_no_reserve(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_released_reserve_is_taken_again_from_the_remaining_space(
+def test_reserve_is_partial_while_space_is_short_and_full_when_space_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserve = SpaceReserve(tmp_path)

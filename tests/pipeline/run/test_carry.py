@@ -200,7 +200,7 @@ def test_schema_change_during_a_snapshot_loses_no_value(
     assert lake.is_equal() and lake.rows()[-1]["w"] == "now"
 
 
-def test_table_rebuilt_by_a_foreign_process_is_read_again_and_a_dropped_table_fails(
+def test_table_rebuilt_by_another_process_is_resnapshotted_and_a_dropped_one_fails(
     lake: Lake, server: Live, foreign_process: Foreign
 ) -> None:
     server.sql(T)

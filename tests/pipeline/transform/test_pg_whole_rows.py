@@ -118,7 +118,7 @@ def test_large_value_omitted_by_an_update_is_kept_in_the_sink(
         assert held() == wanted() and lake.verify(spec).is_good, move
 
 
-def test_value_omitted_between_two_runs_is_read_again(
+def test_table_with_unchanged_toast_between_runs_is_resnapshotted(
     spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
 ) -> None:
     full = "ALTER TABLE docs REPLICA IDENTITY FULL"

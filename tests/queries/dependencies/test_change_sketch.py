@@ -57,7 +57,7 @@ def test_different_keys_have_different_slots() -> None:
     assert sketch.version(keyed(5)) == 14
 
 
-def test_evicted_record_starts_again_at_the_newest_offset() -> None:
+def test_record_recreated_after_eviction_has_the_newest_offset() -> None:
     sketch = Sketch(10, most=1)
     assert sketch.version(keyed(1)) == 10
     sketch.apply(11, Change(Op.INSERT, T, None, (1, 9, 0, 0, 0)))

@@ -265,7 +265,7 @@ def test_caller_that_opens_all_it_may_leaves_room_to_others(files: Files) -> Non
     transactions.rollback(viewer, transactions.begin(viewer, read_only=True).tx).result(PATIENCE)
 
 
-def test_keys_of_the_same_name_have_a_share_of_transactions_each(files: Files) -> None:
+def test_transaction_limit_is_counted_per_key_not_per_name(files: Files) -> None:
     transactions = Transactions(files, most=8)
     ada, eve = (Principal("v", VIEWER, credential=id) for id in ("k1", "k2"))
     opened = [(who, transactions.begin(who, read_only=True).tx) for who in (ada, ada, eve, eve)]

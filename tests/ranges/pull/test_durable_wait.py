@@ -76,7 +76,7 @@ def test_only_waits_whose_offset_is_durable_are_woken(monkeypatch: pytest.Monkey
     asyncio.run(work())
 
 
-def test_caller_has_a_share_of_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_caller_may_use_a_fourth_of_the_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         room, log = DurableWaits(most=8), Log()
         mine = [waiting(room, log, 0, "ada") for _ in range(2)]

@@ -425,7 +425,7 @@ def test_lease_is_renewed_only_by_its_principal_or_an_owner(one: One) -> None:
         one.now += 40_000
 
 
-def test_principal_other_than_an_owner_has_a_share_of_the_leases(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_of_a_caller_without_the_owner_role_are_limited(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "MOST_LEASES_PER_PRINCIPAL", 2)
     for name in ("a", "b", "a"):
         one.ranges.register(ANN, None, "t", name)
@@ -447,7 +447,7 @@ def test_principal_other_than_an_owner_has_a_share_of_the_leases(one: One, monke
         10,  # only the lease kept what it needs
     ],
 )
-def test_leases_hold_again_after_a_restart_within_their_time(tmp_path: Path, retention: int) -> None:
+def test_unexpired_lease_still_holds_the_horizon_after_a_restart(tmp_path: Path, retention: int) -> None:
     config = Config(str(tmp_path), log=LogConfig(retention_events=retention), feeds=FeedsConfig(lease_seconds=600.0))
     for restart in (False, True):
         app = App(config)

@@ -156,9 +156,7 @@ def test_lz4_log_pull_returns_the_same_rows_in_fewer_bytes(side: Side, monkeypat
         assert rows_in(plain) == rows_in(small) and len(small) < 0.7 * len(plain)
 
 
-def test_batches_tell_how_far_they_go_and_a_reader_goes_on_from_there(
-    side: Side, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_resumes_from_the_position_in_any_batch(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_slices, "SLICE", 8)
     monkeypatch.setattr(snapshot, "CHUNK_ROWS", 2)
     write(side, 20)

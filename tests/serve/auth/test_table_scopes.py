@@ -206,7 +206,7 @@ def test_scope_on_a_virtual_table_allows_it_but_not_its_shadow_table(world: Worl
         assert answer["error"]["code"] == "forbidden"
 
 
-def test_key_issued_again_with_narrower_scopes_does_not_see_its_query_subscriptions(world: World) -> None:
+def test_new_key_with_narrower_scopes_lists_only_query_subscriptions_in_its_scopes(world: World) -> None:
     def issue(*scopes: str) -> tuple[str, httpx.Client]:
         made = world.call(world.admin, "security.token.create", name="narrowed", role="viewer", scopes=scopes)["result"]
         return made["id"], httpx.Client(base_url=world.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE)

@@ -84,7 +84,7 @@ def test_socket_without_a_credential_is_refused(world: World, headers: dict[str,
     assert (status, body["code"]) == (401, "unauthorized")
 
 
-def test_credential_is_accepted_as_bearer_key_or_ticket(world: World) -> None:
+def test_gateway_accepts_a_bearer_token_an_api_key_header_or_a_ticket(world: World) -> None:
     ticket = world.rpc("security.ticket.create")["ticket"]
     ways: list[dict[str, Any]] = [
         {"headers": {"authorization": f"Bearer {ADMIN}"}},

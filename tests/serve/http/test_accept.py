@@ -36,5 +36,5 @@ JSON, CSV, ARROW = b"application/json", b"text/csv", b"application/vnd.apache.ar
         (",;q=,,", JSON),
     ],
 )
-def test_which_format_a_reader_wants(accept: str, kind: bytes) -> None:
+def test_accept_header_selects_the_response_format(accept: str, kind: bytes) -> None:
     assert wanted_kind(accept.encode(), (JSON, CSV, ARROW)) == kind

@@ -216,7 +216,7 @@ def test_deadline_ends_with_its_message(client: Client, connections: list[Framed
     wait_until(lambda: connection._deadline is None, "the connection has ended")
 
 
-def test_deadline_waits_while_the_server_reads_no_further(
+def test_message_deadline_is_not_started_while_the_server_pauses_reading(
     client: Client, connections: list[FramedWebSocket], go_on: threading.Event
 ) -> None:
     number = MOST_WAITING + 2  # one is being answered, and one waits to get into the inbox

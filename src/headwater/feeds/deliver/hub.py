@@ -13,7 +13,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable
-from functools import partial
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -239,7 +238,7 @@ class Hub:
         upto = min(self._log.latest, self.upto + BATCH)
         parts = self._log.recent(self.upto, upto)
         if parts is None:  # a huge transaction is in the log on disk only
-            parts = await self._run(partial(self._log.read, after=self.upto, upto=upto))
+            parts = await self._run(self._read, self.upto, upto)
         return bounded(parts, BATCH_BYTES)
 
     async def _refresh_views(self, parts: list[Transaction]) -> None:
@@ -272,6 +271,9 @@ class Hub:
             known, self._schema = self._schema, found.schema
             return known != found.schema
         return False
+
+    def _read(self, after: int, upto: int) -> list[Transaction]:
+        return self._log.read(after=after, upto=upto)
 
     def _reset(self) -> None:
         """Send every stream back to the log, because continuity with the published frames is lost."""

@@ -94,7 +94,9 @@ def test_transaction_with_a_running_step_is_not_idle(pg_rig: Attach) -> None:
     assert commit.result(PATIENCE).tables.keys() == {"t"}
 
 
-def test_step_refused_as_busy_by_a_foreign_lock_is_retried(pg_rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_blocked_by_a_foreign_lock_raises_busy_and_succeeds_when_the_caller_retries(
+    pg_rig: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(room, "LOCK_SECONDS", 0.2)
     r = pg_rig(T, "INSERT INTO t VALUES (1, 'a')")
     tx = r.begin()

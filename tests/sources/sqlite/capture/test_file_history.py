@@ -198,7 +198,7 @@ def test_log_keeps_the_old_generation_while_the_source_restarts(
         assert seen == [(one.log.generation, old)]
 
 
-def test_offset_read_during_a_restart_is_not_used_again(
+def test_new_generation_begins_after_the_offsets_read_during_the_restart(
     tmp_path: Path, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign.run(T)

@@ -63,7 +63,7 @@ def test_transaction_with_a_running_step_is_not_idle(rig: Callable[..., Rig]) ->
     assert commit.result(PATIENCE).tables.keys() == {"t"}
 
 
-def test_blocked_transaction_is_refused_as_busy_and_its_step_is_retried(
+def test_write_blocked_by_another_writer_raises_busy_and_succeeds_when_the_caller_retries(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = rig(TABLE, tx_seconds=PATIENCE)
