@@ -107,7 +107,7 @@ class MemoryLog:
         return list(self._blocks)
 
     def overdue(self, after: int) -> int:
-        """Return the bytes of the blocks after offset `after` that the last `retain` kept only for its `hold`."""
+        """Return the bytes of blocks after offset `after` that the last `retain` would drop without `hold`."""
         return sum(block.bytes for block in self._blocks if block.first > after and block.upto < self._due)
 
     def merge(self) -> int:

@@ -57,12 +57,12 @@ def test_why_a_query_depends_on_more(shop: SqliteSource, sql: str, reason: str |
 @pytest.mark.parametrize(
     ("doubt", "reason"),
     [
-        ("SQLite makes another program of what was understood", "engine_disagrees"),
+        ("SQLite compiles our reading of the statement to another program", "engine_disagrees"),
         ("SQLite reads c.name, which was not found in the statement", "engine_disagrees"),
         ("the rowid of 'named' is not captured", "rowid"),
         ("the statement was not understood (KeyError)", "not_understood"),
         ("unknown text at 'x'", "not_understood"),
-        ("tables stand in more than 1000 places", "too_large"),
+        ("tables are used in more than 1000 places", "too_large"),
         ("queries are nested deeper than 50", "too_large"),
         ("every column counts: its rows cannot be told apart, so their order is left open", "order_open"),
     ],

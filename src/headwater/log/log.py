@@ -142,7 +142,8 @@ class Log(Protocol):
         """Take one bounded step towards `retention`; returns how many changes' space it freed, 0 when done.
 
         The horizon moves at once and exactly for the count, by whole blocks for bytes and age. It never
-        goes back, also not when a later `retention` keeps more, and never past `hold`.
+        goes back, also not when a later `retention` keeps more, and never past `hold`, the first offset that must stay
+        (for a lease).
         """
         ...
 
@@ -151,7 +152,7 @@ class Log(Protocol):
         ...
 
     def overdue(self, after: int) -> int:
-        """Return the bytes of the blocks after offset `after` that the last `retain` kept only for its `hold`."""
+        """Return the bytes of blocks after offset `after` that the last `retain` would drop without `hold`."""
         ...
 
     def merge(self) -> int:

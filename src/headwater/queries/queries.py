@@ -185,7 +185,7 @@ class Queries:
 
 
 def check_reads(principal: Principal, prepared: PreparedQuery, analysis: Analysis) -> None:
-    """Raise the error of `Queries.allow` if the query, analysed anew, reads tables outside the caller's scopes."""
+    """Raise the error of `Queries.allow` if the query, analysed again, reads tables outside the caller's scopes."""
     with _hidden_as_unknown(principal, prepared):
         principal.check_reads(prepared.db, analysis)
 

@@ -139,7 +139,7 @@ def test_slot_dropped_and_created_again_ends_the_history(rig: Callable[..., PgRi
     own.run("INSERT INTO t VALUES (2, 'unseen')")
     own.open(expect="slot is gone")
     own.run(f"SELECT pg_create_logical_replication_slot('{own.slot}', 'pgoutput')")
-    own.open(expect="made anew")
+    own.open(expect="re-created")
     own.source.restart(generation="next", first=100)
     own.run("INSERT INTO t VALUES (3, 'seen')")
     assert own.head() == 100
@@ -291,7 +291,7 @@ SLOT = Slot("pgoutput", "d", 0, 600, 400, "reserved", False, 0, None)
         (ServerIdentity("1", 2, 900, {1: 600}), SLOT, ""),
         # What we told of the old history ends where the histories parted: a slot behind that was made there.
         (ServerIdentity("1", 2, 900, {1: 550}), msgspec.structs.replace(SLOT, confirmed=550), ""),
-        (ServerIdentity("1", 2, 900, {1: 550}), msgspec.structs.replace(SLOT, confirmed=551), "made anew"),
+        (ServerIdentity("1", 2, 900, {1: 550}), msgspec.structs.replace(SLOT, confirmed=551), "re-created"),
         (ServerIdentity("1", 2, 900, {1: 499}), SLOT, "failover lost"),
         (ServerIdentity("1", 3, 900, {2: 700}), SLOT, "does not come from"),
         (ServerIdentity("2", 1, 900), SLOT, "another server"),
@@ -300,7 +300,7 @@ SLOT = Slot("pgoutput", "d", 0, 600, 400, "reserved", False, 0, None)
         (ServerIdentity("1", 1, 599), msgspec.structs.replace(SLOT, confirmed=599), ""),
         (ServerIdentity("1", 1, 900), None, "gone"),
         (ServerIdentity("1", 1, 900), msgspec.structs.replace(SLOT, wal_status="lost"), "removed changes"),
-        (ServerIdentity("1", 1, 900), msgspec.structs.replace(SLOT, confirmed=601), "made anew"),
+        (ServerIdentity("1", 1, 900), msgspec.structs.replace(SLOT, confirmed=601), "re-created"),
     ],
 )
 def test_history_judgement_returns_the_reason_for_a_mismatch(

@@ -211,7 +211,7 @@ def test_table_unlogged_between_two_checks_asks_for_a_snapshot(rig: Callable[...
     if away:
         own.open()
     (told,) = [each for each in changes(own) + changes(own) if each.resnapshot]
-    assert told.table.name == "t" and (told.ddl or "").startswith("-- its rows were written anew")
+    assert told.table.name == "t" and (told.ddl or "").startswith("-- its rows were rewritten")
     own.open()
     assert not [each for each in changes(own) if each.resnapshot]
 

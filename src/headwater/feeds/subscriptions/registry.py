@@ -210,7 +210,7 @@ class Registry:
             self._bytes.add(principal.name, size)
 
     def _check_share(self, connection: apsw.Connection, principal: Principal) -> None:
-        """Raise LimitExceeded if a caller other than an owner has its share of all subscriptions."""
+        """Raise LimitExceeded if a caller without the owner role has reached its share of max_subscriptions."""
         share = max(int(self._most * SHARE), 1)
         if principal.role != OWNER and store.count_of(connection, principal.name) >= share:
             raise LimitExceeded(

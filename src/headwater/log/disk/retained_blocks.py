@@ -40,7 +40,7 @@ class RetainedBlocks:
             return _blocks_after(connection, -1, -1)
 
     def overdue(self, after: int) -> int:
-        """Return the bytes of the blocks after offset `after` that the last `retain` kept only for its `hold`."""
+        """Return the bytes of blocks after offset `after` that the last `retain` would drop without `hold`."""
         with self._writer().file.connection() as connection:
             due, start = _block_of(connection, self._due), _block_of(connection, after + 1)
             return max(_bytes_before(connection, due) - _bytes_before(connection, start), 0)

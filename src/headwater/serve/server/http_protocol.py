@@ -196,8 +196,8 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         return not self._upgraded and not self.transport.is_closing()
 
     def _end_of_part(self, data: bytes, start: int) -> int:
-        """Return where to stop parsing `data` from `start`; a body of known length has no requests inside."""
-        if self._in_body and self._body_left:
+        """Return where the next slice to parse ends: at the end of a body of known length, or see _end_of_heads."""
+        if self._in_body and self._body_left:  # a body has no requests that must be counted
             return min(len(data), start + self._body_left)
         return _end_of_heads(data, start)
 

@@ -155,7 +155,7 @@ class Visibility:
                 self._readers.discard(ticket)
                 self._forget()
         if beginnings != self._beginnings:
-            raise Unavailable("the log began anew during the read", hint="Try again in a moment.")
+            raise Unavailable("the log began a new generation during the read", hint="Try again in a moment.")
 
     def offset_seen(self, snapshot: Snapshot) -> int:
         """Return the offset just before the first transaction that `snapshot` does not see.

@@ -1,4 +1,4 @@
-"""Head of a file, read in a few microseconds and without waiting for a lock."""
+"""Newest offset and schema version of a SQLite file, read in microseconds without waiting for a lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.sources.sqlite.query.analysis.analysis import Analyses
 
 
 class HeadReader:
-    """Dedicated connection that does not wait for locks. Thread-safe."""
+    """Reads the newest offset and the schema version on a connection of its own. Thread-safe."""
 
     def __init__(self, file: File, analyses: Analyses) -> None:
         self._file, self._analyses = file, analyses

@@ -54,7 +54,7 @@ class TransactionEnd(msgspec.Struct, frozen=True):
 
 
 class ReplicationBuffer:
-    """The buffer: the stream's reader puts parts, capture follows and acknowledges them."""
+    """Bounded buffer of transactions: the stream reader adds their parts, capture reads and acknowledges them."""
 
     def __init__(self, point: TransactionEnd) -> None:
         self._most_changes, self._most_bytes = MOST_CHANGES, MOST_BYTES

@@ -20,7 +20,7 @@ from headwater.model.table import Row, Table
 from headwater.sources.postgres.errors import CANCELED, fault, state_of
 from headwater.sources.postgres.protocol_session import WORDS, Link, Pool
 from headwater.sources.postgres.query.analysis.immutable_functions import CATALOG_READERS, TRUSTED
-from headwater.sources.postgres.query.analysis.parse_tree import Unreadable, parse
+from headwater.sources.postgres.query.analysis.parse_tree import UnsupportedTree, parse
 from headwater.sources.postgres.query.analysis.parse_tree_source import MAX_TREE
 from headwater.sources.postgres.query.analysis.statement_growth import check_text
 from headwater.sources.postgres.query.analysis.tree_reads import TYPE_FIELDS
@@ -279,7 +279,7 @@ class Engine:
         ((tree,),) = link.run(_TREE, name).texts()
         try:
             is_mutable = tree is None or has_mutable_calls(link, parse(tree))
-        except (Unreadable, RecursionError):
+        except (UnsupportedTree, RecursionError):
             is_mutable = True
         if is_mutable:
             raise _not_immutable()

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import InvalidRequest
-from headwater.sources.sqlite.query.syntax.lexer import Token, Unsupported, folded, name_of, tokens
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed, Token, folded, name_of, tokens
 
 MAX_NODES = 200_000  # tokens of a statement with all subquery columns copied to their uses, and opcodes of its program
 MAX_COUNTED = 500_000  # characters without text literals; counting so many takes a second or two
@@ -87,7 +87,7 @@ def _check(sql: str, views: Mapping[str, str]) -> None:
             raise too_large()
         if is_nested:
             _check_columns(_grouped(found), views, len(found))
-    except Unsupported as error:
+    except NotAnalysed as error:
         raise InvalidRequest(
             f"the statement was not understood: {error}",
             hint="Correct the text at that place; name parameters by letters, digits and _ only.",
@@ -200,14 +200,15 @@ def _grouped(found: Sequence[Token]) -> Group:
     stack = [top]
     for token, after in zip(found, found[1:], strict=False):
         if token.kind == "param" and after.word == "(" and after.start == token.end:
-            raise Unsupported("a parameter with brackets")  # SQLite reads all of this as one token
+            # SQLite reads all of this as one token.
+            raise NotAnalysed("our parser does not analyse a parameter with brackets")
         if token.word == "(":
             group = Group([])
             stack[-1].items.append(group)
             stack.append(group)
         elif token.word == ")":
             if len(stack) == 1:
-                raise Unsupported("a bracket that was not opened")
+                raise NotAnalysed("a bracket is closed that was not opened")
             stack.pop()
         else:
             stack[-1].items.append(token)
@@ -336,7 +337,7 @@ class _Growth:
             if name not in self._grouped_views:
                 try:
                     self._grouped_views[name] = _grouped(tokens(self._views[name]))
-                except Unsupported:
+                except NotAnalysed:
                     self._grouped_views[name] = None
             view = self._grouped_views[name]
             if view is not None:

@@ -123,7 +123,7 @@ _ORDER = re.compile(r"\s+(ASC|DESC)\s*$", re.IGNORECASE)
 
 
 def mask(sql: str) -> str:
-    """Return `sql` with strings, quoted names and comments blanked out, at unchanged positions."""
+    """Return `sql` with each character of strings, quoted names and comments replaced by "x"."""
     return _SKIP.sub(lambda found: "x" * len(found.group()), sql)
 
 

@@ -140,7 +140,7 @@ def test_slot_created_again_after_a_failover_ends_the_history(server: Server) ->
         own.db = server.connect(own.name)
         own.run(f"SELECT pg_drop_replication_slot('{own.slot}')", "INSERT INTO t VALUES (2, 'unseen')")
         own.run(f"SELECT pg_create_logical_replication_slot('{own.slot}', 'pgoutput')")
-        own.open(expect="made anew")
+        own.open(expect="re-created")
     finally:
         own.close()
 

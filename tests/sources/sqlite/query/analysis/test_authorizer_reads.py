@@ -14,7 +14,7 @@ from tests.suite.deadlines import PATIENCE
 from headwater.errors import HeadwaterError
 from headwater.sources.sqlite.query.analysis.authorizer_reads import facts_of
 from headwater.sources.sqlite.query.analysis.parser_check import verify
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 from headwater.sources.sqlite.query.syntax.name_resolution import Names
 from headwater.sources.sqlite.query.syntax.parser import parse
 from headwater.sources.sqlite.source import SqliteSource
@@ -23,7 +23,7 @@ Columns = set[tuple[str, str]]
 
 
 def both(source: SqliteSource, sql: str) -> tuple[Columns, Columns]:
-    """Columns that were found in the text, and those that SQLite reads; Unsupported where one does not see all."""
+    """Columns that were found in the text, and those that SQLite reads; NotAnalysed where one does not see all."""
     with source._pool.read() as reader:
         facts = facts_of(reader, sql)
         names = Names(reader.catalog.tables(), reader.guard.views())
@@ -69,7 +69,7 @@ def test_random_queries(tmp_path: Path, seed: int) -> None:
         for query in case.queries:
             try:
                 mine, theirs = both(source, query.sql)
-            except (HeadwaterError, Unsupported):
+            except (HeadwaterError, NotAnalysed):
                 continue
             assert mine >= theirs - {read for read in theirs if read[1] == "rowid"}, query.sql
             understood += 1

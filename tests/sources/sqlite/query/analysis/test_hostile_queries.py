@@ -12,7 +12,7 @@ from headwater.errors import InvalidRequest
 from headwater.sources.sqlite.query.analysis import parser_check, select_analysis
 from headwater.sources.sqlite.query.facts import facts
 from headwater.sources.sqlite.query.syntax import tree
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 from headwater.sources.sqlite.source import SqliteSource
 
 
@@ -79,7 +79,7 @@ def test_query_with_a_forbidden_mark_is_refused(shop: SqliteSource, mark: str) -
         shop.analyse(f"SELECT id FROM c WHERE id = 1{mark} OR 1")
 
 
-@pytest.mark.parametrize("error", [RecursionError(), KeyError("x"), TypeError("x"), Unsupported("a whim")])
+@pytest.mark.parametrize("error", [RecursionError(), KeyError("x"), TypeError("x"), NotAnalysed("a whim")])
 def test_failed_parse_depends_on_all_columns(
     shop: SqliteSource, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -97,7 +97,7 @@ def test_misparsed_query_depends_on_all_columns(shop: SqliteSource, monkeypatch:
     monkeypatch.setattr(parser_check, "render", lambda query: "SELECT id FROM c WHERE id BETWEEN ? AND 1 AND 5")
     found = shop.analyse("SELECT id FROM c WHERE id BETWEEN ?1 AND 5")
     assert told(found) == ["c: all columns"]
-    assert found.doubts == ("SQLite makes another program of what was understood",)
+    assert found.doubts == ("SQLite compiles our reading of the statement to another program",)
 
 
 def test_column_missed_by_the_analysis_is_reported_as_doubt(
@@ -195,4 +195,4 @@ def test_query_with_too_many_conditions_depends_on_all_columns(
     monkeypatch.setattr(facts, "MAX_WORK", 500)
     analysis = shop.analyse(sql)
     assert told(analysis) == ["c: all columns"]
-    assert analysis.doubts == ("its conditions are too many for its joins and queries inside each other",)
+    assert analysis.doubts == ("the query has too many conditions for its joins and subqueries",)

@@ -152,7 +152,7 @@ def judge(known: LogOrigin, identity: ServerIdentity, slot: Slot | None, databas
     ours = max(known.position, shared(known, identity))
     if slot.confirmed > ours:
         return (
-            f"the replication slot was made anew or moved on by somebody else: it starts at "
+            f"the replication slot was re-created or advanced by somebody else: it starts at "
             f"{lsn_text(slot.confirmed)}, our log ends at {lsn_text(ours)}"
         )
     return ""

@@ -22,7 +22,7 @@ from headwater.sources.postgres.query.analysis.parameters import (
     marked,
     may_depend_on_clock,
 )
-from headwater.sources.postgres.query.analysis.parse_tree import Unreadable
+from headwater.sources.postgres.query.analysis.parse_tree import UnsupportedTree
 from headwater.sources.postgres.query.analysis.parse_tree_source import PARSED, Body, StatementFacts, body_of, facts_of
 from headwater.sources.postgres.query.analysis.result_order import NO_ORDER, CatalogFacts, judge, row_key
 from headwater.sources.postgres.query.analysis.row_conditions import Conditions
@@ -132,7 +132,7 @@ class Analyses:
             analysis = self._analysed(link, statement, columns, facts, known)
             if analysis.is_cacheable or not (analysis.beyond or _is_secured(facts)):
                 touched = frozenset(each.oid for each in read_relations(facts))
-        except (Unreadable, Forbidden, RecursionError) as error:
+        except (UnsupportedTree, Forbidden, RecursionError) as error:
             analysis = _unknown(statement, columns, error, calls_of_failed(link, body))
         digest = hashlib.blake2b(f"{analysis.epoch}/{state.session}/{types}".encode(), digest_size=12)
         analysis = msgspec.structs.replace(analysis, epoch=digest.hexdigest())
@@ -265,7 +265,7 @@ def _ordered(
                 again = facts_of(link, body_of(link, text, types))
                 if is_same_question(facts, again) and not judge([again.query], known).doubts:
                     return msgspec.structs.replace(statement, sql=text), again, known
-            except (Unreadable, HeadwaterError):
+            except (UnsupportedTree, HeadwaterError):
                 link.script("ROLLBACK TO headwater_order")
     return statement, facts, known
 

@@ -22,8 +22,8 @@ MAX_DEPTH = 400
 Item = Any  # a Node, a list of items, a word, or None
 
 
-class Unreadable(Exception):
-    """A text that is not a tree, or not a supported tree."""
+class UnsupportedTree(Exception):
+    """A parse tree of PostgreSQL that is malformed or has a node we do not analyse: its answers are then not cached."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -36,14 +36,14 @@ class Node(msgspec.Struct, frozen=True):
         try:
             return self.fields[name]
         except KeyError:
-            raise Unreadable(f"{self.tag} has no {name}") from None
+            raise UnsupportedTree(f"{self.tag} has no {name}") from None
 
     def number(self, name: str) -> int:
         """Return a field that is a number."""
         try:
             return int(self[name])
         except (TypeError, ValueError):
-            raise Unreadable(f"{name} of {self.tag} is no number") from None
+            raise UnsupportedTree(f"{name} of {self.tag} is no number") from None
 
     def items(self, name: str) -> list[Item]:
         """Return a field that is a list, or nothing."""
@@ -51,7 +51,7 @@ class Node(msgspec.Struct, frozen=True):
         if found is None:
             return []
         if not isinstance(found, list):
-            raise Unreadable(f"{name} of {self.tag} is no list")
+            raise UnsupportedTree(f"{name} of {self.tag} is no list")
         return found
 
     def numbers(self, name: str) -> list[int]:
@@ -68,7 +68,7 @@ def parse(text: str) -> Item:
     tokens = iter(_TOKEN.findall(text))
     found = _item(next(tokens, ""), tokens, 0)
     if next(tokens, None) is not None:
-        raise Unreadable("something stands behind the tree")
+        raise UnsupportedTree("text follows the end of the tree")
     return found
 
 
@@ -79,7 +79,7 @@ def _item(token: str, tokens: Iterator[str], depth: int) -> Item:
     if token == "(":
         return _list(tokens, depth + 1)
     if token in _NO_ITEM:
-        raise Unreadable("a bracket too many" if token else "the tree has no end")
+        raise UnsupportedTree("a bracket is closed that was not opened" if token else "the tree has no end")
     return _word(token)
 
 
@@ -91,19 +91,21 @@ def _word(token: str) -> str | None:
 
 def _list(tokens: Iterator[str], depth: int) -> list[Item]:
     if depth > MAX_DEPTH:
-        raise Unreadable("the tree has no end")
+        raise UnsupportedTree(f"the tree is nested deeper than {MAX_DEPTH}")
     made: list[Item] = []
     for token in tokens:
         if token == ")":
             return made
         made.append(_item(token, tokens, depth))
-    raise Unreadable("the tree has no end")
+    raise UnsupportedTree("the tree has no end")
 
 
 def _node(tokens: Iterator[str], depth: int) -> Node:
     tag = next(tokens, "")
-    if depth > MAX_DEPTH or tag in _MARKS:
-        raise Unreadable("a node without a tag" if depth <= MAX_DEPTH else "the tree has no end")
+    if depth > MAX_DEPTH:
+        raise UnsupportedTree(f"the tree is nested deeper than {MAX_DEPTH}")
+    if tag in _MARKS:
+        raise UnsupportedTree("a node has no tag")
     fields: dict[str, Item] = {}
     name = ""
     for token in tokens:
@@ -113,11 +115,11 @@ def _node(tokens: Iterator[str], depth: int) -> Node:
             fields[name] = _bytes(tokens)
             continue
         if token[0] != ":":
-            raise Unreadable(f"{tag} is not written in fields")
+            raise UnsupportedTree(f"{tag} is not followed by fields")
         name = token[1:]
         value = next(tokens, "")
         fields[name] = _item(value, tokens, depth) if value in _MARKS or "\\" in value else _PLAIN.get(value, value)
-    raise Unreadable("the tree has no end")
+    raise UnsupportedTree("the tree has no end")
 
 
 def _bytes(tokens: Iterator[str]) -> bytes:
@@ -128,8 +130,8 @@ def _bytes(tokens: Iterator[str]) -> bytes:
         try:
             made.append(int(token) & 255)
         except ValueError:
-            raise Unreadable("a constant that is not written in bytes") from None
-    raise Unreadable("the tree has no end")
+            raise UnsupportedTree("a constant is not written in bytes") from None
+    raise UnsupportedTree("the tree has no end")
 
 
 def below(item: Item) -> Iterator[Node]:

@@ -12,7 +12,7 @@ import msgspec
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.sources.postgres.errors import CANCELED, state_of
 from headwater.sources.postgres.protocol_session import WORDS, Link
-from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable, parse
+from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, UnsupportedTree, parse
 from headwater.sources.postgres.query.analysis.statement_growth import check_tree
 from headwater.sources.postgres.query.analysis.tree_reads import Reader, UsedObjects, Writes
 from headwater.sources.postgres.schema.relations import table_name
@@ -88,7 +88,7 @@ def oids(found: Collection[int]) -> Bound:
 
 
 def facts_of(link: Link, body: Body) -> StatementFacts:
-    """Return the facts about a statement and the views it uses. Raises Unreadable if a tree is not supported.
+    """Return the facts about a statement and the views it uses. Raises UnsupportedTree if a tree is not supported.
 
     Raises InvalidRequest for a statement that does more than reading.
     """
@@ -105,7 +105,7 @@ def facts_of(link: Link, body: Body) -> StatementFacts:
                 if each.kind == "v" and each.oid in new:
                     is_large = len(trees) > MAX_VIEWS or sum(map(len, trees)) + len(each.rule or "") > MAX_TREES
                     if each.rule is None or is_large:
-                        raise Unreadable(f"the view {each.called}")
+                        raise UnsupportedTree(f"the view {each.called} has no rule or is too large to analyse")
                     trees.append(each.rule)
                     views.append(_single([parse(each.rule)]))
                     Reader(used, each.oid).query(views[-1])
@@ -130,8 +130,8 @@ class Body(msgspec.Struct, frozen=True):
 def body_of(link: Link, sql: str, types: Sequence[int] = ()) -> Body:
     """Return PostgreSQL's parse tree of a statement; the caller must roll the transaction back.
 
-    Raises Unreadable if there is none, InvalidRequest if it is too large to be parsed, Forbidden for a role that may
-    not create temporary objects.
+    Raises UnsupportedTree if there is none, InvalidRequest if it is too large to be parsed, Forbidden for a role that
+    may not create temporary objects.
     """
     _make_function(link, sql, types)
     ((text, one, length),) = link.run(_BODY, [f"pg_temp.{PARSED}".encode()]).texts()
@@ -142,7 +142,7 @@ def body_of(link: Link, sql: str, types: Sequence[int] = ()) -> Body:
         )
     found = parse(text or "<>")
     if not isinstance(found, list):
-        raise Unreadable("no statement")
+        raise UnsupportedTree("the text has no statement")
     check_tree(found)
     return Body(found, str(text), "[ 1 0 0 0" in str(one))
 
@@ -159,14 +159,14 @@ def _make_function(link: Link, sql: str, types: Sequence[int]) -> None:
     except (InvalidRequest, NotSupported) as error:
         if state_of(error) in ("", CANCELED):  # every error of PostgreSQL except the time limit continues below
             raise
-        raise Unreadable(error.message) from None
+        raise UnsupportedTree(error.message) from None
 
 
 def _single(body: list[Item]) -> Node:
     while len(body) == 1 and isinstance(body[0], list):
         body = body[0]
     if len(body) != 1 or not isinstance(body[0], Node):
-        raise Unreadable("not one statement")
+        raise UnsupportedTree("the text is not exactly one statement")
     return body[0]
 
 

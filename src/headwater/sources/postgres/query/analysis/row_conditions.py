@@ -17,7 +17,7 @@ import msgspec
 
 from headwater.model.dependencies.dependency import ALWAYS, AllOf, AnyOf, Comparison, Condition, Const, Operand, Param
 from headwater.model.literal import Date, DateTime, Value
-from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable, below
+from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, UnsupportedTree, below
 from headwater.sources.postgres.query.analysis.parse_tree_source import StatementFacts
 from headwater.sources.postgres.query.analysis.tree_reads import FUNCTION, RELATION
 from headwater.sources.postgres.types import BOOL, DATE, INT2, INT4, INT8, TEXT, TIMESTAMP, TIMESTAMPTZ, UUID_, VARCHAR
@@ -65,7 +65,7 @@ class Conditions:
             for qual in quals:
                 with contextlib.suppress(UnknownCondition):
                     parts.append(_TableConditions(self, place, self._relations[oid].columns).condition(qual))
-        except (UnknownCondition, Unreadable):
+        except (UnknownCondition, UnsupportedTree):
             return ALWAYS
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from headwater.errors import InvalidRequest
-from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable
+from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, UnsupportedTree
 from headwater.sources.postgres.query.analysis.tree_reads import CTE, GROUP, JOIN, SUBQUERY
 from headwater.sources.postgres.query.statement_rules import comment_end
 
@@ -237,7 +237,7 @@ class _ExpandedSize:
     def _column(self, var: Node, scope: tuple[Node, ...]) -> int:
         scope = scope[var.number("varlevelsup") :]
         if not scope:
-            raise Unreadable("a column of no query")
+            raise UnsupportedTree("a column refers to a query that is not in the tree")
         entries, place = scope[0].items("rtable"), var.number("varno") - 1
         if not 0 <= place < len(entries):
             return 1  # EXCLUDED, OLD and NEW have numbers of their own
@@ -262,7 +262,7 @@ class _ExpandedSize:
         else:
             return 0
         if not isinstance(query, Node) or query.tag != "QUERY":
-            raise Unreadable("a subquery")
+            raise UnsupportedTree("the subquery of a range-table entry is not a QUERY node")
         outputs = "targetList" if query["commandType"] == SELECT else "returningList"
         if query["limitCount"] is not None or query["limitOffset"] is not None:
             return 0  # the subquery is computed by itself, and no condition is moved into it
@@ -272,7 +272,7 @@ class _ExpandedSize:
 def _numbered(items: list[Item], number: int) -> list[Item]:
     """Return the item of a column, or all of them for the whole row."""
     if number > len(items):
-        raise Unreadable("a column that is not there")
+        raise UnsupportedTree("a column refers to a result column that does not exist")
     return items if number <= 0 else [items[number - 1]]
 
 

@@ -1,6 +1,6 @@
 """The reads of a parse tree: relations with their columns, functions, types, collations. Pure.
 
-Only known nodes are accepted, and every field of them is read: a tree with any other node is Unreadable. Scoped callers
+Only known nodes are accepted, and every field of them is read; any other node raises UnsupportedTree. Scoped callers
 rely on it: they may run a statement if it reads only their tables.
 """
 
@@ -10,7 +10,7 @@ import msgspec
 
 from headwater.sources.postgres.query.analysis.immutable_functions import FIRST_OWN
 from headwater.sources.postgres.query.analysis.parameters import is_moment
-from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable, below
+from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, UnsupportedTree, below
 
 # Older servers use a shorter name for some of them.
 _TAGS = """
@@ -75,7 +75,7 @@ class Reader:
     def query(self, query: Node, outer: tuple[Node, ...] = ()) -> None:
         """Read a QUERY; `outer` are the enclosing queries, the nearest first."""
         if query.tag != "QUERY":
-            raise Unreadable(query.tag)
+            raise UnsupportedTree(f"a node {query.tag} is not a query")
         if query["commandType"] != "1" or query.is_true("hasModifyingCTE") or query["utilityStmt"] is not None:
             raise Writes
         if query["rowMarks"] is not None:
@@ -88,14 +88,14 @@ class Reader:
                 self.item(value, scope)
 
     def expression(self, tree: Item) -> None:
-        """Read an expression over the columns of one row. Unreadable if it has subqueries."""
+        """Read an expression over the columns of one row. UnsupportedTree if it has subqueries."""
         for node in below(tree):
             if node.tag == "VAR" or (node.tag in _PLAIN and node.tag != "SUBLINK"):
                 self._noted(node)
             elif node.tag == "SQLVALUEFUNCTION":
                 self._used.reasons.add(_NOW)
             else:
-                raise Unreadable(node.tag)
+                raise UnsupportedTree(f"a node {node.tag} is not supported")
 
     def item(self, item: Item, scope: tuple[Node, ...]) -> None:
         """Read any item of a query."""
@@ -117,20 +117,20 @@ class Reader:
                 for value in item.fields.values():
                     self.item(value, scope)
             else:
-                raise Unreadable(item.tag)
+                raise UnsupportedTree(f"a node {item.tag} is not supported in FROM")
 
     def _entry(self, entry: Node, scope: tuple[Node, ...]) -> None:
         """Read a range-table entry: every field, whatever its kind, so that no expression is skipped."""
         kind = entry.number("rtekind")
         if kind not in _KINDS:
-            raise Unreadable(f"table of kind {kind}")
+            raise UnsupportedTree(f"a range-table entry of kind {kind} is not supported")
         if kind == RELATION and entry.number("relid") != self._own:
             self._relation(entry)
         for name, value in entry.fields.items():
             if name == "joinaliasvars" and kind == JOIN:
                 for node in below(value):
                     if node.tag not in _OF_JOINS:
-                        raise Unreadable(f"{node.tag} as a column of a join")
+                        raise UnsupportedTree(f"a node {node.tag} is not supported as a column of a join")
             else:
                 self.item(value, scope)
 
@@ -149,11 +149,11 @@ class Reader:
     def _variable(self, var: Node, scope: tuple[Node, ...]) -> None:
         above = var.number("varlevelsup")
         if above >= len(scope):
-            raise Unreadable("a column of no query")
+            raise UnsupportedTree("a column refers to a query that is not in the tree")
         scope = scope[above:]
         entries, place = scope[0].items("rtable"), var.number("varno") - 1
         if not 0 <= place < len(entries):
-            raise Unreadable("a column of no table")
+            raise UnsupportedTree("a column refers to a table that is not in the query")
         entry, number = entries[place], var.number("varattno")
         kind = entry.number("rtekind")
         if kind == RELATION:
@@ -182,7 +182,7 @@ class Reader:
 def type_of(node: Item) -> int:
     """Return the type of an expression."""
     if not isinstance(node, Node):
-        raise Unreadable("no expression")
+        raise UnsupportedTree("an expression is missing")
     if node.tag in _TRUTHS:
         return 16
     if node.tag in ("COLLATEEXPR", "COLLATE"):
@@ -190,4 +190,4 @@ def type_of(node: Item) -> int:
     for name in TYPE_FIELDS:
         if name in node.fields:
             return node.number(name)
-    raise Unreadable(f"the type of {node.tag}")
+    raise UnsupportedTree(f"the type of a node {node.tag} is not known")

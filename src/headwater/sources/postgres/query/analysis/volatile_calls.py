@@ -13,7 +13,7 @@ from headwater.errors import Forbidden, HeadwaterError
 from headwater.model.principal import EDITOR, OWNER
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.query.analysis.immutable_functions import FIRST_OWN, TRUSTED
-from headwater.sources.postgres.query.analysis.parse_tree import Item, Unreadable, below
+from headwater.sources.postgres.query.analysis.parse_tree import Item, UnsupportedTree, below
 from headwater.sources.postgres.query.analysis.parse_tree_source import Body, body_of, oids
 from headwater.sources.postgres.query.analysis.tree_reads import FUNCTION_FIELDS, OPERATOR_FIELDS, Reader, UsedObjects
 from headwater.sources.postgres.values import array_text
@@ -107,7 +107,7 @@ def check_calls(link: Link, sql: str, types: Sequence[int], role: str) -> None:
     try:
         tree = body_of(link, sql, types).items
         calls = volatile_calls(link, tree)
-    except (Unreadable, Forbidden, RecursionError):
+    except (UnsupportedTree, Forbidden, RecursionError):
         if role == OWNER:
             return
         raise Forbidden(
@@ -134,5 +134,5 @@ def calls_of_failed(link: Link, body: Body | None) -> tuple[str, ...]:
     """Return the volatile functions of a statement that was parsed, but could not be analysed."""
     try:
         return (NOT_UNDERSTOOD,) if body is None else volatile_calls(link, body.items)
-    except (Unreadable, HeadwaterError, RecursionError):
+    except (UnsupportedTree, HeadwaterError, RecursionError):
         return (NOT_UNDERSTOOD,)

@@ -28,7 +28,7 @@ from headwater.sources.sqlite.query.analysis.authorizer_reads import (
 from headwater.sources.sqlite.query.analysis.planner_inputs import PlannerInputs
 from headwater.sources.sqlite.query.analysis.select_analysis import SelectAnalysis, analyse_select
 from headwater.sources.sqlite.query.statement_execution import run_statement
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 
 MAX_EPOCHS = 10_000
 UNNAMED = ""  # name for a table that cannot be named: no scope includes it
@@ -148,7 +148,7 @@ def _understood(reader: GuardedConnection, sql: str) -> Analysis:
     )
     try:
         return _narrowed(whole, analyse_select(reader, sql, facts), facts, volatility(reader, facts))
-    except Unsupported as error:
+    except NotAnalysed as error:
         doubt = str(error)
     except Exception as error:  # no failure of our parser is an error: the report of the engine is enough
         doubt = f"the statement was not understood ({type(error).__name__})"
@@ -161,7 +161,7 @@ def _understood(reader: GuardedConnection, sql: str) -> Analysis:
 def _narrowed(whole: Analysis, closer: SelectAnalysis, facts: StatementFacts, volatile: tuple[str, ...]) -> Analysis:
     seen = {dependency.table for dependency in closer.dependencies}
     if not seen.issubset(facts.tables):
-        raise Unsupported("it names a table or a view that SQLite does not read")
+        raise NotAnalysed("the query names a table or view that SQLite did not report as read")
     unseen = tuple(Dependency(name) for name in facts.tables if name not in seen)
     return msgspec.structs.replace(
         whole,

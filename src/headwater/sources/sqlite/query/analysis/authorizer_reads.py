@@ -16,7 +16,7 @@ from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.authorizer import ANY_BINDINGS, Access, Statement
 from headwater.sources.sqlite.query.determinism.deterministic_functions import DETERMINISTIC, HARMLESS
 from headwater.sources.sqlite.query.statement_growth import MAX_NODES, TOO_LARGE, too_large
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded, named
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed, folded, named
 from headwater.sources.sqlite.query.syntax.name_resolution import FUNCTIONS_OF_ROWS
 
 MAX_PARAMETERS = 999
@@ -190,7 +190,7 @@ def _candidates(reader: GuardedConnection, texts: Iterable[str]) -> dict[str, st
     for text in texts:
         try:
             names |= named(text)
-        except Unsupported:  # a table not found here is reported as UNKNOWN_VIRTUAL_TABLE
+        except NotAnalysed:  # a table not found here is reported as UNKNOWN_VIRTUAL_TABLE
             continue
     virtual = {name: name for name in names if name.startswith("pragma_")}
     virtual |= {folded(name): name for name in _other_names(reader)}

@@ -6,33 +6,33 @@ from headwater.errors import HeadwaterError
 from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.analysis.authorizer_reads import StatementFacts, is_program_of, program_of
 from headwater.sources.sqlite.query.syntax import tree
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed, folded
 from headwater.sources.sqlite.query.syntax.name_resolution import Names
 from headwater.sources.sqlite.query.syntax.render import render
 
 
 def verify(reader: GuardedConnection, query: tree.Query, names: Names, facts: StatementFacts) -> None:
-    """Raise Unsupported if the engine understood the statement differently from our parser."""
+    """Raise NotAnalysed if the engine understood the statement differently from our parser."""
     try:
         if not is_program_of(reader, render(query), facts.program):
-            raise Unsupported("SQLite makes another program of what was understood")
+            raise NotAnalysed("SQLite compiles our reading of the statement to another program")
         for view in names.views.values():
             if not is_program_of(reader, render(view.query), program_of(reader, view.text)):
-                raise Unsupported("SQLite makes another program of what was understood of a view")
+                raise NotAnalysed("SQLite compiles our reading of a view to another program")
     except HeadwaterError as error:
-        raise Unsupported(f"SQLite does not read it again: {error.message}") from None
+        raise NotAnalysed(f"SQLite does not accept our reading of the statement: {error.message}") from None
     hidden = set(names.views) - {folded(name) for name in facts.views}
     if hidden:
-        raise Unsupported(f"SQLite does not look into the view {min(hidden)}")
+        raise NotAnalysed(f"SQLite does not look into the view {min(hidden)}")
     unread = set(facts.tables) - {table for table, _ in names.read}
     if unread:
-        raise Unsupported(f"SQLite opens {min(unread)}, which was not found in the statement")
+        raise NotAnalysed(f"SQLite opens {min(unread)}, which was not found in the statement")
     missing = {_known(reader, *read) for read in facts.columns} - names.read
     if missing:
         table, column = min(missing)
-        raise Unsupported(f"SQLite reads {table}.{column or '*'}, which was not found in the statement")
+        raise NotAnalysed(f"SQLite reads {table}.{column or '*'}, which was not found in the statement")
     if facts.foreign:
-        raise Unsupported(f"SQLite reads {min(facts.foreign)!r}")
+        raise NotAnalysed(f"SQLite reads {min(facts.foreign)!r}")
 
 
 def _known(reader: GuardedConnection, table: str, column: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from headwater.sources.sqlite.query.determinism.result_order import Ordered, in_
 from headwater.sources.sqlite.query.determinism.stable_values import queries_of
 from headwater.sources.sqlite.query.facts.facts import Instance, condition_of
 from headwater.sources.sqlite.query.facts.predicate_pushdown import Pushdown, Requirements
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 from headwater.sources.sqlite.query.syntax.name_resolution import Names
 from headwater.sources.sqlite.query.syntax.parser import parse
 
@@ -32,7 +32,7 @@ class SelectAnalysis(msgspec.Struct, frozen=True):
 
 
 def analyse_select(reader: GuardedConnection, sql: str, facts: StatementFacts) -> SelectAnalysis:
-    """Analyse `sql` with our parser; raise Unsupported or another error if that fails or the engine disagrees."""
+    """Analyse `sql` with our parser; raise NotAnalysed or another error if that fails or the engine disagrees."""
     query = parse(sql)
     # Only objects that the engine reads are resolved: SQLite drops `0 AND EXISTS (…)` before it resolves names, so no
     # scope was checked for a table in it, and a hidden table must give the same result as a missing table.
@@ -68,7 +68,7 @@ def _checked(reader: GuardedConnection, ordered: Ordered, sql: str, facts: State
         return Ordered(sql, False, None, doubts=("every column counts: its order could not be made total",))
     old, new = facts.statement, again.statement
     if (old.columns, old.parameters) != (new.columns, new.parameters) or set(again.tables) - tables:
-        raise Unsupported("an order of its own makes it another statement")
+        raise NotAnalysed("the statement has an ORDER BY of its own")
     return ordered
 
 

@@ -18,7 +18,7 @@ from headwater.sources.sqlite.query.facts.row_identity import (
 )
 from headwater.sources.sqlite.query.facts.select_kind import SelectKind
 from headwater.sources.sqlite.query.syntax import tree
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 
 _NO_KEY = "its rows cannot be told apart, so their order is left open"
 
@@ -60,7 +60,7 @@ def _text(term: tree.Term) -> str:
     source, ref = term.of.source, term.of
     name = ref.column if isinstance(ref.column, str) else source.columns[ref.column]
     if name is None:
-        raise Unsupported("a key without a name")
+        raise NotAnalysed("a key column has no name")
     return f"{ident(source.alias or source.name)}.{ident(name)}"
 
 

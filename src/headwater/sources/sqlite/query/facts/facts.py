@@ -14,7 +14,7 @@ from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Co
 from headwater.model.table import Column, Table
 from headwater.sources.sqlite.query.affinity import affinity, doubt
 from headwater.sources.sqlite.query.syntax import tree
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 
 _EXACT = 2**53  # floats represent all integers up to this exactly
 MAX_FORMULA = 2_000  # maximum number of tests for one occurrence of a table
@@ -100,10 +100,10 @@ class WorkLimit:
         self._left = MAX_WORK
 
     def spend(self, facts: Iterable[Fact]) -> None:
-        """Count the tests of `facts`; raise Unsupported above the limit."""
+        """Count the tests of `facts`; raise NotAnalysed above the limit."""
         self._left -= sum(1 if fact.formula is None else _size(fact.formula) for fact in facts)
         if self._left < 0:
-            raise Unsupported("its conditions are too many for its joins and queries inside each other")
+            raise NotAnalysed("the query has too many conditions for its joins and subqueries")
 
 
 def _size(formula: Formula) -> int:

@@ -29,7 +29,7 @@ from headwater.sources.sqlite.query.facts.join_conditions import restrict
 from headwater.sources.sqlite.query.facts.name_frame import Frame
 from headwater.sources.sqlite.query.facts.select_kind import SelectKind, by_number
 from headwater.sources.sqlite.query.syntax import tree
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 
 MAX_PLACES = 200
 MAX_BLOCKS = 1_000
@@ -82,7 +82,7 @@ class Pushdown:
     def _select(self, select: tree.Select, order: list[tree.Term], asked: Requirements) -> None:
         self._blocks += 1
         if self._blocks > MAX_BLOCKS:
-            raise Unsupported(f"more than {MAX_BLOCKS} queries inside each other")
+            raise NotAnalysed(f"more than {MAX_BLOCKS} nested queries")
         frame = Frame({id(source): Instance(source) for source in tree.sources(select.source)}, asked.outer)
         if self.top is None:
             self.top = frame
@@ -135,7 +135,7 @@ class Pushdown:
             instance.place = len(self.places)
             self.places.append(instance)
             if len(self.places) > MAX_PLACES:
-                raise Unsupported(f"tables stand in more than {MAX_PLACES} places")
+                raise NotAnalysed(f"tables are used in more than {MAX_PLACES} places")
         elif node.kind in ("query", "view", "with") and node.query is not None:
             needed = {int(column) for column in instance.used}
             outer = asked.outer if node.kind == "query" else None

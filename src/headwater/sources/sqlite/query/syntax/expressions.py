@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from headwater.sources.sqlite.query.syntax import tree
-from headwater.sources.sqlite.query.syntax.lexer import Token, Unsupported, name_of, tokens, unquoted
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed, Token, name_of, tokens, unquoted
 
 T = TypeVar("T")
 _EQUALITY = {"=", "==", "!=", "<>"}
@@ -57,16 +57,16 @@ class Expressions:
         return False
 
     def need(self, word: str) -> Token:
-        """Consume `word`; raise Unsupported if another token follows."""
+        """Consume `word`; raise NotAnalysed if another token follows."""
         if self.next.word != word:
-            raise Unsupported(f"{word} expected at {self.next.text[:40]!r}")
+            raise NotAnalysed(f"{word} is expected at {self.next.text[:40]!r}")
         return self.advance()
 
     def name(self) -> str:
         """Consume and return a name."""
         token = self.advance()
         if token.kind not in ("word", "quoted", "str") or (token.kind == "word" and token.word in RESERVED):
-            raise Unsupported(f"a name expected at {token.text[:40]!r}")
+            raise NotAnalysed(f"a name is expected at {token.text[:40]!r}")
         return name_of(token)
 
     @property
@@ -80,7 +80,7 @@ class Expressions:
         """Parse a whole expression."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise Unsupported(f"expressions are nested deeper than {MAX_DEPTH}")
+            raise NotAnalysed(f"expressions are nested deeper than {MAX_DEPTH}")
         try:
             return self._chain("OR", lambda: self._chain("AND", self._negation))
         finally:
@@ -99,7 +99,7 @@ class Expressions:
             count += 1
         found = self._equality()
         if count > MAX_DEPTH:
-            raise Unsupported("too many NOT")
+            raise NotAnalysed("too many NOT")
         for _ in range(count):
             found = tree.Unary("NOT", found)
         return found
@@ -183,7 +183,7 @@ class Expressions:
         while self.next.kind == "op" and self.next.word in ("-", "+", "~"):
             ops.append(self.advance().word)
         if len(ops) > MAX_DEPTH:
-            raise Unsupported("too many signs")
+            raise NotAnalysed("too many signs")
         found = self._primary()
         for op in reversed(ops):
             found = tree.Unary(op, found)
@@ -222,7 +222,7 @@ class Expressions:
         if token.kind in ("str", "num", "blob"):
             self.advance()
             if self.next.kind == "str" and token.kind == "str":
-                raise Unsupported("two strings side by side")
+                raise NotAnalysed("two strings follow each other")
             return tree.Literal(token.text)
         if token.kind == "param":
             self.advance()
@@ -233,7 +233,7 @@ class Expressions:
             return self._word(token)
         if token.kind == "quoted":
             return self._column()
-        raise Unsupported(f"an expression expected at {token.text[:40]!r}")
+        raise NotAnalysed(f"an expression is expected at {token.text[:40]!r}")
 
     def _parenthesis(self) -> Any:
         if self.is_query_next():
@@ -254,7 +254,7 @@ class Expressions:
                 self.advance()
                 return tree.Subquery(self.bracketed(self.query), exists=True)
             case "RAISE":
-                raise Unsupported("RAISE")
+                raise NotAnalysed("our parser does not analyse RAISE")
         if token.word in _CLOCKS:
             self.advance()
             return tree.Call(token.word, [], bare=True)
@@ -273,7 +273,7 @@ class Expressions:
         if len(parts) == 3 and parts[0].lower() == "main":
             parts = parts[1:]
         if len(parts) > 2:
-            raise Unsupported("a column of another schema")
+            raise NotAnalysed("the query names a column of another schema")
         return tree.Ref(parts[0] if len(parts) == 2 else None, parts[-1], is_quoted)
 
     def _case(self) -> Any:
@@ -296,7 +296,7 @@ class Expressions:
         words: list[str] = []
         while self.next.word != ")" or words.count("(") > words.count(")"):
             if self.next.kind in ("end", "str", "param"):
-                raise Unsupported("the type of a CAST")
+                raise NotAnalysed("our parser does not analyse the type of this CAST")
             token = self.advance()
             words.append(token.text)
         self.need(")")
@@ -314,7 +314,7 @@ class Expressions:
                 found.order = self.terms()
         self.need(")")
         if self.next.word == "WITHIN":
-            raise Unsupported("WITHIN GROUP")
+            raise NotAnalysed("our parser does not analyse WITHIN GROUP")
         if self.next.word == "FILTER" and self.ahead(1).word == "(":
             self._at += 2
             self.need("WHERE")

@@ -25,8 +25,8 @@ _TOKEN = re.compile(
 )
 
 
-class Unsupported(Exception):
-    """A part of a statement that our parser does not support: the query then depends on its whole tables."""
+class NotAnalysed(Exception):
+    """A part of a statement that our parser does not analyse: the query then depends on its whole tables."""
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 def tokens(sql: str) -> tuple[Token, ...]:
-    """Return the tokens of `sql` and a final `end`; raise Unsupported where SQLite might see other tokens."""
+    """Return the tokens of `sql` and a final `end`; raise NotAnalysed where SQLite might see other tokens."""
     return _tokens(sql) if len(sql) <= CACHED_TEXT else _tokens.__wrapped__(sql)
 
 
@@ -53,12 +53,12 @@ def _tokens(sql: str) -> tuple[Token, ...]:
     while place < len(sql):
         match = _TOKEN.match(sql, place)
         if match is None:
-            raise Unsupported(f"unknown sign {sql[place]!r}")
+            raise NotAnalysed(f"unknown sign {sql[place]!r}")
         kind, text, start, place = str(match.lastgroup), match.group(), match.start(), match.end()
         if kind == "space":
             continue
         if kind == "num" and place < len(sql) and (sql[place].isalnum() or sql[place] in "_$"):
-            raise Unsupported(f"unknown number at {text!r}")
+            raise NotAnalysed(f"unknown number at {text!r}")
         slot = slots.number(text) if kind == "param" else 0
         word = text.upper() if kind == "word" and text.isascii() else text if kind in ("op", "word") else ""
         found.append(Token(kind, text, start, place, word, slot))
@@ -85,7 +85,7 @@ class _Slots:
 
 
 def named(sql: str) -> set[str]:
-    """Return every word, quoted name and string of `sql` that may be a name, folded; Unsupported as for `tokens`."""
+    """Return every word, quoted name and string of `sql` that may be a name, folded; NotAnalysed as for `tokens`."""
     return {folded(name_of(token)) for token in tokens(sql) if token.kind in ("word", "quoted", "str")}
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from headwater.model.table import Table
 from headwater.sources.sqlite.query.syntax import tree
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed, folded
 from headwater.sources.sqlite.query.syntax.parser import parse_view
 from headwater.sources.sqlite.schema.table_shapes import ROWID_NAMES
 
@@ -130,7 +130,7 @@ class Names:
     def _function(self, source: tree.Source, before: Scope, env: Env) -> None:
         columns = FUNCTIONS_OF_ROWS.get((source.name or "").lower())
         if columns is None:
-            raise Unsupported(f"the function {source.name}() in FROM")
+            raise NotAnalysed(f"our parser does not analyse the table-valued function {source.name}()")
         for arg in source.args or ():
             self._expression(arg, before, env)
         source.kind, source.columns = "function", list(columns)
@@ -142,7 +142,7 @@ class Names:
         source.kind = "with" if state != "reading" else "recursive"
         cte.query.is_recursive = cte.query.is_recursive or state == "reading"
         if cte.query.selects[0].outputs and any(output.of is None for output in cte.query.selects[0].outputs):
-            raise Unsupported("a WITH name inside its own first SELECT")
+            raise NotAnalysed("the first SELECT of a recursive WITH reads its own name")
         source.query, source.columns = cte.query, _renamed(cte.columns, columns_of(cte.query))
 
     def _stored(self, source: tree.Source, name: str) -> None:
@@ -151,11 +151,11 @@ class Names:
             self.read.add((table.name, ""))
             return
         if folded(name) not in self._definitions:
-            raise Unsupported("it names a table or a view that SQLite does not read")
+            raise NotAnalysed("the query names a table or view that SQLite did not report as read")
         view = self.views.get(folded(name))
         if view is None:
             if len(self.views) >= _MAX_VIEWS:
-                raise Unsupported(f"more than {_MAX_VIEWS} views")
+                raise NotAnalysed(f"more than {_MAX_VIEWS} views")
             view = self.views[folded(name)] = View(*parse_view(self._definitions[folded(name)]))
             self.query(view.query)
         source.kind, source.query = "view", view.query
@@ -178,11 +178,11 @@ class Names:
 
     def _share(self, join: tree.Join, name: str, scope: Scope) -> None:
         if join.kind in ("RIGHT", "FULL"):
-            raise Unsupported(f"{join.kind} JOIN with USING or NATURAL")
+            raise NotAnalysed(f"our parser does not analyse {join.kind} JOIN with USING or NATURAL")
         left = scope.shared.get(folded(name)) or self._among(list(tree.sources(join.left)), None, name)
         right = self._among(list(tree.sources(join.right)), None, name)
         if left is None or right is None:
-            raise Unsupported(f"USING {name}")
+            raise NotAnalysed(f"column {name} of USING is not in both tables")
         scope.shared[folded(name)] = left
         join.shared.append((left, right))
 
@@ -200,7 +200,7 @@ class Names:
                     seen.add(folded(name))
                 found.append(tree.Output(self._made(source, place, name), name))
         if not found:
-            raise Unsupported("* of nothing")
+            raise NotAnalysed("* matches no column")
         return found
 
     def _made(self, source: tree.Source, place: int, name: str | None) -> tree.Ref:
@@ -226,13 +226,13 @@ class Names:
                     self._check_aggregate(found, scope)
 
     def _check_aggregate(self, call: tree.Call, scope: Scope) -> None:
-        """Raise Unsupported for an aggregate over outer columns only: SQLite evaluates it in the outer query."""
+        """Raise NotAnalysed for an aggregate over outer columns only: SQLite evaluates it in the outer query."""
         refs = [node for arg in call.args or () for node in tree.below(arg) if isinstance(node, tree.Ref)]
         for ref in refs:
             self._ref(ref, scope)
         real = [ref for ref in refs if ref.source is not None]
         if real and not any(ref.source in scope.sources for ref in real):
-            raise Unsupported("an aggregate of an outer query")
+            raise NotAnalysed("our parser does not analyse an aggregate of an outer query")
 
     def _ref(self, ref: tree.Ref, scope: Scope) -> None:
         if ref.source is not None or ref.stands_for is not None:
@@ -255,7 +255,7 @@ class Names:
         if ref.table is None and not ref.is_quoted and ref.name.lower() in ("true", "false"):
             ref.boolean = int(ref.name.lower() == "true")
             return
-        raise Unsupported(f"the name {ref.name!r}")
+        raise NotAnalysed(f"the name {ref.name!r} is unknown")
 
     def _among(self, sources: list[tree.Source], table: str | None, name: str) -> tree.Ref | None:
         """Return the column called `name` if exactly one of `sources` has it; None if no source does."""
@@ -264,7 +264,7 @@ class Names:
         if not found and folded(name) in ROWID_NAMES:
             found = [ref for source in asked if (ref := self._rowid(source)) is not None]
         if len(found) > 1:
-            raise Unsupported(f"the name {name!r} means several columns")
+            raise NotAnalysed(f"the name {name!r} means several columns")
         if not found:
             return None
         source = found[0].source
@@ -283,7 +283,7 @@ class Names:
             return None
         key = next((c for c in source.table.columns if c.auto or c.hidden), None)
         if key is None:
-            raise Unsupported(f"the rowid of {source.table.name!r} is not captured")
+            raise NotAnalysed(f"the rowid of {source.table.name!r} is not captured")
         return tree.Ref(None, key.name, source=source, column=key.name)
 
     def _term(self, term: tree.Term, scope: Scope, env: Env) -> None:
@@ -310,7 +310,7 @@ class Names:
                 name = folded(term.of.name)
                 term.output = next((n for n, o in enumerate(outputs) if o.name and folded(o.name) == name), None)
             if term.output is None:
-                raise Unsupported("ORDER BY of a set operation by an expression")
+                raise NotAnalysed("our parser does not analyse ORDER BY with an expression after a set operation")
 
 
 def columns_of(query: tree.Query) -> list[str | None]:
@@ -325,7 +325,7 @@ def _renamed(names: list[str] | None, columns: list[str | None]) -> list[str | N
     if names is None:
         return columns
     if len(names) != len(columns):
-        raise Unsupported("a list of columns of another length")
+        raise NotAnalysed("a list of column names has another length than the result")
     return list(names)
 
 

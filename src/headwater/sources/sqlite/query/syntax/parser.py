@@ -1,4 +1,4 @@
-"""Parser of SELECT by SQLite's own grammar. Unknown syntax raises Unsupported; nothing is guessed."""
+"""Parser of SELECT by SQLite's own grammar. Unknown syntax raises NotAnalysed; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.expressions import MAX_DEPTH, RESERVED, Expressions
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 
 MAX_TEXT = 100_000
 _FRAME = {"ROWS", "RANGE", "GROUPS"}
@@ -20,9 +20,9 @@ _ENDS_SOURCE = RESERVED | {"INDEXED", "LIMIT", "OFFSET"}
 
 
 def parse(sql: str) -> tree.Query:
-    """Return the tree of one SELECT; raise Unsupported for anything else."""
+    """Return the tree of one SELECT; raise NotAnalysed for anything else."""
     if len(sql) > MAX_TEXT:
-        raise Unsupported(f"the statement is longer than {MAX_TEXT} characters")
+        raise NotAnalysed(f"the statement is longer than {MAX_TEXT} characters")
     reader = _Parser(sql)
     found = reader.query()
     reader.finish()
@@ -30,13 +30,13 @@ def parse(sql: str) -> tree.Query:
 
 
 def parse_expression(sql: str) -> Any:
-    """Return the tree of one expression, in linear time; raise Unsupported for anything else."""
+    """Return the tree of one expression, in linear time; raise NotAnalysed for anything else."""
     if len(sql) > MAX_TEXT:
-        raise Unsupported(f"the expression is longer than {MAX_TEXT} characters")
+        raise NotAnalysed(f"the expression is longer than {MAX_TEXT} characters")
     reader = _Parser(sql)
     found = reader.expression()
     if reader.next.kind != "end":
-        raise Unsupported(f"unknown text at {reader.next.text[:40]!r}")
+        raise NotAnalysed(f"unknown text at {reader.next.text[:40]!r}")
     return found
 
 
@@ -61,17 +61,17 @@ def parse_view(sql: str) -> tuple[list[str] | None, tree.Query, str]:
 
 class _Parser(Expressions):
     def finish(self) -> None:
-        """Consume semicolons; raise Unsupported if anything else follows."""
+        """Consume semicolons; raise NotAnalysed if anything else follows."""
         while self.takes(";"):
             pass
         if self.next.kind != "end":
-            raise Unsupported(f"unknown text at {self.next.text[:40]!r}")
+            raise NotAnalysed(f"unknown text at {self.next.text[:40]!r}")
 
     def query(self) -> tree.Query:
         """Parse [WITH …] SELECT … [UNION …] [ORDER BY …] [LIMIT …]."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise Unsupported(f"queries are nested deeper than {MAX_DEPTH}")
+            raise NotAnalysed(f"queries are nested deeper than {MAX_DEPTH}")
         ctes, recursive = self._with()
         found = tree.Query([self._core()], [], ctes, recursive)
         while (op := self._compound()) is not None:
@@ -180,7 +180,7 @@ class _Parser(Expressions):
         natural = "NATURAL" in words
         kind = _KINDS.get(" ".join(word for word in words if word != "NATURAL"))
         if kind is None:
-            raise Unsupported(f"{' '.join(words)}")
+            raise NotAnalysed(f"unknown join type {' '.join(words)}")
         return " ".join(words), kind, natural
 
     def _source(self) -> tree.From:
@@ -190,12 +190,12 @@ class _Parser(Expressions):
         if self.takes("("):
             self._depth += 1
             if self._depth > MAX_DEPTH:
-                raise Unsupported(f"joins are nested deeper than {MAX_DEPTH}")
+                raise NotAnalysed(f"joins are nested deeper than {MAX_DEPTH}")
             found = self._from()
             self._depth -= 1
             self.need(")")
             if self.next.word == "AS" or self._is_alias():
-                raise Unsupported("a name for a join")
+                raise NotAnalysed("our parser does not analyse an alias of a join in brackets")
             if isinstance(found, tree.Join):
                 found.is_group = True
             return found
@@ -205,7 +205,7 @@ class _Parser(Expressions):
         name, is_main = self.name(), False
         if self.takes("."):
             if name.lower() != "main":
-                raise Unsupported("a table of another schema")
+                raise NotAnalysed("the query names a table of another schema")
             name, is_main = self.name(), True
         args = self.arguments() if self.next.word == "(" else None
         found = tree.Source(name, self._alias(), args=args, is_main=is_main)
@@ -224,7 +224,7 @@ class _Parser(Expressions):
         """Parse IN t as IN (SELECT * FROM t)."""
         source = self._named()
         if source.args is not None or source.alias is not None:
-            raise Unsupported("IN with a function")
+            raise NotAnalysed("our parser does not analyse IN with a table-valued function")
         return tree.Query([tree.Select([tree.Output(None, None)], source=source)], [])
 
     # --- ORDER BY and windows --------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class _Parser(Expressions):
         if self.takes("NULLS"):
             found.nulls = self.advance().word
             if found.nulls not in ("FIRST", "LAST"):
-                raise Unsupported("NULLS what")
+                raise NotAnalysed("NULLS is not followed by FIRST or LAST")
         found.end = self.last_end
         return found
 
@@ -271,5 +271,5 @@ class _Parser(Expressions):
         if self.next.word in words | _FRAME | {"GROUP", "TIES"}:
             return self.advance().word
         if self.next.kind not in ("num", "param"):
-            raise Unsupported("the frame of a window")
+            raise NotAnalysed("our parser does not analyse this window frame")
         return self._primary()

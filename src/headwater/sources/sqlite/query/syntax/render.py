@@ -10,7 +10,7 @@ from typing import Any
 
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.query.syntax import tree
-from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 
 
 def render(query: tree.Query) -> str:
@@ -91,7 +91,7 @@ def _ref(node: tree.Ref) -> str:
     if isinstance(node.column, int):
         name = node.source.columns[node.column]
         if name is None:
-            raise Unsupported("a column without a name")
+            raise NotAnalysed("a column has no name")
         return f"{ident(node.source.label)}.{ident(name)}"
     return f"{ident(node.source.label)}.{ident(node.name if node.column == '' else node.column)}"
 
@@ -131,7 +131,7 @@ def expression(node: Any) -> str:
             return _case(node)
         case tree.Call():
             return _call(node)
-    raise Unsupported(f"{type(node).__name__} cannot be written")
+    raise NotAnalysed(f"{type(node).__name__} cannot be written")
 
 
 def _case(node: tree.Case) -> str:
