@@ -20,33 +20,26 @@ class Database(Protocol):
     @property
     def source(self) -> Source:
         """Return the source."""
-        ...
 
     @property
     def log(self) -> LiveLog:
         """Return the log of changes."""
-        ...
 
     @property
     def retention(self) -> Retention:
         """Return how much of the log is kept."""
-        ...
 
     def catch_up(self, timeout: float) -> bool:
         """Wait until the log holds everything committed before this call; return whether it does."""
-        ...
 
     def reach(self, offset: int, timeout: float) -> bool:
         """Wait until the log holds `offset`; return whether it does."""
-        ...
 
     def wait_for_head(self, timeout: float) -> tuple[SourceHead, bool]:
         """Wait until the log holds the source's head; return the head, and whether the log holds it."""
-        ...
 
     def peek_head(self) -> SourceHead | None:
         """Return the source's head if that takes no wait and the log holds it; else None. Does not block."""
-        ...
 
 
 class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,11 +68,9 @@ class Databases(Protocol):
 
     def database(self, name: str) -> Database:
         """Return the database `name`; NotFound if there is none."""
-        ...
 
     def names(self) -> list[str]:
         """Return the names of the databases, sorted."""
-        ...
 
 
 class ManagedDatabases(Databases, Protocol):
@@ -87,16 +78,12 @@ class ManagedDatabases(Databases, Protocol):
 
     def get(self, name: str) -> Source:
         """Return the source of the database `name`; NotFound if there is none."""
-        ...
 
     def create(self, name: str) -> bool:
         """Create an embedded database and open it; return False if it exists."""
-        ...
 
     def drop(self, name: str) -> bool:
         """Close an embedded database and delete it with its log; return False if there is none."""
-        ...
 
     def status(self) -> dict[str, DatabaseStatus]:
         """Return the status of every database."""
-        ...

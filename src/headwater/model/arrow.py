@@ -53,7 +53,6 @@ class Columnar(Protocol):
 
     def column(self, place: int) -> pa.Array | Sequence[Value]:
         """Return a column, as an Arrow array of its kind's type or as values."""
-        ...
 
 
 def schema(table: Table, columns: Collection[str] | None = None) -> pa.Schema:

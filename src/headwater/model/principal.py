@@ -36,7 +36,6 @@ class TableDependency(Protocol):
     @property
     def table(self) -> str:
         """Return the name of the table."""
-        ...
 
 
 class Reads(Protocol):
@@ -45,17 +44,14 @@ class Reads(Protocol):
     @property
     def tables(self) -> tuple[str, ...]:
         """Return the base tables."""
-        ...
 
     @property
     def beyond(self) -> tuple[str, ...]:
         """Return other stored objects that it may read."""
-        ...
 
     @property
     def dependencies(self) -> Sequence[TableDependency]:
         """Return the tables whose changes its subscribers receive."""
-        ...
 
 
 class Principal(msgspec.Struct, frozen=True):

@@ -43,7 +43,6 @@ class Prepares(Protocol):
 
     def open_queries(self, run: Run) -> Queries:
         """Return the query service of all databases, bound to the running event loop."""
-        ...
 
 
 class Queries:

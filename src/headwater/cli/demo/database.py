@@ -33,7 +33,6 @@ class DemoDatabases(Protocol):
 
     def order(self, first: int, commits: int) -> int:
         """Let the other program order, then delete and roll back; return its process id."""
-        ...
 
     def open_web(self, remote: Remote) -> None:
         """Create the second database, unless it is served from the start."""
@@ -41,7 +40,6 @@ class DemoDatabases(Protocol):
 
     def visit(self, rows: int) -> None:
         """Fill its table of visits; with 0 rows, change some of them: deletes, updates, new keys."""
-        ...
 
     def close(self) -> None:
         """Remove everything that is outside the demo's folder."""

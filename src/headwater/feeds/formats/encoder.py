@@ -21,11 +21,9 @@ class Encoder(Protocol):
 
         `op` determines the images: an insert has only its after image, a delete only its before image.
         """
-        ...
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
         """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
-        ...
 
 
 class Frames(Protocol):
@@ -34,33 +32,27 @@ class Frames(Protocol):
     @property
     def count(self) -> int:
         """The number of frames."""
-        ...
 
     @property
     def last(self) -> int:
         """The offset of the last frame."""
-        ...
 
     @property
     def size(self) -> int:
         """The size of all frames in bytes."""
-        ...
 
     @property
     def is_full(self) -> bool:
         """Whether the page is full."""
-        ...
 
     def take(self, part: Transaction, ops: list[Op | None]) -> int:
         """Add the changes of `part`, delivered as `ops`, until the page is full, but at least one change.
 
         Return the number of changes processed, those without an op included.
         """
-        ...
 
     def data(self) -> bytes:
         """Return all frames."""
-        ...
 
 
 @runtime_checkable
@@ -74,7 +66,6 @@ class WritesFrames(Encoder, Protocol):
 
         `schema_change` writes the schema changes; without it, `change` does.
         """
-        ...
 
 
 Maker = Callable[[Shape], Encoder]

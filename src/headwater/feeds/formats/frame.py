@@ -26,4 +26,3 @@ class TemplateFrame(Protocol):
 
     def __call__(self, id: int | str, word: str, data: bytes) -> bytes:
         """Return one frame of the transport around `data`, which is JSON already."""
-        ...

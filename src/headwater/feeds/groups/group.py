@@ -19,7 +19,6 @@ class Sleeper(Protocol):
 
     def wake(self) -> None:
         """Check for published frames again."""
-        ...
 
 
 class JoinedFrames(NamedTuple):

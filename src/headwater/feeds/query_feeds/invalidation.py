@@ -26,7 +26,6 @@ class Invalidations(Protocol):
 
     def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
         """Return one compact JSON object. `op` selects the images of the last change; None: no images."""
-        ...
 
 
 class Native(Invalidations):

@@ -48,39 +48,31 @@ class QueryInstance(Protocol):
     @property
     def dependencies(self) -> Sequence[TableDependency]:
         """The dependencies: tables whose changes may invalidate the instance."""
-        ...
 
     def matters(self, change: Change) -> int | None:
         """Return the number of the first dependency that `change` matches; None if the result cannot change."""
-        ...
 
     def reason(self, change: Change, place: int) -> Reason:
         """Return why `change` matches the dependency number `place`."""
-        ...
 
     def tag(self, offset: int) -> str:
         """Return the ETag of the result as long as the last relevant change is at `offset`."""
-        ...
 
     def offset_of(self, etag: str) -> int | None:
         """Return the offset in an ETag of this instance, in any result format; None for any other ETag."""
-        ...
 
     def answer(self) -> AnswerHash | None:
         """Run the query now and return the hash of its result; None if results cannot be compared. Blocks."""
-        ...
 
     @property
     def is_guarded(self) -> bool:
         """Whether `steady` may find relevant changes that left the result unchanged. Cheap."""
-        ...
 
     def steady(self, upto: int) -> int | None:
         """Return an offset since which the result is known to be unchanged until `upto` or later; None if unknown.
 
         Blocks until the log is read up to `upto`.
         """
-        ...
 
 
 class Routes(Protocol):
@@ -88,15 +80,12 @@ class Routes(Protocol):
 
     def add(self, instance: QueryInstance) -> None:
         """Route relevant changes to the key of `instance`; replaces an earlier instance with this key."""
-        ...
 
     def remove(self, key: Hashable) -> None:
         """Route nothing to `key` any more; an unknown key is ignored."""
-        ...
 
     def route(self, change: Change) -> list[tuple[Hashable, int]]:
         """Return the keys to which `change` is relevant, each with the number of the first matching dependency."""
-        ...
 
 
 class QueryInstances(Protocol):
@@ -112,24 +101,19 @@ class QueryInstances(Protocol):
         instance that was found before, a query that cannot run any more because its tables were dropped is returned,
         too: every change of the schema is relevant to it.
         """
-        ...
 
     def routes(self, db: str) -> Routes:
         """Return an empty router for instances of one database."""
-        ...
 
     def hold(self, db: str, instance: QueryInstance, *, last: int | None = None, since: int | None = None) -> None:
         """Keep the ETag of `instance` canonical until `release`; `last` was its last relevant change up to `since`.
 
         Blocks until the changes after `since` are checked.
         """
-        ...
 
     def release(self, db: str, key: Hashable) -> None:
         """Stop keeping the ETag of the instance `key` canonical."""
-        ...
 
     def position(self, db: str, key: Hashable) -> tuple[str, int, int] | None:
         """Return the ETag prefix, the last relevant change and the last checked offset of an instance between `hold`
         and `release`. May block."""
-        ...

@@ -22,11 +22,9 @@ class Waiter(Protocol):
 
     def done(self) -> bool:
         """Return whether the waiting ended, for example because the caller left."""
-        ...
 
     def set_result(self, result: None, /) -> None:
         """Hand over the place."""
-        ...
 
 
 W = TypeVar("W", bound=Waiter)

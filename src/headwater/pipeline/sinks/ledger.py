@@ -24,11 +24,9 @@ class Ledger(Protocol):
 
     def load(self) -> State | None:
         """Return the state last saved; None before the first `begin`."""
-        ...
 
     def save(self, state: State) -> None:
         """Store the state."""
-        ...
 
 
 class LedgerSink(Sink):

@@ -124,11 +124,9 @@ class Sink(Protocol):
 
     def state(self) -> State | None:
         """Return the progress; None before the first `begin`."""
-        ...
 
     def begin(self, plan: Plan) -> None:
         """Empty the target, give it the columns of the plan's table and store the plan; this fences older runs."""
-        ...
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
         """Add rows of the snapshot: partition i of the frame holds the rows of `parts[i]`, possibly none.
@@ -136,7 +134,6 @@ class Sink(Protocol):
         A part is committed whole and with its version, or not at all; a part that is already loaded is skipped. Raise
         SinkFenced if the sink holds another plan.
         """
-        ...
 
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
         """Apply the changes that `check` returns; `table` is the shape of the frame.
@@ -144,15 +141,12 @@ class Sink(Protocol):
         The frame holds the changes of (step.after, step.upto], and of each span only those after the offset that the
         span has reached. The commit moves `offset` to step.upto and drops `loaded` versions at or below it.
         """
-        ...
 
     def evolve(self, table: Table) -> None:
         """Add the columns of a newer shape; rows in the sink keep their values."""
-        ...
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the rows of the sink with the columns of the table's snapshot, for verification (UPSERT only)."""
-        ...
 
     def close(self) -> None:
         """Close the connections, if the sink has any."""

@@ -32,7 +32,6 @@ class PastLog(Log, Protocol):
 
     def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
         """Sleep until `latest` passes `offset` or `timeout` ends; return whether it passed."""
-        ...
 
 
 def read_as_of(

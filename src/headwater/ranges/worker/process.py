@@ -177,11 +177,9 @@ class BulkDatabases(Protocol):
 
     def place(self, name: str) -> DatabaseLocation:
         """Return the location of the database `name`; NotFound. May access files."""
-        ...
 
     def open_worker(self) -> WorkerProcess:
         """Return a worker for these databases, not yet started."""
-        ...
 
 
 class Answer:

@@ -44,7 +44,6 @@ class Service(Protocol):
 
     def methods(self) -> Mapping[str, Answer | Pour]:
         """Return the methods by name; the .proto file defines which of them stream."""
-        ...
 
 
 @runtime_checkable
@@ -53,7 +52,6 @@ class Drainable(Protocol):
 
     def drain(self) -> None:
         """End every stream after its last message."""
-        ...
 
 
 class GrpcServer:

@@ -18,11 +18,9 @@ class StreamingCall(Protocol):
     @property
     def pending(self) -> int | None:
         """Return the number of the message that the caller has not received yet; None if there is none."""
-        ...
 
     def cut(self, error: HeadwaterError) -> None:
         """End the call with `error`."""
-        ...
 
 
 class StalledCalls:

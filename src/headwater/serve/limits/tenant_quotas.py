@@ -19,7 +19,6 @@ class Limited(Protocol):
 
     def quota(self, name: str) -> QuotasConfig | None:
         """Return the quota of the database `name`; None if there is no such database."""
-        ...
 
 
 class Tenant:
