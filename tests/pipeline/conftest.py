@@ -10,7 +10,6 @@ import pytest
 from tests.conformance.live_server import Live
 from tests.pipeline.fake_pull_server import Twin
 from tests.pipeline.lakes import Lake
-from tests.suite.python_launcher import write_launcher
 
 from headwater.pipeline.spark.frames import register
 from headwater.pipeline.spark.jars import DELTA, FOLDER, KAFKA, have_jars
@@ -27,9 +26,6 @@ CONF = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,  # a tenth of a second less for each batch
 }
-# What Spark starts for every stream, and what that imports
-STREAM_SOURCE = "pyspark.sql.streaming.python_streaming_source_runner"
-STREAM_SOURCE_LOADS = ("pyspark.sql.worker.plan_data_source_read", "headwater.pipeline.spark.datasource")
 SERVED = {"test_sql_sink.py", "test_progress.py"}  # they start database servers
 ROOT = Path(__file__).parent.parent.parent
 
@@ -56,13 +52,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark() -> Iterator[SparkSession]:
     """A session that knows the format `headwater`, with the jars that `make jars` fetched."""
     folder = ROOT / FOLDER
     jars = [kind for kind in (DELTA, KAFKA) if have_jars(kind, folder)]
     session = open_session(name="tests", jars=jars, jars_folder=folder, conf=CONF, short_lived=True)
-    launcher = tmp_path_factory.mktemp("spark") / "python"
-    session.sparkContext.pythonExec = str(write_launcher(launcher, (STREAM_SOURCE,), loaded=STREAM_SOURCE_LOADS))
     register(session)
     yield session
     close_session(session)

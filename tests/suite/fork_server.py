@@ -37,9 +37,9 @@ class ForkServer:
     """Run Python programs in processes forked from one that has imported `modules`."""
 
     def __init__(self, *modules: str) -> None:
-        self.address = f"\0headwater-tests-{os.getpid()}-{id(self)}"
+        self._address = f"\0headwater-tests-{os.getpid()}-{id(self)}"
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self.address)
+            listener.bind(self._address)
             listener.listen(16)
             number = listener.fileno()
             command = [sys.executable, "-P", __file__, str(number), *modules]
@@ -113,7 +113,17 @@ class ForkServer:
         files: tuple[int, int, int],
         stdout: IO[str] | None = None,
     ) -> ForkedProcess:
-        return fork(self.address, program, args, env=env, cwd=cwd, files=files, stdout=stdout)
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(self._address)
+            request = {**program, "args": list(args), "env": dict(env), "cwd": cwd or Path.cwd()}
+            body = json.dumps(request, default=os.fspath).encode()
+            socket.send_fds(connection, [_NUMBER.pack(len(body))], files)
+            connection.sendall(body)
+            return ForkedProcess(connection, _read_number(connection), list(args), stdout)
+        except BaseException:
+            connection.close()
+            raise
 
 
 class ForkedProcess:
@@ -163,30 +173,6 @@ class ForkedProcess:
     def kill(self) -> None:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
-
-
-def fork(
-    address: str,
-    program: Mapping[str, str],
-    args: Sequence[str | Path],
-    *,
-    env: Mapping[str, str],
-    cwd: Path | None = None,
-    files: tuple[int, int, int] = (0, 1, 2),
-    stdout: IO[str] | None = None,
-) -> ForkedProcess:
-    """Start a program as `ForkServer.run` does, forked from the server at `address`; return its process."""
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(address)
-        request = {**program, "args": list(args), "env": dict(env), "cwd": cwd or Path.cwd()}
-        body = json.dumps(request, default=os.fspath).encode()
-        socket.send_fds(connection, [_NUMBER.pack(len(body))], files)
-        connection.sendall(body)
-        return ForkedProcess(connection, _read_number(connection), list(args), stdout)
-    except BaseException:
-        connection.close()
-        raise
 
 
 @functools.cache

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from tests.suite.fork_server import fork_server
-from tests.suite.python_launcher import write_launcher
 
 ECHO = """
 import json, os, sys
@@ -72,22 +71,3 @@ def test_ended_program_keeps_its_number_until_its_status_is_read(tmp_path: Path)
         with pytest.raises(ProcessLookupError):
             os.kill(process.pid, 0)
         process.terminate()
-
-
-def test_launcher_forks_the_chosen_module_and_starts_others(tmp_path: Path) -> None:
-    for name in ("chosen", "other"):
-        text = "import sys; print(sys.argv[1:], 'fractions' in sys.modules, sys.stdin.read()); sys.exit(3)"
-        (tmp_path / f"{name}.py").write_text(text)
-    launcher = write_launcher(tmp_path / "python", ("chosen",), loaded=("fractions",))
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    for name, forked in (("chosen", True), ("other", False)):
-        done = subprocess.run(
-            [launcher, "-m", name, "a b"],
-            input="given",
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=env,
-            timeout=60,
-        )
-        assert (done.stdout, done.stderr, done.returncode) == (f"['a b'] {forked} given\n", "", 3)
