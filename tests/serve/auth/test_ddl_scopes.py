@@ -15,6 +15,7 @@ from tests.conformance.live_server import Live
 from tests.conformance.readers import SseReader, WsReader
 from tests.serve.changefeeds import Feed
 from tests.serve.grpc_calls import Caller
+from tests.sources.postgres.pg_server import drop_slot
 from tests.sources.postgres.pg_source import shared_server
 from tests.suite.deadlines import PATIENCE
 
@@ -98,7 +99,7 @@ def _postgres(folder: Path) -> Iterator[Site]:
         yield site
     site.close()
     with server.connect() as admin:
-        admin.execute("SELECT pg_drop_replication_slot(%s)", [name])
+        drop_slot(admin, name)
         admin.execute(f"DROP DATABASE {name}".encode())
 
 

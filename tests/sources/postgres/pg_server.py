@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 from psycopg import pq
-from tests.suite.deadlines import PATIENCE
+from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.sources.postgres.capture.decode.replication_frames import DATA, DATA_HEAD, status_update
 from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, LogEnd
@@ -243,13 +243,7 @@ class Stream:
         self._wire.finish()
         self.db.close()
         with self.server.connect() as admin:
-            end = time.monotonic() + PATIENCE
-            while admin.execute(
-                "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active", [self.name]
-            ).fetchone():
-                assert time.monotonic() < end
-                time.sleep(0.02)
-            admin.execute("SELECT pg_drop_replication_slot(%s)", [self.name])
+            drop_slot(admin, self.name)
             admin.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
 
     # --- decoded -----------------------------------------------------------------------------------------
@@ -261,6 +255,13 @@ class Stream:
     def items(self, assembly: Assembly | None = None) -> list[Item]:
         """What was committed up to now."""
         return feed(assembly or self.assembly(), self.messages())
+
+
+def drop_slot(admin: psycopg.Connection[Any], name: str) -> None:
+    """Drop a replication slot once PostgreSQL has ended the stream that used it."""
+    free = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND NOT active"
+    wait_until(lambda: admin.execute(free, [name]).fetchone(), "PostgreSQL to end the stream")
+    admin.execute("SELECT pg_drop_replication_slot(%s)", [name])
 
 
 def feed(assembly: Assembly, messages: Iterable[bytes]) -> list[Item]:

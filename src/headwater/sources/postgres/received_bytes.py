@@ -42,8 +42,9 @@ class ReceivedBytes:
         total = _tcp_total(self._descriptor)
         if total is None:  # the connection is closed
             return 0
-        read, self._total = total - self._total, total
-        return max(read, 0)
+        read = max(total - self._total, 0)  # less than before if bytes came while the total was read
+        self._total += read
+        return read
 
 
 def _waiting(descriptor: int) -> int:

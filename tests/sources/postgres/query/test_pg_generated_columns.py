@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.live_server import Live
-from tests.sources.postgres.pg_server import Server
+from tests.sources.postgres.pg_server import Server, drop_slot
 from tests.suite.deadlines import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.every_server]
@@ -53,7 +53,7 @@ class Site:
         self.live.stop()
         self.db.close()
         with self.pg.connect() as admin:
-            admin.execute("SELECT pg_drop_replication_slot(%s)", [self.name])
+            drop_slot(admin, self.name)
             admin.execute(f"DROP DATABASE {self.name} WITH (FORCE)".encode())
 
 
