@@ -279,6 +279,25 @@ def test_replace_on_a_foreign_unique_index_is_captured(rig: Attach) -> None:
     assert sorted(ops(r.check())) == ["delete", "insert"]
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        "CREATE UNIQUE INDEX i ON t(a) WHERE b <> 0 -- only live rows",
+        "CREATE UNIQUE INDEX i ON t(a) WHERE b <> 0 /* only live rows",
+        "CREATE UNIQUE INDEX i ON t(lower(a) -- any case\n)",
+        "CREATE UNIQUE INDEX i ON t(lower(a)/* any case */DESC)",
+        "CREATE UNIQUE INDEX i ON t(lower(a)DESC)",
+        "CREATE UNIQUE INDEX i ON t(lower(a) || '-- \"/* text') WHERE/**/b <> '--'--",
+    ],
+)
+def test_replace_on_a_foreign_unique_index_with_comments_is_captured(rig: Attach, index: str) -> None:
+    r = rig(T, SEED)
+    r.foreign.run(index)
+    r.pull()
+    r.foreign.run("REPLACE INTO t VALUES (9, 'x', 'new')")
+    assert sorted(ops(r.check())) == ["delete", "insert"]
+
+
 def test_unique_index_used_before_capture_adapts_asks_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.script("CREATE UNIQUE INDEX i ON t(a)", "REPLACE INTO t VALUES (9, 'x', 'new')")

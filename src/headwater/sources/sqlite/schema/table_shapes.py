@@ -119,7 +119,7 @@ def key_compares_as_columns_do(db: apsw.Connection, table: Table) -> bool:
 _SKIP = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*+(?:\]|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z)""", re.DOTALL
 )
-_ORDER = re.compile(r"\s+(ASC|DESC)\s*$", re.IGNORECASE)
+_ORDER = re.compile(r"(?:\s+|(?<![\w$]))(ASC|DESC)\s*$", re.IGNORECASE)
 
 
 def mask(sql: str) -> str:
@@ -127,8 +127,14 @@ def mask(sql: str) -> str:
     return _SKIP.sub(lambda found: "x" * len(found.group()), sql)
 
 
+def _without_comments(sql: str) -> str:
+    """Return `sql` with a space for each comment: text copied into a longer statement must not end in a comment."""
+    return _SKIP.sub(lambda found: " " if found.group().startswith(("--", "/*")) else found.group(), sql)
+
+
 def split_index(sql: str) -> tuple[list[str], str]:
-    """Return the terms and the WHERE of a CREATE INDEX text; SQLite has no pragma for expressions."""
+    """Return the terms and the WHERE of a CREATE INDEX text without comments; no pragma returns expressions."""
+    sql = _without_comments(sql)
     masked = mask(sql)
     opening = masked.index("(")
     terms, depth, start = [], 0, opening + 1
