@@ -48,6 +48,21 @@ def test_foreign_trigger_is_handled_before_the_next_write(rig: Attach) -> None:
     assert images(r.check())[:2] == [(None, (1, "a", 0)), ((1, "a", 0), (1, "a", 100))]
 
 
+@pytest.mark.parametrize("by_server", [True, False])
+def test_trigger_with_other_capitals_in_its_table_name_fires_before_the_capture_triggers(
+    rig: Attach, by_server: bool
+) -> None:
+    r = rig(T)
+    trigger = "CREATE TRIGGER bad AFTER INSERT ON T WHEN NEW.x = 'bad' BEGIN DELETE FROM t WHERE id = NEW.id; END"
+    if by_server:
+        assert r.write(trigger) == [""]
+    else:
+        r.foreign.run(trigger)
+    assert ops(r.check()) == []
+    r.foreign.run("INSERT INTO t(id, x) VALUES (1, 'bad'), (2, 'good')")
+    assert ops(r.check()) == ["insert", "delete", "insert"]
+
+
 def test_images_are_chained_and_ask_for_a_snapshot_after_a_new_foreign_trigger(rig: Attach) -> None:
     r = rig(T, "INSERT INTO t VALUES (5, 'old', 0)")
     r.foreign.script(STAMP_UPDATE, STAMP_INSERT)

@@ -172,6 +172,14 @@ def test_table_renamed_by_another_program_asks_for_a_snapshot(rig: Attach, gap: 
     assert [c.table.name for c in r.check()] == ["u", "u"]
 
 
+def test_table_renamed_to_other_capitals_asks_for_a_snapshot(rig: Attach) -> None:
+    r = rig(T, SEED, "CREATE TRIGGER g AFTER INSERT ON T BEGIN UPDATE t SET b = 'g' WHERE id = NEW.id; END")
+    r.foreign.script("ALTER TABLE t RENAME TO x", "ALTER TABLE x RENAME TO T")
+    assert told(r.settle()) == [("t", False), ("T", True)]
+    r.foreign.run("INSERT INTO t VALUES (20, 20, 20)")
+    assert images(r.check()) == [(None, (20, 20, 20)), ((20, 20, 20), (20, 20, "g"))]
+
+
 def test_tables_with_swapped_names_ask_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED, "CREATE TABLE u(k TEXT PRIMARY KEY)", "INSERT INTO u VALUES ('k')")
     r.foreign.script("ALTER TABLE t RENAME TO x", "ALTER TABLE u RENAME TO t", "ALTER TABLE x RENAME TO u")

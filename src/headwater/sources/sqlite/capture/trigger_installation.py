@@ -140,7 +140,7 @@ def read_triggers(db: apsw.Connection, table: str | None = None) -> list[Trigger
     """Return all triggers of the file or of one table, oldest first."""
     rows = db.execute(
         "SELECT name, tbl_name, sql, rowid FROM sqlite_schema"
-        " WHERE type = 'trigger' AND (?1 IS NULL OR tbl_name = ?1) ORDER BY rowid",
+        " WHERE type = 'trigger' AND (?1 IS NULL OR tbl_name = ?1 COLLATE NOCASE) ORDER BY rowid",
         (table,),
     )
     return [Trigger(*row) for row in rows]

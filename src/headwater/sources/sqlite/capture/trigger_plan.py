@@ -9,6 +9,7 @@ import msgspec
 from headwater.model.table import Table
 from headwater.sources.sqlite.capture.triggers import create_triggers
 from headwater.sources.sqlite.connection import OURS
+from headwater.sources.sqlite.query.syntax.lexer import folded
 from headwater.sources.sqlite.schema.table_shapes import Shape, mask
 
 
@@ -30,7 +31,7 @@ class Trigger(msgspec.Struct, frozen=True):
     """A trigger as sqlite_schema lists it; `place` is its rowid there, highest for the newest trigger."""
 
     name: str
-    table: str
+    table: str  # as CREATE TRIGGER spells the name: the table's own name may have other capitals
     sql: str
     place: int
 
@@ -85,20 +86,21 @@ def plan(
     by_name = {trigger.name: trigger for trigger in triggers}
     by_table: dict[str, list[Trigger]] = {}
     for trigger in triggers:
-        by_table.setdefault(trigger.table, []).append(trigger)
+        by_table.setdefault(folded(trigger.table), []).append(trigger)
     for layout in layouts:
-        nesting = nests(by_table.get(layout.table.name, ()))
+        on_table = by_table.get(folded(layout.table.name), ())
+        nesting = nests(on_table)
         expected = create_triggers(layout.shape, layout.id, nests=nesting)
         present = [by_name[name] for name in expected if name in by_name]
         # RENAME TABLE keeps the triggers. Readers of either name see a drop and a new table.
         name = present[0].table if present else layout.table.name
         shape = shapes.get(layout.table.name)
-        if shape is None or name != layout.table.name:
+        if shape is None or folded(name) != folded(layout.table.name):
             gone.append(Drop(layout, name if name != layout.table.name else ""))
             continue
-        claimed.add(name)
+        claimed.add(layout.table.name)
         unseen = len(present) < len(expected) or (not vacuumed and _made_again(layout, present))
-        overtaken = bool(present) and _overtaken(present, by_table[name], expected)
+        overtaken = bool(present) and _overtaken(present, on_table, expected)
         if _bare(layout.shape) != _bare(shape):
             steps.append(Reshape(layout, shape, unseen or overtaken or vacuumed))
         elif unseen or overtaken or [t.sql for t in present] != list(expected.values()):
