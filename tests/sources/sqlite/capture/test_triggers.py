@@ -142,6 +142,26 @@ def test_before_trigger_that_writes_to_the_same_table_is_captured(rig: Attach, r
         r.check()
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "after_fix INSERT ON t WHEN NEW.y = 1 BEGIN",
+        "after INSERT ON t WHEN NEW.y = 1 BEGIN",
+        "'AFTER' /* AFTER */ INSERT ON t WHEN NEW.y = 1 BEGIN",
+        "[a.b AFTER] before INSERT ON t WHEN NEW.y = 1 BEGIN",
+        "IF NOT EXISTS main.fix INSERT ON t WHEN NEW.y = 1\nBEGIN SELECT 1 AS after_id;",
+    ],
+)
+def test_before_trigger_is_recognised_by_its_keyword(rig: Attach, head: str) -> None:
+    r = rig(
+        "CREATE TABLE t(id INTEGER PRIMARY KEY, x UNIQUE, y)",
+        f"CREATE TRIGGER {head} REPLACE INTO t VALUES (100, 'z', 0); END",
+        "INSERT INTO t VALUES (4, 'a', 0), (100, 'z', 0)",
+    )
+    r.foreign.run("REPLACE INTO t VALUES (5, 'a', 1)")
+    r.check()
+
+
 TABLES = {
     "rowid": "CREATE TABLE t(id INTEGER PRIMARY KEY, x, n DEFAULT 0)",
     "unique": "CREATE TABLE t(id INTEGER PRIMARY KEY, x UNIQUE, n DEFAULT 0)",

@@ -9,8 +9,8 @@ import msgspec
 from headwater.model.table import Table
 from headwater.sources.sqlite.capture.triggers import create_triggers
 from headwater.sources.sqlite.connection import OURS
-from headwater.sources.sqlite.query.syntax.lexer import folded
-from headwater.sources.sqlite.schema.table_shapes import Shape, mask
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed, folded, tokens
+from headwater.sources.sqlite.schema.table_shapes import Shape
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -115,8 +115,21 @@ def _made_again(layout: Layout, present: Sequence[Trigger]) -> bool:
 
 def nests(triggers: Sequence[Trigger]) -> bool:
     """Return whether a user's BEFORE trigger (the default) of a table may write to it between our two triggers."""
-    heads = [mask(trigger.sql).upper().split(" BEGIN")[0] for trigger in triggers if not trigger.is_ours]
-    return any("BEFORE" in head or "AFTER" not in head for head in heads)
+    return any(not _is_after(trigger.sql) for trigger in triggers if not trigger.is_ours)
+
+
+def _is_after(sql: str) -> bool:
+    """Return whether AFTER follows the name in a CREATE TRIGGER text; False for a text that we cannot read."""
+    try:
+        words = [token.word for token in tokens(sql)]  # "" for a quoted name
+        words = words[words.index("TRIGGER") + 1 :]
+    except (NotAnalysed, ValueError):
+        return False
+    if words[:3] == ["IF", "NOT", "EXISTS"]:
+        words = words[3:]
+    if words[1:2] == ["."]:  # the first name is that of the schema
+        words = words[2:]
+    return words[1:2] == ["AFTER"]
 
 
 def _bare(shape: Shape) -> Shape:
