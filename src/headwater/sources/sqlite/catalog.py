@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 import apsw
 import msgspec
 
@@ -60,11 +58,10 @@ class Catalog:
         return True
 
     def shape(self, name: str) -> Shape:
-        """Return the shape of a table; NotFound suggests the most similar name."""
+        """Return the shape of a table; NotFound names no other table: the caller may be restricted to some tables."""
         self.refresh_unless_held()
         if (shape := self._shapes.get(name)) is None:
-            near = difflib.get_close_matches(name, self._shapes, 1)
-            raise NotFound(f"there is no table {name!r}", hint=f"Did you mean {near[0]!r}?" if near else "")
+            raise NotFound(f"there is no table {name!r}", hint="See schema.list_tables.")
         return shape
 
     def insert_text(self, table: Table, names: tuple[str, ...], returning: bool) -> str:
