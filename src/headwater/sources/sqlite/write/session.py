@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import apsw
@@ -73,7 +74,7 @@ class SqliteSession:
         self._before_write()
         shape = self._catalog.shape(table)
         stored: list[tuple[Any, ...]] = []
-        with sqlite_errors(), self._guard.limited():
+        with _row_write_errors(), self._guard.limited():
             for row in rows:
                 self._guard.check_time()
                 sql = self._catalog.insert_text(shape.table, tuple(row), returning)
@@ -148,7 +149,7 @@ class SqliteSession:
             self._db.execute(sql, text.bindings)
             return Result(affected=self._db.changes())
 
-        with sqlite_errors():
+        with _row_write_errors():
             return self._limited(sql, change)
 
     def _limited(self, sql: str, run: Callable[[], T]) -> T:
@@ -194,6 +195,18 @@ class SqliteSession:
             for layout in self._catalog.layouts.values():
                 if layout.active and layout.table.name.lower() == table.lower():
                     remove_triggers(db, layout.id)
+
+
+@contextmanager
+def _row_write_errors() -> Iterator[None]:
+    """Convert SQLite's errors to ours, and mark those of an outdated trigger, which may name any table."""
+    try:
+        with sqlite_errors():
+            yield
+    except InvalidRequest as error:
+        if isinstance(error.__cause__, (apsw.SQLError, apsw.AuthError)):
+            error.names_tables = True
+        raise
 
 
 def _schema(db: apsw.Connection) -> tuple[int, int]:
