@@ -29,7 +29,7 @@ from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, Lease, Position, SnapshotReader
 from headwater.feeds.subscription import SnapshotState, Subscription, check_has_rows, owes_rows
 from headwater.feeds.subscription_requests import Subscriptions, tables_of
-from headwater.feeds.subscriptions.registry import Registry, depends_on_query_reads
+from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.subscribe_query import SubscribeQuery, lits_of
 from headwater.feeds.subscriptions.subscribe_table import SNAPSHOT, Request, SubscribeTable, check, named_tables
 from headwater.feeds.watched_instances import WatchedInstances, allowed
@@ -204,15 +204,13 @@ class Feeds:
 
     async def hidden_queries(self, who: Principal) -> set[str]:
         """Return the subscribed queries that read data that `who` may not read, of the subscriptions of `who`."""
-        hidden: dict[str, bool] = {}  # by query: the tables that it reads do not depend on its arguments
-        for subscription in self._registry.visible_to(who):
-            if depends_on_query_reads(subscription, who) and subscription.options.query_id not in hidden:
-                try:
-                    await allowed(subscription, who, self._queries)
-                    hidden[subscription.options.query_id] = False
-                except NotFound:
-                    hidden[subscription.options.query_id] = True
-        return {query_id for query_id, is_hidden in hidden.items() if is_hidden}
+        hidden = set()
+        for subscription in await self.run(self._registry.queries_to_check, who):
+            try:
+                await allowed(subscription, who, self._queries)
+            except NotFound:  # for every subscription to it: the tables that it reads do not depend on its arguments
+                hidden.add(subscription.options.query_id)
+        return hidden
 
     async def open(self, who: Principal, id: str, opening: Transport, begin: ReaderPosition) -> Stream:
         """Open the stream of a subscription."""

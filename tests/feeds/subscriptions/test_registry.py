@@ -41,7 +41,7 @@ from headwater.feeds.subscriptions import store
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.store import InstancePosition
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
-from headwater.model.principal import Principal
+from headwater.model.principal import Principal, Scope
 
 OWNER, ANN, BOB = Principal("root"), Principal("ann", "viewer"), Principal("bob", "viewer")
 PLAIN = Options(db="main", tables=("t",))
@@ -233,6 +233,31 @@ def test_principal_sees_its_own_subscriptions_and_an_owner_sees_all(opened: Call
     assert registry.get(ANN, mine.id) is registry.get(OWNER, mine.id) is mine
     with pytest.raises(NotFound, match="unknown sub_id"):
         registry.get(ANN, theirs.id)
+
+
+def test_scopes_are_looked_up_once_for_a_database_and_only_for_own_subscriptions(
+    opened: Callable[..., Registry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = opened()
+    scoped = Principal("ann", "viewer", (Scope("main", ("t",)), Scope("more", ("t",))))
+    asked, tables = [], Principal.tables
+
+    def noted(who: Principal, db: str) -> frozenset[str] | None:
+        asked.append(db)
+        return tables(who, db)
+
+    mine = [registry.create(ANN, Options(db=db, tables=("t",)), acked=0)[0] for db in ("main", "more", "main")]
+    watched = [registry.create(ANN, Options(db="main", query_id=id), acked=0)[0] for id in ("q1", "q2", "q1")]
+    registry.create(ANN, Options(db="main", tables=("t", "u")), acked=0)
+    registry.create(BOB, Options(db="other", tables=("t",)), acked=0)
+    registry.create(BOB, Options(db="main", query_id="q3"), acked=0)
+    monkeypatch.setattr(Principal, "tables", noted)
+    assert registry.visible_to(scoped) == mine + watched
+    assert sorted(asked) == ["main", "more"]
+    asked.clear()
+    assert sorted(one.id for one in registry.queries_to_check(scoped)) == sorted(one.id for one in watched[:2])
+    assert len(asked) <= 4
+    assert registry.queries_to_check(ANN) == []
 
 
 def test_limit_is_enforced_and_closing_makes_room(opened: Callable[..., Registry]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from os import PathLike
@@ -118,7 +119,14 @@ class Registry:
     def visible_to(self, principal: Principal, db: str | None = None) -> list[Subscription]:
         """Return the subscriptions that `principal` may see, of one database or of all, oldest first."""
         found = self._everything() if db is None else self.for_db(db)
-        return [one for one in found if _is_for(principal, one)]
+        tables = functools.cache(principal.tables)  # computed once for each database, not for each subscription
+        return [one for one in found if may_see(principal, one.owner) and _fits(one, tables(one.db))]
+
+    def queries_to_check(self, principal: Principal) -> list[Subscription]:
+        """Return one subscription to each query whose tables decide whether `principal` may see it."""
+        tables = functools.cache(principal.tables)
+        found = [one for one in self.visible_to(principal) if one.options.query_id and tables(one.db) is not None]
+        return list({one.options.query_id: one for one in reversed(found)}.values())
 
     def for_db(self, db: str) -> list[Subscription]:
         """Return the subscriptions of one database, oldest first."""
@@ -378,12 +386,16 @@ def _is_for(principal: Principal, one: Subscription) -> bool:
 
     The tables of a query are not known here: if `depends_on_query_reads`, the caller checks them.
     """
-    mine = principal.tables(one.db)
-    if mine is None:
-        return may_see(principal, one.owner)
-    shown = set(one.options.tables)
-    fits = principal.sees(one.db) if one.options.query_id else bool(shown) and shown <= mine
-    return fits and may_see(principal, one.owner)
+    return may_see(principal, one.owner) and _fits(one, principal.tables(one.db))
+
+
+def _fits(one: Subscription, tables: frozenset[str] | None) -> bool:
+    """Return whether `one` fits a caller restricted to `tables` of its database; None is not restricted."""
+    if tables is None:
+        return True
+    if one.options.query_id:
+        return bool(tables)
+    return bool(one.options.tables) and tables.issuperset(one.options.tables)
 
 
 def depends_on_query_reads(one: Subscription, principal: Principal) -> bool:
