@@ -208,6 +208,33 @@ def test_texts_that_look_like_slow_numbers_are_accepted() -> None:
     check_exponents(json.dumps([1.5, 1e22, 3e99] * MAX_EXPONENTS).encode())
 
 
+def test_exponents_of_zeros_and_of_two_digits_are_not_counted() -> None:
+    quick = [b"1e000", b"1e+00000000", b"1E-0000099", b"1e05"] * MAX_EXPONENTS
+    slow = [b"1e309"] * MAX_EXPONENTS
+    check_exponents(b"[%b]" % b",".join(slow + quick))
+    with pytest.raises(RequestTooLarge, match="exponent"):
+        check_exponents(b"[%b]" % b",".join([*slow, *quick, b"1e-00309"]))
+
+
+def test_body_is_searched_for_exponents_only_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces, pattern = list[int](), bodies._EXPONENT
+
+    class Noted:
+        """Stands for the pattern, and notes where each search begins."""
+
+        @staticmethod
+        def finditer(body: bytes, start: int, end: int) -> Iterator[Any]:
+            pieces.append(start)
+            return pattern.finditer(body, start, end)
+
+    monkeypatch.setattr(bodies, "_EXPONENT", Noted)
+    check_exponents(b"1" * LARGE + b"0" * LARGE + b"e1" * LARGE + b"1e99," * LARGE)
+    assert pieces == [], "no exponent has three digits"
+    with pytest.raises(RequestTooLarge, match="exponent"):
+        check_exponents(b"1e309," * (MAX_EXPONENTS + 1) + b"1e00000000" * LARGE)
+    assert pieces == [0]
+
+
 def test_slow_numbers_are_refused_on_every_way_in(client: Client) -> None:
     numbers = f"[{','.join(['1e308'] * (MAX_EXPONENTS + 1))}]"
     body = f'{{"id": 1, "method": "query.select", "params": {{"sql": "SELECT 1", "args": {numbers}}}}}'

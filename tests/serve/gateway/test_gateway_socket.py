@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,10 +14,12 @@ from tests.queries.open_databases import Whole
 from tests.serve.server_fixture import Client, serving
 from tests.suite.deadlines import PATIENCE
 
+from headwater.errors import LimitExceeded
 from headwater.model.principal import ANONYMOUS
 from headwater.serve.gateway import gateway, messages
 from headwater.serve.gateway import socket as gateway_socket
 from headwater.serve.gateway.socket import MOST_BYTES, MOST_WAITING, GatewaySocket, Inbox, ReceivedRequest
+from headwater.serve.limits.request_body import LARGE
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +154,51 @@ def test_large_answers_are_encoded_in_a_thread(client: Client, monkeypatch: pyte
         assert len(caller.ask("sql", {"query": sql})["payload"]["rows"]) == 1_000
     loop = asyncio.run_coroutine_threadsafe(_ident(), client.loop).result(PATIENCE)
     assert len(threads) == 2 and loop not in threads
+
+
+def test_large_message_is_decoded_in_a_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, read = list[int](), messages.read
+
+    def noted(text: str | None) -> messages.Request:
+        threads.append(threading.get_ident())
+        return read(text)
+
+    monkeypatch.setattr(messages, "read", noted)
+    with contextlib.closing(GatewayClient(str(client.http.base_url))) as caller:
+        assert caller.ok("ping")
+        assert caller.ok("sql", {"query": "SELECT length(?)", "params": ["x" * LARGE]})["rows"] == [[LARGE]]
+    loop = asyncio.run_coroutine_threadsafe(_ident(), client.loop).result(PATIENCE)
+    assert [thread == loop for thread in threads] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("head", "id"),
+    [('{"id": "a-1", ', "a-1"), ('{"id":-7,', -7), ('{"type":"ping","id":1,', ""), (r'{"id":"\ud800",', ""), ("[", "")],
+)
+def test_large_message_over_the_rate_limit_is_not_decoded(
+    head: str, id: str | int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, counted = list[Any](), list[Any]()
+
+    def refuse(*_: Any) -> None:
+        raise LimitExceeded("too many requests")
+
+    def read(text: str | None) -> messages.Request:
+        raise AssertionError("decoded")
+
+    async def say(id: str | int, type: str, payload: bytes) -> None:
+        said.append((id, type, json.loads(payload)["code"]))
+
+    monkeypatch.setattr(messages, "read", read)
+    none: Any = None
+    metrics: Any = SimpleNamespace(gateway_answered=lambda *found: counted.append(found))
+    limits: Any = SimpleNamespace(ask=refuse)
+    api: Any = SimpleNamespace(databases=None)
+    socket: Any = SimpleNamespace(who=ANONYMOUS, client="somewhere", say=say)
+    made = gateway.Gateway(api, none, metrics, limits, none, most=1)
+    asyncio.run(made._answer(socket, head + " " * LARGE))
+    assert said == [(id, "error", LimitExceeded.code)]
+    assert counted == [("unknown", LimitExceeded.code)]
 
 
 async def _ident() -> int:

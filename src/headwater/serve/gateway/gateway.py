@@ -14,6 +14,7 @@ from headwater.feeds.formats.gateway import GATEWAY, text_field
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
 from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.model.work.answer_limits import UNCOUNTED
+from headwater.model.work.work_context import CALLER
 from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.sql import Outcome
 from headwater.serve.api import Api
@@ -96,9 +97,13 @@ class Gateway:
 
     async def _answer(self, socket: GatewaySocket, text: str | None) -> None:
         """Send exactly one answer to one frame of a client."""
-        request, code = messages.read(text), "ok"
+        is_large, code = messages.is_large(text), "ok"
+        request = messages.undecoded(text) if is_large else messages.read(text)
         try:
             self._limits.ask(socket.who, socket.client)
+            if is_large:
+                CALLER.set(socket.who.account)
+                request = await self._bridge.call(messages.read, text)
             if request.error is not None:
                 raise request.error
             self._limits.enter(socket.who, self._limits.of_message(request.payload))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -93,6 +94,7 @@ TYPES: dict[str, type[Params]] = {
 }
 _messages = msgspec.json.Decoder(Message)
 _payloads = {name: msgspec.json.Decoder(kind) for name, kind in TYPES.items()}
+_FIRST_ID = re.compile(r'[ \n]{0,9}\{[ \n]{0,9}"id" {0,9}: {0,9}("[^"\\]{0,200}"|-?[0-9]{1,19})(?=[\s,}])')
 _FAULTS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -105,15 +107,30 @@ class Request(msgspec.Struct, frozen=True):
     error: HeadwaterError | None = None
 
 
+def is_large(text: str | None) -> bool:
+    """Return whether decoding the frame would block the event loop."""
+    return text is not None and len(text) > LARGE
+
+
+def undecoded(text: str | None) -> Request:
+    """Return a request with only the id of a frame, if the frame begins with it."""
+    found = _FIRST_ID.match(text or "")
+    try:
+        id: str | int = "" if found is None else msgspec.convert(msgspec.json.decode(found[1]), Id)
+    except _FAULTS:
+        id = ""
+    return Request(id)
+
+
 def read(text: str | None) -> Request:
-    """Decode a frame; None is a binary frame."""
+    """Decode a frame; None is a binary frame. Call it in a thread for a large one."""
     if text is None:
         return Request(error=InvalidRequest("frames are JSON text, not binary", hint=EXAMPLE))
     try:
-        check_exponents(text.encode())
-        if len(text) > LARGE:
-            check_elements(text.encode(), MAX_ELEMENTS)
-        message = _messages.decode(text)
+        body = text.encode()
+        check_exponents(body)
+        check_elements(body, MAX_ELEMENTS)
+        message = _messages.decode(body)
     except RequestTooLarge as large:
         return Request(error=large)
     except _FAULTS as fault:
