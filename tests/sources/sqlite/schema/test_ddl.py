@@ -10,6 +10,7 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import HeadwaterError
 from headwater.model.change import Change
+from headwater.sources.sqlite.capture.triggers import MAX_COLUMNS
 
 Attach = Callable[..., Rig]
 T = "CREATE TABLE t(id INTEGER PRIMARY KEY, a, b)"
@@ -72,6 +73,21 @@ def test_renamed_table_ends_and_its_new_name_asks_for_a_snapshot(rig: Attach) ->
     assert [c.table.name for c in changes] == ["t", "t", "t", "u", "u", "u"]
     r.foreign.run("DELETE FROM u")
     r.check()
+
+
+def test_table_that_can_no_longer_be_captured_is_reported_as_dropped(rig: Attach) -> None:
+    columns = ", ".join(f"c{place}" for place in range(MAX_COLUMNS - 1))
+    r = rig(T, f"CREATE TABLE wide(id INTEGER PRIMARY KEY, {columns})")
+    assert r.write("ALTER TABLE wide ADD COLUMN d") == [""]
+    (change,) = schema_changes(r.check())
+    assert (change.table.name, change.ddl) == ("wide", 'DROP TABLE "wide"')
+    assert set(r.captured()) == {"t"}
+    assert r.write("ALTER TABLE wide DROP COLUMN d") == [""]
+    (change,) = schema_changes(r.settle())
+    assert (change.table.name, change.ddl) == ("wide", "ALTER TABLE wide DROP COLUMN d")
+    assert r.write("DROP TABLE wide -- real") == [""]
+    (change,) = schema_changes(r.check())
+    assert change.ddl == "DROP TABLE wide -- real"
 
 
 def test_new_indexes_and_triggers_are_followed_by_capture(rig: Attach) -> None:

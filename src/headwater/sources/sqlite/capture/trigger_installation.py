@@ -253,7 +253,8 @@ def _apply(db: apsw.Connection, step: Step, *, known_good: int, ddl: str, first:
             _retire(db, layout_.id)
             name = ident(layout_.table.name)
             done = f"ALTER TABLE {name} RENAME TO {ident(went)}" if went else f"DROP TABLE {name}"
-            _announce(db, layout_.id, ddl or done, resnapshot=False)
+            is_kept = not went and layout_.table.name in table_names(db)  # it can no longer be captured
+            _announce(db, layout_.id, done if is_kept else ddl or done, resnapshot=False)
 
 
 def remove_triggers(db: apsw.Connection, layout: int) -> None:
