@@ -8,8 +8,9 @@ import pytest
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, LogDamaged, NotFound
 from headwater.model.principal import EDITOR, OWNER, VIEWER
+from headwater.model.query.query import MAX_TEXT
 from headwater.queries.dependencies.instances import instance_key, named_args
-from headwater.queries.prepared import MAX_TEXT, PreparedQueries, query_id
+from headwater.queries.prepared import PreparedQueries, query_id
 from headwater.queries.queries import transient_query
 
 

@@ -14,7 +14,7 @@ from tests.serve.server_fixture import Client, NoDatabases, envelope, serving
 from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.config import ServeConfig
-from headwater.errors import Busy, RequestTooLarge
+from headwater.errors import Busy, InvalidRequest, RequestTooLarge
 from headwater.model.principal import Principal
 from headwater.serve.api import Api
 from headwater.serve.gateway import messages
@@ -32,6 +32,7 @@ from headwater.serve.limits.request_body import (
 from headwater.serve.limits.stream_limits import StreamCounts
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc import envelope as rpc
+from headwater.serve.rpc import query_methods
 from headwater.serve.thread_bridge import Bridge
 
 LISTS = b"[" + b"[]," * MAX_ELEMENTS + b"[]]"
@@ -104,6 +105,23 @@ def test_large_body_is_decoded_in_a_thread(client: Client, monkeypatch: pytest.M
     monkeypatch.setattr(rpc, "_envelope", noted)
     body = b'{"id":1,"method":"system.ping","params":{' + b" " * LARGE + b"}}"
     assert client.http.post("/api/v1/rpc", content=body, headers=JSON).json()["ok"]
+    assert threads[0].startswith("headwater-read")
+
+
+@pytest.mark.parametrize("method", ["query.select", "query.prepare", "query.explain", "query.patch"])
+def test_large_form_of_a_query_is_parsed_in_a_thread(
+    client: Client, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def noted(*_: Any, **__: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        raise InvalidRequest("noted")
+
+    monkeypatch.setattr(query_methods, "parse_query_of", noted)
+    body = b'{"id":1,"method":"%s","params":{"query":{}%s}}' % (method.encode(), b" " * rpc.LARGE)
+    answer = client.http.post("/api/v1/rpc", content=body, headers=JSON).json()
+    assert answer["error"]["message"] == "noted"
     assert threads[0].startswith("headwater-read")
 
 

@@ -13,8 +13,8 @@ import msgspec
 from headwater.errors import InvalidRequest, LimitExceeded, NotFound
 from headwater.log.sqlite_store import FileFormat, SqliteStore
 from headwater.model.principal import OWNER, RANK, is_label
+from headwater.model.query.query import check_length
 
-MAX_TEXT = 100_000  # characters
 MAX_NAME = 200  # characters
 MAX_FORM = 1 << 20  # bytes of the JSON form
 MOST_BYTES = 256 << 20  # of all queries together: they are in memory
@@ -93,8 +93,7 @@ class PreparedQueries:
         self, db: str, sql: str, *, form: bytes | None = None, name: str | None = None, role: str = ""
     ) -> PreparedQuery:
         """Store a query that a caller in `role` prepared; update the name and role of one that is stored already."""
-        if len(sql) > MAX_TEXT:
-            raise InvalidRequest(f"the query exceeds {MAX_TEXT} characters", hint="Bind long values as arguments.")
+        check_length(len(sql))
         if name is not None and not (is_label(name) and len(name) <= MAX_NAME):
             raise InvalidRequest(f"`name` must be a text of 1 to {MAX_NAME} printable characters")
         if len(form or b"") > MAX_FORM:

@@ -13,6 +13,7 @@ from headwater.errors import Forbidden, InvalidRequest
 from headwater.model.database_name import real_name
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.principal import OWNER, Principal
+from headwater.model.query.query import check_length
 from headwater.queries.answers import Answer, Answering, QueryCounters
 from headwater.queries.dependencies.instance_versions import InstanceVersions
 from headwater.queries.dependencies.instances import Args
@@ -20,7 +21,7 @@ from headwater.queries.etag.causality import Token
 from headwater.queries.head_checks import Run
 from headwater.queries.missing_names import no_table
 from headwater.queries.patch.recent_results import Results
-from headwater.queries.prepared import MAX_TEXT, PreparedQueries, PreparedQuery, query_id, unknown_query
+from headwater.queries.prepared import PreparedQueries, PreparedQuery, query_id, unknown_query
 from headwater.queries.sql_normal_form import check_text, normal_form
 
 MAX_CHECKED = 10_000
@@ -206,8 +207,7 @@ def _hidden_as_unknown(principal: Principal, prepared: PreparedQuery) -> Iterato
 
 def transient_query(sql: str, db: str | None) -> TransientQuery:
     """Return a query with its id, without storing it."""
-    if len(sql) > MAX_TEXT:
-        raise InvalidRequest(f"the query exceeds {MAX_TEXT} characters", hint="Bind long values as arguments.")
+    check_length(len(sql))
     check_text(sql, "query")
     name, text = real_name(db), normal_form(sql)
     return TransientQuery(query_id(name, text), name, text)

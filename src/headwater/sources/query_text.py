@@ -24,6 +24,7 @@ from headwater.model.query.query import (
     Star,
     Subquery,
     TableRef,
+    check_length,
 )
 
 _JOINS = {"inner": "JOIN", "left": "LEFT JOIN", "right": "RIGHT JOIN", "full": "FULL JOIN", "cross": "CROSS JOIN"}
@@ -120,6 +121,17 @@ class QueryText(Expressions):
     parameter = ""  # prefix of an argument's number
     with_word = "WITH"
     no_limit = ""  # LIMIT to use with an OFFSET alone
+
+    def __init__(self) -> None:
+        self._constants = 0  # characters
+
+    def expr(self, expr: Expr) -> str:
+        """Return an expression as SQL; InvalidRequest if the constants alone make the query too long."""
+        text = super().expr(expr)
+        if isinstance(expr, Literal):
+            self._constants += len(text)
+            check_length(self._constants)
+        return text
 
     def ident(self, name: str) -> str:
         """Return a quoted name."""

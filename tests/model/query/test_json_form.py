@@ -13,6 +13,7 @@ from headwater.model.predicate import MAX_DEPTH, MAX_NODES, Call, Col, Function,
 from headwater.model.query.canonical_json import canonical_bytes, form_of
 from headwater.model.query.json_form import parse_query, parse_query_of
 from headwater.model.query.query import (
+    MAX_TEXT,
     Aggregate,
     Derived,
     Exists,
@@ -380,3 +381,23 @@ def test_corrupted_query_json_raises_only_invalid_request(seed: int) -> None:
             refused += 1
             assert error.message.startswith("query")
     assert refused
+
+
+HALF = "x" * (MAX_TEXT // 2)
+LONG_PARTS: list[dict[str, Any]] = [
+    {"lit": HALF},
+    {"lit": {"t": "str", "v": HALF}},
+    {"lit": {"t": "bytes", "b64": "AAAA" * (MAX_TEXT // 6)}},
+    {"lit": {"t": "json", "v": [HALF]}},
+    {"col": HALF},
+    {"col": "id", "table": HALF},
+    {"subquery": {"query": select(with_=[{"name": HALF, "query": select()}])}},
+    {"exists": {"query": select(from_=[{"table": "t", "as": HALF}])}},
+]
+
+
+@pytest.mark.parametrize("part", LONG_PARTS)
+def test_form_with_more_characters_than_a_query_is_refused_before_it_is_rendered(part: dict[str, Any]) -> None:
+    parse_query(select(where=part))
+    with pytest.raises(InvalidRequest, match=f"the query exceeds {MAX_TEXT} characters"):
+        parse_query(select(where={"op": "and", "args": [part, {"op": "not", "a": part}, {"lit": "abcdef"}]}))

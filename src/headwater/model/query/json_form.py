@@ -14,7 +14,7 @@ import msgspec
 
 from headwater.errors import NotSupported
 from headwater.model.database_name import real_name
-from headwater.model.literal import I64_MAX
+from headwater.model.literal import I64_MAX, Json
 from headwater.model.predicate import (
     FUNCTIONS,
     MANY,
@@ -49,6 +49,7 @@ from headwater.model.query.query import (
     Subquery,
     TableRef,
     With,
+    check_length,
 )
 
 MAX_PARAMETERS = 999
@@ -101,18 +102,6 @@ def _one_of(body: dict[str, Any], name: str, words: Sequence[str], path: str) ->
     return str(word)
 
 
-def _name(body: dict[str, Any], name: str, path: str) -> str:
-    """Return a field that is the name of an object in the database."""
-    text: str = field(body, name, str, path)
-    return _check_name(text, f"{path}.{name}")
-
-
-def _check_name(text: str, path: str) -> str:
-    if not text or "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        raise bad(path, "a name was expected: not empty, without NUL, in Unicode")
-    return text
-
-
 class _QueryReader(ExprReader):
     """Parses queries, including expressions that are not allowed in a condition on one row."""
 
@@ -120,6 +109,7 @@ class _QueryReader(ExprReader):
         super().__init__(())
         self.db = db  # None until a table names it
         self.parameters = 0
+        self.characters = 0  # of names and values: the SQL has at least as many
         self.forms |= {"subquery": self.subquery, "exists": self.exists}
         self.tables: dict[str, Callable[[dict[str, Any], str, int], TableRef]] = {
             "table": self.named,
@@ -154,7 +144,7 @@ class _QueryReader(ExprReader):
 
     def with_name(self, body: Any, path: str, depth: int) -> With:
         body = _object(body, path, ["name", "query"])
-        return With(_name(body, "name", path), self.query(body["query"], f"{path}.query", depth))
+        return With(self.name(body, "name", path), self.query(body["query"], f"{path}.query", depth))
 
     def order(self, body: Any, path: str, depth: int) -> Order:
         body = _object(body, path, ["expr"], ["dir"])
@@ -227,7 +217,7 @@ class _QueryReader(ExprReader):
 
     def item(self, body: Any, path: str, depth: int) -> Item:
         body = _object(body, path, ["expr"], ["as"])
-        alias = _name(body, "as", path) if "as" in body else None
+        alias = self.name(body, "as", path) if "as" in body else None
         star = self.star(body["expr"], f"{path}.expr")
         if star is not None and alias is not None:
             raise bad(path, "all columns cannot have one name")
@@ -238,7 +228,7 @@ class _QueryReader(ExprReader):
         if not isinstance(body, dict) or body.get("col") != STAR:
             return None
         body = _object(body, path, ["col"], ["table"])
-        return Star(_name(body, "table", path) if "table" in body else None)
+        return Star(self.name(body, "table", path) if "table" in body else None)
 
     # Tables
 
@@ -260,25 +250,58 @@ class _QueryReader(ExprReader):
                     f"{path}.db: a query can read only one database, and this one reads {self.db!r}",
                     hint="Send one query for each database.",
                 )
-        return NamedTable(_name(body, "table", path), _name(body, "as", path) if "as" in body else None)
+        return NamedTable(self.name(body, "table", path), self.name(body, "as", path) if "as" in body else None)
 
     def derived(self, body: dict[str, Any], path: str, depth: int) -> TableRef:
         check_fields(body, path, ["subquery"])
         path = f"{path}.subquery"
         inner = _object(body["subquery"], path, ["query", "as"])
-        return Derived(self.query(inner["query"], f"{path}.query", depth + 1), _name(inner, "as", path))
+        return Derived(self.query(inner["query"], f"{path}.query", depth + 1), self.name(inner, "as", path))
 
     def join(self, body: dict[str, Any], path: str, depth: int) -> TableRef:
         check_fields(body, path, ["join"])
         path = f"{path}.join"
         inner = _object(body["join"], path, ["type", "left", "right"], ["on", "using_columns"])
         kind = _one_of(inner, "type", JOINS, path)
-        names = self.each(inner, "using_columns", path, depth, _column_name)
+        names = self.each(inner, "using_columns", path, depth, self.column_name)
         if ("on" in inner) + bool(names) != (kind != "cross"):
             raise bad(path, "a cross join has no condition, every other one has either `on` or `using_columns`")
         left = self.table(inner["left"], f"{path}.left", depth + 1)
         right = self.table(inner["right"], f"{path}.right", depth + 1)
         return Join(kind, left, right, self.maybe(inner, "on", path, depth), tuple(names))
+
+    # Names and values
+
+    def count(self, size: int) -> None:
+        """Count characters that the SQL will have; InvalidRequest if it becomes too long."""
+        self.characters += size
+        check_length(self.characters)
+
+    def name(self, body: dict[str, Any], name: str, path: str) -> str:
+        """Return a field that is the name of an object in the database."""
+        text: str = field(body, name, str, path)
+        return self.check_name(text, f"{path}.{name}")
+
+    def column_name(self, body: Any, path: str, depth: int) -> str:
+        """Parse the name of a column."""
+        if not isinstance(body, str):
+            raise bad(path, "a string was expected")
+        return self.check_name(body, path)
+
+    def check_name(self, text: str, path: str) -> str:
+        """Return a name; InvalidRequest if no object can have it."""
+        self.count(len(text))
+        if not text or "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+            raise bad(path, "a name was expected: not empty, without NUL, in Unicode")
+        return text
+
+    def lit(self, body: dict[str, Any], path: str, depth: int) -> Expr:
+        """Parse a literal."""
+        found = super().lit(body, path, depth)
+        value = found.value if isinstance(found, Literal) else None
+        text = value.text if isinstance(value, Json) else value
+        self.count(len(text) if isinstance(text, str | bytes) else 0)
+        return found
 
     # Expressions
 
@@ -287,7 +310,7 @@ class _QueryReader(ExprReader):
         body = _object(body, path, ["col"], ["table"])
         if body["col"] == STAR:
             raise bad(path, "`*` is allowed only in a projection and in count")
-        return Col(_name(body, "col", path), _name(body, "table", path) if "table" in body else None)
+        return Col(self.name(body, "col", path), self.name(body, "table", path) if "table" in body else None)
 
     def param(self, body: dict[str, Any], path: str, depth: int) -> Expr:
         """Parse a parameter, whose argument is bound later."""
@@ -347,12 +370,6 @@ class _QueryReader(ExprReader):
         inner = _object(body["exists"], path, ["query"], ["negated"])
         negated = "negated" in inner and field(inner, "negated", bool, path)
         return Exists(self.query(inner["query"], f"{path}.query", depth + 1), negated)
-
-
-def _column_name(body: Any, path: str, depth: int) -> str:
-    if not isinstance(body, str):
-        raise bad(path, "a string was expected")
-    return _check_name(body, path)
 
 
 def _aggregate(name: str, args: tuple[Expr, ...], distinct: bool, path: str) -> Expr:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from headwater.errors import InvalidRequest
 from headwater.model.predicate import Expr, QueryExpression
+
+MAX_TEXT = 100_000  # characters of the SQL of a query
+
+
+def check_length(count: int) -> None:
+    """Raise InvalidRequest if the SQL of a query has, or will have, `count` characters and these are too many."""
+    if count > MAX_TEXT:
+        raise InvalidRequest(f"the query exceeds {MAX_TEXT} characters", hint="Bind long values as arguments.")
 
 
 class Param(QueryExpression, frozen=True):

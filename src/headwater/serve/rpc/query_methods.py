@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
 from headwater.errors import InvalidRequest
@@ -35,6 +36,7 @@ class QueryText(NamedTuple):
 def text_of(api: Api, who: Principal, p: Text, *, tx: str | None = None) -> QueryText:
     """Return the query of a request, in the database of `tx` if it has one.
 
+    A method calls this before its coroutine: for a large request that is in a thread, not in the event loop.
     Raises InvalidRequest unless the request has either `sql` or `query`.
     """
     if (p.sql is None) == (p.query is None):
@@ -55,20 +57,26 @@ def check_alone(p: Text) -> None:
         raise InvalidRequest("`query_id` excludes `sql`, `query` and `db`", hint="Send only `query_id`.")
 
 
-async def prepare(api: Api, who: Principal, p: Prepare) -> Any:
+def prepare(api: Api, who: Principal, p: Prepare) -> Any:
     """query.prepare"""
-    text = text_of(api, who, p)
+    return _prepare(api, who, p, text_of(api, who, p))
+
+
+async def _prepare(api: Api, who: Principal, p: Prepare, text: QueryText) -> Any:
     return query_body.prepared(await api.asking().prepare(who, text.sql, db=text.db, form=text.form, name=p.name))
 
 
-async def explain(api: Api, who: Principal, p: Explain) -> Any:
+def explain(api: Api, who: Principal, p: Explain) -> Any:
     """query.explain"""
     if p.query_id is not None:
         check_alone(p)
-        found = await api.asking().explain_prepared(who, p.query_id)
-    else:
-        text = text_of(api, who, p)
-        found = await api.asking().explain(who, text.sql, db=text.db)
+        return _explained(api.asking().explain_prepared(who, p.query_id))
+    text = text_of(api, who, p)
+    return _explained(api.asking().explain(who, text.sql, db=text.db))
+
+
+async def _explained(explanation: Coroutine[Any, Any, Explanation]) -> Any:
+    found = await explanation
     return query_body.explained(found, _words(found))
 
 
@@ -78,10 +86,13 @@ async def execute(api: Api, who: Principal, p: Execute) -> Any:
     return await _execute(api, who, prepared, p, p.if_none_match, p.min_causality)
 
 
-async def select(api: Api, who: Principal, p: Select) -> Any:
+def select(api: Api, who: Principal, p: Select) -> Any:
     """query.select"""
     check_cache(p.cache)
-    text = text_of(api, who, p, tx=p.tx)
+    return _select(api, who, p, text_of(api, who, p, tx=p.tx))
+
+
+async def _select(api: Api, who: Principal, p: Select, text: QueryText) -> Any:
     if p.tx is not None:
         return await _in_transaction(api, who, p, text.sql)
     tag = p.cache.if_none_match if p.cache.want_etag else None

@@ -16,6 +16,7 @@ from headwater.queries.etag.row_etag import opaque
 from headwater.queries.patch import patch
 from headwater.queries.patch.client_state import ClientState, diff_state
 from headwater.queries.patch.recent_results import Results
+from headwater.queries.prepared import PreparedQuery
 from headwater.queries.queries import transient_query
 from headwater.serve.api import Api
 from headwater.serve.rpc.query_body import about, columns_of, rpc_format
@@ -70,16 +71,18 @@ def _remembered(results: Results, answer: Answer, format: str, base: patch.Answe
     return fresh
 
 
-async def patch_method(api: Api, who: Principal, p: Patch) -> Any:
+def patch_method(api: Api, who: Principal, p: Patch) -> Any:
     """query.patch"""
     format = rpc_format(p.result_format)
-    asking = api.asking()
     if p.query_id is not None:
         check_alone(p)
-        query = asking.get(who, p.query_id)
-    else:
-        text = text_of(api, who, p)
-        query = transient_query(text.sql, text.db)
+        return _patch(api, who, p, api.asking().get(who, p.query_id), format)
+    text = text_of(api, who, p)
+    return _patch(api, who, p, transient_query(text.sql, text.db), format)
+
+
+async def _patch(api: Api, who: Principal, p: Patch, query: PreparedQuery, format: str) -> Any:
+    asking = api.asking()
     tags = () if p.base_etag is None else (opaque(p.base_etag),)
     answer = await asking.ask(who, query, values_of(p.args), format=format, tags=tags)
     if answer.read is None:

@@ -384,3 +384,10 @@ def test_analysis_keeps_the_parameter_names_of_the_form(tmp_path: Path) -> None:
         assert analysis.parameters == query.parameters == ("1", "2", "3")
         found = captured.source.answer(analysis, {"1": 7, "2": None, "3": 5})
         assert found is not None and found.rows == ((2,),)
+
+
+@pytest.mark.parametrize("value", [{"t": "dec", "v": "1e9999"}, {"t": "str", "v": "\0" * 5_000}])
+def test_rendering_stops_when_constants_become_too_long(value: Any) -> None:
+    query_sql(parse_query(asked([lit(value)], [])))
+    with pytest.raises(InvalidRequest, match="the query exceeds"):
+        query_sql(parse_query(asked([lit(value)] * 12, [])))
