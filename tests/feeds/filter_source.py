@@ -45,7 +45,7 @@ class Comparison:
     def pin(self) -> Pin | None:
         return None if self._operator == ">" else Pin(self._name, self._values)
 
-    calls = ()
+    calls: tuple[str, ...] = ()
 
     @property
     def is_cheap(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from headwater.errors import Forbidden, HeadwaterError
 from headwater.model.keys.key import Span
 from headwater.model.table import Key, Row, Table
 
@@ -73,6 +74,42 @@ class Condition(Protocol):
 
     def holds(self, rows: Sequence[Row]) -> list[bool]:
         """Return for each of `rows` whether the condition is true (NULL is not true). Thread-safe."""
+
+
+class CompiledFilter(Protocol):
+    """A filter that is compiled for one table shape."""
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Return the functions in the filter that may read more than the row."""
+
+
+C = TypeVar("C", bound=CompiledFilter)
+
+
+def permitted_filter(compile_filter: Callable[[], C], *, is_restricted: bool) -> C:
+    """Return the filter that `compile_filter` makes; Forbidden if it may read more than its caller may see.
+
+    That is a filter of a caller restricted to tables that calls functions or operators of users. The error is the same
+    if one of them does not exist: the caller must not learn which functions exist.
+    """
+    try:
+        found = compile_filter()
+    except HeadwaterError as error:
+        if error.depends_on_functions and is_restricted:
+            raise _calls_forbidden() from None
+        raise
+    if found.calls and is_restricted:
+        raise _calls_forbidden()
+    return found
+
+
+def _calls_forbidden() -> Forbidden:
+    return Forbidden(
+        "a filter with a function or an operator that is not PostgreSQL's own, or not for these arguments, needs a "
+        "credential for the whole database",
+        hint="Filter by columns and PostgreSQL's own functions and operators; check the types of their arguments.",
+    )
 
 
 class Reader(Protocol):

@@ -8,6 +8,7 @@ import zlib
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,9 +30,10 @@ from tests.feeds.filter_source import (
     rows,
 )
 
-from headwater.errors import InvalidRequest, SourceError
+from headwater.errors import Forbidden, InvalidRequest, SourceError
 from headwater.feeds.filters.filter import Filter, NewerThanSnapshot
 from headwater.feeds.filters.row_filter import same, share
+from headwater.feeds.groups.log_reader import View
 from headwater.feeds.options import Options, Shard
 from headwater.model.change import Change, Op
 from headwater.model.keys.key import encode_key
@@ -398,6 +400,29 @@ def test_unavailable_database_is_not_reported_as_a_misfit() -> None:
     found = Filter(Options(db="main", tables=(NUMBERED.name,), where="size = 1"), Away("main", NUMBERED))
     with pytest.raises(SourceError, match="cannot connect"):
         found.interest(NUMBERED)
+
+
+class Calling(FilterSource):
+    """A source where conditions on the first version of a table call a function of users."""
+
+    def condition(self, table: Table, where: str) -> Comparison:
+        found = super().condition(table, where)
+        if table.version == 1:
+            found.calls = ("peek",)
+        return found
+
+
+def test_filter_of_restricted_readers_calls_no_function_of_users_on_any_table_version() -> None:
+    then, now = (msgspec.structs.replace(NUMBERED, version=version) for version in (1, 2))
+    options = Options(db="main", tables=(NUMBERED.name,), where="size = 1")
+    restricted = View(options, Calling("main", now), is_restricted=True).filter
+    everyone = View(options, Calling("main", now)).filter
+    row = ("x", 1, 1)
+    assert restricted.decide([change(None, row, now)]) == everyone.decide([change(None, row, then)]) == [INSERT]
+    with pytest.raises(Forbidden, match="needs a credential for the whole database"):
+        restricted.decide([change(None, row, then)])
+    with pytest.raises(Forbidden, match="needs a credential for the whole database"):
+        restricted.rows(then, [row])
 
 
 def test_key_without_known_order_affects_only_key_filters() -> None:

@@ -18,6 +18,7 @@ from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.errors import (
     Conflict,
+    Forbidden,
     HeadwaterError,
     InvalidRequest,
     NotFound,
@@ -27,7 +28,7 @@ from headwater.errors import (
 )
 from headwater.log.log import Retention
 from headwater.model.keys.key import Span
-from headwater.model.table import Key, Row
+from headwater.model.table import Key, Row, Table
 from headwater.model.work.fair_shares import FairPlaces
 from headwater.ranges.pull import log_slices, snapshot, table_changes
 from headwater.ranges.pull.arrow_pieces import snapshot_pieces
@@ -610,6 +611,28 @@ def test_condition_checks_few_rows_between_two_checks_of_the_reader(
     judged = [place for place, what in enumerate(asked) if what.startswith("rows")]
     assert len(judged) >= 20 and all(asked[place] == "rows 10" for place in judged[:-1])
     assert all("left" in asked[one:other] for one, other in itertools.pairwise(judged))
+
+
+def test_condition_of_restricted_caller_calls_no_function_of_users(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    side.one.run("INSERT INTO t VALUES (1, 1)")
+    upto, shape = side.durable(), side.reader.shape("t").version
+    condition = SqliteReader.condition
+
+    def calling(self: SqliteReader, table: Table, where: str) -> SqliteCondition:
+        found = condition(self, table, where)
+        found.calls = ("peek",)
+        return found
+
+    monkeypatch.setattr(SqliteReader, "condition", calling)
+    assert side.snapshot(upto, where="1") and side.changes(0, upto, where="1")
+    for is_dropped in (False, True):
+        with pytest.raises(Forbidden, match="needs a credential for the whole database"):
+            side.changes(0, upto, shape, where="1", is_restricted=True)
+        assert side.changes(0, upto, shape, is_restricted=True)
+        if not is_dropped:
+            with pytest.raises(Forbidden, match="needs a credential for the whole database"):
+                side.snapshot(upto, where="1", is_restricted=True)
+            side.one.run("DROP TABLE t")
 
 
 def test_conditions_of_two_jobs_share_no_engine(side: Side) -> None:

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.errors import Forbidden, HeadwaterError, InvalidRequest
 from headwater.feeds.filters.row_filter import Interest, Rule
 from headwater.feeds.options import Options
 from headwater.model.change import Change, Op
 from headwater.model.per_table import PerTable
 from headwater.model.table import Key, Row, Table
-from headwater.sources.read import Readable
+from headwater.sources.read import Readable, permitted_filter
 
 # Returns whether the change at an offset is newer than the snapshot row with the key of an image.
 NewerThanSnapshot = Callable[[int, Table, Row | None], bool]
 
 
 class Filter:
-    """The filter of `options`. Rules are compiled once per version of a table. Thread-safe."""
+    """The filter of `options`. Rules are compiled once per version of a table. Thread-safe.
 
-    def __init__(self, options: Options, source: Readable) -> None:
-        self.options = options
+    `is_restricted`: its readers are restricted to tables, so a rule that calls functions of users is refused, for
+    whichever version of a table it calls them.
+    """
+
+    def __init__(self, options: Options, source: Readable, *, is_restricted: bool = False) -> None:
+        self.options, self._is_restricted = options, is_restricted
         self._source = source
         self.tables = frozenset(options.tables)  # empty: all tables
         self._ops = frozenset(Op[word.upper()] for word in options.ops)
@@ -129,7 +133,9 @@ class Filter:
 
     def _compiled(self, table: Table) -> Rule:
         try:
-            return Rule(self.options, table, self._source)
+            return permitted_filter(lambda: Rule(self.options, table, self._source), is_restricted=self._is_restricted)
+        except Forbidden:
+            raise
         except HeadwaterError as error:
             if error.retryable:
                 raise  # the database is unavailable, which says nothing about the filter

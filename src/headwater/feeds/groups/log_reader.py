@@ -52,7 +52,7 @@ class View:
         self, options: Options, source: Readable, made: Encoder | None = None, *, is_restricted: bool = False
     ) -> None:
         self.options = options
-        self.filter = Filter(options, source)
+        self.filter = Filter(options, source, is_restricted=is_restricted)
         self.encoder = encoder(shape_of(options, is_restricted), source) if made is None else made
         self.signature = signature_of(options, frozenset() if is_restricted else None)
         self.is_slow = False  # the filter was too slow for the hub: the readers read the log on their own

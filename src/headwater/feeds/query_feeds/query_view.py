@@ -40,8 +40,8 @@ class QueryView(View):
         confirming: AnswerConfirmation | None = None,
         allowed_tables: frozenset[str] | None = None,
     ) -> None:
-        # This encoder is never used: no change is sent.
-        super().__init__(options, source, Native(Shape(options.db), PLAIN))
+        unused = Native(Shape(options.db), PLAIN)  # no change is sent
+        super().__init__(options, source, unused, is_restricted=allowed_tables is not None)
         self.instance = instance
         self.allowed_tables = allowed_tables  # the tables that the readers may see; None: all tables
         self.signature = signature_of(options, allowed_tables)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, NotFound, NotSupported
+from headwater.errors import InvalidRequest, NotFound, NotSupported
 from headwater.feeds.filters.row_filter import Rule
 from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, OPS, Options, Shard
 from headwater.model import kv_table
@@ -20,7 +19,7 @@ from headwater.model.literal import I64_MAX
 from headwater.model.principal import ADMIN, Principal
 from headwater.model.suggestion import nearest
 from headwater.model.table import Table
-from headwater.sources.read import Readable
+from headwater.sources.read import Readable, permitted_filter
 
 LATEST, EARLIEST, SNAPSHOT, OFFSET, TS = "latest", "earliest", "snapshot", "offset", "ts"
 OF_ONE_TABLE = ("pk", "pk_range", "spans", "columns", "where")
@@ -259,37 +258,14 @@ def check_size(options: Options) -> None:
 
 def check_rules(options: Options, table: Table, source: Readable, who: Principal) -> None:
     """Compile each filter on its own for `table`, so that an error names the filter that does not fit."""
+    is_restricted = who.tables(options.db) is not None
     for field in ("pk", "pk_range", "spans", "shard", "where"):
         if (given := getattr(options, field)) is not None:
             alone = Options(db=options.db, **{field: given})
             try:
-                check_calls(partial(_calls, alone, table, source), who, options.db)
+                permitted_filter(partial(Rule, alone, table, source), is_restricted=is_restricted)
             except InvalidRequest as error:
                 raise type(error)(f"`{field}`: {error.message}", hint=error.hint) from None
-
-
-def _calls(options: Options, table: Table, source: Readable) -> tuple[str, ...]:
-    return Rule(options, table, source).calls
-
-
-def check_calls(compile_filter: Callable[[], tuple[str, ...]], who: Principal, db: str) -> None:
-    """Raise Forbidden if the filter of a caller restricted to tables calls a function that may read other tables.
-
-    `compile_filter` returns the functions and operators of users that the filter calls. The error is the same if one of
-    them does not exist: the caller must not learn which functions exist.
-    """
-    try:
-        is_refused = bool(compile_filter()) and who.tables(db) is not None
-    except HeadwaterError as error:
-        if not error.depends_on_functions or who.tables(db) is None:
-            raise
-        is_refused = True
-    if is_refused:
-        raise Forbidden(
-            "a filter with a function or an operator that is not PostgreSQL's own, or not for these arguments, needs a "
-            "credential for the whole database",
-            hint="Filter by columns and PostgreSQL's own functions and operators; check the types of their arguments.",
-        )
 
 
 # --- format, images, start -------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from headwater.model.table_ddl import with_table_ddl
 from headwater.ranges.pull.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, changes_gone
 from headwater.ranges.pull.slice_cache import Slice
 from headwater.ranges.pull.snapshot import PastLog, read_as_of, shape_of
-from headwater.ranges.pull.table_changes import TransactionEnds, holding
+from headwater.ranges.pull.table_changes import TransactionEnds, condition_of, holding
 from headwater.sources.read import BulkReader, Condition, Reader
 
 TABLES_ROWS = 4_096  # changes in one batch of several tables
@@ -52,7 +52,7 @@ def snapshot_pieces(reader: BulkReader, log: PastLog, job: SnapshotJob, left: Go
     """Yield the rows as of one offset; each batch has the last key that it covers."""
     table = shape_of(reader, job.table)
     columns = columns_of(table, job.pick.columns)
-    condition = None if job.pick.where is None else reader.condition(table, job.pick.where)
+    condition = condition_of(reader, table, job.pick)
     place = reader.order(table, table.key)
     stream = arrow.ArrowStream(arrow.schema(table, columns))
     rows_each = reader.chunk_rows

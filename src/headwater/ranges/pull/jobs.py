@@ -38,6 +38,7 @@ class Selection(msgspec.Struct, frozen=True):
     span: Span = Span()
     columns: tuple[str, ...] | None = None
     where: str | None = None
+    is_restricted: bool = False  # the caller is restricted to tables: `where` may call no functions of users
 
     @property
     def is_all(self) -> bool:

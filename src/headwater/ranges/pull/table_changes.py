@@ -18,7 +18,7 @@ from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
 from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, Selection
 from headwater.ranges.pull.slice_cache import Stop
-from headwater.sources.read import Condition, Reader
+from headwater.sources.read import Condition, Reader, permitted_filter
 
 BATCH_BYTES = 16 << 20
 WEIGHED = 16  # the size of one row in so many is measured
@@ -136,6 +136,17 @@ class TransactionEnds:
         return self._known[begin]
 
 
+def condition_of(reader: Reader, table: Table, pick: Selection) -> Condition | None:
+    """Return the condition of `pick` on rows of `table`, None if it has none; Forbidden if the caller may not use it.
+
+    Every reader of rows calls this with the very shape of the table that it reads, which may be gone from the database.
+    """
+    where = pick.where
+    if where is None:
+        return None
+    return permitted_filter(lambda: reader.condition(table, where), is_restricted=pick.is_restricted)
+
+
 def holding(condition: Condition, rows: Sequence[Row], gone: Callable[[], bool]) -> list[bool]:
     """Return whether `condition` is true for each of `rows`; raise Unavailable soon after the reader is `gone`."""
     found: list[bool] = []
@@ -152,7 +163,7 @@ class ChangeCollector:
     def __init__(self, reader: Reader, log: Log, target: Table, pick: Selection, gone: Callable[[], bool]) -> None:
         self._log, self._gone = log, gone
         self._fit, self._ends = fit_to(target), TransactionEnds(log)
-        self._condition = None if pick.where is None else reader.condition(target, pick.where)
+        self._condition = condition_of(reader, target, pick)
         self._span = pick.span
         place, key_of = reader.order(target, target.key), target.key_of
         self._place: Callable[[Row], bytes] = lambda row: place(key_of(row))

@@ -386,6 +386,43 @@ def test_filter_of_scoped_caller_calls_no_function_of_users(site: Site, scoped: 
     assert scoped.get(path + quote("lower(note) = 'x'")).status_code == 200
 
 
+def test_pull_of_dropped_table_by_scoped_caller_calls_no_function_of_users(site: Site) -> None:
+    """The worker still reads the changes of a dropped table, and of an altered one, by an old shape."""
+    site.db.execute(
+        "CREATE OR REPLACE FUNCTION peek(int) RETURNS text LANGUAGE sql IMMUTABLE SECURITY DEFINER "
+        "AS 'SELECT word FROM public.secret WHERE id = $1'"
+    )
+    # Of the current shape `left` is PostgreSQL's own, of the first one it is not.
+    site.db.execute("CREATE OR REPLACE FUNCTION public.left(int, int) RETURNS text LANGUAGE sql AS 'SELECT peek($1)'")
+    site.db.execute("ALTER FUNCTION public.left(int, int) IMMUTABLE SECURITY DEFINER SET search_path = public")
+    site.db.execute("CREATE TABLE fading (id int PRIMARY KEY, a int)")
+    wait_until(lambda: "fading" in site.live.ok("schema.list_tables")["tables"])
+    site.db.execute("INSERT INTO fading VALUES (1, 1)")
+
+    def inserts() -> Any:
+        return site.call("owner", "cdc.backtest", table="fading", ops=["insert"]).get("result", {}).get("matches")
+
+    wait_until(lambda: inserts() == 1)
+    described = site.live.ok("pull.describe", table="fading")
+    upto, shape = int(described["version"].rpartition(".")[2]), described["table"]["version"]  # the insert is at `upto`
+    made = site.live.ok("security.token.create", name="fading", role="viewer", scopes=["main.fading"])
+    headers = {"authorization": f"Bearer {made['token']}"}
+    path = f"/api/v1/pull/main/fading/log?after={upto - 1}&upto={upto}&shape={shape}&where="
+    with httpx.Client(base_url=site.live.url, headers=headers, timeout=PATIENCE) as scoped:
+        present = scoped.get(path + quote("peek(a) = 'x'"))
+        assert present.status_code == 403
+        site.db.execute("ALTER TABLE fading ALTER a TYPE text")
+        wait_until(lambda: site.live.ok("pull.describe", table="fading")["table"]["version"] != shape)
+        assert scoped.get(path + quote("left(a, 1) = 'x'")).json() == present.json()
+        site.db.execute("DROP TABLE fading")
+        wait_until(lambda: "fading" not in site.live.ok("schema.list_tables")["tables"])
+        for where in ("peek(a) = 'x'", "nosuch(a) = 'x'", "left(a, 1) = 'x'"):
+            found = scoped.get(path + quote(where))
+            assert (found.status_code, found.json()) == (403, present.json()), where
+        assert scoped.get(path + quote("a > 0")).status_code == 200
+    assert site.callers["viewer"].get(path + quote("peek(a) = 'x'")).status_code == 200
+
+
 def test_constraint_error_does_not_name_hidden_table(site: Site, scoped: httpx.Client) -> None:
     site.db.execute("CREATE TABLE IF NOT EXISTS hidden_lines (id int PRIMARY KEY, number int REFERENCES orders)")
     site.db.execute("INSERT INTO hidden_lines VALUES (1, 1) ON CONFLICT DO NOTHING")

@@ -55,9 +55,9 @@ def rest_of(span: Span, query: dict[str, str]) -> Span:
     return Span(start, span.end) if span.end is None or start < span.end else Span(span.end, span.end)
 
 
-def pick_in(query: dict[str, str], span: Span) -> Selection:
-    """Return the requested rows and columns."""
-    return Selection(span, names_in(query, "columns"), query.get("where"))
+def pick_in(query: dict[str, str], span: Span, *, is_restricted: bool) -> Selection:
+    """Return the requested rows and columns; `is_restricted`: the caller's credential names tables."""
+    return Selection(span, names_in(query, "columns"), query.get("where"), is_restricted)
 
 
 def names_in(query: dict[str, str], name: str) -> tuple[str, ...] | None:
