@@ -7,6 +7,7 @@ foreign key, or the rows that a new table was filled with.
 from __future__ import annotations
 
 import re
+from itertools import dropwhile, islice
 
 import msgspec
 
@@ -17,11 +18,18 @@ CHANGED = "-- the table or a view that reads it changed"
 
 _SKIPPED = r"(?>\s|--[^\n]*\n|/\*.*?\*/)"
 _STATEMENT = re.compile(
-    rf"{_SKIPPED}*+(CREATE|DROP|ALTER){_SKIPPED}++(?:VIRTUAL{_SKIPPED}++)?TABLE{_SKIPPED}++"
+    rf"(?:;|{_SKIPPED})*+(CREATE|DROP|ALTER){_SKIPPED}++(?:VIRTUAL{_SKIPPED}++)?TABLE{_SKIPPED}++"
     rf"(?:IF{_SKIPPED}++(?:NOT{_SKIPPED}++)?EXISTS{_SKIPPED}++)?(?:\"?main\"?\s*+\.\s*+)?",
     re.IGNORECASE | re.DOTALL,
 )
-_RENAMES = re.compile(r"\bRENAME\s+TO\b", re.IGNORECASE)
+_RENAMES = re.compile(rf"\bRENAME{_SKIPPED}++TO\b", re.IGNORECASE | re.DOTALL)
+# Tokens of SQLite, where every character beyond ASCII belongs to a name.
+_TOKEN = re.compile(
+    r"""(?P<skipped>[ \t\n\f\r]+|--[^\n]*|/\*.*?(?:\*/|\Z))"""
+    r"""|"(?:[^"]|"")*"|`(?:[^`]|``)*`|'(?:[^']|'')*'|\[[^\]]*\]|[A-Za-z0-9_$\x80-\U0010ffff]+|.""",
+    re.DOTALL,
+)
+_LONGEST = 10  # tokens: ALTER TABLE main.t RENAME TO u, or DROP TABLE IF EXISTS main.t, and a semicolon
 _PLAIN = re.compile(r"[\w.]+")
 _IN_NAME = re.compile(r"[\w$.\"`\]]")
 
@@ -43,6 +51,36 @@ def table_ddl(change: Change) -> str:
     if word == "CREATE":
         return _create(table)
     return f"DROP TABLE {_shown(table.name)}" if word == "DROP" or _RENAMES.search(ddl, found.end()) else CHANGED
+
+
+def ended_names(ddl: str) -> list[str] | None:
+    """Return the names that a statement of SQLite ended or gave to another table, in lower case; None if not clear.
+
+    These are the names in DROP TABLE and RENAME TO. Comments, and semicolons before the statement, do not count.
+    """
+    found = (each[0] for each in _TOKEN.finditer(ddl) if each["skipped"] is None)
+    tokens = list(islice(dropwhile(lambda token: token == ";", found), _LONGEST + 1))
+    words = [token.upper() for token in tokens]
+    if not words or words[0] == "CREATE" or (words[0] == "DROP" and words[1:2] in (["VIEW"], ["INDEX"], ["TRIGGER"])):
+        return []
+    if words[:2] not in (["DROP", "TABLE"], ["ALTER", "TABLE"]):
+        return None
+    place = 4 if words[:4] == ["DROP", "TABLE", "IF", "EXISTS"] else 2
+    if words[place + 1 : place + 2] == ["."]:
+        place += 2
+    names, rest = tokens[place : place + 1], words[place + 1 :]
+    if words[0] == "ALTER":
+        if rest[:1] in (["ADD"], ["DROP"], ["ALTER"]) or (rest[:1] == ["RENAME"] and rest[1:2] != ["TO"]):
+            return []  # a column
+        names, rest = [*names, *tokens[place + 3 : place + 4]], rest[3:] if rest[:2] == ["RENAME", "TO"] else ["?"]
+    return [_unquoted(each).lower() for each in names] if rest in ([], [";"]) else None
+
+
+def _unquoted(name: str) -> str:
+    mark = name[0]
+    if mark == "[":
+        return name[1:-1]
+    return name[1:-1].replace(mark * 2, mark) if mark in "\"`'" else name
 
 
 def _is_named(rest: str, name: str) -> bool:

@@ -15,7 +15,7 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.ranges.pull import table_changes
 from headwater.ranges.pull.jobs import TABLE_DROPPED, Selection
-from headwater.ranges.pull.table_changes import _WENT, ChangeCollector, stop_of
+from headwater.ranges.pull.table_changes import ChangeCollector, stop_of
 from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
 NOW = Table("t", (Column("k", "i64"), Column("v", "str")), ("k",), version=2)
@@ -77,6 +77,18 @@ def _gatherer(reader: SqliteReader, log: MemoryLog) -> ChangeCollector:
         ("ALTER TABLE t RENAME TO u", True),
         ("ALTER TABLE \"u\" RENAME TO /* now */ 't'", True),
         ("DROP TABLE t u", True),  # not a statement of SQLite
+        ("DROP/**/TABLE t", True),
+        ("DROP -- now\nTABLE/* u */t", True),
+        ("ALTER/**/TABLE t RENAME/* */TO u", True),
+        (" ;;/* */; DROP TABLE t", True),
+        ("DROP TABLE \u00a0t", False),  # a name of SQLite, as it is
+        ("WITH x AS (SELECT 1) UPDATE sqlite_schema SET name = 'u'", True),  # not clear
+        ("ALTER TABLE t", True),
+        (";DROP/**/TABLE u", False),
+        ("ALTER TABLE u RENAME/* TO t */TO v", False),
+        ("ALTER TABLE t ADD COLUMN v DEFAULT 'RENAME TO'", False),
+        ("ALTER TABLE t DROP/**/v -- DROP TABLE t", False),
+        ("DROP/**/VIEW t", False),
         ("DROP TABLE u", False),
         ('DROP TABLE IF EXISTS main."t""u" /* TABLE t */', False),
         ('ALTER TABLE u RENAME TO "t u"', False),
@@ -98,6 +110,14 @@ def test_unquoted_name_in_the_text_of_postgresql_ends_the_table(name: str, ddl: 
     assert stop_of(Change(Op.SCHEMA_CHANGE, table, ddl=ddl.format(name))) == TABLE_DROPPED
 
 
+@pytest.mark.parametrize("name", ["shop.t", "a b", 'a"b', '"q"', "a--b", "a/*b", "a.b.c", "[x", "drop;", " ", "é.ü"])
+@pytest.mark.parametrize("part", ['ADD COLUMN "a" int', 'DROP COLUMN "a"', 'ALTER COLUMN "a" TYPE int'])
+def test_unquoted_name_in_an_altering_text_of_postgresql_does_not_end_the_table(name: str, part: str) -> None:
+    table = Table(name, THEN.columns, ("k",))
+    assert stop_of(Change(Op.SCHEMA_CHANGE, table, ddl=f"ALTER TABLE {name} {part}, {part}")) == ""
+
+
 def test_ddl_text_of_many_comments_is_read_in_linear_time() -> None:
     comments = "/**/" * 10_000
-    assert _WENT.match(f"{comments} DROP TABLE t") and not _WENT.match(f"{comments} DROP VIEW t")
+    assert stop_of(Change(Op.SCHEMA_CHANGE, THEN, ddl=f"{comments} DROP {comments} TABLE t")) == TABLE_DROPPED
+    assert stop_of(Change(Op.SCHEMA_CHANGE, THEN, ddl=f"{comments} DROP {comments} VIEW t")) == ""

@@ -237,6 +237,8 @@ CREATED = 'CREATE TABLE orders ("id" INT NOT NULL, "Name" TEXT, PRIMARY KEY ("id
         ("-- view report was defined anew", CHANGED),
         ("", CHANGED),
         (None, CHANGED),
+        ("; DROP TABLE orders", "DROP TABLE orders"),
+        ("ALTER TABLE orders RENAME/* */TO vault", "DROP TABLE orders"),
     ],
 )
 def test_text_for_restricted_readers_is_made_from_the_table(ddl: str | None, shown: str) -> None:

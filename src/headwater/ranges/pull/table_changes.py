@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from operator import attrgetter
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ from headwater.model.clock import ts_ms
 from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
+from headwater.model.table_ddl import ended_names
 from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, Selection
 from headwater.ranges.pull.slice_cache import Stop
 from headwater.sources.read import Condition, Reader, permitted_filter
@@ -25,15 +25,6 @@ WEIGHED = 16  # the size of one row in so many is measured
 CHECK_EVERY = 64  # parts between two checks whether the reader left
 JUDGED = 1_000  # rows evaluated by a condition, which may be slow, between two checks whether the reader left
 MANY = 8  # changes of one part from which processing them together is faster
-
-# Only the statement distinguishes a dropped or renamed table from other schema changes.
-_WENT = re.compile(r"(?>\s|--[^\n]*\n|/\*.*?\*/)*+(?:DROP\s+TABLE\b|ALTER\s+TABLE\b.+\bRENAME\s+TO\b)", re.I | re.S)
-_TOKEN = re.compile(
-    r"""(?P<skipped>\s+|--[^\n]*|/\*.*?(?:\*/|\Z))"""
-    r"""|"(?:[^"]|"")*"|`(?:[^`]|``)*`|'(?:[^']|'')*'|\[[^\]]*\]|[\w$]+|.""",
-    re.S,
-)
-_LONGEST = 10  # tokens: ALTER TABLE main.t RENAME TO u, or DROP TABLE IF EXISTS main.t, and a semicolon
 
 T = TypeVar("T")
 Fit = Callable[[Row], Row]
@@ -83,40 +74,19 @@ def stop_of(change: Change) -> str:
 
 
 def _is_end(table: str, ddl: str) -> bool:
-    """Return whether `ddl` dropped or renamed `table`, or gave its name to another table.
+    """Return whether `ddl` dropped or renamed `table`, or gave its name to another table; True if that is not clear.
 
-    A view is a reason to record the statement for all tables that it reads: `ddl` may end another table only.
+    Only the statement distinguishes these from other schema changes. A view is a reason to record the statement for
+    all tables that it reads: `ddl` may end another table only.
     """
-    if not _WENT.match(ddl):
-        return False
     # PostgreSQL's changes name their own table, which the text does not quote.
-    if f"{ddl} ".startswith(f"DROP TABLE {table} ") or ddl.startswith(f"ALTER TABLE {table} RENAME TO "):
+    altered = f"ALTER TABLE {table} "
+    if f"{ddl} ".startswith(f"DROP TABLE {table} ") or ddl.startswith(f"{altered}RENAME TO "):
         return True
-    ended = _ended(ddl)
+    if ddl.startswith((f"{altered}ADD COLUMN ", f"{altered}DROP COLUMN ", f"{altered}ALTER COLUMN ")):
+        return False
+    ended = ended_names(ddl)
     return ended is None or table.lower() in ended
-
-
-def _ended(ddl: str) -> list[str] | None:
-    """Return the names in a DROP TABLE or RENAME TO statement of SQLite, in lower case; None for another text."""
-    found = (each[0] for each in _TOKEN.finditer(ddl) if each["skipped"] is None)
-    tokens = list(islice(found, _LONGEST + 1))
-    words = [token.upper() for token in tokens]
-    place = 4 if words[:4] == ["DROP", "TABLE", "IF", "EXISTS"] else 2
-    if words[place + 1 : place + 2] == ["."]:
-        place += 2
-    name, rest = tokens[place : place + 1], words[place + 1 :]
-    if words[:2] == ["ALTER", "TABLE"]:
-        if rest[:1] == ["RENAME"] and rest[1:2] != ["TO"]:
-            return []  # a column
-        name, rest = [*name, *tokens[place + 3 : place + 4]], rest[3:] if rest[:2] == ["RENAME", "TO"] else ["?"]
-    return [_unquoted(each).lower() for each in name] if rest in ([], [";"]) else None
-
-
-def _unquoted(name: str) -> str:
-    mark = name[0]
-    if mark == "[":
-        return name[1:-1]
-    return name[1:-1].replace(mark * 2, mark) if mark in "\"`'" else name
 
 
 class TransactionEnds:
