@@ -200,6 +200,12 @@ FILTERS = (
     ("(NULL::secret).nope IS NULL", "(NULL::missing).nope IS NULL"),
     ("CAST(NULL AS secret) IS NULL", "CAST(NULL AS missing) IS NULL"),
     ("secret.word = 'x'", "missing.word = 'x'"),
+    ("'postgres=r/postgres'::aclitem IS NOT NULL", "'missing=r/postgres'::aclitem IS NOT NULL"),
+    ("'{postgres=r/postgres}'::aclitem[] IS NOT NULL", "'{missing=r/postgres}'::aclitem[] IS NOT NULL"),
+    (
+        "aclcontains(acldefault('r', 10), 'postgres=r/postgres')",
+        "aclcontains(acldefault('r', 10), 'missing=r/postgres')",
+    ),
 )
 
 

@@ -85,7 +85,7 @@ WHERE t.oid >= 16384 AND $1::regclass NOT IN (t.typrelid, coalesce(e.typrelid, 0
 _KNOWN = f"""
 WITH RECURSIVE {_OWN.replace("$2", "$1")}
 SELECT 'type', n.nspname::text, t.typname::text FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
-WHERE t.oid < 16384 AND n.nspname = 'pg_catalog' AND t.typname !~ '^_?reg' OR t.oid IN (SELECT oid FROM own)
+WHERE t.oid < 16384 AND n.nspname = 'pg_catalog' AND t.typname !~ '^_?(reg|aclitem$)' OR t.oid IN (SELECT oid FROM own)
   OR EXISTS (SELECT FROM pg_depend x WHERE x.classid = 'pg_type'::regclass AND x.deptype = 'e' AND x.objid = t.oid)
 UNION ALL SELECT 'column', '', a.attname::text FROM own o JOIN pg_type t ON t.oid = o.oid
 JOIN pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
@@ -119,7 +119,8 @@ _GRAMMAR = ("syntax error", "one statement")
 _OTHER_TABLE = ("missing FROM-clause", "invalid reference to FROM-clause")
 _NO_SUCH_COLUMN = re.compile(r'column ("[^"]*"|\S+) does not exist')
 _NO_SUCH_FUNCTION = "42883"  # or operator
-_CATALOG_NAMES = re.compile(r"::(pg_catalog\.)?reg[a-z]+", re.IGNORECASE)
+# Types whose constants are looked up in the catalogue.
+_CATALOG_NAMES = re.compile(r"::(pg_catalog\.)?(reg[a-z]+|aclitem\b)", re.IGNORECASE)
 _CATALOG_CALLS = re.compile(rf"\b({'|'.join(sorted(CATALOG_READERS))})\(")
 _TEXTS = re.compile(r"'(?:[^']|'')*'")
 # Errors that name the type of a constant.
