@@ -42,6 +42,7 @@ from headwater.serve.thread_bridge import Bridge
 HEALTH = "/grpc.health.v1.Health/"  # needs no credential
 HEALTH_SECONDS = 10.0  # limit for receiving a health request
 REQUEST_SECONDS = 60.0  # limit for receiving any other request
+MAX_OPEN_REQUEST = 1 << 10  # bytes of a message to health or reflection, which may keep it as long as the call
 GRACE_SECONDS = 5.0  # time to deliver the current message and the status to a caller that is cut off
 
 MAX_METADATA = 200  # entries of one call; gRPC itself limits their bytes, but not before a client acknowledges SETTINGS
@@ -95,7 +96,7 @@ Key = Callable[[aio.ServicerContext[Any, Any]], Hashable]
 
 
 def receive_by(slots: RequestSlots, handler: Any, key: Key) -> Any:
-    """Return a handler that receives requests by `slots`, and answers INVALID_ARGUMENT to those it cannot decode.
+    """Return a handler that receives small requests by `slots`, and answers INVALID_ARGUMENT to undecodable ones.
 
     For the health and reflection services: gRPC itself would wait for their requests without a limit, and would log a
     traceback for each malformed one.
@@ -110,6 +111,8 @@ def receive_by(slots: RequestSlots, handler: Any, key: Key) -> Any:
             await abort(context, error)
         if data is None:
             return None
+        if len(data) > MAX_OPEN_REQUEST:
+            await abort(context, RequestTooLarge(f"the message is larger than {MAX_OPEN_REQUEST} bytes"))
         try:
             return handler.request_deserializer(data)
         except Exception:

@@ -24,9 +24,11 @@ from headwater.serve.tls import Tls
 
 SPARE = 1 << 20  # bytes above the limit up to which a message is rejected with our own error
 SETTINGS_SECONDS = 10.0  # for a client to acknowledge SETTINGS
+UNKNOWN = "an unknown service"  # under which watchers of all services that do not exist wait
 CLOSE_SECONDS = 2.0  # for clients to receive the last bytes when the server stops
 OPTIONS = (
     ("grpc.max_send_message_length", -1),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message could become large in memory
     ("grpc.keepalive_time_ms", 30_000),  # detects readers that vanished
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -129,7 +131,7 @@ class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  #
         """Send the health, now and whenever it changes."""
         try:
             with self._limits.count_stream(ANONYMOUS, None, address_of(context)):
-                await self._watch(request.service, context)
+                await self._watch(request.service if request.service in self._server_status else UNKNOWN, context)
         except LimitExceeded as error:
             await abort(context, error)
 
