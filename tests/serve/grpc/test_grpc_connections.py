@@ -25,6 +25,7 @@ from headwater.serve.grpc.calls import AuthInterceptor
 from headwater.serve.grpc.connections import acceptor, pipe
 from headwater.serve.grpc.connections.acceptor import Acceptor, address_in
 from headwater.serve.limits.connection_limits import ConnectionLimits
+from headwater.serve.limits.slow_reader_limits import PROGRESS
 from headwater.serve.listen_address import bind
 from headwater.serve.server.server import loop_factory
 
@@ -305,28 +306,36 @@ def test_answers_that_a_client_does_not_read_stop_the_library() -> None:
     run(main)
 
 
+class Transport:
+    """Records what is done with it."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.unread = 0  # bytes
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 1)
+
+    def write(self, data: bytes) -> None:
+        self.done.append(f"write {len(data)}")
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def abort(self) -> None:
+        self.done.append("abort")
+
+    def pause_reading(self) -> None:
+        self.done.append("pause")
+
+    def resume_reading(self) -> None:
+        self.done.append("resume")
+
+
 def test_requests_that_the_library_does_not_read_stop_the_client() -> None:
-    class Transport:
-        """Records what is done with it."""
-
-        def __init__(self) -> None:
-            self.done: list[str] = []
-
-        def is_closing(self) -> bool:
-            return False
-
-        def get_extra_info(self, name: str) -> Any:
-            return ("127.0.0.1", 1)
-
-        def write(self, data: bytes) -> None:
-            self.done.append(f"write {len(data)}")
-
-        def pause_reading(self) -> None:
-            self.done.append("pause")
-
-        def resume_reading(self) -> None:
-            self.done.append("resume")
-
     def receive(data: bytes) -> None:
         client.get_buffer(-1)[: len(data)] = data
         client.buffer_updated(len(data))
@@ -341,11 +350,48 @@ def test_requests_that_the_library_does_not_read_stop_the_client() -> None:
     assert inner.done == [f"write {len(PREFACE)}"] and outer.done == ["pause", "resume"]
     library.pause_writing()
     library.resume_writing()
-    client.pause_writing()
+    asyncio.run(_receive_in_loop(client.pause_writing))
     client.resume_writing()
     assert outer.done[2:] == ["pause", "resume"] and inner.done[1:] == ["pause", "resume"]
     asyncio.run(_receive_in_loop(lambda: receive(frame(PING, 0) * (pipe.TURN_FRAMES + 1))))
     assert outer.done[4:] == ["pause", "resume"], "other connections get their turn"
+
+
+def test_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        loop, now, refused = asyncio.get_running_loop(), 0.0, list[str]()
+        monkeypatch.setattr(loop, "time", lambda: now, raising=False)
+        outer = Transport()
+        client = pipe.ClientEnd(pipe.Buffers(), lambda _: None, lambda _, why: refused.append(why), 2.0)
+        client.connection_made(outer)
+        library = pipe.LibraryEnd(client)
+        library.connection_made(Transport())
+        outer.done.clear()
+
+        async def after(seconds: float) -> list[str]:
+            nonlocal now
+            now += seconds
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return outer.done
+
+        outer.unread = 3 * PROGRESS
+        client.pause_writing()
+        outer.unread -= PROGRESS
+        assert not await after(2.1), "it has read enough"
+        client.resume_writing()
+        assert not await after(2.1), "it has read all"
+        client.pause_writing()
+        assert not await after(1.0)
+        client.resume_writing()
+        client.pause_writing()
+        assert not await after(1.5), "the time began again"
+        outer.unread -= PROGRESS - 1
+        assert await after(1.0) == ["abort"]
+        assert refused == ["it has left its answers unread for 2 s"]
+        client.connection_lost(None)
+
+    asyncio.run(main())
 
 
 async def _receive_in_loop(receive: Callable[[], None]) -> None:

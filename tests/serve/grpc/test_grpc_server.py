@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -21,9 +21,11 @@ from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError
 from headwater.serve.api import Api
 from headwater.serve.auth.gate import Gate, grpc_address
+from headwater.serve.grpc import server as grpc_server
 from headwater.serve.grpc.calls import receive_by
 from headwater.serve.grpc.messages import FOLDER
 from headwater.serve.grpc.request_slots import RequestSlots
+from headwater.serve.grpc.server import GrpcServer
 from headwater.serve.server.server import Server
 
 LOCKED = {"token": Secret("t"), "http": "127.0.0.1:0"}
@@ -92,13 +94,22 @@ def test_abort_of_a_call_that_grpc_has_ended_cancels_the_handler() -> None:
     asyncio.run(run())
 
 
-def test_compressed_message_over_the_limit_is_refused_without_traceback(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("compression", "status"),
+    [
+        (grpc.Compression.NoCompression, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (grpc.Compression.Gzip, grpc.StatusCode.UNIMPLEMENTED),
+    ],
+)
+def test_message_over_the_limit_is_refused_without_traceback(
+    compression: grpc.Compression, status: grpc.StatusCode, caplog: pytest.LogCaptureFixture
+) -> None:
     with serving(NoDatabases(), http="127.0.0.1:0", max_body_bytes=1 << 20) as client, channel(client) as found:
         check = found.unary_unary("/grpc.health.v1.Health/Check")
         for _ in range(5):
             with pytest.raises(grpc.RpcError) as refused:
-                check(bytes(8 << 20), timeout=PATIENCE, compression=grpc.Compression.Gzip)
-            assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                check(bytes(8 << 20), timeout=PATIENCE, compression=compression)
+            assert refused.value.code() == status
     assert "Traceback" not in caplog.text
 
 
@@ -158,6 +169,63 @@ def test_unknown_health_method_does_not_reveal_services() -> None:
             found.unary_unary("/grpc.health.v1.Health/Nothing")(b"", timeout=PATIENCE)
         assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert "v1.ChangeFeedService" not in str(failure.value.trailing_metadata())
+
+
+class StuckLibrary:
+    """A gRPC library whose stop waits until all connections are cut."""
+
+    def __init__(self) -> None:
+        self.is_cut, self.grace = asyncio.Event(), list[float | None]()
+
+    async def stop(self, grace: float | None) -> None:
+        self.grace.append(grace)
+        await self.is_cut.wait()
+
+    async def close(self) -> None:
+        """Accept no more connections."""
+
+    async def end(self, seconds: float) -> None:
+        assert self.is_cut.is_set()
+
+    def cut(self) -> None:
+        self.is_cut.set()
+
+    async def enter_graceful_shutdown(self) -> None:
+        """Report the stop to watchers of the health."""
+
+
+def stuck() -> tuple[GrpcServer, StuckLibrary]:
+    """Return a server whose library is stuck."""
+    none, library = cast(Any, None), cast(Any, StuckLibrary())
+    server = GrpcServer(none, none, [], none, max_bytes=1, max_streams=1, connections=none, stall_seconds=1.0)
+    server._server = server._acceptor = server._health = library
+    return server, library
+
+
+def test_stop_cuts_connections_whose_client_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "CLOSE_SECONDS", 0.01)
+
+    async def main() -> None:
+        server, library = stuck()
+        await server.stop(0.01)
+        assert library.is_cut.is_set() and library.grace == [0.01]
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_second_signal_cuts_connections_whose_client_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "CLOSE_SECONDS", 0.01)
+
+    async def main() -> None:
+        server, library = stuck()
+        stopping = asyncio.ensure_future(server.stop(3600.0))
+        while not library.grace:
+            await asyncio.sleep(0)
+        server.cut()
+        await stopping
+        assert library.is_cut.is_set() and library.grace == [3600.0, None]
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
 def test_two_servers_do_not_share_a_port() -> None:

@@ -69,10 +69,11 @@ class GrpcServer:
         max_bytes: int,
         max_streams: int,
         connections: ConnectionLimits,
+        stall_seconds: float,
     ) -> None:
         self._calls, self._auth, self._services, self._limits = calls, auth, services, limits
         self._max_bytes, self._max_streams = max_bytes, max_streams  # per message; per connection
-        self._connections = connections
+        self._connections, self._stall_seconds = connections, stall_seconds
         self._acceptor: Acceptor | None = None
         self._server: Any = None
         self._health: Any = None
@@ -80,7 +81,7 @@ class GrpcServer:
 
     async def start(self, sockets: Sequence[socket.socket], tls: Tls | None, *, backlog: int) -> None:
         """Start to accept calls on these bound sockets."""
-        self._acceptor = Acceptor(self._connections)
+        self._acceptor = Acceptor(self._connections, self._stall_seconds)
         options = [
             *OPTIONS,
             ("grpc.http2.settings_timeout", int(SETTINGS_SECONDS * 1000)),
@@ -111,13 +112,22 @@ class GrpcServer:
                 if isinstance(service, Drainable):
                     service.drain()
             await self._health.enter_graceful_shutdown()
-            await self._server.stop(seconds)
+            await self._end_calls(self._server, self._acceptor, seconds)
             await self._acceptor.end(CLOSE_SECONDS)
 
     def cut(self) -> None:
         """End open calls without waiting, also during a stop."""
-        if self._server is not None:
-            self._cutting = asyncio.ensure_future(self._server.stop(None))
+        if self._server is not None and self._acceptor is not None:
+            self._cutting = asyncio.ensure_future(self._end_calls(self._server, self._acceptor, None))
+
+    @staticmethod
+    async def _end_calls(server: Any, acceptor: Acceptor, seconds: float | None) -> None:
+        """End open calls after `seconds`, and cut connections that do not read: the library waits for them."""
+        ending = asyncio.ensure_future(server.stop(seconds))
+        await asyncio.wait([ending], timeout=(seconds or 0.0) + CLOSE_SECONDS)
+        if not ending.done():
+            acceptor.cut()
+        await ending
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  # has no stubs

@@ -46,4 +46,5 @@ def open_services(
         max_bytes=most,
         max_streams=streams,
         connections=connections,
+        stall_seconds=config.stall_seconds,
     )

@@ -22,6 +22,7 @@ from headwater.errors import ConfigError
 from headwater.model.work.log_throttle import LogThrottle, counted
 from headwater.serve.grpc.connections.pipe import Buffers, ClientEnd, LibraryEnd
 from headwater.serve.limits.connection_limits import ConnectionLimits
+from headwater.serve.limits.slow_reader_limits import STALL_SECONDS
 from headwater.serve.tls import Tls
 from headwater.serve.tls_handshakes import Done, TlsServer
 
@@ -35,8 +36,8 @@ log = logging.getLogger(__name__)
 class Acceptor:
     """Accepts connections within `connections`. Start and stop it in one event loop."""
 
-    def __init__(self, connections: ConnectionLimits) -> None:
-        self._connections = connections
+    def __init__(self, connections: ConnectionLimits, stall_seconds: float = STALL_SECONDS) -> None:
+        self._connections, self._stall_seconds = connections, stall_seconds
         self._folder = _folder()
         self._numbers, self._buffers = itertools.count(), Buffers()
         self._clients: set[ClientEnd] = set()
@@ -79,16 +80,20 @@ class Acceptor:
         if self._clients:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), seconds)
+        self.cut()
+        self._folder.cleanup()
+
+    def cut(self) -> None:
+        """Close all connections at once."""
         for client in list(self._clients):
             client.abort()
-        self._folder.cleanup()
 
     def _protocol(self, handshake_done: Done = lambda: None) -> ClientEnd:
         def accepted(client: ClientEnd) -> None:
             handshake_done()  # the handshake counted the connection until now
             self._accepted(client)
 
-        return ClientEnd(self._buffers, accepted, self._refused)
+        return ClientEnd(self._buffers, accepted, self._refused, self._stall_seconds)
 
     def _accepted(self, client: ClientEnd) -> None:
         self._clients.add(client)

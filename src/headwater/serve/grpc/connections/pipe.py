@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headwater.serve.grpc.connections.http2_frames import Http2Frames, RefusedFrame
+from headwater.serve.limits.slow_reader_limits import PROGRESS, STALL_SECONDS
 
 CLIENT_BYTES = 64 << 10  # read at a time: 7,000 empty frames, which take about 3 ms to check
 LIBRARY_BYTES = 128 << 10  # took less CPU than 64 and 256 KiB
@@ -74,13 +75,24 @@ class _End(asyncio.BufferedProtocol):
 
 
 class ClientEnd(_End):
-    """The end of a client, whose frames are checked. `lost` is called when the connection has ended."""
+    """The end of a client, whose frames are checked. `lost` is called when the connection has ended.
+
+    A client that reads almost nothing for `stall_seconds`, while bytes wait for it, is closed.
+    """
 
     def __init__(
-        self, buffers: Buffers, accepted: Callable[[ClientEnd], None], refused: Callable[[ClientEnd, str], None]
+        self,
+        buffers: Buffers,
+        accepted: Callable[[ClientEnd], None],
+        refused: Callable[[ClientEnd, str], None],
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         super().__init__(buffers.of_clients)
         self.buffers, self._accepted, self._refused = buffers, accepted, refused
+        self._stall_seconds = stall_seconds
+        self._unread: int | None = None  # bytes that waited for the client at `_since`; None if it reads
+        self._since = 0.0
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._frames = Http2Frames()
         self._early = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -109,6 +121,37 @@ class ClientEnd(_End):
         if frames > TURN_FRAMES and self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._read_on)
+
+    def pause_writing(self) -> None:
+        """Stop reading at the other end, and start to measure whether the client reads."""
+        super().pause_writing()
+        self._measure()
+
+    def resume_writing(self) -> None:
+        """Read at the other end again."""
+        super().resume_writing()
+        self._unread = None
+
+    def _measure(self) -> None:
+        if self.transport is not None:
+            loop = asyncio.get_running_loop()
+            self._unread, self._since = self.transport.get_write_buffer_size(), loop.time()
+            if self._stall_timer is None:  # one timer for any number of pauses
+                self._stall_timer = loop.call_later(self._stall_seconds, self._check_stall)
+
+    def _check_stall(self) -> None:
+        self._stall_timer = None
+        if self._unread is None or self.transport is None:
+            return
+        loop = asyncio.get_running_loop()
+        left = self._since + self._stall_seconds - loop.time()
+        if left > 0:
+            self._stall_timer = loop.call_later(left, self._check_stall)
+        elif self._unread - self.transport.get_write_buffer_size() >= PROGRESS:
+            self._measure()
+        else:
+            self._refused(self, f"it has left its answers unread for {self._stall_seconds:g} s")
+            self.abort()
 
     def join(self, other: LibraryEnd) -> None:
         """Start to pass on bytes."""
@@ -139,8 +182,9 @@ class ClientEnd(_End):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the other end."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
         if self.other is not None and self.other.transport is not None:
             self.other.transport.abort()
         self.transport = self.other = None
