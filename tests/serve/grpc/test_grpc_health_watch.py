@@ -15,6 +15,7 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.serve.grpc.calls import MAX_OPEN_REQUEST
 from headwater.serve.grpc.server import UNKNOWN, _Health
+from headwater.serve.grpc.stalled_calls import UnreadAnswers
 from headwater.serve.limits.limits import Limits
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -84,7 +85,7 @@ class Uncounted:
 
 def test_stalled_health_watcher_does_not_block_others() -> None:
     async def main() -> None:
-        health = _Health(cast(Limits, None))
+        health = _Health(cast(Limits, None), UnreadAnswers(PATIENCE))
         reads, stalled = Context(), Context(reads=False)
         watching = [asyncio.ensure_future(health._watch("", cast(Any, each))) for each in (stalled, reads)]
         while reads.found != [SERVING]:
@@ -105,7 +106,7 @@ def test_stalled_health_watcher_does_not_block_others() -> None:
 
 def test_watchers_of_unknown_services_are_kept_under_one_name() -> None:
     async def main() -> None:
-        health = _Health(cast(Any, Uncounted()))
+        health = _Health(cast(Any, Uncounted()), UnreadAnswers(PATIENCE))
         contexts = [Context() for _ in range(3)]
         asked = [health_pb2.HealthCheckRequest(service=f"unknown {number}") for number in range(3)]
         watching = [

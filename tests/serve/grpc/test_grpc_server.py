@@ -26,6 +26,7 @@ from headwater.serve.grpc.calls import receive_by
 from headwater.serve.grpc.messages import FOLDER
 from headwater.serve.grpc.request_slots import RequestSlots
 from headwater.serve.grpc.server import GrpcServer
+from headwater.serve.grpc.stalled_calls import UnreadAnswers
 from headwater.serve.server.server import Server
 
 LOCKED = {"token": Secret("t"), "http": "127.0.0.1:0"}
@@ -87,7 +88,8 @@ def test_abort_of_a_call_that_grpc_has_ended_cancels_the_handler() -> None:
     async def run() -> None:
         slots = RequestSlots(total=1, each=1, waiting=1, seconds=PATIENCE)
         answering: Any = lambda request, context: None  # noqa: E731
-        handler = receive_by(slots, grpc.unary_unary_rpc_method_handler(answering, decode), lambda context: "key")
+        method = grpc.unary_unary_rpc_method_handler(answering, decode)
+        handler = receive_by(slots, method, lambda context: "key", UnreadAnswers(PATIENCE))
         with pytest.raises(asyncio.CancelledError):  # gRPC logs a traceback for any other error
             await handler.stream_unary(None, EndedCall())
 
@@ -197,7 +199,8 @@ class StuckLibrary:
 def stuck() -> tuple[GrpcServer, StuckLibrary]:
     """Return a server whose library is stuck."""
     none, library = cast(Any, None), cast(Any, StuckLibrary())
-    server = GrpcServer(none, none, [], none, max_bytes=1, max_streams=1, connections=none, stall_seconds=1.0)
+    limits: dict[str, Any] = {"max_bytes": 1, "max_streams": 1, "stall_seconds": 1.0}
+    server = GrpcServer(none, none, [], none, **limits, connections=none, unread=none)
     server._server = server._acceptor = server._health = library
     return server, library
 

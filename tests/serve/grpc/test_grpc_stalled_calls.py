@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from grpc._cython import cygrpc
 from tests.queries.open_databases import Whole
 from tests.serve.changefeeds import made
-from tests.serve.grpc_calls import SUBSCRIPTIONS, calling
+from tests.serve.grpc_calls import KV, SUBSCRIPTIONS, calling
+from tests.serve.http2 import ACK, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, headers
 from tests.serve.server_fixture import Client, serving
 from tests.suite.deadlines import PATIENCE
 
 from headwater.config import FeedsConfig, LogConfig
-from headwater.errors import HeadwaterError, Unavailable
+from headwater.errors import Busy, HeadwaterError, Unavailable
 from headwater.model.principal import ANONYMOUS
 from headwater.serve.api import Api
-from headwater.serve.grpc import calls
+from headwater.serve.grpc import calls, stalled_calls
 from headwater.serve.grpc.calls import Caller, _Call
 from headwater.serve.grpc.changefeed import ChangeFeedService
+from headwater.serve.grpc.connections.acceptor import Acceptor
 from headwater.serve.grpc.messages import message
-from headwater.serve.grpc.stalled_calls import StalledCalls
+from headwater.serve.grpc.stalled_calls import StalledCalls, UnreadAnswers
+from headwater.serve.limits.slow_reader_limits import PROGRESS
 from headwater.serve.metrics.changefeed_metrics import ChangefeedCounters
 from headwater.serve.thread_bridge import Bridge
 
@@ -149,3 +154,96 @@ def test_change_feed_with_an_unread_last_message_is_cut_off(tmp_path: Path) -> N
     feeds = FeedsConfig(slow_consumer_seconds=0.05)
     with Whole(tmp_path, log=LogConfig(flush_ms=5), feeds=feeds) as files:
         asyncio.run(main(files))
+
+
+# --- single answers ----------------------------------------------------------------------------------------------
+
+
+class Answered:
+    """The context of a call with an answer, and of which connection it is."""
+
+    def __init__(self, peer: str) -> None:
+        self.name, self.ends = f"unix:/folder/{peer}@127.0.0.1", list[Any]()
+
+    def peer(self) -> str:
+        return self.name
+
+    def add_done_callback(self, end: Any) -> None:
+        self.ends.append(end)
+
+
+def test_answer_unread_for_too_long_closes_its_connection() -> None:
+    async def main() -> None:
+        loop, now = asyncio.get_running_loop(), 0.0
+        loop.time = lambda: now  # type: ignore[method-assign]
+        answers, closed = UnreadAnswers(2.0), list[tuple[str, float]]()
+        answers.close = lambda peer, why: closed.append((peer, now))
+        small, large, read = (cast(Any, Answered(name)) for name in ("small", "large", "read"))
+        answers.add(small, 10)
+        answers.add(large, 2 * PROGRESS)
+        answers.add(read, 10)
+        read.ends[0](None)
+        while len({peer for peer, _ in closed}) < 2:
+            now += 0.01
+            await asyncio.sleep(0)
+        first = {peer: next(at for name, at in closed if name == peer) for peer in (small.name, large.name)}
+        assert 2.0 <= first[small.name] < 3.0 and 6.0 <= first[large.name] < 7.0
+        assert len(first) == len({peer for peer, _ in closed}), "what was read is not late"
+        for each in (small, large):
+            each.ends[0](None)
+        while answers._timer is not None:
+            now += 0.01
+            await asyncio.sleep(0)
+        assert not answers._waiting and not len(answers._from)
+
+    asyncio.run(main())
+
+
+def test_unread_answers_of_one_address_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stalled_calls, "MAX_UNREAD", 2)
+
+    async def main() -> None:
+        answers = UnreadAnswers(PATIENCE)
+        held = [cast(Any, Answered(str(number))) for number in range(2)]
+        for each in held:
+            answers.add(each, 0)
+        with pytest.raises(Busy):
+            answers.add(held[0], 0)
+        with pytest.raises(Busy), answers.sending(held[0]):
+            pass
+        held[0].ends[0](None)
+        with answers.sending(held[0]):
+            assert answers._from.total == 2
+        assert answers._from.total == 1
+
+    asyncio.run(main())
+
+
+LIST_SERVICES = b"\x3a\0"
+UNREAD_CALLS = {
+    "/grpc.health.v1.Health/Check": b"",
+    "/grpc.health.v1.Health/Watch": b"",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": LIST_SERVICES,
+    f"/{KV}/Get": b"\x12\1k",  # of the key k
+}
+
+
+def test_connection_without_a_window_for_answers_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped, drop = list[str](), Acceptor.drop
+
+    def noted(self: Acceptor, peer: str, why: str) -> None:
+        dropped.append(peer)
+        drop(self, peer, why)
+
+    monkeypatch.setattr(Acceptor, "drop", noted)
+    no_window = frame(SETTINGS, 0, b"\0\4" + bytes(4))
+    with Whole(tmp_path, log=LogConfig(flush_ms=5)) as files, serving(files, stall_seconds=0.2) as client:
+        for path, request in UNREAD_CALLS.items():
+            sent = frame(HEADERS, END_HEADERS, headers(path), 1)
+            sent += frame(0, 0, b"\0" + len(request).to_bytes(4, "big") + request, 1)
+            with socket.create_connection(client.server.grpc_addresses[0], PATIENCE) as connection:
+                connection.sendall(PREFACE + no_window + frame(SETTINGS, ACK) + sent)
+                with contextlib.suppress(ConnectionResetError):
+                    while connection.recv(1 << 16):
+                        pass
+    assert len(set(dropped)) == len(UNREAD_CALLS)

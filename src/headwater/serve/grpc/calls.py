@@ -22,14 +22,13 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.model.principal import ANONYMOUS, Principal
-from headwater.model.work.answer_limits import UNCOUNTED
 from headwater.model.work.work_context import CALLER
 from headwater.serve.auth.gate import Gate
 from headwater.serve.grpc import errors
 from headwater.serve.grpc.connections.acceptor import address_in
 from headwater.serve.grpc.messages import LARGE, decode
 from headwater.serve.grpc.request_slots import RequestSlots
-from headwater.serve.grpc.stalled_calls import StalledCalls
+from headwater.serve.grpc.stalled_calls import StalledCalls, UnreadAnswers
 from headwater.serve.limits.limits import Limits, identity
 from headwater.serve.limits.rates import place_of
 from headwater.serve.limits.request_body import BodyReservation
@@ -46,7 +45,7 @@ MAX_OPEN_REQUEST = 1 << 10  # bytes of a message to health or reflection, which 
 GRACE_SECONDS = 5.0  # time to deliver the current message and the status to a caller that is cut off
 
 MAX_METADATA = 200  # entries of one call; gRPC itself limits their bytes, but not before a client acknowledges SETTINGS
-SMALL = 16 << 10  # bytes: smaller messages of a stream are not counted, because the stream itself takes more
+SMALL = 16 << 10  # bytes: smaller messages are not counted, because the call itself takes more
 
 _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
 
@@ -71,8 +70,8 @@ Pour = Callable[[Caller, Any], AsyncIterator[Any]]  # one request, many answers
 class AuthInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
     """Authenticates every caller before the method is looked up."""
 
-    def __init__(self, gate: Gate, limits: Limits) -> None:
-        self._gate, self._limits = gate, limits
+    def __init__(self, gate: Gate, limits: Limits, unread: UnreadAnswers) -> None:
+        self._gate, self._limits, self._unread = gate, limits, unread
         self._health = RequestSlots(total=8, each=4, waiting=64, seconds=HEALTH_SECONDS)
         self._reflection = RequestSlots(total=16, each=4, waiting=64, seconds=REQUEST_SECONDS)
 
@@ -82,20 +81,21 @@ class AuthInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             hint = f"Send at most {MAX_METADATA}."
             return _refusing(RequestTooLarge(f"the call has {sent} metadata entries", hint=hint), self._limits)
         if details.method.startswith(HEALTH):
-            return receive_by(self._health, await continuation(details), lambda context: place_of(address_of(context)))
+            found = await continuation(details)
+            return receive_by(self._health, found, lambda context: place_of(address_of(context)), self._unread)
         try:
             who = self._gate.admit_call(_headers(details))
         except HeadwaterError as error:
             return _refusing(error, self._limits)
         _who.set(who)
         found = await continuation(details)
-        return receive_by(self._reflection, found, lambda context: identity(who, address_of(context)))
+        return receive_by(self._reflection, found, lambda context: identity(who, address_of(context)), self._unread)
 
 
 Key = Callable[[aio.ServicerContext[Any, Any]], Hashable]
 
 
-def receive_by(slots: RequestSlots, handler: Any, key: Key) -> Any:
+def receive_by(slots: RequestSlots, handler: Any, key: Key, unread: UnreadAnswers) -> Any:
     """Return a handler that receives small requests by `slots`, and answers INVALID_ARGUMENT to undecodable ones.
 
     For the health and reflection services: gRPC itself would wait for their requests without a limit, and would log a
@@ -122,15 +122,26 @@ def receive_by(slots: RequestSlots, handler: Any, key: Key) -> Any:
         request = await receive(context)
         if request is None:
             await abort(context, InvalidRequest("the request has no message"))
-        return await (handler.unary_unary or handler.unary_stream)(request, context)
+        if handler.unary_unary is None:
+            return await handler.unary_stream(request, context)
+        answer = await handler.unary_unary(request, context)
+        try:
+            unread.add(context, 0)
+        except HeadwaterError as error:
+            await abort(context, error)
+        return answer
 
     async def answer_stream(_: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         async def requests() -> AsyncIterator[Any]:
             while (request := await receive(context)) is not None:
                 yield request
 
-        async for answer in handler.stream_stream(requests(), context):
-            yield answer
+        try:
+            async for answer in handler.stream_stream(requests(), context):
+                with unread.sending(context):
+                    yield answer
+        except HeadwaterError as error:
+            await abort(context, error)
 
     # A handler for a stream of requests fits a call of any kind, and reads the requests itself.
     if handler.unary_unary is not None:
@@ -153,9 +164,10 @@ class Calls:
         max_bytes: int,
         max_streams: int,
         stalls: StalledCalls,
+        unread: UnreadAnswers,
     ) -> None:
         self._gate, self._limits, self._metrics, self._max_bytes = gate, limits, metrics, max_bytes
-        self._databases, self._bridge, self._stalls = databases, bridge, stalls
+        self._databases, self._bridge, self._stalls, self._unread = databases, bridge, stalls, unread
         self._slots = RequestSlots(total=16, each=6, waiting=max_streams, seconds=REQUEST_SECONDS)
 
     def one(self, name: str, request: str, answer: Answer) -> grpc.RpcMethodHandler[Any, Any]:
@@ -172,8 +184,9 @@ class Calls:
                     call.answer = _bytes(await answer(caller, asked))
                 if waits:
                     self._gate.recheck(caller.who)  # the credential may have ended before the answer was ready
-                if len(call.answer) > UNCOUNTED:
+                if len(call.answer) > SMALL:
                     call.hold()
+                self._unread.add(context, len(call.answer))
             return call.answer
 
         return grpc.stream_unary_rpc_method_handler(handle, response_serializer=_bytes)  # reads the request itself

@@ -12,12 +12,13 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from headwater.errors import LimitExceeded
+from headwater.errors import Busy, LimitExceeded
 from headwater.model.principal import ANONYMOUS
 from headwater.serve.grpc.calls import Answer, AuthInterceptor, Calls, Pour, abort, address_of
 from headwater.serve.grpc.connections.acceptor import Acceptor
 from headwater.serve.grpc.messages import pool
 from headwater.serve.grpc.request_slots import WINDOW
+from headwater.serve.grpc.stalled_calls import UnreadAnswers
 from headwater.serve.limits.connection_limits import ConnectionLimits
 from headwater.serve.limits.limits import Limits
 from headwater.serve.tls import Tls
@@ -70,10 +71,11 @@ class GrpcServer:
         max_streams: int,
         connections: ConnectionLimits,
         stall_seconds: float,
+        unread: UnreadAnswers,
     ) -> None:
         self._calls, self._auth, self._services, self._limits = calls, auth, services, limits
         self._max_bytes, self._max_streams = max_bytes, max_streams  # per message; per connection
-        self._connections, self._stall_seconds = connections, stall_seconds
+        self._connections, self._stall_seconds, self._unread = connections, stall_seconds, unread
         self._acceptor: Acceptor | None = None
         self._server: Any = None
         self._health: Any = None
@@ -82,6 +84,7 @@ class GrpcServer:
     async def start(self, sockets: Sequence[socket.socket], tls: Tls | None, *, backlog: int) -> None:
         """Start to accept calls on these bound sockets."""
         self._acceptor = Acceptor(self._connections, self._stall_seconds)
+        self._unread.close = self._acceptor.drop
         options = [
             *OPTIONS,
             ("grpc.http2.settings_timeout", int(SETTINGS_SECONDS * 1000)),
@@ -92,7 +95,7 @@ class GrpcServer:
         for service in self._services:
             self._server.add_generic_rpc_handlers((_Handlers(service, self._calls),))
         names = [service.service for service in self._services]
-        self._health = _Health(self._limits)
+        self._health = _Health(self._limits, self._unread)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for name in ("", *names):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -133,16 +136,16 @@ class GrpcServer:
 class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  # has no stubs
     """The health service, which needs no credential; a watcher counts as a stream."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, unread: UnreadAnswers) -> None:
         super().__init__()
-        self._limits = limits
+        self._limits, self._unread = limits, unread
 
     async def Watch(self, request: Any, context: aio.ServicerContext[Any, Any]) -> None:  # named by gRPC
         """Send the health, now and whenever it changes."""
         try:
             with self._limits.count_stream(ANONYMOUS, None, address_of(context)):
                 await self._watch(request.service if request.service in self._server_status else UNKNOWN, context)
-        except LimitExceeded as error:
+        except (LimitExceeded, Busy) as error:
             await abort(context, error)
 
     async def _watch(self, service: str, context: aio.ServicerContext[Any, Any]) -> None:
@@ -153,7 +156,8 @@ class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  #
             while True:
                 status = self._status_of(service)
                 if status != last:
-                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                    with self._unread.sending(context):
+                        await context.write(health_pb2.HealthCheckResponse(status=status))
                     last = status
                 async with changed:
                     if self._status_of(service) == last:

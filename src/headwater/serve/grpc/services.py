@@ -12,7 +12,7 @@ from headwater.serve.grpc.kv import KvService
 from headwater.serve.grpc.pull import PullService
 from headwater.serve.grpc.server import GrpcServer, Service
 from headwater.serve.grpc.sochdb import SubscriptionService
-from headwater.serve.grpc.stalled_calls import StalledCalls
+from headwater.serve.grpc.stalled_calls import StalledCalls, UnreadAnswers
 from headwater.serve.limits.connection_limits import ConnectionLimits
 from headwater.serve.limits.limits import Limits
 from headwater.serve.metrics.metrics import Metrics
@@ -36,15 +36,26 @@ def open_services(
         KvService(Kv(api, bridge), bridge),
     ]
     most, streams = config.max_body_bytes, config.max_streams_per_client
-    stalls = StalledCalls(config.stall_seconds)
-    calls = Calls(gate, limits, metrics, api.databases, bridge, max_bytes=most, max_streams=streams, stalls=stalls)
+    stalls, unread = StalledCalls(config.stall_seconds), UnreadAnswers(config.stall_seconds)
+    calls = Calls(
+        gate,
+        limits,
+        metrics,
+        api.databases,
+        bridge,
+        max_bytes=most,
+        max_streams=streams,
+        stalls=stalls,
+        unread=unread,
+    )
     return GrpcServer(
         calls,
-        AuthInterceptor(gate, limits),
+        AuthInterceptor(gate, limits, unread),
         services,
         limits,
         max_bytes=most,
         max_streams=streams,
         connections=connections,
         stall_seconds=config.stall_seconds,
+        unread=unread,
     )

@@ -41,6 +41,7 @@ class Acceptor:
         self._folder = _folder()
         self._numbers, self._buffers = itertools.count(), Buffers()
         self._clients: set[ClientEnd] = set()
+        self._named: dict[str, ClientEnd] = {}  # by the name of the socket to the library
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: Sequence[socket.socket] = ()
         self._plain: list[asyncio.AbstractServer] = []
@@ -88,6 +89,13 @@ class Acceptor:
         for client in list(self._clients):
             client.abort()
 
+    def drop(self, peer: str, why: str) -> None:
+        """Close a connection at once, by the name that the gRPC library has for its other end."""
+        client = self._named.get(unquote(peer).removeprefix("unix:"))
+        if client is not None:
+            self._refused(client, why)
+            client.abort()
+
     def _protocol(self, handshake_done: Done = lambda: None) -> ClientEnd:
         def accepted(client: ClientEnd) -> None:
             handshake_done()  # the handshake counted the connection until now
@@ -110,6 +118,7 @@ class Acceptor:
     def _lost(self, client: ClientEnd) -> None:
         self._connections.leave(client.address)
         self._clients.discard(client)
+        self._named.pop(client.name, None)
         if not self._clients:
             self._empty.set()
 
@@ -120,6 +129,8 @@ class Acceptor:
             connection = socket.socket(socket.AF_UNIX)
             connection.setblocking(False)
             name = f"{self._folder.name}/{next(self._numbers):x}@{client.address}"
+            if client in self._clients:
+                client.name, self._named[name] = name, client
             connection.bind(name)
             os.unlink(name)  # the socket keeps its name
             connection.connect(f"{self._folder.name}/{NAME}")

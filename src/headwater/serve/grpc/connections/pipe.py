@@ -96,7 +96,7 @@ class ClientEnd(_End):
         self._frames = Http2Frames()
         self._early = b""
         self._timer: asyncio.TimerHandle | None = None
-        self.address = ""
+        self.address = self.name = ""  # `name` is that of the socket to the library
         self.lost: Callable[[], None] = lambda: None
 
     def connection_made(self, transport: Any) -> None:
