@@ -29,6 +29,7 @@ from headwater.serve.grpc.changefeed import ChangeFeedService
 from headwater.serve.grpc.connections.acceptor import Acceptor
 from headwater.serve.grpc.messages import message
 from headwater.serve.grpc.stalled_calls import StalledCalls, UnreadAnswers
+from headwater.serve.limits.request_body import BODIES
 from headwater.serve.limits.slow_reader_limits import PROGRESS
 from headwater.serve.metrics.changefeed_metrics import ChangefeedCounters
 from headwater.serve.thread_bridge import Bridge
@@ -247,3 +248,16 @@ def test_connection_without_a_window_for_answers_is_closed(tmp_path: Path, monke
                     while connection.recv(1 << 16):
                         pass
     assert len(set(dropped)) == len(UNREAD_CALLS)
+
+
+def test_large_request_of_a_stream_is_counted_until_the_stream_ends(tmp_path: Path) -> None:
+    padding = b"\xc2\x3e" + b"\x80\x80\x08" + bytes(1 << 17)  # an unknown field
+    with Whole(tmp_path, log=LogConfig(flush_ms=5)) as files, serving(files) as client, calling(client) as caller:
+        files.run("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")
+        before = BODIES.used
+        request = message("sochdb.v1.SubscribeRequest")(tables=["t"]).SerializeToString() + padding
+        call: Any = caller.channel.unary_stream(SUBSCRIBE)(request, timeout=PATIENCE)
+        call.initial_metadata()
+        assert BODIES.used == before + len(request)
+        call.cancel()
+        until(lambda: BODIES.used == before)

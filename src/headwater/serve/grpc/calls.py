@@ -200,7 +200,6 @@ class Calls:
                 asked = await self._asked(caller, call, request)
                 db = await self._limits.of_call(asked)
                 self._limits.enter(caller.who, db)
-                call.release_body()
                 staying = self._limits.count_stream(caller.who, db, caller.address)
                 with staying, self._gate.sessions.during(caller.who, call.expire), self._stalls.watch(call):
                     answers = pour(caller, asked)
@@ -269,7 +268,7 @@ class _Call:
         self._writing = False
         self._written = 0  # messages
         self._last: asyncio.TimerHandle | None = None  # ends the call if the current message is not received in time
-        self.body: BodyReservation | None = None  # of a large request
+        self.body: BodyReservation | None = None  # of a large request, which a stream keeps until it ends
         self.answer = b""
         self.unread = self.page = Unread(ANONYMOUS, "")  # until the caller is known
         self.redact: Callable[[HeadwaterError], HeadwaterError] = lambda error: error  # removes hidden names
@@ -296,11 +295,6 @@ class _Call:
         self.page.release()
         if size > SMALL:
             self.page.hold(size)
-
-    def release_body(self) -> None:
-        """Stop counting the request."""
-        if self.body is not None:
-            self.body.release()
 
     def expire(self) -> None:
         """End the call because its credential is no longer valid."""
@@ -342,7 +336,8 @@ class _Call:
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self._last is not None:
             self._last.cancel()
-        self.release_body()
+        if self.body is not None:
+            self.body.release()
         if error is None or isinstance(error, aio.AbortError):
             self._metrics.called(self._name, "OK" if error is None else "aborted")
             return
