@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -13,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tests.serve.server_fixture import NoDatabases, serving
 from tests.suite.deadlines import PATIENCE
 
+from headwater.config import Secret
 from headwater.serve.grpc.calls import MAX_OPEN_REQUEST
 from headwater.serve.grpc.server import UNKNOWN, _Health
 from headwater.serve.grpc.stalled_calls import UnreadAnswers
@@ -123,3 +127,41 @@ def test_watchers_of_unknown_services_are_kept_under_one_name() -> None:
         assert not health._server_watchers
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_reflection_ends_with_the_credential(tmp_path: Path) -> None:
+    asked = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    revoked = threading.Event()
+
+    def requests() -> Iterator[bytes]:
+        yield asked
+        revoked.wait(PATIENCE)
+        yield asked
+
+    with serving(NoDatabases(), folder=tmp_path, token=Secret("admin")) as client:
+        client.http.headers["authorization"] = "Bearer admin"
+        made = client.ok("security.token.create", name="ada", role="viewer")
+        with grpc.insecure_channel(client.server.grpc_address) as channel:
+            metadata = [("x-api-key", made["token"])]
+            call: Any = channel.stream_stream(REFLECTION)(requests(), timeout=PATIENCE, metadata=metadata)
+            assert next(call)
+            client.ok("security.token.revoke", id=made["id"])
+            revoked.set()
+            with pytest.raises(grpc.RpcError) as refused:
+                next(call)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_requests_to_reflection_count_towards_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, ask = list[str](), Limits.ask
+
+    def noted(self: Limits, who: Any, address: str) -> None:
+        counted.append(address)
+        ask(self, who, address)
+
+    monkeypatch.setattr(Limits, "ask", noted)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    with serving(NoDatabases()) as client, grpc.insecure_channel(client.server.grpc_address) as channel:
+        call: Any = channel.stream_stream(REFLECTION)(iter([asked] * 3), timeout=PATIENCE)
+        assert len(list(call)) == 3
+    assert counted == ["127.0.0.1"] * 3

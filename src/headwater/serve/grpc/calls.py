@@ -89,14 +89,27 @@ class AuthInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             return _refusing(error, self._limits)
         _who.set(who)
         found = await continuation(details)
-        return receive_by(self._reflection, found, lambda context: identity(who, address_of(context)), self._unread)
+
+        def admit(context: aio.ServicerContext[Any, Any]) -> None:
+            self._limits.ask(self._gate.recheck(who), address_of(context))
+
+        key: Key = lambda context: identity(who, address_of(context))  # noqa: E731
+        return receive_by(self._reflection, found, key, self._unread, admit)
 
 
 Key = Callable[[aio.ServicerContext[Any, Any]], Hashable]
 
 
-def receive_by(slots: RequestSlots, handler: Any, key: Key, unread: UnreadAnswers) -> Any:
+def receive_by(
+    slots: RequestSlots,
+    handler: Any,
+    key: Key,
+    unread: UnreadAnswers,
+    admit: Callable[[aio.ServicerContext[Any, Any]], None] = lambda context: None,
+) -> Any:
     """Return a handler that receives small requests by `slots`, and answers INVALID_ARGUMENT to undecodable ones.
+
+    `admit` is called for each request, and raises an error if the caller may not send it.
 
     For the health and reflection services: gRPC itself would wait for their requests without a limit, and would log a
     traceback for each malformed one.
@@ -107,6 +120,8 @@ def receive_by(slots: RequestSlots, handler: Any, key: Key, unread: UnreadAnswer
     async def receive(context: aio.ServicerContext[Any, Any]) -> Any:
         try:
             data = await slots.receive(key(context), context)
+            if data is not None:
+                admit(context)
         except HeadwaterError as error:
             await abort(context, error)
         if data is None:
