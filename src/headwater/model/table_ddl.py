@@ -7,7 +7,7 @@ foreign key, or the rows that a new table was filled with.
 from __future__ import annotations
 
 import re
-from itertools import dropwhile, islice
+from itertools import dropwhile, pairwise
 
 import msgspec
 
@@ -29,7 +29,6 @@ _TOKEN = re.compile(
     r"""|"(?:[^"]|"")*"|`(?:[^`]|``)*`|'(?:[^']|'')*'|\[[^\]]*\]|[A-Za-z0-9_$\x80-\U0010ffff]+|.""",
     re.DOTALL,
 )
-_LONGEST = 10  # tokens: ALTER TABLE main.t RENAME TO u, or DROP TABLE IF EXISTS main.t, and a semicolon
 _PLAIN = re.compile(r"[\w.]+")
 _IN_NAME = re.compile(r"[\w$.\"`\]]")
 
@@ -59,12 +58,11 @@ def ended_names(ddl: str) -> list[str] | None:
     These are the names in DROP TABLE and RENAME TO. Comments, and semicolons before the statement, do not count.
     """
     found = (each[0] for each in _TOKEN.finditer(ddl) if each["skipped"] is None)
-    tokens = list(islice(dropwhile(lambda token: token == ";", found), _LONGEST + 1))
+    tokens = list(dropwhile(lambda token: token == ";", found))
     words = [token.upper() for token in tokens]
-    if not words or words[0] == "CREATE" or (words[0] == "DROP" and words[1:2] in (["VIEW"], ["INDEX"], ["TRIGGER"])):
+    renames = words[:2] == ["ALTER", "TABLE"] and ("RENAME", "TO") in pairwise(words)
+    if words[:2] != ["DROP", "TABLE"] and not renames:
         return []
-    if words[:2] not in (["DROP", "TABLE"], ["ALTER", "TABLE"]):
-        return None
     place = 4 if words[:4] == ["DROP", "TABLE", "IF", "EXISTS"] else 2
     if words[place + 1 : place + 2] == ["."]:
         place += 2

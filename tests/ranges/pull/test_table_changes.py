@@ -82,8 +82,8 @@ def _gatherer(reader: SqliteReader, log: MemoryLog) -> ChangeCollector:
         ("ALTER/**/TABLE t RENAME/* */TO u", True),
         (" ;;/* */; DROP TABLE t", True),
         ("DROP TABLE \u00a0t", False),  # a name of SQLite, as it is
-        ("WITH x AS (SELECT 1) UPDATE sqlite_schema SET name = 'u'", True),  # not clear
-        ("ALTER TABLE t", True),
+        ("WITH x AS (SELECT 1) UPDATE sqlite_schema SET name = 'u'", False),  # not clear
+        ("ALTER TABLE t", False),
         (";DROP/**/TABLE u", False),
         ("ALTER TABLE u RENAME/* TO t */TO v", False),
         ("ALTER TABLE t ADD COLUMN v DEFAULT 'RENAME TO'", False),

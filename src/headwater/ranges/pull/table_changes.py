@@ -74,7 +74,7 @@ def stop_of(change: Change) -> str:
 
 
 def _is_end(table: str, ddl: str) -> bool:
-    """Return whether `ddl` dropped or renamed `table`, or gave its name to another table; True if that is not clear.
+    """Return whether `ddl` dropped or renamed `table`, or gave its name to another table; True if unclear which.
 
     Only the statement distinguishes these from other schema changes. A view is a reason to record the statement for
     all tables that it reads: `ddl` may end another table only.

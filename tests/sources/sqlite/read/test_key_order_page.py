@@ -154,11 +154,11 @@ def test_chunk_size_is_limited_in_bytes(rig: Attach) -> None:
     assert len(found) > 1
 
 
-def test_chunk_of_a_missing_table_is_refused_with_the_nearest_name(rig: Attach) -> None:
+def test_chunk_of_a_missing_table_is_refused_without_the_name_of_another(rig: Attach) -> None:
     r = rig("CREATE TABLE orders(k)")
     with pytest.raises(NotFound) as caught:
         r.source.chunk("order", after=None, span=None, limit=1)
-    assert "orders" in caught.value.hint
+    assert "orders" not in caught.value.hint and "schema.list_tables" in caught.value.hint
 
 
 def test_paging_seeks_instead_of_reading_from_the_start(rig: Attach) -> None:

@@ -70,6 +70,7 @@ class _QueryText(PostgresExpressions, QueryText):
     with_word, parameter, no_limit = "WITH RECURSIVE", "$", "ALL"
 
     def __init__(self) -> None:
+        super().__init__()
         self._withs: list[set[str]] = []  # names of WITH queries in scope
 
     def query(self, query: Query) -> str:
