@@ -45,7 +45,7 @@ def test_view_redefined_by_any_program_is_reported_for_its_tables(tmp_path: Path
         one.run("CREATE VIEW v AS SELECT id FROM u")
         assert told(one)[len(before) + 1 :] == ["u: CREATE VIEW v AS SELECT id FROM u"]
         seen = len(told(one))
-        foreign(Path(one.source.path), "DROP VIEW w", "CREATE VIEW w AS SELECT id + 1 FROM v")
+        foreign(Path(one.source.path), "BEGIN", "DROP VIEW w", "CREATE VIEW w AS SELECT id + 1 FROM v", "COMMIT")
         assert told(one)[seen:] == ["u: CREATE VIEW w AS SELECT id + 1 FROM v"]
         one.run("ALTER TABLE t ADD COLUMN x")
         assert told(one)[seen + 1 :] == ["t: ALTER TABLE t ADD COLUMN x"]
