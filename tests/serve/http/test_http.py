@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ from headwater.serve.auth.gate import Access
 from headwater.serve.http.openapi import document
 from headwater.serve.http.routes import ROUTES
 from headwater.serve.rpc.methods import METHODS
+from headwater.serve.server.application import Application
 from headwater.serve.server.server import Server
 
 
@@ -111,6 +113,31 @@ def test_readyz_of_one_database() -> None:
         assert (other.status_code, other.json()["reasons"]) == (503, ["log_damaged"])
         absent = client.http.get("/readyz?db=absent")
         assert (absent.status_code, absent.json()["reasons"]) == (503, ["not_found"])
+
+
+def test_concurrent_requests_of_readyz_share_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, checks, entered, readyz = threading.Event(), list[None](), threading.Semaphore(0), Application._readyz
+
+    class Slow(Numbers):
+        def status(self) -> dict[str, Any]:
+            checks.append(None)
+            assert release.wait(PATIENCE)
+            return super().status()
+
+    async def counted(self: Application, *args: Any) -> Any:
+        entered.release()
+        return await readyz(self, *args)
+
+    monkeypatch.setattr(Application, "_readyz", counted)
+    with serving(Slow(main=READY)) as client, ThreadPoolExecutor(20) as threads:
+        answers = [threads.submit(client.http.get, "/readyz") for _ in range(20)]
+        for _ in answers:
+            assert entered.acquire(timeout=PATIENCE)
+        release.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+        assert len(checks) == 1
+        assert client.http.get("/readyz").status_code == 200
+        assert len(checks) == 2, "a later request checks again"
 
 
 def test_readyz_of_one_database_needs_a_credential_on_a_locked_server() -> None:

@@ -79,6 +79,7 @@ class Application:
         ready: str = "any",
     ) -> None:
         self._api, self._ready = api, ready
+        self._readiness: asyncio.Future[tuple[dict[str, str], bool]] | None = None  # shared by concurrent requests
         self._gate = gate
         self._bridge = bridge
         self._metrics = metrics
@@ -255,7 +256,9 @@ class Application:
         name = request.query_params.get("db")
         if name is not None:  # only authenticated callers may learn which databases exist
             self._admit(request.scope, Access.LOCKED, ("db",)).check_any_scope(real_name(name))
-        unready, is_storage_full = await self._bridge.call(self._api.readiness)
+        if self._readiness is None or self._readiness.done():
+            self._readiness = asyncio.ensure_future(self._bridge.call(self._api.readiness))
+        unready, is_storage_full = await asyncio.shield(self._readiness)
         if name is not None:
             unready = {"": unready.get(real_name(name), "not_found")}
         reasons = sorted({reason for reason in unready.values() if reason}) or ([] if unready else [STARTING])
