@@ -185,6 +185,11 @@ def test_folders_of_killed_servers_are_removed(monkeypatch: pytest.MonkeyPatch) 
             killed.bind(str(folders["killed"] / acceptor.NAME))
         alive.bind(str(folders["alive"] / acceptor.NAME))
         alive.listen()
+        new = acceptor._folder()
+        assert folders["killed"].exists(), "its server may be about to listen"
+        new.cleanup()
+        for each in folders.values():
+            os.utime(each, (0, 0))
         made = acceptor._folder()
         assert {Path(made.name).parent} | set(Path(place).iterdir()) == {
             Path(place),
@@ -309,7 +314,8 @@ def test_answers_that_a_client_does_not_read_stop_the_library() -> None:
 class Transport:
     """Records what is done with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.address = address
         self.done: list[str] = []
         self.unread = 0  # bytes
 
@@ -317,7 +323,7 @@ class Transport:
         return False
 
     def get_extra_info(self, name: str) -> Any:
-        return ("127.0.0.1", 1)
+        return (self.address, 1)
 
     def write(self, data: bytes) -> None:
         self.done.append(f"write {len(data)}")
@@ -341,7 +347,7 @@ def test_requests_that_the_library_does_not_read_stop_the_client() -> None:
         client.buffer_updated(len(data))
 
     outer, inner = Transport(), Transport()
-    client = pipe.ClientEnd(pipe.Buffers(), lambda _: None, lambda *_: None)
+    client = pipe.ClientEnd(pipe.Shared(), lambda _: None, lambda *_: None)
     client.connection_made(outer)
     receive(PREFACE)
     assert outer.done == ["pause"], "until the library is connected"
@@ -353,8 +359,53 @@ def test_requests_that_the_library_does_not_read_stop_the_client() -> None:
     asyncio.run(_receive_in_loop(client.pause_writing))
     client.resume_writing()
     assert outer.done[2:] == ["pause", "resume"] and inner.done[1:] == ["pause", "resume"]
-    asyncio.run(_receive_in_loop(lambda: receive(frame(PING, 0) * (pipe.TURN_FRAMES + 1))))
-    assert outer.done[4:] == ["pause", "resume"], "other connections get their turn"
+
+
+def test_connections_with_too_many_frames_share_the_rate_of_their_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    pings = frame(PING, 0) * (int(pipe.MAX_AHEAD * pipe.FRAMES_PER_SECOND) - 1)  # and the settings before them
+
+    async def main() -> None:
+        loop, now, shared = asyncio.get_running_loop(), 0.0, pipe.Shared()
+        monkeypatch.setattr(loop, "time", lambda: now, raising=False)
+
+        def connect(address: str) -> tuple[pipe.ClientEnd, Transport]:
+            client, outer = pipe.ClientEnd(shared, lambda _: None, lambda *_: None), Transport(address)
+            client.connection_made(outer)
+            pipe.LibraryEnd(client).connection_made(Transport())
+            receive(client, PREFACE)
+            outer.done.clear()
+            return client, outer
+
+        def receive(client: pipe.ClientEnd, data: bytes) -> None:
+            client.get_buffer(-1)[: len(data)] = data
+            client.buffer_updated(len(data))
+
+        async def after(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+        (first, first_outer), (second, second_outer) = connect("192.0.2.1"), connect("192.0.2.1")
+        other, other_outer = connect("192.0.2.2")
+        receive(first, pings)
+        assert not first_outer.done, "it is not above the rate"
+        receive(first, pings)
+        assert first_outer.done == ["pause"]
+        receive(other, pings)
+        assert not other_outer.done, "another address has a rate of its own"
+        receive(second, pings)
+        assert second_outer.done == ["pause"], "half of the rate is left for it"
+        first.release()
+        assert first_outer.done == ["pause"], "the library takes more, but the rate is exceeded"
+        await after(2 * pipe.MAX_AHEAD + 0.001)
+        assert first_outer.done == second_outer.done == ["pause", "resume"]
+        assert not shared.slowed.total
+        receive(first, 2 * pings)
+        first.connection_lost(None)
+        assert not shared.slowed.total, "a closed connection leaves the rate to others"
+
+    asyncio.run(main())
 
 
 def test_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +413,7 @@ def test_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) ->
         loop, now, refused = asyncio.get_running_loop(), 0.0, list[str]()
         monkeypatch.setattr(loop, "time", lambda: now, raising=False)
         outer = Transport()
-        client = pipe.ClientEnd(pipe.Buffers(), lambda _: None, lambda _, why: refused.append(why), 2.0)
+        client = pipe.ClientEnd(pipe.Shared(), lambda _: None, lambda _, why: refused.append(why), 2.0)
         client.connection_made(outer)
         library = pipe.LibraryEnd(client)
         library.connection_made(Transport())

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import pytest
 from grpc._cython import cygrpc
 from tests.queries.open_databases import Whole
@@ -98,7 +99,7 @@ def test_stalled_subscriber_is_cut_off(tmp_path: Path, monkeypatch: pytest.Monke
         for _ in range(12):  # more than all buffers between the two hold
             files.run("INSERT INTO t(v) VALUES (hex(zeroblob(500000)))")
         until(lambda: cancelled(client))
-        assert reader.call is not None
+        assert reader.failure().code() is grpc.StatusCode.UNAVAILABLE, "its connection is closed"
         files.run("INSERT INTO u VALUES (1, 1)")
         assert len(quiet.take(1)) == 1, "who has nothing to read is not late"
 

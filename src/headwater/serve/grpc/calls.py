@@ -210,7 +210,7 @@ class Calls:
         """Return the handler of a method with a stream of answers, which ends with the caller's credential."""
 
         async def handle(_: Any, context: aio.ServicerContext[Any, Any]) -> None:
-            async with _Call(name, context, self._metrics, self._max_bytes) as call:
+            async with _Call(name, context, self._metrics, self._max_bytes, self._unread.close) as call:
                 caller = self._admitted(context, call)
                 asked = await self._asked(caller, call, request)
                 db = await self._limits.of_call(asked)
@@ -276,8 +276,16 @@ class Calls:
 class _Call:
     """One call: counts it, and reports its failure to the caller."""
 
-    def __init__(self, name: str, context: aio.ServicerContext[Any, Any], metrics: Metrics, max_bytes: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        context: aio.ServicerContext[Any, Any],
+        metrics: Metrics,
+        max_bytes: int,
+        close: Callable[[str, str], None] = lambda peer, why: None,
+    ) -> None:
         self._name, self._context, self._metrics, self._max_bytes = name, context, metrics, max_bytes
+        self._close = close  # closes a connection
         self._task = asyncio.current_task()
         self._cut: HeadwaterError | None = None
         self._writing = False
@@ -341,9 +349,14 @@ class _Call:
         if self._cut is None and self._task is not None:
             self._cut = error
             if self._writing:
-                self._last = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._task.cancel)
+                self._last = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._close_unread, self._task)
             else:
                 self._task.cancel()
+
+    def _close_unread(self, task: asyncio.Task[Any]) -> None:
+        """End the call with its connection: until that ends, the gRPC library would keep the unread message."""
+        task.cancel()
+        self._close(self._context.peer(), "it has left a message of a stream unread")
 
     async def __aenter__(self) -> _Call:
         return self

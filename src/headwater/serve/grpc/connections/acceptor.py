@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from headwater.errors import ConfigError
 from headwater.model.work.log_throttle import LogThrottle, counted
-from headwater.serve.grpc.connections.pipe import Buffers, ClientEnd, LibraryEnd
+from headwater.serve.grpc.connections.pipe import ClientEnd, LibraryEnd, Shared
 from headwater.serve.limits.connection_limits import ConnectionLimits
 from headwater.serve.limits.slow_reader_limits import STALL_SECONDS
 from headwater.serve.tls import Tls
@@ -29,6 +29,7 @@ from headwater.serve.tls_handshakes import Done, TlsServer
 PREFIX = "headwater-grpc-"  # of the folder
 MAX_FOLDER = 24  # characters: the path of a Unix socket has at most 103 on some systems
 NAME = "library"
+START_SECONDS = 60.0  # in which a server must have begun to listen in its folder
 FILES = 3  # file descriptors of one connection: of the client, and both of the Unix socket
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Acceptor:
     def __init__(self, connections: ConnectionLimits, stall_seconds: float = STALL_SECONDS) -> None:
         self._connections, self._stall_seconds = connections, stall_seconds
         self._folder = _folder()
-        self._numbers, self._buffers = itertools.count(), Buffers()
+        self._numbers, self._shared = itertools.count(), Shared()
         self._clients: set[ClientEnd] = set()
         self._named: dict[str, ClientEnd] = {}  # by the name of the socket to the library
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,7 +102,7 @@ class Acceptor:
             handshake_done()  # the handshake counted the connection until now
             self._accepted(client)
 
-        return ClientEnd(self._buffers, accepted, self._refused, self._stall_seconds)
+        return ClientEnd(self._shared, accepted, self._refused, self._stall_seconds)
 
     def _accepted(self, client: ClientEnd) -> None:
         self._clients.add(client)
@@ -172,9 +173,10 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _is_stale(folder: Path) -> bool:
-    """Return whether a folder is ours, and no process listens in it."""
+    """Return whether a folder is ours, and no process listens in it or may be about to."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        if folder.lstat().st_uid != os.getuid():
+        status = folder.lstat()
+        if status.st_uid != os.getuid() or time.time() - status.st_mtime < START_SECONDS:
             return False
         probe.setblocking(False)
         try:

@@ -6,21 +6,25 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from headwater.model.work.usage import Usage
 from headwater.serve.grpc.connections.http2_frames import Http2Frames, RefusedFrame
+from headwater.serve.limits.rates import place_of
 from headwater.serve.limits.slow_reader_limits import PROGRESS, STALL_SECONDS
 
 CLIENT_BYTES = 64 << 10  # read at a time: 7,000 empty frames, which take about 3 ms to check
 LIBRARY_BYTES = 128 << 10  # took less CPU than 64 and 256 KiB
-TURN_FRAMES = 1_000  # after which other connections get their turn
+FRAMES_PER_SECOND = 50_000  # of connections from one address that send more; a call with one answer has about three
+MAX_AHEAD = 0.02  # seconds by which a connection may be ahead of that rate: 1,000 frames
 CLOSE_SECONDS = 10.0  # for a client to read the last bytes after the library has closed the connection
 
 
-class Buffers:
-    """Where reads put their bytes, for all connections of one event loop: they are copied before the next read."""
+class Shared:
+    """What all connections of one event loop share: the buffers of their reads, and which of them are slowed down."""
 
     def __init__(self) -> None:
-        self.of_clients = memoryview(bytearray(CLIENT_BYTES))
+        self.of_clients = memoryview(bytearray(CLIENT_BYTES))  # its bytes are copied before the next read
         self.of_library = memoryview(bytearray(LIBRARY_BYTES))
+        self.slowed: Usage[str] = Usage()  # connections that send too many frames, by the place of their address
 
 
 class _End(asyncio.BufferedProtocol):
@@ -77,32 +81,36 @@ class _End(asyncio.BufferedProtocol):
 class ClientEnd(_End):
     """The end of a client, whose frames are checked. `lost` is called when the connection has ended.
 
-    A client that reads almost nothing for `stall_seconds`, while bytes wait for it, is closed.
+    A client that reads almost nothing for `stall_seconds`, while bytes wait for it, is closed. One that sends more
+    than FRAMES_PER_SECOND, divided by the connections of its address that do so, is read at that rate.
     """
 
     def __init__(
         self,
-        buffers: Buffers,
+        shared: Shared,
         accepted: Callable[[ClientEnd], None],
         refused: Callable[[ClientEnd, str], None],
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        super().__init__(buffers.of_clients)
-        self.buffers, self._accepted, self._refused = buffers, accepted, refused
+        super().__init__(shared.of_clients)
+        self.shared, self._accepted, self._refused = shared, accepted, refused
         self._stall_seconds = stall_seconds
         self._unread: int | None = None  # bytes that waited for the client at `_since`; None if it reads
         self._since = 0.0
         self._stall_timer: asyncio.TimerHandle | None = None
         self._frames = Http2Frames()
+        self._due = 0.0  # when the frames received so far would have been received at the permitted rate
+        self._slow_timer: asyncio.TimerHandle | None = None  # until it, nothing is read
         self._early = b""
         self._timer: asyncio.TimerHandle | None = None
-        self.address = self.name = ""  # `name` is that of the socket to the library
+        self.address = self._place = self.name = ""  # `name` is that of the socket to the library
         self.lost: Callable[[], None] = lambda: None
 
     def connection_made(self, transport: Any) -> None:
         """Start; what is received before the other end exists is kept for it."""
         super().connection_made(transport)
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
+        self._place = place_of(self.address)
         self._is_held = True
         self._accepted(self)
 
@@ -118,9 +126,28 @@ class ClientEnd(_End):
             self.hold()  # uvloop starts to read after connection_made, whatever was said there
             return
         super()._pass(data)
-        if frames > TURN_FRAMES and self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._read_on)
+        self._slow_down(frames)
+
+    def _slow_down(self, frames: int) -> None:
+        """Read nothing for a while if `frames` more frames exceed the rate."""
+        loop = asyncio.get_running_loop()
+        rate = FRAMES_PER_SECOND / (1 + self.shared.slowed[self._place])
+        self._due = max(self._due, loop.time()) + frames / rate
+        delay = self._due - loop.time()
+        if delay > MAX_AHEAD and self._slow_timer is None:
+            if self.transport is not None and not self.transport.is_closing():
+                self.transport.pause_reading()
+            self.shared.slowed.add(self._place)
+            self._slow_timer = loop.call_later(delay, self._speed_up)
+
+    def _speed_up(self) -> None:
+        self._slow_timer = None
+        self.shared.slowed.remove(self._place)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if self._slow_timer is None:
+            super()._read_on()
 
     def pause_writing(self) -> None:
         """Stop reading at the other end, and start to measure whether the client reads."""
@@ -182,9 +209,11 @@ class ClientEnd(_End):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the other end."""
-        for timer in (self._timer, self._stall_timer):
+        for timer in (self._timer, self._stall_timer, self._slow_timer):
             if timer is not None:
                 timer.cancel()
+        if self._slow_timer is not None:
+            self._speed_up()
         if self.other is not None and self.other.transport is not None:
             self.other.transport.abort()
         self.transport = self.other = None
@@ -195,7 +224,7 @@ class LibraryEnd(_End):
     """The end of the gRPC library, which never half-closes a connection."""
 
     def __init__(self, client: ClientEnd) -> None:
-        super().__init__(client.buffers.of_library)
+        super().__init__(client.shared.of_library)
         self.other: _End | None = client
 
     def connection_made(self, transport: Any) -> None:
