@@ -20,7 +20,7 @@ from headwater.log.log import Retention
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.sources.sqlite.capture.file_history import compare
-from headwater.sources.sqlite.capture.image_chain import chain_images
+from headwater.sources.sqlite.capture.image_chain import ImageChain
 from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -327,7 +327,7 @@ def test_insert_in_the_file_matches_the_logged_update_of_its_row() -> None:
 
 def test_changes_that_were_put_in_order_are_found() -> None:
     captured = [update(1, "b", "c"), update(1, "a", "b"), insert(2, 2)]
-    ordered, lost = chain_images(list(enumerate(captured, 1)))
+    ordered, lost = ImageChain().page(list(enumerate(captured, 1)))
     assert [change for _, change in ordered] == [update(1, "a", "b"), update(1, "b", "c"), insert(2, 2)] and not lost
     assert differs(captured, [change for _, change in ordered]) == ""
 

@@ -16,7 +16,7 @@ import msgspec
 from headwater.errors import SourceMismatch
 from headwater.model.change import Transaction
 from headwater.sources.sqlite.capture.change_decoder import Aside, CaptureRow, Decoder, Numbered, Replaced
-from headwater.sources.sqlite.capture.image_chain import chain_images
+from headwater.sources.sqlite.capture.image_chain import ImageChain
 from headwater.sources.sqlite.capture.trigger_installation import capture_cells, meta, read_layouts
 from headwater.sources.sqlite.capture.triggers import CAPTURE, REPLACED, TXN, cells
 from headwater.sources.sqlite.connection import OURS, sqlite_errors
@@ -85,6 +85,7 @@ class Follower:
     def _parts(self, after: int) -> Iterator[Transaction]:
         head: int | None = None
         grouping = Grouping(self._saw_foreign)
+        chain, demanded = ImageChain(), set[str]()  # a demand follows the head, hence all changes of this call
         aside: Aside = {}  # A replaced row and the insert that replaced it are in one transaction, hence in one call.
         while head is None or after < head:
             page = self._read(after, head)
@@ -97,11 +98,12 @@ class Follower:
             if not page.rows:
                 return
             self._boundary = page.rows[-1]
-            changes, broken = chain_images(self._decoder.page(page.rows, page.replaced, aside))
+            changes, broken = chain.page(self._decoder.page(page.rows, page.replaced, aside))
             yield from grouping.parts(changes, page.own, head, time.time_ns() // 1_000)
             after = page.rows[-1][0]
-            if broken := broken | self._decoder.doubtful(page.replaced):
+            if broken := (broken | self._decoder.doubtful(page.replaced)) - demanded:
                 self._demand(broken)
+                demanded |= broken
 
     def rows(self, after: int, upto: int) -> Iterator[Numbered]:
         """Yield the retained changes in (after, upto] as captured, for comparison with the log."""

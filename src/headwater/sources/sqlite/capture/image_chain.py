@@ -1,12 +1,13 @@
 """Order of captured changes: each change's before-image must be the after-image of the previous change of its key.
 
-A user's trigger created after ours fires first, so its inner change is captured before the outer change.
-Within one transaction the correct order can be recovered; where it cannot, the table needs a new snapshot.
+A user's trigger created after ours fires first, and so does the action of a foreign key: such an inner change is
+captured before the outer change. Within one page the correct order can be recovered; where it cannot, the table needs a
+new snapshot.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from decimal import Decimal
 
 from headwater.model.change import Change
@@ -16,12 +17,40 @@ from headwater.sources.sqlite.capture.change_decoder import Numbered
 
 Place = tuple[str, int, Key]  # table, its version (images of two shapes are not comparable), key
 
+EARLIER_PAGES = 16  # with which a page is compared
 
-def chain_images(changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
-    """Return `changes` in an order in which the images of every key chain, and the tables that have no such order."""
-    if _all_apart(changes):
-        return changes, set()
-    last: dict[Place, Row | None] = {}
+
+class ImageChain:
+    """Puts the pages of one call of the reader in order: a transaction is in one call, in one page or several."""
+
+    def __init__(self) -> None:
+        self._earlier: deque[tuple[set[Place], list[Numbered]]] = deque(maxlen=EARLIER_PAGES)
+
+    def page(self, changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
+        """Return `changes` in an order in which the images of each key chain, and the tables without such an order."""
+        places, are_apart = _all_places(changes)
+        earlier = self._images_before(places)
+        ordered, lost = (changes, set[str]()) if are_apart and not earlier else _in_order(changes, earlier)
+        self._earlier.append((places, ordered))
+        return ordered, lost
+
+    def _images_before(self, places: set[Place]) -> dict[Place, Row | None]:
+        """Return the last images of those of `places` that occur in an earlier page."""
+        images: dict[Place, Row | None] = {}
+        for seen, changes in self._earlier:
+            if not seen.isdisjoint(places):
+                for _, change in changes:
+                    before, after = _places(change)
+                    if before in places:
+                        images[before] = None
+                    if after in places:
+                        images[after] = change.after
+        return images
+
+
+def _in_order(changes: list[Numbered], earlier: dict[Place, Row | None]) -> tuple[list[Numbered], set[str]]:
+    """Return `changes`, which follow the images `earlier`, in order, and the tables that have no order."""
+    last = dict(earlier)
     broken: set[Place] = set()
     for _, change in changes:
         before, after = _places(change)
@@ -29,11 +58,11 @@ def chain_images(changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
             if before in last and not same(last[before], change.before):
                 broken.add(before)
             last[before] = None
-        elif after is not None and last.get(after) is not None:
-            broken.add(after)
         if after is not None:
+            if last.get(after) is not None:  # the key had a row already
+                broken.add(after)
             last[after] = change.after
-    return _reorder(changes, broken) if broken else (changes, set())
+    return _reorder(changes, broken, earlier) if broken else (changes, set())
 
 
 def same(one: Row | None, other: Row | None) -> bool:
@@ -54,48 +83,80 @@ def _apart(key: Key) -> Key:
     return tuple(str(v) if type(v) is Decimal else v for v in key) if Decimal in map(type, key) else key
 
 
-def _all_apart(changes: list[Numbered]) -> bool:
-    """Return whether no key occurs twice: the usual case, in which there is nothing to check."""
+def _all_places(changes: list[Numbered]) -> tuple[set[Place], bool]:
+    """Return table and key of all images, and whether no key occurs twice, the usual case."""
     count = 0
     seen: set[Place] = set()
     for _, change in changes:
         mine = {place for place in _places(change) if place is not None}
         count += len(mine)
         seen |= mine
-    return len(seen) == count
+    return seen, len(seen) == count
 
 
-def _reorder(changes: list[Numbered], broken: set[Place]) -> tuple[list[Numbered], set[str]]:
+def _reorder(
+    changes: list[Numbered], broken: set[Place], earlier: dict[Place, Row | None]
+) -> tuple[list[Numbered], set[str]]:
     """Sort the changes of each broken key into chain order, within the offsets that these changes occupy."""
-    places: dict[Place, list[int]] = defaultdict(list)
-    for index, (_, change) in enumerate(changes):
-        before, after = _places(change)
-        if (place := before or after) in broken and place is not None:
-            places[place].append(index)
-    result, lost = list(changes), set()
-    for (name, *_), indexes in places.items():
+    result, lost = list(changes), set[str]()
+    for places, indexes in _groups(changes):
+        if places.isdisjoint(broken):
+            continue
         ordered = _chain([changes[index][1] for index in indexes])
-        if ordered is None:
-            lost.add(name)
+        if ordered is None or not _follows(ordered[0], places, earlier):
+            lost |= {name for name, *_ in places}
             continue
         for index, change in zip(indexes, ordered, strict=True):
             result[index] = (changes[index][0], change)
-    lost |= {place[0] for place in broken if place not in places}
     return result, lost
+
+
+def _follows(first: Change, places: set[Place], earlier: dict[Place, Row | None]) -> bool:
+    """Return whether the changes of `places`, of which `first` is the first, can follow the images `earlier`."""
+    before, after = _places(first)
+    begin = before or after
+    return all(same(earlier[place], first.before if place == begin else None) for place in places if place in earlier)
+
+
+def _groups(changes: list[Numbered]) -> list[tuple[set[Place], list[int]]]:
+    """Return keys with the indexes of their changes; keys between which a row was moved are in one group."""
+    parents: dict[Place, Place] = {}
+
+    def root(place: Place) -> Place:
+        while (parent := parents.setdefault(place, place)) != place:
+            parents[place] = parents[parent]
+            place = parent
+        return place
+
+    found = [[place for place in _places(change) if place is not None] for _, change in changes]
+    for places in found:
+        for place in places[1:]:
+            parents[root(place)] = root(places[0])
+    groups: defaultdict[Place, tuple[set[Place], list[int]]] = defaultdict(lambda: (set(), []))
+    for index, places in enumerate(found):
+        if places:
+            group, indexes = groups[root(places[0])]
+            group.update(places)
+            indexes.append(index)
+    return list(groups.values())
 
 
 def _chain(changes: list[Change]) -> list[Change] | None:
     """Return the changes ordered so that each `before` is the previous `after`; None if there is no such order."""
-    waiting = list(changes)
-    starts = [c for c in waiting if not any(o is not c and same(o.after, c.before) for o in waiting)]
+    images = [(_image(change.before), _image(change.after)) for change in changes]
+    reached = Counter(after for _, after in images)
+    starts = [at for at, (before, after) in enumerate(images) if reached[before] == (before == after)]
     if len(starts) != 1:
         return None
-    ordered = [starts[0]]
-    waiting = [c for c in waiting if c is not starts[0]]
-    while waiting:
-        following = [c for c in waiting if same(c.before, ordered[-1].after)]
-        if not following:
-            return None
-        ordered.append(following[0])
-        waiting = [c for c in waiting if c is not following[0]]
-    return ordered
+    following: defaultdict[bytes | None, deque[int]] = defaultdict(deque)
+    for at, (before, _) in enumerate(images):
+        if at != starts[0]:
+            following[before].append(at)
+    order = [starts[0]]
+    while waiting := following[images[order[-1]][1]]:
+        order.append(waiting.popleft())
+    return [changes[at] for at in order] if len(order) == len(changes) else None
+
+
+def _image(row: Row | None) -> bytes | None:
+    return None if row is None else encode_row(row)
