@@ -90,13 +90,13 @@ def _by_class(state: str, text: str, hint: str) -> HeadwaterError:
 def from_result(result: pq.abc.PGresult) -> HeadwaterError:
     """Return our error for a failed statement; `state_of` returns its SQLSTATE."""
     of = pq.DiagnosticField
-    fields = (of.SQLSTATE, of.MESSAGE_PRIMARY, of.MESSAGE_DETAIL, of.MESSAGE_HINT)
-    state, text, detail, hint = (_field(result, field) for field in fields)
+    fields = (of.SQLSTATE, of.MESSAGE_PRIMARY, of.MESSAGE_DETAIL, of.MESSAGE_HINT, of.CONTEXT)
+    state, text, detail, hint, context = (_field(result, field) for field in fields)
     if not state:
         return connection_lost(_cut(result.error_message))
     found = fault(state, f"{text} ({detail})" if detail and state[:2] in ("23", "22") else text, hint)
     found.__dict__["sqlstate"] = state
-    found.names_tables = state[:2] not in _NAMELESS
+    found.names_tables = state[:2] not in _NAMELESS or bool(context)  # an error inside a function has a context
     return found
 
 

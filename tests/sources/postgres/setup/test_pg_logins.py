@@ -434,6 +434,36 @@ def test_constraint_error_does_not_name_hidden_table(site: Site, scoped: httpx.C
     assert page.status_code in (400, 409) and "constraint" in page.text and "hidden" not in page.text, page.text
 
 
+FAILURES = {
+    "cast": "PERFORM x::int",
+    "data": "RAISE EXCEPTION USING errcode = '22P02', message = x, detail = x, hint = x",
+    "cancel": "RAISE EXCEPTION USING errcode = '57014', message = x",
+    "disk": "RAISE EXCEPTION USING errcode = '53100', message = x",
+    "depth": "RAISE EXCEPTION USING errcode = '54001', message = x",
+    "json": "PERFORM ('{' || x)::json",
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_error_in_a_trigger_does_not_show_values_of_a_hidden_table(site: Site, scoped: httpx.Client, kind: str) -> None:
+    site.db.execute("CREATE TABLE IF NOT EXISTS hidden_words (word text)")
+    site.db.execute("INSERT INTO hidden_words VALUES ('canary')")
+    site.db.execute(
+        "CREATE OR REPLACE FUNCTION peeking() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ DECLARE x text;"
+        f"BEGIN SELECT word INTO x FROM public.hidden_words LIMIT 1; {FAILURES[kind]}; RETURN NEW; END $$"
+    )
+    site.db.execute("CREATE OR REPLACE TRIGGER peeking BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION peeking()")
+    site.callers["scoped"] = scoped
+    try:
+        page = scoped.put("/api/v1/t/main/orders/77", json={"total": 1})
+        inserted = site.call("scoped", "data.insert", into={"table": "orders"}, rows=[{"id": 77, "total": 1}])
+        answers = [page.text, str(inserted)]
+    finally:
+        site.db.execute("DROP TRIGGER peeking ON orders")
+    assert page.status_code >= 400 and all("canary" not in each for each in answers), answers
+    assert all("a constraint or a trigger rejects the change" in each for each in answers), answers
+
+
 # Read with its names replaced, this text asks a CTE; as it stands, it asks the table "비밀".
 SHIFTED = (
     "WITH U&\"$1:bc00\" UESCAPE ':' AS (SELECT 'x'::text AS word) SELECT (ARRAY[1,2])[:be44], s.word, name'a\\' , '\"' "
