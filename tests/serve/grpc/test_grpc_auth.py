@@ -196,6 +196,8 @@ def test_forbidden_call_names_the_missing_right(world: World) -> None:
             failure = caller.refusal(f"{KV}/Get", namespace=namespace, key=b"k")
             assert failure.code() is grpc.StatusCode.PERMISSION_DENIED
             assert failure.details() == f"Access denied to namespace '{namespace}' for tenant 'main'"
+        failure = caller.refusal(f"{KV}/Get", namespace="n" * 1_000_000, key=b"k")
+        assert len(failure.details() or "") < 300
 
 
 def test_rate_limit_error_has_a_retry_delay() -> None:

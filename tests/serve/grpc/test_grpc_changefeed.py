@@ -439,6 +439,8 @@ def test_skip_catchup_begins_now(files: Whole, channel: grpc.Channel) -> None:
         ({"spans": [{"table": "t", "start_key": b"b", "end_key": b"a"}]}, "INVALID_ARGUMENT"),
         ({"spans": [{"table": "t", "start_key": b"b", "end_key": b"b"}]}, "INVALID_ARGUMENT"),
         ({"spans": [{"table": "t", "keys": "["}]}, "INVALID_ARGUMENT"),
+        ({"spans": [{"table": "t", "keys": '{"prefix": ' + "[" * 5_000 + "]" * 5_000 + "}"}]}, "INVALID_ARGUMENT"),
+        ({"spans": [{"table": "t", "keys": '{"prefix": [' + "[]," * 30_000 + "[]]}"}]}, "RESOURCE_EXHAUSTED"),
         ({"spans": [{"table": "t", "keys": '{"prefix": []}'}]}, "INVALID_ARGUMENT"),
         ({"spans": [{"table": "t", "keys": '{"prefix": [[1]]}'}]}, "INVALID_ARGUMENT"),
         ({"spans": [{"table": "t", "keys": '{"prefix": null}'}]}, "INVALID_ARGUMENT"),

@@ -324,3 +324,10 @@ def test_streams_of_one_shape_share_their_encoding(client: Client, files: Whole,
 def test_subscription_that_names_more_than_1000_is_refused(caller: Caller, named: dict[str, Any]) -> None:
     failure = caller.refusal(f"{SUBSCRIPTIONS}/Subscribe", **named)
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT and "1000" in failure.details()
+
+
+def test_table_that_is_named_twice_is_kept_once(caller: Caller) -> None:
+    reader = caller.subscribe(tables=["t"] * 1000)
+    (found,) = caller.call(f"{SUBSCRIPTIONS}/ListSubscriptions").subscriptions
+    assert list(found.tables) == ["t"]
+    reader.call.cancel()

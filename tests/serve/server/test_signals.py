@@ -1,5 +1,6 @@
 """SIGTERM and SIGINT end a served process cleanly, with open requests answered first; a second one does not wait."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -35,13 +36,23 @@ print("stopped", flush=True)
 """
 
 
+@contextlib.contextmanager
+def program(*args: str) -> Iterator[subprocess.Popen[str]]:
+    """The program, killed if the test fails."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_sigterm_or_sigint_finishes_the_open_request_and_exits_with_0(number: int) -> None:
     here = str(Path(__file__).parents[3])
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, here, "20"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with program(here, "20") as process:
         assert process.stdin and process.stdout
         url, _ = process.stdout.readline().split()
         body = {"id": 1, "method": "schema.list_databases"}
@@ -72,9 +83,7 @@ def test_second_signal_stops_the_server_without_waiting_for_open_grpc_calls(
         yield reflection_pb2.ServerReflectionRequest(list_services="")
         go_on.wait(60)  # a call that its client does not end
 
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, here, "600"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with program(here, "600") as process:
         assert process.stdout
         url, address = process.stdout.readline().split()
         with grpc.insecure_channel(address) as channel:

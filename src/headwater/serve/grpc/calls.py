@@ -218,6 +218,7 @@ class Calls:
                 staying = self._limits.count_stream(caller.who, db, caller.address)
                 with staying, self._gate.sessions.during(caller.who, call.expire), self._stalls.watch(call):
                     answers = pour(caller, asked)
+                    del asked  # the stream may stay open for long
                     try:
                         async for each in answers:
                             await call.write(_bytes(each))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headwater.database import Database
-from headwater.errors import InvalidRequest, StaleEpoch
+from headwater.errors import InvalidRequest, RequestTooLarge, StaleEpoch
 from headwater.feeds.filters.row_filter import Rule
 from headwater.feeds.options import Options
 from headwater.feeds.subscriptions.subscribe_table import MOST_SPANS, checked_spans
@@ -22,6 +22,7 @@ from headwater.serve.http.query_string import plain_spans
 from headwater.serve.limits.request_body import check_exponents
 
 LEAST_MS, MOST_MS = 100, 3_600_000  # limits of the time between two checkpoints
+MAX_KEYS = 64 << 10  # bytes of the `keys` of one span
 SPAN_MS = 5  # minimum interval per span: every checkpoint is sent once per span
 
 
@@ -140,10 +141,13 @@ def _span(who: Principal, name: str, database: Database, each: Any) -> Span:
         return _between(each)
     if each.start_key or each.end_key:
         raise InvalidRequest("`keys` and start_key or end_key exclude each other", hint="Send one of them.")
-    check_exponents(each.keys.encode() if isinstance(each.keys, str) else each.keys)
+    keys = each.keys.encode()
+    if len(keys) > MAX_KEYS:
+        raise RequestTooLarge(f"`keys` is larger than {MAX_KEYS} bytes", hint="Send start_key and end_key.")
+    check_exponents(keys)
     try:
-        body = msgspec.json.decode(each.keys, type=dict[str, Any])
-    except msgspec.MsgspecError:
+        body = msgspec.json.decode(keys, type=dict[str, Any])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise InvalidRequest("`keys` is not a JSON object", hint='Send such as {"prefix": [1]}.') from None
     options = Options(db=name, tables=(table.name,), spans=checked_spans(plain_spans([body])))
     (span,) = Rule(options, table, database.source).interest.spans or (Span(),)

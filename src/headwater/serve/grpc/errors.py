@@ -13,6 +13,7 @@ from headwater.errors import Forbidden, HeadwaterError, LimitExceeded, Unauthori
 from headwater.model.principal import EDITOR, OWNER, VIEWER
 
 CAPABILITY = {VIEWER: "Read", EDITOR: "Write", OWNER: "Admin"}
+MAX_NAME = 200  # characters of a namespace in an error
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -31,7 +32,7 @@ def text(error: HeadwaterError) -> str:
         return f"Insufficient permissions. Required capability: {CAPABILITY[error.extra['role']]}"
     if isinstance(error, Forbidden) and "database" in error.extra:
         found = error.extra
-        return f"Access denied to namespace '{found['database']}' for tenant '{found['principal']}'"
+        return f"Access denied to namespace '{found['database'][:MAX_NAME]}' for tenant '{found['principal']}'"
     if isinstance(error, LimitExceeded) and "retry_after_ms" in error.extra:
         return f"Rate limit exceeded. Retry after {error.extra['retry_after_ms']}ms."
     return error.message

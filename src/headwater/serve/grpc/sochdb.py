@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -104,19 +105,19 @@ class SubscriptionService:
                 raise InvalidRequest(
                     f"{len(names)} tables or operations are named; the limit is {MOST_NAMES}", hint=hint
                 )
+        tables = tuple(dict.fromkeys(map(sys.intern, request.tables)))  # kept while the stream is open
         params = SubscribeTable(
             db=db,
-            tables=list(request.tables) or None,
+            tables=list(tables) or None,
             ops=_ops(request.operations),
             where=request.where_predicate or None,
         )
         stream = await self._open(caller, params, EVENTS, start)
         stream.page = min(request.batch_size or PAGE, PAGE)
         id, now = f"sub-{next(self._numbers)}", time.time_ns() // 1000
-        subscription = OpenSubscription(
-            id, who.name, request.namespace or db, db, tuple(request.tables), start, now, stream
-        )
+        subscription = OpenSubscription(id, who.name, request.namespace or db, db, tables, start, now, stream)
         self._open_subscriptions[id] = subscription
+        del request, params
         try:
             async for some in _pieces(caller, stream):
                 for each in some:
@@ -180,7 +181,7 @@ class SubscriptionService:
             who.check_any_scope(db)
             self._api.databases.get(db)
             found = [subscription for subscription in found if subscription.db == db]
-        return _made("ListSubscriptionsResponse", subscriptions=[_info(subscription) for subscription in found])
+        return await self._bridge.call(_listed, found)
 
     async def _cancel(self, caller: Caller, request: Any) -> Any:
         caller.who.need(VIEWER, "cancelling a subscription")
@@ -215,6 +216,11 @@ def _place(key: bytes, *, raw: bool) -> bytes | None:
 
 def _made(name: str, **fields: Any) -> Any:
     return message(f"sochdb.v1.{name}")(**fields)
+
+
+def _listed(found: list[OpenSubscription]) -> bytes:
+    listed = _made("ListSubscriptionsResponse", subscriptions=[_info(subscription) for subscription in found])
+    return bytes(listed.SerializeToString())
 
 
 def _info(subscription: OpenSubscription) -> Any:
