@@ -15,6 +15,7 @@ from tests.suite.examples import examples
 
 from headwater.errors import InvalidRequest
 from headwater.model.literal import (
+    MAX_JSON_DEPTH,
     TAGS,
     U64,
     UNAVAILABLE,
@@ -28,6 +29,7 @@ from headwater.model.literal import (
     from_json,
     from_lit,
     is_broken_text,
+    is_json,
     to_lit,
     to_plain,
 )
@@ -249,6 +251,16 @@ def test_any_json_is_a_value_that_can_be_written_again_or_an_invalid_request(bod
         except InvalidRequest:
             continue
         msgspec.json.encode(to_lit(value))
+
+
+@pytest.mark.parametrize("brackets", ["[]", '{"a[":|}', '{"\\\\":[|]}', '{"\\"[":|}'])
+def test_json_has_at_most_500_levels(brackets: str) -> None:
+    opening, _, closing = brackets.partition("|") if "|" in brackets else ("[", "", "]")
+    levels = len(closing)
+    for depth, expected in ((MAX_JSON_DEPTH, True), (MAX_JSON_DEPTH + levels, False), (3 * MAX_JSON_DEPTH, False)):
+        text = opening * (depth // levels) + "1" + closing * (depth // levels)
+        assert is_json(text) is expected, depth
+    assert is_json(f"[{','.join(['[{}]'] * 5_000)}]"), "many brackets, but few levels"
 
 
 def test_deeply_nested_json_is_a_value_or_an_invalid_request() -> None:

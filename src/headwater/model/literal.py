@@ -22,6 +22,8 @@ from headwater.errors import InvalidRequest
 I64_MIN, I64_MAX, U64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 EXACT_JSON_INT = 2**53  # beyond this a JSON number is not safe in JavaScript
 LARGE_JSON = 1 << 20  # characters of a document that is checked without creating objects
+MAX_JSON_DEPTH = 500  # levels of a JSON document; deeper ones are text
+_BRACKETS, _NO_BRACKETS = bytes.maketrans(b"{}", b"[]"), bytes(set(range(256)) - set(b"[]{}"))
 _JSON, _RAW_JSON = msgspec.json.Decoder(), msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -136,12 +138,23 @@ def is_datetime(text: str) -> bool:
 
 
 def is_json(text: str) -> bool:
-    """Return whether `text` is JSON that our parser reads."""
+    """Return whether `text` is JSON of at most MAX_JSON_DEPTH levels, which our parser reads with any stack."""
     try:
         (_JSON if len(text) <= LARGE_JSON else _RAW_JSON).decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return False
-    return True
+    return not _is_deep(text)
+
+
+def _is_deep(text: str) -> bool:
+    """Return whether JSON has more than MAX_JSON_DEPTH levels, by removing one level of brackets after the other."""
+    if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
+        return False
+    plain = text.replace("\\\\", "").replace('\\"', "")
+    left = "".join(plain.split('"')[::2]).encode().translate(_BRACKETS, _NO_BRACKETS)
+    for _ in range(MAX_JSON_DEPTH):
+        left = left.replace(b"[]", b"")
+    return bool(left)
 
 
 def is_broken_text(text: str) -> bool:
@@ -310,11 +323,14 @@ def _read_json(body: dict[str, Any]) -> Json:
     if "v" not in body:
         raise _bad("json", "`v` is missing")
     try:
-        return Json(msgspec.json.encode(body["v"]).decode())
+        found = Json(msgspec.json.encode(body["v"]).decode())
     except UnicodeEncodeError:
         raise _bad("json", "lone surrogates are not text") from None
     except RecursionError:
         raise _bad("json", "`v` is nested too deeply") from None
+    if _is_deep(found.text):
+        raise _bad("json", f"`v` has more than {MAX_JSON_DEPTH} levels")
+    return found
 
 
 def _read_embedding(body: dict[str, Any]) -> Embedding:

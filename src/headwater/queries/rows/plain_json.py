@@ -7,10 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from headwater.errors import HeadwaterError, InvalidRequest
-from headwater.model.literal import Json, Value, from_json, from_lit
+from headwater.model.literal import Json, Value, from_json, from_lit, is_json
 from headwater.model.table import KINDS, Column, Key, Table
 from headwater.queries.rows.column_values import check_key, column_of
 
@@ -103,10 +101,8 @@ def _bool(kind: str, text: str) -> Value:
 
 
 def _json(kind: str, text: str) -> Value:
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        raise ValueError(text) from None
+    if not is_json(text):
+        raise ValueError(text)
     return Json(text)
 
 

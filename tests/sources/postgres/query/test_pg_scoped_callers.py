@@ -217,6 +217,17 @@ def test_filter_does_not_show_whether_a_table_exists(site: Site, hidden: str, mi
         assert not found[0]["ok"] and words[0] == words[1]
 
 
+def test_filter_on_a_locked_table_and_on_a_missing_one_has_the_same_answer(site: Site) -> None:
+    with site.postgres.connect(site.name) as other:
+        other.execute(b"BEGIN; LOCK TABLE secret IN ACCESS EXCLUSIVE MODE")
+        for method in ("cdc.subscribe_table", "cdc.backtest"):
+            found = [
+                site.call(SCOPED[0], method, table="orders", where=f"id IN (SELECT id FROM {table})")
+                for table in ("secret", "missing")
+            ]
+            assert not found[0]["ok"] and found[0] == found[1]
+
+
 def test_filter_of_scoped_caller_computes_no_function_of_users(site: Site) -> None:
     """An error, or that there is none, would tell of the values that the function read."""
     site.db.execute(

@@ -113,6 +113,7 @@ _CLOCKS = re.compile(r"'\s*(now|today|tomorrow|yesterday|allballs)\s*'", re.IGNO
 # The same refusal whether a relation exists or not: a filter must not reveal which relations exist.
 _NO_SUCH_RELATION = frozenset({"42P01", "3F000", "42704"})
 # Every subquery contains one of these words. Its errors would reveal the tables and columns that it names.
+LOCK_MS = 100  # a predicate has no subquery, and hence waits for no table; waiting would show that the table exists
 _SUBQUERY = re.compile(r"\b(select|table|with|values)\b", re.IGNORECASE)
 # Prefixes of errors raised before any name is resolved, and of those on other.column without a subquery.
 _GRAMMAR = ("syntax error", "one statement")
@@ -206,6 +207,7 @@ class Engine:
 
         def probe(link: Link) -> NormalPredicate:
             self._make_table(link)
+            link.run(f"SET LOCAL lock_timeout = {LOCK_MS}")
             # First without brackets: `1) OR (1` is no expression. The statement is parsed, but not planned.
             if link.prepare(f"SELECT 1 FROM {self._name} WHERE\n{where}\n"):
                 raise InvalidRequest("a predicate has no parameters", hint="Write the value itself.")
@@ -298,7 +300,7 @@ class Engine:
         if isinstance(error, SourceError | NotSupported) and state not in _PLAIN_REFUSALS:
             return error
         is_named = state in _NO_SUCH_RELATION and not text.startswith(_OTHER_TABLE)
-        has_subquery = state not in ("", CANCELED) and not text.startswith(_GRAMMAR) and _SUBQUERY.search(where)
+        has_subquery = state != "" and not text.startswith(_GRAMMAR) and _SUBQUERY.search(where)
         if is_named or has_subquery:
             return _one_row_only()
         if state == "42703" and not _NO_SUCH_COLUMN.fullmatch(text):  # a field of another type, which therefore exists
