@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from headwater.sources.postgres.capture.decode.replication_frames import DATA, DATA_HEAD
 from headwater.sources.postgres.capture.decode.row_plan import Get
+from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
 
 NO_FRAME = (0, memoryview(b""))
 _FRAME = bytes([DATA]).ljust(DATA_HEAD, b"\0")
 
 
-class Spill(Protocol):
-    """The messages of an unfinished transaction."""
-
-    def append(self, message: bytes) -> None:
-        """Keep `message`, after the earlier ones."""
-
-    def read(self) -> Iterator[bytes]:
-        """Yield all messages in order."""
-
-    def drop(self) -> None:
-        """Discard the messages."""
-
-
 class StreamedTransaction:
     """The state of a transaction that is sent before its commit."""
 
-    def __init__(self, spill: Spill) -> None:
+    def __init__(self, spill: FileSpill) -> None:
         self.spill = spill
         self.aborted: set[int] = set()  # rolled-back subtransactions
         self.told: dict[int, int] = {}  # tables described in the transaction, each with the relations' clock then

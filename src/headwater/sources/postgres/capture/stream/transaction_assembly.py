@@ -34,7 +34,8 @@ from headwater.sources.postgres.capture.decode.pgoutput import (
 )
 from headwater.sources.postgres.capture.decode.replication_frames import DATA_HEAD, BadMessage, lsn_text, unix_us
 from headwater.sources.postgres.capture.decode.row_plan import HEAD, Decode, Get
-from headwater.sources.postgres.capture.stream.streamed_transaction import NO_FRAME, Spill, StreamedTransaction
+from headwater.sources.postgres.capture.stream.streamed_transaction import NO_FRAME, StreamedTransaction
+from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
 from headwater.sources.postgres.schema import ddl_trigger
 from headwater.sources.postgres.schema.relations import Relations
 from headwater.sources.postgres.schema.shape_changes import Announcement
@@ -81,7 +82,7 @@ class Assembly:
     def __init__(
         self,
         relations: Relations,
-        spills: Callable[[], Spill],
+        spills: Callable[[], FileSpill],
         *,
         resume: LogEnd | None = None,
         part: int = PART,

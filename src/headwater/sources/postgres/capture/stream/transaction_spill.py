@@ -15,7 +15,7 @@ _SIZE = struct.Struct("<I")
 
 
 class FileSpill:
-    """A spill in a file without a name: nothing of it remains, however the process ends. Fulfils `Spill`."""
+    """A spill in a file without a name: nothing of it remains, however the process ends."""
 
     def __init__(self, folder: Path | None = None, in_memory: int = IN_MEMORY) -> None:
         place = None if folder is None else str(folder)
