@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 import struct
 
-import msgspec
-
 from headwater.errors import SourceError
 
 EPOCH_MS = 946_684_800_000  # 2000-01-01 in milliseconds since 1970-01-01
@@ -26,20 +24,12 @@ class BadMessage(SourceError, ValueError):
     default_hint = "Connect again. If it comes back, the server speaks a version of pgoutput that is not known here."
 
 
-class Keepalive(msgspec.Struct, frozen=True, gc=False):
-    """A frame without data; if `reply` is set, the server expects an answer soon."""
-
-    end: int
-    sent_us: int
-    reply: bool
-
-
-def decode_keepalive(data: bytes) -> Keepalive:
-    """Decode a frame of the server without data, or raise BadMessage."""
+def decode_keepalive(data: bytes) -> tuple[int, bool]:
+    """Return the end of the server's WAL in a frame without data, and whether the server expects an answer soon."""
     if data[:1] != b"k" or len(data) != _KEEPALIVE.size:
         raise BadMessage(f"a frame of {len(data)} bytes that starts with {data[:1]!r}")
-    _, end, sent, reply = _KEEPALIVE.unpack(data)
-    return Keepalive(end, sent, bool(reply))
+    _, end, _, reply = _KEEPALIVE.unpack(data)
+    return end, bool(reply)
 
 
 def status_update(lsn: int, *, now_ms: int, reply: bool = False) -> bytes:

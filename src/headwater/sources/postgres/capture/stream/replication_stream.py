@@ -306,10 +306,10 @@ class _ConnectionLoop:
             for item in self._assembly.feed(bytes(data[DATA_HEAD:])):
                 self._take(item)
             return
-        frame = decode_keepalive(bytes(data))
-        self._shown = max(self._shown, frame.end)
-        self._rest(frame.end)
-        if frame.reply:
+        end, is_asked = decode_keepalive(bytes(data))
+        self._shown = max(self._shown, end)
+        self._rest(end)
+        if is_asked:
             self._send_status(at_once=True)
             if self._owner.idle > self._owner.confirmed:  # a server that shuts down waits for our confirmation
                 self._owner.is_asked = True
