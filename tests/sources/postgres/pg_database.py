@@ -10,6 +10,7 @@ from tests.sources.postgres.pg_server import Stream
 from tests.suite.deadlines import PATIENCE
 
 from headwater.model.change import Op, Transaction
+from headwater.sources.postgres.capture.log_positions import Positions
 from headwater.sources.postgres.connection import Server
 from headwater.sources.postgres.protocol_session import Pool
 from headwater.sources.postgres.query.analysis.analysis import Analyses
@@ -21,7 +22,6 @@ from headwater.sources.postgres.schema.column_probe import Columns
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.logins import Logins
-from headwater.sources.postgres.snapshot_visibility import VisibleOffsets
 from headwater.sources.postgres.write.interactive_transaction import PostgresTx
 from headwater.sources.postgres.write.writer import Writers
 from headwater.sources.write import Result
@@ -99,7 +99,7 @@ class Rig:
         self.shapes = Shapes()
         self.columns = Columns(self.pool)
         self.reading = PostgresReads(self.pool, self.pool, self.shapes, self.log, self.columns, take=take)
-        analyses = Analyses(self.pool, cast(VisibleOffsets, self.log), "publication")
+        analyses = Analyses(self.pool, cast(Positions, self.log), "publication")
         callers = Callers(Logins(Server("rig", "postgresql://"), PostgresConfig()), self.pool, seconds=30.0)
         self.queries = PostgresQueries(callers, analyses, self.log, seconds=30.0)
         self.writers = Writers(lambda role: self.connect(), self.shapes, self.log, **options)

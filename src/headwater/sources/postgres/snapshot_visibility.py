@@ -91,13 +91,6 @@ class VisibleOffset(msgspec.Struct, frozen=True):
     schema: int | None = None  # the schema number at a moment after the snapshot, if it was read
 
 
-class VisibleOffsets(SnapshotOffsets, Protocol):
-    """Offsets for readers that accept less while the stream is behind."""
-
-    def place(self, snapshot: str) -> VisibleOffset:
-        """Return the best offset known for `snapshot`, after a short wait for the stream."""
-
-
 class _ReceivedTransaction(msgspec.Struct, frozen=True):
     """A received transaction; readers with `ticket` or a later one see it."""
 

@@ -1,4 +1,4 @@
-"""The log offsets of our reads and writes. Fulfils `writer.Positions` and `VisibleOffsets`.
+"""The log offsets of our reads and writes. Fulfils `SnapshotOffsets`.
 
 A write is registered before its commit, so that nothing is kept for transactions of other clients.
 """
@@ -28,7 +28,7 @@ class _TransactionOffset(msgspec.Struct):
 
 
 class Positions:
-    """Log offsets of one database. Thread-safe."""
+    """Log offsets of one database. Thread-safe. `xid` is the 64-bit number of pg_current_xact_id()."""
 
     def __init__(self, barriers: Barriers, visibility: Visibility, passed: Callable[[BarrierResult], None]) -> None:
         self._barriers, self._visibility, self._passed = barriers, visibility, passed
@@ -46,7 +46,7 @@ class Positions:
     # --- writes ------------------------------------------------------------------------------------------
 
     def expect(self, xid: int) -> None:
-        """See writer.Positions."""
+        """Keep the offset of a transaction that is about to be committed."""
         self.check()  # the last moment before the commit
         with self._changed:
             if len(self._expected) >= MOST:
@@ -67,7 +67,7 @@ class Positions:
                 self._changed.notify_all()
 
     def wait_for(self, xid: int, timeout: float) -> int | None:
-        """See writer.Positions."""
+        """Return the offset of the last change of a committed transaction; None if it was not received in time."""
         with self._changed:
             place = self._expected.get(xid % _ROUND)
             if place is None:
@@ -76,13 +76,13 @@ class Positions:
             return place.upto or None
 
     def changes_of(self, xid: int) -> dict[str, int]:
-        """See writer.Positions."""
+        """Return the tables the transaction changed, each with its last change's offset. Once, after `wait_for`."""
         with self._changed:
             place = self._expected.pop(xid % _ROUND, None)
             return {} if place is None else place.tables
 
     def barrier(self) -> int:
-        """See writer.Positions."""
+        """Wait until everything committed before this call was received; return the offset of the newest change."""
         found = self._barriers.set()
         self._passed(found)
         if found.offset is None:
@@ -104,7 +104,9 @@ class Positions:
         return self._visibility.exact(Snapshot.of(snapshot), self.barrier())
 
     def place(self, snapshot: str) -> VisibleOffset:
-        """See VisibleOffsets. Right after a wait that timed out, do not wait again."""
+        """Return the best offset known for `snapshot`, after a short wait for the stream.
+
+        Right after a wait that timed out, do not wait again."""
         shot = Snapshot.of(snapshot)
         if self._barriers.is_behind:
             return VisibleOffset(self._visibility.offset_seen(shot))

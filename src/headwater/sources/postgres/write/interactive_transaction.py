@@ -16,11 +16,12 @@ from typing import TypeVar
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError
 from headwater.sources.interactive_transaction import Interactive
 from headwater.sources.postgres.abandoned_statements import AbandonedStatements
+from headwater.sources.postgres.capture.log_positions import Positions
 from headwater.sources.postgres.errors import SERIALIZATION, state_of
 from headwater.sources.postgres.protocol_session import Connect, Link
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.write.session import PostgresSession
-from headwater.sources.postgres.write.writer import LOCK_SECONDS, Positions, finish, settle
+from headwater.sources.postgres.write.writer import LOCK_SECONDS, finish, settle
 from headwater.sources.write import Work, WriteResult
 
 T = TypeVar("T")

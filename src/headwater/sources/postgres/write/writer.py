@@ -12,13 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from headwater.errors import Busy, DuplicateKey, HeadwaterError, InvalidRequest, SourceError, Unavailable
 from headwater.model.principal import OWNER
 from headwater.model.work.work_context import CALLER
 from headwater.sources.fair_queue import FairQueue
 from headwater.sources.postgres.abandoned_statements import AbandonedStatements
+from headwater.sources.postgres.capture.log_positions import Positions
 from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.errors import RETRIED, state_of
 from headwater.sources.postgres.protocol_session import Link
@@ -34,22 +35,6 @@ LOCK_SECONDS = 5.0  # longest wait of a write for the locks of others, then `bus
 NEAR_SECONDS = 0.05  # usual time until a commit is received from the stream
 _XID = "SELECT pg_current_xact_id_if_assigned()::text"
 _UNSURE = "The connection broke during the commit: check whether it was applied before you retry."
-
-
-class Positions(Protocol):
-    """Log offsets of transactions. `xid` is the 64-bit number of pg_current_xact_id()."""
-
-    def expect(self, xid: int) -> None:
-        """Keep the offset of a transaction that is about to be committed."""
-
-    def wait_for(self, xid: int, timeout: float) -> int | None:
-        """Return the offset of the last change of a committed transaction; None if it was not received in time."""
-
-    def changes_of(self, xid: int) -> dict[str, int]:
-        """Return the tables the transaction changed, each with its last change's offset. Once, after `wait_for`."""
-
-    def barrier(self) -> int:
-        """Wait until everything committed before this call was received; return the offset of the newest change."""
 
 
 def settle(positions: Positions, value: T, xid: int | None) -> WriteResult[T]:

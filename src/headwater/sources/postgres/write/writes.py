@@ -9,13 +9,14 @@ from typing import TypeVar
 
 from headwater.model.principal import OWNER
 from headwater.sources.postgres.abandoned_statements import AbandonedStatements
+from headwater.sources.postgres.capture.log_positions import Positions
 from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.logins import Logins
 from headwater.sources.postgres.write.interactive_transaction import PostgresTx
-from headwater.sources.postgres.write.writer import Positions, Writers
+from headwater.sources.postgres.write.writer import Writers
 from headwater.sources.write import Work, WriteResult
 
 T = TypeVar("T")

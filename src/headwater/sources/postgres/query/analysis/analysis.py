@@ -13,6 +13,7 @@ from headwater.model.dependencies.dependency import Analysis
 from headwater.model.literal import Value
 from headwater.model.principal import OWNER
 from headwater.model.work.answer_limits import MAX_ROWS
+from headwater.sources.postgres.capture.log_positions import Positions
 from headwater.sources.postgres.errors import state_of
 from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.query.analysis.dependencies import dependencies, in_order, is_same_question
@@ -41,7 +42,7 @@ from headwater.sources.postgres.query.analysis.volatile_calls import refuse as r
 from headwater.sources.postgres.query.statement_rules import check_allowed, check_length, check_ours, places_named
 from headwater.sources.postgres.schema.relations import table_name
 from headwater.sources.postgres.schema.table_shapes import OURS
-from headwater.sources.postgres.snapshot_visibility import VisibleOffset, VisibleOffsets
+from headwater.sources.postgres.snapshot_visibility import VisibleOffset
 from headwater.sources.query import ReadResult
 
 MAX_KNOWN = 10_000  # statements whose analysis is cached
@@ -86,9 +87,7 @@ def _size(known: _CachedAnalysis) -> int:
 class Analyses:
     """The analyses and answers of a source. Thread-safe."""
 
-    def __init__(
-        self, pool: Pool, visibility: VisibleOffsets, publication: str, *, statement_seconds: float = 30.0
-    ) -> None:
+    def __init__(self, pool: Pool, visibility: Positions, publication: str, *, statement_seconds: float = 30.0) -> None:
         self._pool, self._visibility, self._publication = pool, visibility, publication
         self._seconds = statement_seconds
         self._known: BoundedCache[_Key, _CachedAnalysis] = BoundedCache(MAX_KNOWN, MAX_KNOWN_BYTES)
