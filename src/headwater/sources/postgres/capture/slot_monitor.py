@@ -26,7 +26,6 @@ class Health(msgspec.Struct, frozen=True):
     lag_bytes: int  # WAL that the server keeps for the slot
     safe_bytes: int | None  # WAL that the server may still keep; None: no limit
     confirmed_seconds: float  # since the confirmed LSN last advanced, while there is WAL to confirm
-    is_read: bool
 
 
 def concern(slot: Slot | None) -> str:
@@ -87,12 +86,10 @@ class SlotMonitor:
     def _judged(self, slot: Slot | None) -> Health:
         now = time.monotonic()
         if slot is None:
-            return Health("gone", 0, None, now - self._moved_at, False)
+            return Health("gone", 0, None, now - self._moved_at)
         if slot.confirmed != self._confirmed or slot.confirmed >= slot.restart + slot.lag_bytes:
             self._confirmed, self._moved_at = slot.confirmed, now
-        return Health(
-            slot.wal_status, slot.lag_bytes, slot.safe_bytes, now - self._moved_at, is_read=slot.active_pid != 0
-        )
+        return Health(slot.wal_status, slot.lag_bytes, slot.safe_bytes, now - self._moved_at)
 
     def _tell(self, text: str, found: Health) -> None:
         if not text:
