@@ -126,7 +126,7 @@ class _ThreadConnections:
 
 
 class Writers:
-    """The connections and threads that write. `committed()` is called after every commit, from any thread."""
+    """The connections and threads that write."""
 
     def __init__(
         self,
@@ -137,13 +137,12 @@ class Writers:
         statement_seconds: float = 30.0,
         abandoned: AbandonedStatements | None = None,
         threads: int = THREADS,
-        committed: Callable[[], None] = lambda: None,
         grants: Callable[[str], Sequence[str]] = lambda table: (),
         publish: Callable[[Link], None] = lambda link: None,
     ) -> None:
         self._connect, self._shapes, self._positions, self._grants = connect, shapes, positions, grants
         self._publish, self._abandoned = publish, AbandonedStatements() if abandoned is None else abandoned
-        self._seconds, self._committed = statement_seconds, committed
+        self._seconds = statement_seconds
         # Guards _queue, _settling and _closing. Never held while work runs.
         self._ready = threading.Condition()
         self._queue: FairQueue[_Job] = FairQueue(max(threads - 1, 1))
@@ -257,7 +256,6 @@ class Writers:
         if not some:
             return False
         self.commits += len(some)
-        self._committed()
         try:
             places = stand(self._positions, [xid for _, _, xid in some])
         except BaseException as error:
