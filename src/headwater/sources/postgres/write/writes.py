@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import TypeVar
 
 from headwater.model.principal import OWNER
 from headwater.sources.postgres.abandoned_statements import AbandonedStatements
 from headwater.sources.postgres.capture.log_positions import Positions
-from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.settings import PostgresConfig
@@ -35,12 +33,9 @@ class PostgresWrites:
         config: PostgresConfig,
         abandoned: AbandonedStatements,
     ) -> None:
-        def connect(role: str) -> Connection:
-            return logins.server(role).connect()
-
         def begin(role: str, read_only: bool) -> PostgresTx:
             return PostgresTx(
-                partial(connect, role),
+                logins.server(role).connect,
                 shapes,
                 positions,
                 read_only=read_only,
@@ -56,7 +51,7 @@ class PostgresWrites:
         self._transactions: set[PostgresTx] = set()
         self._begin = begin
         self._writers = Writers(
-            connect,
+            lambda role: logins.server(role).connect(),
             shapes,
             positions,
             statement_seconds=config.statement_seconds,
