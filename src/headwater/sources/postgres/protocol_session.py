@@ -319,9 +319,7 @@ class Link:
     def _broken_is_ours(self) -> Iterator[None]:
         try:
             yield
-        except psycopg.Error as error:
-            raise connection_lost(str(error)) from error
-        except ValueError as error:  # the socket is closed
+        except (psycopg.Error, ValueError) as error:  # ValueError: the socket is closed
             raise connection_lost(str(error)) from error
 
     # --- transactions ------------------------------------------------------------------------------------
