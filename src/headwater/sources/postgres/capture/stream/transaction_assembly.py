@@ -290,20 +290,16 @@ class Assembly:
         if self._head is None:
             raise BadMessage("a transactional message outside of any transaction")
         if found.prefix == SHAPES:
-            return self._announced(found.content)
+            return self._changed(found.content, Announcement, self._relations.announce)
         if found.prefix == ddl_trigger.PREFIX:
-            return self._stated(found.content)
+            return self._changed(found.content, ddl_trigger.Statement, self._relations.show_statement)
         self._barriers.append(barrier)
         return ()
 
-    def _announced(self, content: bytes) -> list[Item]:
-        told = None if self._is_logged else _read(content, Announcement)
-        changes = [] if told is None else self._relations.announce(told)
-        return [part for change in changes for part in self._append(change)]
-
-    def _stated(self, content: bytes) -> list[Item]:
-        told = None if self._is_logged else _read(content, ddl_trigger.Statement)
-        changes = [] if told is None else self._relations.show_statement(told)
+    def _changed(self, content: bytes, kind: type[T], apply: Callable[[T], list[Change]]) -> list[Item]:
+        """Add the changes that a logical message with the content `kind` causes."""
+        told = None if self._is_logged else _read(content, kind)
+        changes = [] if told is None else apply(told)
         return [part for change in changes for part in self._append(change)]
 
     def _prepared(self, message: bytes) -> Iterable[Item]:
