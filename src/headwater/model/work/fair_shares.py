@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from headwater.errors import Busy
 from headwater.model.work.usage import Usage
@@ -16,18 +17,7 @@ from headwater.model.work.work_context import UNNAMED, Holder
 
 SPARE = 4  # one place in so many is reserved for other databases, and for other callers of a database
 
-
-class Waiter(Protocol):
-    """A future of asyncio or of a thread."""
-
-    def done(self) -> bool:
-        """Return whether the waiting ended, for example because the caller left."""
-
-    def set_result(self, result: None, /) -> None:
-        """Hand over the place."""
-
-
-W = TypeVar("W", bound=Waiter)
+W = TypeVar("W", "asyncio.Future[None]", "Future[None]")  # done once the place is handed over, or the caller left
 
 
 class FairShares(Generic[W]):
