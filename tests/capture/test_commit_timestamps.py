@@ -17,7 +17,9 @@ from headwater.errors import StorageFull
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
-from headwater.model.clock import ts_ms, ts_of_ms
+from headwater.model.clock import MAX_COUNTER, MAX_MS, ts_ms, ts_of_ms, ts_text
+
+MS = st.integers(0, MAX_MS - 1)
 
 
 class Wall:
@@ -49,6 +51,38 @@ class CountingLog(MemoryLog):
     def raise_ceiling(self, ts: int) -> None:
         self.raised += 1
         super().raise_ceiling(ts)
+
+
+def ticks(after: int, steps: list[int]) -> list[int]:
+    """Return the timestamps after `after`, with the wall clock at each of `steps` in milliseconds."""
+    log, wall = MemoryLog(), Wall()
+    log.raise_ceiling(after)
+    stamper = Stamper(log, wall)
+    found = []
+    for wall.ms in steps:
+        found.append(stamper.tick())
+    return found
+
+
+@given(MS, st.lists(MS, min_size=2, max_size=50))
+def test_every_tick_is_above_all_that_was_seen_whatever_the_wall_clock_does(start: int, steps: list[int]) -> None:
+    seen = ts_of_ms(start)
+    for ms, ticked in zip(steps, ticks(seen, steps), strict=True):
+        assert ticked > seen
+        assert ts_ms(ticked) >= ms
+        seen = ticked
+
+
+def test_ticks_follow_wall_time_and_count_up_when_it_stalls_or_goes_back() -> None:
+    assert list(map(ts_text, ticks(0, [5, 5, 7, 6, 8]))) == ["5.0", "5.1", "7.0", "7.1", "8.0"]
+
+
+def test_tick_after_a_full_counter_advances_one_millisecond() -> None:
+    assert list(map(ts_text, ticks(ts_of_ms(5) | MAX_COUNTER, [5]))) == ["6.0"]
+
+
+def test_first_tick_is_above_the_ceiling_of_the_log() -> None:
+    assert ticks(ts_of_ms(100), [3]) == [ts_of_ms(100) + 1]
 
 
 def test_timestamp_after_a_failed_ceiling_write_is_within_the_stored_ceiling() -> None:

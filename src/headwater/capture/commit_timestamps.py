@@ -8,7 +8,7 @@ import msgspec
 
 from headwater.log.log import Log
 from headwater.model.change import Transaction
-from headwater.model.clock import HybridClock, ts_of_ms, wall_ms
+from headwater.model.clock import ts_of_ms, wall_ms
 
 AHEAD_MS = 5_000  # how far the durable ceiling is raised ahead: one small write per this much time
 
@@ -18,8 +18,7 @@ class Stamper:
 
     def __init__(self, log: Log, now_ms: Callable[[], int] = wall_ms) -> None:
         self._log, self._now_ms = log, now_ms
-        self._ceiling = log.clock_ceiling
-        self._clock = HybridClock(self._ceiling)
+        self._ceiling = self._newest = log.clock_ceiling
         self._last = 0  # timestamp of the current transaction, for its further parts
 
     def stamp(self, part: Transaction) -> Transaction:
@@ -29,8 +28,11 @@ class Stamper:
         return msgspec.structs.replace(part, ts=self._last)
 
     def tick(self) -> int:
-        """Return a timestamp above all earlier ones and below all later ones, also after a crash."""
-        ts = self._clock.tick(self._now_ms())
+        """Return a timestamp above all earlier ones and below all later ones, also after a crash.
+
+        It is that of now, or just above the newest if the wall clock is behind it.
+        """
+        ts = self._newest = max(self._newest + 1, ts_of_ms(self._now_ms()))
         if ts > self._ceiling:
             ceiling = ts + ts_of_ms(AHEAD_MS)
             self._log.raise_ceiling(ceiling)

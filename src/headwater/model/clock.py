@@ -47,15 +47,3 @@ def parse_ts(text: str) -> Timestamp:
             hint='Timestamps look like "1763172000000.0": milliseconds since 1970, a dot, a counter.',
         )
     return ts_of_ms(int(found[1])) | int(found[2] or 0)
-
-
-class HybridClock:
-    """Returns timestamps, each above `last` and all that it returned before. Not thread-safe."""
-
-    def __init__(self, last: Timestamp = 0) -> None:
-        self.last = last
-
-    def tick(self, now_ms: int) -> Timestamp:
-        """Return the next timestamp: that of `now_ms`, or just above the last if the wall clock is behind it."""
-        self.last = max(self.last + 1, ts_of_ms(now_ms))
-        return self.last
