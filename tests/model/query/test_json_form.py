@@ -5,13 +5,14 @@ import random
 from typing import Any
 
 import pytest
+from tests.model.parsed_query import parse_query
 from tests.model.random_forms import Forms, shuffled
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import U64
 from headwater.model.predicate import MAX_DEPTH, MAX_NODES, Call, Col, Function, Literal
 from headwater.model.query.canonical_json import canonical_bytes, form_of
-from headwater.model.query.json_form import parse_query, parse_query_of
+from headwater.model.query.json_form import parse_query_of
 from headwater.model.query.query import (
     MAX_TEXT,
     Aggregate,

@@ -5,9 +5,10 @@ import re
 
 import msgspec
 from tests.doc_pages import blocks, page
+from tests.model.parsed_query import parse_query
 
 from headwater.model.predicate import FUNCTIONS, MAX_DEPTH, MAX_NODES
-from headwater.model.query.json_form import AGGREGATES, MAX_PARAMETERS, QUERY_FUNCTIONS, parse_query
+from headwater.model.query.json_form import AGGREGATES, MAX_PARAMETERS, QUERY_FUNCTIONS
 from headwater.model.query.query import JOINS, SET_OPS
 from headwater.queries.etag.causality import parse
 from headwater.sources.sqlite.query.query_sql import query_sql

@@ -71,16 +71,11 @@ QUERY_FUNCTIONS = FUNCTIONS | {
 STAR = "*"
 
 
-def parse_query(body: Any, *, db: str | None = None, path: str = "query") -> Query:
-    """Return the query that the JSON `body` describes.
+def parse_query_of(body: Any, *, db: str | None = None, path: str = "query") -> tuple[Query, str]:
+    """Return the query that the JSON `body` describes, and its database: `db`, else that of its tables, else `main`.
 
     Raise InvalidRequest or NotSupported with the path of the fault.
     """
-    return parse_query_of(body, db=db, path=path)[0]
-
-
-def parse_query_of(body: Any, *, db: str | None = None, path: str = "query") -> tuple[Query, str]:
-    """Return the query and its database: `db`, else that of its tables, else `main`."""
     reader = _QueryReader(None if db is None else real_name(db))
     query = reader.query(body, path, 1)
     parameters = tuple(str(place + 1) for place in range(reader.parameters))

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.model.parsed_query import parse_query
 from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.model.dependencies.description import of_condition
 from headwater.model.literal import DateTime, Json
-from headwater.model.query.json_form import parse_query
 from headwater.sources.postgres.query.analysis import analysis
 from headwater.sources.query import ReadResult
 

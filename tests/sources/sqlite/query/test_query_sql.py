@@ -10,11 +10,12 @@ from typing import Any
 import apsw
 import pytest
 from tests.capture.captured_database import running
+from tests.model.parsed_query import parse_query
 from tests.model.random_forms import CREATE, Forms, shuffled
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import Value, from_lit
-from headwater.model.query.json_form import AGGREGATES, QUERY_FUNCTIONS, parse_query
+from headwater.model.query.json_form import AGGREGATES, QUERY_FUNCTIONS
 from headwater.model.query.query import Query
 from headwater.sources.sqlite.connection import open_file
 from headwater.sources.sqlite.query.determinism.deterministic_functions import DETERMINISTIC
