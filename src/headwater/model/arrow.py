@@ -102,12 +102,7 @@ def changes_batch(table: Table, changes: Iterable[Delivered]) -> pa.RecordBatch:
     images = Images()
     for part, offset, change, op in changes:
         for word, row in _images(change, op):
-            images.rows.append(row)
-            images.words.append(word)
-            images.versions.append(part.upto if part.last else offset)
-            images.stamps.append(part.commit_ts_ms or ts_ms(part.ts))
-            images.offsets.append(offset)
-            images.transactions.append(part.id)
+            images.add(row, word, part.upto if part.last else offset, offset, part)
     return images_batch(table, images)
 
 
@@ -121,6 +116,15 @@ class Images:
         self.stamps: list[int] = []
         self.offsets: list[int] = []
         self.transactions: list[str] = []
+
+    def add(self, row: Row, word: str, version: int, offset: int, part: Transaction) -> None:
+        """Add an image of the change at `offset` in `part`."""
+        self.rows.append(row)
+        self.words.append(word)
+        self.versions.append(version)
+        self.stamps.append(part.commit_ts_ms or ts_ms(part.ts))
+        self.offsets.append(offset)
+        self.transactions.append(part.id)
 
     @property
     def about(self) -> tuple[list[Any], ...]:

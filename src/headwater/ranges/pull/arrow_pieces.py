@@ -11,8 +11,7 @@ import msgspec
 from headwater.errors import InvalidRequest, NotFound, Unavailable
 from headwater.log.log import Log
 from headwater.model import arrow
-from headwater.model.change import Change, Op, Transaction
-from headwater.model.clock import ts_ms
+from headwater.model.change import Change, Op
 from headwater.model.literal import UNAVAILABLE, to_plain
 from headwater.model.per_table import PerTable
 from headwater.model.suggestion import nearest
@@ -119,21 +118,12 @@ def _gathered(log: Log, job: TablesJob, left: Gone) -> Iterator[tuple[arrow.Imag
             if wanted and change.table.name not in wanted:
                 continue
             row = writer(change.table).cells(with_table_ddl(change) if job.hides_ddl else change)
-            images.rows.append(row)
+            images.add(row, change.op.word, ends.of(part), offset, part)
             weight += sum(map(len, filter(None, row)))
-            _describe(images, part, offset, change.op.word, ends)
             if (len(images.rows) >= TABLES_ROWS or weight >= TABLES_BYTES) and offset < job.upto:
                 yield images, offset
                 images, weight = arrow.Images(), 0
     yield images, job.upto
-
-
-def _describe(images: arrow.Images, part: Transaction, offset: int, word: str, ends: TransactionEnds) -> None:
-    images.words.append(word)
-    images.versions.append(ends.of(part))
-    images.stamps.append(part.commit_ts_ms or ts_ms(part.ts))
-    images.offsets.append(offset)
-    images.transactions.append(part.id)
 
 
 class _Writer:
