@@ -19,25 +19,8 @@ LEFT, _UNION = "1", "1"
 _ARRAY_SUBLINK, _EXISTS = "6", "0"
 # Equal values of these types are identical; for text only if the collation is deterministic.
 _TEXTS = frozenset({types.TEXT, types.VARCHAR, 19})
-_EXACT = (
-    frozenset(
-        {
-            types.BOOL,
-            types.BYTEA,
-            types.DATE,
-            types.INT2,
-            types.INT4,
-            types.INT8,
-            types.TIME,
-            types.TIMESTAMP,
-            types.TIMESTAMPTZ,
-            types.TIMETZ,
-            types.UUID_,
-            26,
-        }
-    )
-    | _TEXTS
-)
+_EXACT = _TEXTS | {types.BOOL, types.BYTEA, types.INT2, types.INT4, types.INT8, types.OID, types.UUID_}
+_EXACT |= {types.DATE, types.TIME, types.TIMETZ, types.TIMESTAMP, types.TIMESTAMPTZ}
 _IN_ORDER = frozenset({"array_agg", "string_agg", "json_agg", "jsonb_agg", "json_object_agg", "jsonb_object_agg"})
 _IN_ORDER |= {f"{name}_{more}" for name in ("json_agg", "jsonb_agg") for more in ("strict",)} | {"xmlagg", "mode"}
 _IN_ORDER |= {"json_object_agg_strict", "jsonb_object_agg_strict"}
