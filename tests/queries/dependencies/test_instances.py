@@ -11,7 +11,7 @@ from headwater.model.literal import Embedding, Json, Value
 from headwater.queries.dependencies import instances
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies
 from headwater.queries.dependencies.instances import Instance, Instances, args_size, instance_key
-from headwater.queries.etag.query_etag import LONG, QueryIdentity
+from headwater.queries.etag.query_etag import LONG, pack_args, tag_prefix
 from headwater.queries.prepared import PreparedQuery, query_id
 
 
@@ -80,10 +80,10 @@ def test_short_arguments_that_look_like_a_digest_have_another_key() -> None:
 @pytest.mark.parametrize("value", [1, "x" * 100_000])
 def test_prefix_of_an_instance_is_that_of_its_question(value: Value) -> None:
     found = instance(value)
-    asked = QueryIdentity(
-        db="main", generation="g", epoch="", sql="SELECT ?", args=(("1", value),), format="rows_json", scope=""
+    packed = pack_args([("1", value)])
+    assert found.prefix("rows_json") == tag_prefix(
+        db="main", generation="g", epoch="", sql="SELECT ?", names=["1"], packed=packed, format="rows_json"
     )
-    assert found.prefix("rows_json") == asked.prefix
 
 
 def test_size_of_arguments_grows_with_each_kind_of_value() -> None:

@@ -13,7 +13,7 @@ from headwater.model.dependencies.dependency import Analysis
 from headwater.model.literal import UNAVAILABLE, Value
 from headwater.model.table import Table
 from headwater.queries.dependencies.bound_dependencies import BoundDependencies
-from headwater.queries.etag.query_etag import QueryIdentity, pack_args
+from headwater.queries.etag.query_etag import pack_args, tag_prefix
 from headwater.queries.prepared import PreparedQuery
 
 MAX_INSTANCES = 20_000  # cached between requests
@@ -65,29 +65,26 @@ class Instance:
         self.generation = generation  # of the log
         self.schema = schema  # the newest schema version for which the analysis is known to hold
         self.key = instance_key(prepared.id, args) if key is None else key
-        self.packed = self.key[2]
         self.size = args_size(args)
-        self.prefixes: dict[tuple[str, str], str] = {}
+        self.prefixes: dict[str, str] = {}
         self.asked = 0  # number of requests while the instance was cached
         self.returned = False  # a client sent a tag of an earlier answer
         self.unguarded = 0  # answers in a row for which guards were requested and none could be recorded
         self.digest: tuple[int, bytes] | None = None  # position and hash of the last answer, if answers are compared
 
-    def prefix(self, format: str, scope: str = "") -> str:
+    def prefix(self, format: str) -> str:
         """Return the first half of the instance's tags in `format`."""
-        found = self.prefixes.get((format, scope))
+        found = self.prefixes.get(format)
         if found is None:
-            asked = QueryIdentity(
+            found = self.prefixes[format] = tag_prefix(
                 db=self.prepared.db,
                 generation=self.generation,
                 epoch=self.analysis.epoch,
                 sql=self.analysis.sql,
-                args=tuple(sorted(self.args.items())),
+                names=self.key[1],
+                packed=self.key[2],
                 format=format,
-                scope=scope,
-                packed=self.packed,
             )
-            found = self.prefixes[format, scope] = asked.prefix
         return found
 
 

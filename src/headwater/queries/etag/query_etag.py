@@ -41,26 +41,19 @@ def read_tag(opaque: str) -> QueryTag | None:
     return None if found is None else QueryTag(found[1], int(found[2], 16))
 
 
-class QueryIdentity(msgspec.Struct, frozen=True):
-    """Everything that determines an answer except the rows."""
+def tag_prefix(
+    *, db: str, generation: str, epoch: str, sql: str, names: Iterable[str], packed: bytes, format: str
+) -> str:
+    """Return the prefix of a question's tags, different for every question.
 
-    db: str
-    generation: str
-    epoch: str
-    sql: str
-    args: tuple[tuple[str, Value], ...]
-    format: str
-    scope: str = ""  # the caller's view of the rows, if callers see different rows
-    packed: bytes = b""  # the result of `pack_args`, if it was computed already
-
-    @property
-    def prefix(self) -> str:
-        """Return the prefix of the question's tags, different for every question."""
-        digest = hashlib.blake2b(digest_size=12)
-        texts = (FORMAT, EXTRACTOR, self.db, self.generation, self.epoch, self.sql, self.format, self.scope)
-        digest.update(encode_row((*texts, *(name for name, _ in self.args))))
-        digest.update(self.packed or pack_args(self.args))
-        return base64.urlsafe_b64encode(digest.digest()).decode()
+    A question is everything that determines an answer except the rows. `names` are those of its arguments, and
+    `packed` is the result of `pack_args`.
+    """
+    digest = hashlib.blake2b(digest_size=12)
+    # The empty text is part of all tags that clients hold.
+    digest.update(encode_row((FORMAT, EXTRACTOR, db, generation, epoch, sql, format, "", *names)))
+    digest.update(packed)
+    return base64.urlsafe_b64encode(digest.digest()).decode()
 
 
 def pack_args(args: Iterable[tuple[str, Value]]) -> bytes:
