@@ -152,11 +152,9 @@ class InstanceVersions:
     def forget(self, key: Hashable) -> None:
         """Stop tracking an instance. Does not wait for the lock, which a thread may hold for long."""
         self._leaving.append(key)
-        if self._lock.acquire(blocking=False):
-            try:
+        with try_lock(self._lock) as is_held:
+            if is_held:
                 self._leave()
-            finally:
-                self._lock.release()
 
     def _leave(self) -> None:
         """Remove the instances in `_leaving`. The caller holds the lock."""

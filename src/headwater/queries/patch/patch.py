@@ -147,15 +147,13 @@ def diff(base: Answer, fresh: Answer, *, include_full: bool = True) -> Any:
 
 
 def _steps(base: Answer, fresh: Answer) -> Steps:
-    if fresh.key is None or fresh.key != base.key or (fresh.form.as_objects and _is_ambiguous(fresh.names)):
+    # An object can hold only one of two columns with the same name.
+    is_ambiguous = len(set(fresh.names)) != len(fresh.names)
+    if fresh.key is None or fresh.key != base.key or (is_ambiguous and fresh.form.as_objects):
         raise NoSteps("no_key")
     if base.columns != fresh.columns or base.form != fresh.form or base.ordered != fresh.ordered:
         raise NoSteps("columns_changed")
     return steps(base.texts, fresh.texts, base.key_of, fresh.key_of, ordered=fresh.ordered)
-
-
-def _is_ambiguous(names: tuple[str, ...]) -> bool:
-    return len(set(names)) != len(names)  # an object can hold only one of two columns with the same name
 
 
 def written(
