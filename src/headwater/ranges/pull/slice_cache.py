@@ -156,7 +156,8 @@ class Cache:
             found = None
         if found is None:
             file.close()
-            self._forget(path)
+            with self._lock:
+                self._drop(path)
         return found
 
     def _checked(self, path: Path, file: BinaryIO) -> Slice | None:
@@ -209,10 +210,6 @@ class Cache:
     def _shrink(self) -> None:
         while self.bytes > self._most and self._files:
             self._drop(next(iter(self._files)))
-
-    def _forget(self, path: Path) -> None:
-        with self._lock:
-            self._drop(path)
 
     def _drop(self, path: Path) -> None:
         self.bytes -= self._files.pop(path, 0)

@@ -46,18 +46,11 @@ class Step(NamedTuple):
 def wait_for_status(database: Database, who: Principal, db: str, table: str) -> Described:
     """Return the table and the state of its log, after a short wait for commits from before this call."""
     database.catch_up(CATCH_UP_SECONDS)
-    return _consistent_status(database, who, db, table)
+    return read_status(database, who, db, table)
 
 
-def read_status(database: Database, who: Principal, status: Described) -> Described:
-    """Return the table and the state of its log without a wait for earlier commits."""
-    return _consistent_status(database, who, status.db, status.table.name, status)
-
-
-def _consistent_status(
-    database: Database, who: Principal, db: str, table: str, status: Described | None = None
-) -> Described:
-    """Return a table version and an end of the log that are consistent.
+def read_status(database: Database, who: Principal, db: str, table: str, status: Described | None = None) -> Described:
+    """Return a table version and an end of the log that are consistent, without a wait for earlier commits.
 
     If the table changed in between, the end may be after the schema change, and readers would not notice it.
     """
@@ -91,7 +84,7 @@ def find_change(database: Database, who: Principal, status: Described, after: in
     found = _first_change(database.log, status, after)
     if found.schema_changed_at is None:
         database.catch_up(SCHEMA_SECONDS)
-        now = _consistent_status(database, who, status.db, status.table.name)
+        now = read_status(database, who, status.db, status.table.name)
         if now.latest > status.latest:
             return _first_change(database.log, now, after)
     return found

@@ -117,7 +117,8 @@ class Undo:
         if past[0][1] == _FIRST:
             _, _, packed, last = past[0]
             then = None if packed is None else decode_row(packed)
-            if not _is_same(now, [] if last is None else [decode_row(last)]):
+            # 0.0 equals -0.0, because SQLite does not store the sign of a zero.
+            if now != ([] if last is None else [decode_row(last)]):
                 raise self._disagreement(now[0] if now else decode_row(last or packed))
             return [] if then is None else [then]
         counted = Counter(map(encode_row, now))
@@ -150,11 +151,6 @@ def _within(span: Span) -> tuple[str, tuple[bytes, ...]]:
     if span.end is None:
         return "place >= ?", (span.start,)
     return "place >= ? AND place < ?", (span.start, span.end)
-
-
-def _is_same(one: Sequence[Row], other: Sequence[Row]) -> bool:
-    """Return whether both are equal rows; 0.0 equals -0.0, because SQLite does not store the sign of a zero."""
-    return list(one) == list(other)
 
 
 def _packed(row: Row) -> bytes:

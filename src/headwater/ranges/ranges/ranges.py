@@ -352,7 +352,7 @@ class Ranges:
         if after is not None and wait_ms and status.latest <= after:
             log = self._databases.database(name).log
             await self._waiting.beyond(log, after, wait_ms / 1000, lambda: name in self._databases.names())
-            status = await run(read_status, self._databases.database(name), who, status)
+            status = await run(read_status, self._databases.database(name), who, name, status.table.name, status)
         if after is not None and shape is not None and shape != status.table.version:
             status = await run(find_change, self._databases.database(name), who, status, after)
         if after is not None and step is not None and status.horizon <= after + 1 <= status.latest:
