@@ -57,17 +57,14 @@ class Reader:
         if self._closed:
             raise Unavailable(f"the log {self._path.name} is closed")
         with FORMAT.errors(self._name):
-            connection = self._take()
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = FORMAT.connect(self._path, read_only=True, vfs=self._vfs)
             try:
                 yield connection
             finally:
                 self._give_back(connection)
-
-    def _take(self) -> apsw.Connection:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return FORMAT.connect(self._path, read_only=True, vfs=self._vfs)
 
     def _give_back(self, connection: apsw.Connection) -> None:
         self._idle.append(connection)

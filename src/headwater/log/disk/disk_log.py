@@ -114,18 +114,14 @@ class DiskLog:
 
     def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
         """Return the changes in (after, upto], at most `limit` of them, as transactions or parts of them."""
-        head = self._head_for(after)
+        head = _check_kept(after, self._now()).latest
         upto = min(head if upto is None else upto, head, after + (BLOCK_CHANGES if limit is None else limit))
         return self._page(after, upto, 1 if limit is None else limit) if after < upto else []
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
         """Yield every change in (after, upto], block by block; a later append does not disturb it."""
-        head = self._head_for(after)
+        head = _check_kept(after, self._now()).latest
         return chain.from_iterable(self._pages(after, head if upto is None else min(upto, head)))
-
-    def _head_for(self, after: int) -> int:
-        """Return the newest offset; OffsetExpired when the change that follows `after` is gone."""
-        return _check_kept(after, self._now()).latest
 
     def _pages(self, after: int, upto: int) -> Iterator[list[Transaction]]:
         while after < upto:
