@@ -39,11 +39,11 @@ class Catalog:
         if not self._held:
             self.refresh()
 
-    def refresh(self) -> bool:
-        """Reload the shapes if the schema changed; return whether it did."""
+    def refresh(self) -> None:
+        """Reload the shapes if the schema changed."""
         ((version,),) = self._guard.run("PRAGMA schema_version").fetchall()
         if version == self._version:
-            return False
+            return
         self._guard.forget()
         with self._guard.own() as db:
             kinds, self.layouts = read_kinds(db), read_layouts(db)
@@ -55,7 +55,6 @@ class Catalog:
                 shapes[name] = msgspec.structs.replace(shapes[name], table=table)
         self._shapes, self._version = shapes, int(str(version))
         self._inserts.clear()
-        return True
 
     def shape(self, name: str) -> Shape:
         """Return the shape of a table; NotFound names no other table: the caller may be restricted to some tables."""

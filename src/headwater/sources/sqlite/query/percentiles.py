@@ -104,8 +104,8 @@ def _number(rank: int) -> float:
 class _Percentile:
     """State of one aggregate or window of percentile(Y, P) or a related function."""
 
-    def __init__(self, name: str, fraction: Callable[[str, Any], float], check: Check) -> None:
-        self._name, self._to_fraction = name, fraction
+    def __init__(self, name: str, check: Check) -> None:
+        self._name = name
         self._argument: Any = None
         self._fraction: float | None = 0.5 if name == "median" else None
         self._numbers = SortedRuns(check)
@@ -143,7 +143,7 @@ class _Percentile:
     def _set_fraction(self, argument: Any) -> None:
         if self._fraction is not None and argument == self._argument and type(argument) is type(self._argument):
             return
-        fraction = self._to_fraction(self._name, argument)
+        fraction = _to_fraction(self._name, argument)
         if self._fraction is None:
             self._fraction, self._argument = fraction, argument
         elif not -0.001 <= self._fraction - fraction <= 0.001:
@@ -155,13 +155,13 @@ def replace_percentiles(db: apsw.Connection, check: Check) -> None:
     for name, arguments in (("median", 1), ("percentile", 2), ("percentile_cont", 2), ("percentile_disc", 2)):
         db.create_window_function(
             name,
-            lambda name=name: _Percentile(name, _fraction, check),  # type: ignore[misc]
+            lambda name=name: _Percentile(name, check),  # type: ignore[misc]
             arguments,
             flags=apsw.SQLITE_INNOCUOUS | apsw.SQLITE_DETERMINISTIC,
         )
 
 
-def _fraction(name: str, argument: Any) -> float:
+def _to_fraction(name: str, argument: Any) -> float:
     """Return the second argument as a fraction of one, converted and checked as SQLite does."""
     most = 100.0 if name == "percentile" else 1.0
     number = _numeric(argument)

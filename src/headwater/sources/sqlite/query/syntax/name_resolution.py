@@ -98,7 +98,7 @@ class Names:
             self._source(source, Scope(scope.sources[:place], {}, outer), outer, env)
         for join in tree.joins(select.source):
             self._join(join, scope, env)
-        select.outputs = [found for output in select.outputs for found in self._expanded(output, scope, select)]
+        select.outputs = [found for output in select.outputs for found in self._expanded(output, scope)]
         for output in select.outputs:
             self._expression(output.of, scope, env)
             if output.name is None:
@@ -186,7 +186,7 @@ class Names:
         scope.shared[folded(name)] = left
         join.shared.append((left, right))
 
-    def _expanded(self, output: tree.Output, scope: Scope, select: tree.Select) -> list[tree.Output]:
+    def _expanded(self, output: tree.Output, scope: Scope) -> list[tree.Output]:
         if output.of is not None:
             return [output]
         found, seen = [], set()

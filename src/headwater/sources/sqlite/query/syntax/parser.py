@@ -234,8 +234,7 @@ class _Parser(Expressions):
         return self.separated(self._term)
 
     def _term(self) -> tree.Term:
-        start = self.next.start
-        found = tree.Term(self.expression(), start=start)
+        found = tree.Term(self.expression())
         if self.takes("DESC"):
             found.descends = True
         else:

@@ -139,7 +139,6 @@ class Term(Node):
     of: Any
     descends: bool = False
     nulls: str = ""
-    start: int = 0
     end: int = 0
     output: int | None = None  # position of the result column that the term names by number or alias
 
