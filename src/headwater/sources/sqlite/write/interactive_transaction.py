@@ -133,18 +133,17 @@ class SqliteTx(Interactive):
         self._start_place()
 
     def _failed(self, error: BaseException) -> BaseException:
+        ours = to_error(error) if isinstance(error, apsw.Error) else error
         try:
             if not self._doomed and self._db.in_transaction:
                 self._guard.run("ROLLBACK TO step")
                 self._guard.run("RELEASE step")
-                return to_error(error) if isinstance(error, apsw.Error) else error
+                return ours
         except apsw.Error:  # interrupted or closed concurrently
             self._doomed = True
         # If nothing ended the transaction from outside, OR ROLLBACK or a full disk rolled all of it back.
         self._end("expired" if self._doomed else "lost")
-        if self._doomed:
-            return self._over()
-        return to_error(error) if isinstance(error, apsw.Error) else error
+        return self._over() if self._doomed else ours
 
     def _take_place(self) -> None:
         """Wait for the writer's turn; called by the session before a write, inside a step."""
