@@ -83,11 +83,9 @@ def stretch(
     more = _fetch(link, sql, text.params, limit, taken)
     rows = taken.rows(limit)
     last = rows[-1] if more else None
-    if bounds is None:
-        return rows, None if last is None else table.key_of(last)
-    if last is not None and bounds.is_past(last):
+    if last is not None and bounds is not None and bounds.is_past(last):
         last = None
-    return bounds.inside(rows), None if last is None else table.key_of(last)
+    return rows if bounds is None else bounds.inside(rows), None if last is None else table.key_of(last)
 
 
 def _fetch(link: Link, sql: str, params: list[Bound], limit: int, taken: PageRows) -> bool:

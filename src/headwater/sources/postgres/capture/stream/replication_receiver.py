@@ -121,13 +121,10 @@ class ThreadReceiver:
         """Return whether no more frames follow, though `get` does not show it; raise if the connection broke."""
         if self._ended == self._open:
             return False
-        if self._ended != _DONE:
-            self._raise()
-        return True
-
-    def _raise(self) -> None:
-        """Raise the error that the connection reports."""
+        if self._ended == _DONE:
+            return True
         self.close()
+        # Raises the error that the connection reports.
         if self._ended == self._broken:
             self._connection.consume_input()
         else:
