@@ -262,7 +262,4 @@ _BINDERS: WeakKeyDictionary[object, _Binder] = WeakKeyDictionary()
 
 
 def _binder(source: Queryable) -> _Binder:
-    found = _BINDERS.get(source)
-    if found is None:
-        found = _BINDERS.setdefault(source, _Binder(source))
-    return found
+    return _BINDERS.get(source) or _BINDERS.setdefault(source, _Binder(source))

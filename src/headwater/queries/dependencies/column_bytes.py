@@ -153,7 +153,4 @@ _SHAPES: WeakKeyDictionary[Any, Shapes] = WeakKeyDictionary()
 
 def shapes_of(source: Queryable) -> Shapes:
     """Return the shapes of `source`, which live as long as it does."""
-    found = _SHAPES.get(source)
-    if found is None:
-        found = _SHAPES.setdefault(source, Shapes(source))
-    return found
+    return _SHAPES.get(source) or _SHAPES.setdefault(source, Shapes(source))
