@@ -114,10 +114,9 @@ class SqliteSession:
             raise InvalidRequest(
                 f"table names beginning with {OURS!r} or 'sqlite_' are taken", hint="Choose another name."
             )
-        there = table.name in self._catalog.tables()
-        if there and not if_not_exists:
-            raise exists(table)
-        if there:
+        if table.name in self._catalog.tables():
+            if not if_not_exists:
+                raise exists(table)
             return False
         self._before_write()
         check_numbered(table)

@@ -76,7 +76,7 @@ class Ledger:
             return WriteResult(value, self.head)
         self._guard.run(_RECORD, (upto, first, *divmod(time.time_ns() // 1_000, 1_000)))
         self.head = upto
-        touched = [(t, upto)] if upto == first else self._touched(first)
+        touched: list[Any] = [(t, upto)] if upto == first else self._guard.run(_TOUCHED, (first,)).fetchall()
         return WriteResult(value, upto, self._by_name(touched))
 
     def _newest(self) -> tuple[int, int]:
@@ -84,9 +84,6 @@ class Ledger:
         if not found:
             raise Unavailable("another program emptied the capture table", hint=_TAMPERED)
         return cast(tuple[int, int], found[0])
-
-    def _touched(self, first: int) -> list[tuple[int, int]]:
-        return cast(list[tuple[int, int]], self._guard.run(_TOUCHED, (first,)).fetchall())
 
     def _by_name(self, touched: list[tuple[int, int]]) -> dict[str, int]:
         if any(t not in self._catalog.layouts for t, _ in touched):
