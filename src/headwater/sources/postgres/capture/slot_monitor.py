@@ -51,7 +51,6 @@ class SlotMonitor:
         self._lock = threading.Lock()  # guards the fields below
         self._told = ""
         self._confirmed, self._moved_at = -1, time.monotonic()
-        self.health: Health | None = None  # as of the newest check
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"headwater-slot-{name}", daemon=True)
 
@@ -76,7 +75,7 @@ class SlotMonitor:
         """Check the slot now; log a new concern, or the end of a concern, once."""
         slot = self._find()
         with self._lock:
-            found = self.health = self._judged(slot)
+            found = self._judged(slot)
             text = concern(slot)
             if text != self._told:
                 self._told = text

@@ -122,10 +122,9 @@ class PostgresSession:
                 f"{table.name!r} is not a name for a table; those beginning with {OURS!r} or 'pg_' are taken",
                 hint="Choose another name; a dot separates schema and table.",
             )
-        there = self._shapes.find(self._link, table.name) is not None
-        if there and not if_not_exists:
-            raise exists(table)
-        if there:
+        if self._shapes.find(self._link, table.name) is not None:
+            if not if_not_exists:
+                raise exists(table)
             return False
         self._before_write()
         check_numbered(table)
