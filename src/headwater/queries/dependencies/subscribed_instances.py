@@ -326,7 +326,5 @@ def _bound(condition: Condition, args: Mapping[str, Value]) -> Condition:
             return Comparison(
                 column, op, tuple(Const(args[each.name]) if isinstance(each, Param) else each for each in operands)
             )
-        case AllOf(parts):
-            return AllOf(tuple(_bound(part, args) for part in parts))
-        case AnyOf(parts):
-            return AnyOf(tuple(_bound(part, args) for part in parts))
+        case AllOf(parts) | AnyOf(parts):
+            return type(condition)(tuple(_bound(part, args) for part in parts))

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
-
 from headwater.database import ManagedDatabases
 from headwater.errors import Busy, InvalidRequest, NotSupported
 from headwater.model.database_name import real_name
 from headwater.model.formats import OBJECTS, STATEMENT_FORMATS, UNSERVED_FORMATS
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.principal import Principal
-from headwater.model.table import Row
 from headwater.queries.dependencies.instances import named_args
 from headwater.queries.etag.causality import Token
 from headwater.queries.missing_names import no_table
@@ -25,14 +22,9 @@ from headwater.sources.write import Result, Session
 TRIES = 3  # to run a statement while the schema changes
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(Result, frozen=True):
     """The rows of a statement and the counts of its writes."""
 
-    columns: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
-    affected: int = 0
-    last_insert_id: int = 0
-    truncated: bool = False  # the statement had more rows than one answer may contain
     causality: Token | None = None
 
 
