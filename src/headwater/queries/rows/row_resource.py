@@ -172,14 +172,14 @@ class Resources:
     def _shown(
         self, principal: Principal, address: Address, work: Callable[[AddressedRow], ReadRow]
     ) -> PendingAnswer[ReadRow]:
-        def run(db: str, session: Session) -> ReadRow:
-            return work(AddressedRow.read(session, db, address))
-
-        def finish(shown: ReadRow, seen: Token | None) -> ReadRow:
-            return msgspec.structs.replace(shown, causality=seen)
-
         principal.check(real_name(address.db), [address.table])
-        return self._transactions.write(principal, address.db, None, run, finish)
+        return self._transactions.write(
+            principal,
+            address.db,
+            None,
+            lambda db, session: work(AddressedRow.read(session, db, address)),
+            lambda shown, seen: msgspec.structs.replace(shown, causality=seen),
+        )
 
     def _whole(self, spot: AddressedRow, body: Body) -> dict[str, Value]:
         """Return every writable column, with NULL for those not in `body`, and the key only if `body` has it."""

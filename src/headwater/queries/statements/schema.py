@@ -14,7 +14,6 @@ from headwater.queries.etag.causality import Token
 from headwater.queries.missing_names import found_table
 from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.queries.statements.transactions import Transactions
-from headwater.sources.write import Session
 
 
 class SchemaChangeResult(msgspec.Struct, frozen=True):
@@ -74,13 +73,16 @@ class Schema:
         name = real_name(db)
         principal.check(name)
         made = name not in self._databases.names() and self._databases.create(check_new_name(name))
-
-        def work(_: str, session: Session) -> bool:
-            return session.create_table(table, if_not_exists=if_not_exists)
-
-        pending = self._transactions.write(principal, name, None, work, SchemaChangeResult)
-        if made:
-            self._settle(pending, name)
+        pending = self._transactions.write(
+            principal,
+            name,
+            None,
+            lambda _, session: session.create_table(table, if_not_exists=if_not_exists),
+            SchemaChangeResult,
+        )
+        # Drop a database created for a table whose creation failed: a failed request must change nothing.
+        if made and pending.future.exception() is not None and not self._databases.get(name).describe():
+            self._databases.drop(name)
         return pending
 
     def drop_table(
@@ -88,13 +90,6 @@ class Schema:
     ) -> PendingAnswer[SchemaChangeResult]:
         """Drop `table` with its rows."""
         principal.check(real_name(db))
-
-        def work(_: str, session: Session) -> bool:
-            return session.drop_table(table, if_exists=if_exists)
-
-        return self._transactions.write(principal, db, None, work, SchemaChangeResult)
-
-    def _settle(self, pending: PendingAnswer[SchemaChangeResult], name: str) -> None:
-        """Drop a database created for a table whose creation failed: a failed request must change nothing."""
-        if pending.future.exception() is not None and not self._databases.get(name).describe():
-            self._databases.drop(name)
+        return self._transactions.write(
+            principal, db, None, lambda _, session: session.drop_table(table, if_exists=if_exists), SchemaChangeResult
+        )
