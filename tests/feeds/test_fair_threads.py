@@ -122,12 +122,12 @@ def test_task_that_many_wait_for_has_a_turn_of_its_own() -> None:
         async def run(call: Any, *args: Any) -> Any:
             WHOSE.set("a")
             CALLER.set("x")
-            return await threads.run(call, *args)
+            return await threads.call(call, *args)
 
         async def shared() -> Any:
             WHOSE.set("a")
             CALLER.set("x")
-            task = asyncio.create_task(threads.run(int, "7"), context=shared_context())
+            task = asyncio.create_task(threads.call(int, "7"), context=shared_context())
             return await task
 
         held = [asyncio.ensure_future(run(release.wait, PATIENCE)) for _ in range(50)]
@@ -147,7 +147,7 @@ def test_threads_run_for_the_database_of_the_task() -> None:
 
         async def run(whose: str, call: Any, *args: Any) -> Any:
             WHOSE.set(whose)
-            return await threads.run(call, *args)
+            return await threads.call(call, *args)
 
         held = [asyncio.ensure_future(run("a", release.wait, 20)) for _ in range(50)]
         await asyncio.sleep(0)
@@ -177,7 +177,7 @@ def test_cancelled_caller_does_not_free_a_running_thread() -> None:
         async def run(whose: str, call: Any, *args: Any, caller: str = "") -> Any:
             WHOSE.set(whose)
             CALLER.set(caller)
-            return await threads.run(call, *args)
+            return await threads.call(call, *args)
 
         try:
             for caller in "xyz":
@@ -204,7 +204,7 @@ def test_work_in_threads_of_feeds_knows_its_caller() -> None:
         threads = Threads(2, "test")
         try:
             CALLER.set("ada")
-            return await threads.run(CALLER.get)
+            return await threads.call(CALLER.get)
         finally:
             threads.close()
 
@@ -217,7 +217,7 @@ def test_closed_threads_are_unavailable_and_hold_no_thread() -> None:
         threads.close()
         for _ in range(3):
             with pytest.raises(Unavailable, match="stopping"):
-                await asyncio.wait_for(threads.run(int), PATIENCE)
+                await asyncio.wait_for(threads.call(int), PATIENCE)
 
     asyncio.run(main())
 
@@ -230,9 +230,9 @@ def test_call_that_waits_for_a_thread_when_threads_close_is_unavailable() -> Non
             begun.set()
             release.wait(PATIENCE)
 
-        running = asyncio.ensure_future(threads.run(hold))
+        running = asyncio.ensure_future(threads.call(hold))
         await asyncio.to_thread(begun.wait, PATIENCE)
-        waiting = asyncio.ensure_future(threads.run(int))
+        waiting = asyncio.ensure_future(threads.call(int))
         await asyncio.sleep(0)  # the call is in the queue
         threads._pool.shutdown(wait=False)  # `close`, without its wait for the call that runs
         release.set()
@@ -262,7 +262,7 @@ def test_call_that_has_its_turn_and_not_begun_when_threads_close_is_unavailable(
 
         async def run(caller: str, call: Any) -> Any:
             CALLER.set(caller)
-            return await threads.run(call)
+            return await threads.call(call)
 
         running = asyncio.ensure_future(run("x", hold))
         await asyncio.to_thread(begun.wait, PATIENCE)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -47,43 +49,68 @@ def stopping() -> Unavailable:
 class Threads:
     """A thread pool that serves databases and callers in turn. Create and use it in one loop.
 
-    The number of waiting calls has no limit of its own: the callers are streams, whose number is limited.
+    Calls that end together wake the event loop once, not once each. Without `most`, the number of waiting calls has no
+    limit of its own: the callers are streams, whose number is limited.
     """
 
-    def __init__(self, threads: int, name: str) -> None:
+    def __init__(self, threads: int, name: str, most: int = sys.maxsize) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._turns = Turns(threads)
+        self._turns = Turns(threads, most)  # used by the event loop's thread only
+        self._lock = threading.Lock()
+        self._done: list[tuple[asyncio.Future[Any], Future[Any], Holder | None]] = []  # guarded by _lock
 
-    async def run(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Return `call(*args)`, which may block, from a thread; raise Unavailable after `close`."""
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Run `function(*args)`, which may block, in a thread and return its value; raise Unavailable after `close`."""
         whose = holder()
         if not self._turns.take(whose):
-            await self._turns.wait(whose)
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[Any] = loop.create_future()
+            await self._wait(whose)
         try:
-            running = submitted(self._pool, call, *args)
+            future = submitted(self._pool, function, *args)
         except BaseException:
             self._turns.give_back(whose)
             raise
+        return await self._awaited(future, whose)
 
-        def over(done: Future[Any]) -> None:
-            with suppress(RuntimeError):  # the loop is closed, so no caller waits for a thread any more
-                loop.call_soon_threadsafe(self._over, whose, waiter, done)
+    async def _wait(self, whose: Holder) -> None:
+        """Wait for a thread."""
+        await self._turns.wait(whose)
 
-        running.add_done_callback(over)  # on the thread's future: a cancelled caller does not end the call
-        return await waiter
+    def _awaited(self, future: Future[T], whose: Holder | None) -> asyncio.Future[T]:
+        """Return an awaitable of `future`, which uses a thread on behalf of `whose`, if given.
 
-    def _over(self, whose: Holder, waiter: asyncio.Future[Any], done: Future[Any]) -> None:
-        self._turns.give_back(whose)
-        if waiter.done():
-            return  # the caller was cancelled
-        if done.cancelled():  # the pool was closed before the call began
-            waiter.set_exception(stopping())
-        elif (error := done.exception()) is not None:
-            waiter.set_exception(error)
-        else:
-            waiter.set_result(done.result())
+        Cancelling it does not cancel the work.
+        """
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[T] = loop.create_future()
+        future.add_done_callback(lambda done: self._finished(loop, waiter, done, whose))
+        return waiter
+
+    def _finished(
+        self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Any], done: Future[Any], whose: Holder | None
+    ) -> None:
+        with self._lock:
+            first = not self._done
+            self._done.append((waiter, done, whose))
+        if first:
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits any more
+                loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        with self._lock:
+            done, self._done = self._done, []
+        for waiter, future, whose in done:
+            if whose is not None:
+                self._turns.give_back(whose)
+            if waiter.done():
+                continue  # its request was cancelled
+            if future.cancelled() and whose is not None:  # its thread was never started: the server stops
+                waiter.set_exception(stopping())
+            elif future.cancelled():
+                waiter.cancel()
+            elif (error := future.exception()) is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result(future.result())
 
     def close(self) -> None:
         """Wait for running calls and cancel those that have not begun."""

@@ -48,7 +48,7 @@ class Feeds:
         self.databases, self._registry, self.config = databases, registry, config
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(THREADS, "headwater-feeds")
-        self.run = self._threads.run
+        self.run = self._threads.call
         self._hubs: dict[str, Hub] = {}
         self.readers = OpenReaders(max_streams)
         self._unsubscribed = 0  # streams without a subscription, for the names of their leases
