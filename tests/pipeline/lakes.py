@@ -13,7 +13,7 @@ from tests.conformance.live_server import Live
 from headwater.client import Client
 from headwater.pipeline import runner as running
 from headwater.pipeline.run.carry import CarryResult
-from headwater.pipeline.run.events import NullWatcher
+from headwater.pipeline.run.events import Watcher
 from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.resources import sink_of
 from headwater.pipeline.run.spec import PipelineSpec, parse_spec
@@ -34,7 +34,7 @@ DELTA = 'kind = "delta"\npath = "lake/{table}"'
 SMALL = 400  # bytes of a range: a dozen rows or so
 
 
-class Watching(NullWatcher):
+class Watching(Watcher):
     """Keeps what it is told; `on` is called, once each, when something of that name is told the first time."""
 
     def __init__(self, **on: Callable[[], object]) -> None:
@@ -85,17 +85,17 @@ class Lake:
         blocks = [f'[[table]]\ntable = "{name}"\n{lines}\n[table.sink]\n{sink}' for name, lines in told.items()]
         return parse_spec("\n".join([text, pipeline, *blocks]), folder=self.folder, origin="test")
 
-    def run(self, spec: PipelineSpec | None = None, watcher: NullWatcher | None = None, **more: Any) -> Summary:
+    def run(self, spec: PipelineSpec | None = None, watcher: Watcher | None = None, **more: Any) -> Summary:
         """Until caught up; whatever happened is in the summary."""
         return run(spec or self.spec(), once=True, spark=self.spark, watcher=watcher, **more)
 
-    def carry(self, spec: PipelineSpec | None = None, watcher: NullWatcher | None = None) -> CarryResult:
+    def carry(self, spec: PipelineSpec | None = None, watcher: Watcher | None = None) -> CarryResult:
         """The one table, caught up and right."""
         (done,) = self.run(spec, watcher).tables
         assert done.error is None, done.error
         return done
 
-    def failure(self, spec: PipelineSpec | None = None, watcher: NullWatcher | None = None) -> HeadwaterError:
+    def failure(self, spec: PipelineSpec | None = None, watcher: Watcher | None = None) -> HeadwaterError:
         """Why the one table is carried no further."""
         (done,) = self.run(spec, watcher).tables
         assert done.error is not None

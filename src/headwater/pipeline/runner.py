@@ -14,7 +14,7 @@ import msgspec
 from headwater.errors import HeadwaterError, NotOwner, Unavailable
 from headwater.pipeline.failure import cause_of, is_gone
 from headwater.pipeline.run.carry import Carry, CarryResult
-from headwater.pipeline.run.events import NullWatcher, Watcher
+from headwater.pipeline.run.events import Watcher
 from headwater.pipeline.run.job_cancellation import JobCancellation
 from headwater.pipeline.run.ownership import LeaseRenewal, owner_name
 from headwater.pipeline.run.progress import MetaStore
@@ -59,7 +59,7 @@ def run(
     Raise Unavailable if, with `once`, no server answers at the start.
     """
     check_promises(spec)
-    stop, watcher = stop or threading.Event(), watcher or NullWatcher()
+    stop, watcher = stop or threading.Event(), watcher or Watcher()
     seen, away = _greeted(spec, once)
     with ExitStack() as stack:
         meta = stack.enter_context(MetaStore.open(spec.meta))

@@ -57,7 +57,7 @@ class Lake:
         register(self._spark)
         self.seconds = time.perf_counter() - began
         self._stop = threading.Event()
-        self._seen = _OffsetWatcher()
+        self._seen: Any = _OffsetWatcher()  # has every method of a Watcher
         self._threads = ThreadPoolExecutor(1)
 
     @contextmanager

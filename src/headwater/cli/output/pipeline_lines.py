@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from headwater.cli.output.pipeline_progress import TableProgress
 from headwater.cli.output.tables import printable
 from headwater.model.quantity import amount, counted
+from headwater.pipeline.run.events import Watcher
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
@@ -23,7 +24,7 @@ Key = tuple[str, str, str]  # of a task
 REASONS = {"first": "the first snapshot"}
 
 
-class ProgressDisplay:
+class ProgressDisplay(Watcher):
     """A watcher that keeps a tally per table. Subclasses have `shown` and `say`, which are called under a lock."""
 
     def __init__(self) -> None:
@@ -148,7 +149,7 @@ def say_plainly(task: Task | None, text: str, *, error: bool = False) -> None:
     print("\n".join([("error: " if error else "") + printable(named), *map(printable, rest)]), file=out, flush=True)
 
 
-class JsonLines:
+class JsonLines(Watcher):
     """One JSON object per line, with the event in `what`. Unchanged progress is not printed again."""
 
     def __init__(self, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
@@ -10,49 +10,35 @@ if TYPE_CHECKING:
     from headwater.pipeline.run.task import RangeProgress, Task
 
 
-class Watcher(Protocol):
+class Watcher:
     """A receiver of the events of a running pipeline; a method that is not overridden ignores its event."""
 
     def started(self, task: Task, reason: str, rows: int, ranges: int) -> None:
         """Report that a snapshot begins because of `reason`, with the estimated rows and the number of ranges."""
-        return
 
     def range_moved(self, task: Task, row: RangeProgress) -> None:
         """Report the progress of one range, also if it is unchanged."""
-        return
 
     def loaded(self, task: Task, parts: int, rows: int, seconds: float) -> None:
         """Report that spans of the snapshot were committed."""
-        return
 
     def stage(self, task: Task, stage: str) -> None:
         """Report the stage of the table as a whole."""
-        return
 
     def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None:
         """Report that `changes` changes, up to offset `upto`, were committed."""
-        return
 
     def live(self, task: Task, offset: int, latest: int) -> None:
         """Report that the sink is at `offset` and the log at `latest`; if they are equal nothing is left to do."""
-        return
 
     def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None:
         """Report a failure that is retried; `failures` counts the failures in a row."""
-        return
 
     def failed(self, task: Task, error: HeadwaterError) -> None:
         """Report that the table is carried no further."""
-        return
 
     def done(self, task: Task, offset: int, rows: int) -> None:
         """Report the end of a run, stopped or caught up, with the sink at `offset` after `rows` rows and changes."""
-        return
 
     def verified(self, task: Task, report: TableReport) -> None:
         """Report that source and sink were compared."""
-        return
-
-
-class NullWatcher(Watcher):
-    """A receiver that ignores all events."""

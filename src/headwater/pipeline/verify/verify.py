@@ -17,7 +17,7 @@ from headwater.errors import HeadwaterError, PipelineError
 from headwater.model.keys.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.failure import cause_of
-from headwater.pipeline.run.events import NullWatcher, Watcher
+from headwater.pipeline.run.events import Watcher
 from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.resources import session_of, sink_of
 from headwater.pipeline.run.server_check import describe_tables
@@ -55,7 +55,7 @@ def verify(
     spark: SparkSession | None = None,
 ) -> list[TableReport]:
     """Compare every table of `spec`; with `repair`, fix bad ranges and compare them again."""
-    watcher = watcher or NullWatcher()
+    watcher = watcher or Watcher()
     if spark is None:
         describe_tables(spec)  # fails before Spark is started needlessly
     with ExitStack() as stack:
