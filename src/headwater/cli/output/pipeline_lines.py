@@ -138,15 +138,10 @@ class ProgressLines(ProgressDisplay):
             self.say(task, line)
 
     def say(self, task: Task | None, text: str, *, error: bool = False) -> None:
-        say_plainly(task, text, error=error)
-
-
-def say_plainly(task: Task | None, text: str, *, error: bool = False) -> None:
-    """Print and flush one line."""
-    first, *rest = text.split("\n")
-    named = first if task is None else f"{task.db}.{task.table}: {first}"
-    out: TextIO = sys.stderr if error else sys.stdout
-    print("\n".join([("error: " if error else "") + printable(named), *map(printable, rest)]), file=out, flush=True)
+        first, *rest = text.split("\n")
+        named = first if task is None else f"{task.db}.{task.table}: {first}"
+        out: TextIO = sys.stderr if error else sys.stdout
+        print("\n".join([("error: " if error else "") + printable(named), *map(printable, rest)]), file=out, flush=True)
 
 
 class JsonLines(Watcher):
