@@ -140,9 +140,9 @@ def test_ack_only_moves_forward(opened: Callable[..., Registry]) -> None:
 def test_older_ack_costs_no_commit(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
-    before = registry.commits
+    before = registry._commits.commits
     registry.ack(id, 5)
-    assert registry.commits == before
+    assert registry._commits.commits == before
 
 
 def test_seek_moves_both_ways(opened: Callable[..., Registry]) -> None:
@@ -344,14 +344,14 @@ def fail(*_: Any) -> None:
 def test_quiet_stretch_moves_the_cursor_and_is_written_later(opened: Callable[..., Registry], place: Path) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
-    before = registry.commits
+    before = registry._commits.commits
     assert registry.quiet(id, 50, after=5)
     assert registry.quiet(id, 90, after=40)
     assert not registry.quiet(id, 90, after=90)
-    assert (registry.get(ANN, id).cursor, registry.get(ANN, id).acked, registry.commits) == (90, 5, before)
+    assert (registry.get(ANN, id).cursor, registry.get(ANN, id).acked, registry._commits.commits) == (90, 5, before)
     registry.flush_quiet()
     registry.flush_quiet()
-    assert registry.commits == before + 1
+    assert registry._commits.commits == before + 1
     assert stored(place) == [(id, 5, 90)]
     registry.quiet(id, 91, after=90)
     assert opened().get(ANN, id).cursor == 91
@@ -407,10 +407,10 @@ def together(registry: Registry, *calls: Callable[[], Any]) -> list[Any]:
             futures.append(pool.submit(call))
             while len(commits._waiting) <= number:
                 time.sleep(0)
-        before = registry.commits
+        before = registry._commits.commits
         commits._leading.release()
         errors = [future.exception(timeout=PATIENCE) for future in futures]
-    assert registry.commits == before + 1
+    assert registry._commits.commits == before + 1
     return [error or future.result() for error, future in zip(errors, futures, strict=True)]
 
 

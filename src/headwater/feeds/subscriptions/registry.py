@@ -79,11 +79,6 @@ class Registry:
         finally:
             self._commits.close()
 
-    @property
-    def commits(self) -> int:
-        """The number of commits to the file."""
-        return self._commits.commits
-
     # Lookup
 
     def get(self, principal: Principal, id: str) -> Subscription:
