@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -65,6 +65,19 @@ class Caller(NamedTuple):
 
 Answer = Callable[[Caller, Any], Awaitable[Any]]  # one request, one answer: a message, or its bytes
 Pour = Callable[[Caller, Any], AsyncIterator[Any]]  # one request, many answers
+
+
+class Service:
+    """A service: its name in the .proto file, and its methods."""
+
+    service: str
+
+    def methods(self) -> Mapping[str, Answer | Pour]:
+        """Return the methods by name; the .proto file defines which of them stream."""
+        raise NotImplementedError
+
+    def drain(self) -> None:
+        """End every stream that does not end on its own, after its last message."""
 
 
 class AuthInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only

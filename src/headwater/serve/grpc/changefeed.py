@@ -20,7 +20,7 @@ from headwater.ranges.changefeed.changefeed import SLOW, ChangeFeed, FeedContext
 from headwater.ranges.changefeed.watched_spans import Spans
 from headwater.ranges.pull.durable_wait import DurableWaits
 from headwater.serve.api import Api
-from headwater.serve.grpc.calls import Answer, Caller, Pour
+from headwater.serve.grpc.calls import Answer, Caller, Pour, Service
 from headwater.serve.grpc.changefeed_messages import CheckpointBytes, EventEncoder, encoded, failure, images, response
 from headwater.serve.grpc.changefeed_request import (
     RangeEpoch,
@@ -38,7 +38,7 @@ from headwater.serve.thread_bridge import Bridge
 CATCH_UP_SECONDS = 0.25  # longest initial wait of a feed for earlier commits
 
 
-class ChangeFeedService:
+class ChangeFeedService(Service):
     """The change feed service; each call is a feed of its own."""
 
     service = "headwater.v1.ChangeFeedService"
@@ -53,7 +53,6 @@ class ChangeFeedService:
         self._spans: Usage[Hashable] = Usage()  # spans of the open feeds by caller, without owners
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """Return the methods by name; the .proto file defines which of them stream."""
         return {"ChangeFeed": self._pour}
 
     def drain(self) -> None:

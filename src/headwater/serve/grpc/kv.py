@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from headwater.serve.gateway.kv import Kv
-from headwater.serve.grpc.calls import Answer, Caller, Pour
+from headwater.serve.grpc.calls import Answer, Caller, Pour, Service
 from headwater.serve.grpc.messages import LARGE, message
 from headwater.serve.thread_bridge import Bridge
 
 
-class KvService:
+class KvService(Service):
     """The key-value service. Errors are reported by the status; the field `error` of the answers stays empty."""
 
     service = "sochdb.v1.KvService"
@@ -21,7 +21,6 @@ class KvService:
         self._kv, self._bridge = kv, bridge
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """Return the methods by name; the .proto file defines which of them stream."""
         return {
             "Get": self._get,
             "Put": self._put,

@@ -31,7 +31,7 @@ from headwater.ranges.pull.pages import KeyChange, PageLimits, Rows, check_log, 
 from headwater.ranges.ranges.lease import check_subscriber, durable_now
 from headwater.ranges.ranges.ranges import RangeInTable, Ranges
 from headwater.serve.api import Api
-from headwater.serve.grpc.calls import Answer, Caller, Pour
+from headwater.serve.grpc.calls import Answer, Caller, Pour, Service
 from headwater.serve.grpc.messages import message
 from headwater.serve.thread_bridge import Bridge
 
@@ -52,7 +52,7 @@ class OutOfBound(HeadwaterError):
         self.key, self.of = key, of
 
 
-class PullService:
+class PullService(Service):
     """The pull service; versions, epochs and leases are those of `pull.*`."""
 
     service = "headwater.v1.PullService"
@@ -62,7 +62,6 @@ class PullService:
         self._image = PerTable(lambda table: Image(table, image_columns(table, Shape("")), PLAIN))
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """Return the methods by name; the .proto file defines which of them stream."""
         return {
             "ListRanges": self._list,
             "CdcRegister": _with_error_field("CdcRegisterResponse", self._register),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
 from grpc import aio
@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from headwater.errors import Busy, LimitExceeded
 from headwater.model.principal import ANONYMOUS
-from headwater.serve.grpc.calls import Answer, AuthInterceptor, Calls, Pour, abort, address_of
+from headwater.serve.grpc.calls import AuthInterceptor, Calls, Service, abort, address_of
 from headwater.serve.grpc.connections.acceptor import Acceptor
 from headwater.serve.grpc.messages import pool
 from headwater.serve.grpc.request_slots import WINDOW
@@ -38,23 +38,6 @@ OPTIONS = (
     ("grpc.http2.bdp_probe", 0),  # would let the window of every stream grow to megabytes
     ("grpc.max_connection_idle_ms", 600_000),  # clients reconnect by themselves
 )
-
-
-class Service(Protocol):
-    """A service: its name in the .proto file, and its methods."""
-
-    service: str
-
-    def methods(self) -> Mapping[str, Answer | Pour]:
-        """Return the methods by name; the .proto file defines which of them stream."""
-
-
-@runtime_checkable
-class Drainable(Protocol):
-    """A service with streams that do not end on their own."""
-
-    def drain(self) -> None:
-        """End every stream after its last message."""
 
 
 class GrpcServer:
@@ -112,8 +95,7 @@ class GrpcServer:
         if self._server is not None and self._acceptor is not None:
             await self._acceptor.close()
             for service in self._services:
-                if isinstance(service, Drainable):
-                    service.drain()
+                service.drain()
             await self._health.enter_graceful_shutdown()
             await self._end_calls(self._server, self._acceptor, seconds)
             await self._acceptor.end(CLOSE_SECONDS)

@@ -6,11 +6,11 @@ from headwater.config import ServeConfig
 from headwater.serve.api import Api
 from headwater.serve.auth.gate import Gate
 from headwater.serve.gateway.kv import Kv
-from headwater.serve.grpc.calls import AuthInterceptor, Calls
+from headwater.serve.grpc.calls import AuthInterceptor, Calls, Service
 from headwater.serve.grpc.changefeed import ChangeFeedService
 from headwater.serve.grpc.kv import KvService
 from headwater.serve.grpc.pull import PullService
-from headwater.serve.grpc.server import GrpcServer, Service
+from headwater.serve.grpc.server import GrpcServer
 from headwater.serve.grpc.sochdb import SubscriptionService
 from headwater.serve.grpc.stalled_calls import StalledCalls, UnreadAnswers
 from headwater.serve.limits.connection_limits import ConnectionLimits

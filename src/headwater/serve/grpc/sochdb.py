@@ -24,7 +24,7 @@ from headwater.model.keys.key import encode_key
 from headwater.model.principal import VIEWER, Principal
 from headwater.serve.api import Api
 from headwater.serve.gateway.sochdb_refusals import in_sequences
-from headwater.serve.grpc.calls import Answer, Caller, Pour
+from headwater.serve.grpc.calls import Answer, Caller, Pour, Service
 from headwater.serve.grpc.messages import LARGE, message
 from headwater.serve.thread_bridge import Bridge
 
@@ -76,7 +76,7 @@ class OpenSubscription:
         return fits and may_see(who, self.owner)
 
 
-class SubscriptionService:
+class SubscriptionService(Service):
     """Streams without a stored subscription; the list contains the open ones."""
 
     service = "sochdb.v1.SubscriptionService"
@@ -87,7 +87,6 @@ class SubscriptionService:
         self._numbers = itertools.count(1)
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """Return the methods by name; the .proto file defines which of them stream."""
         return {
             "Subscribe": self._subscribe,
             "WatchKey": self._watch,
