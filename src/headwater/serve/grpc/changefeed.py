@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -104,8 +104,15 @@ class ChangeFeedService(Service):
         events.clear()  # otherwise the feed would keep this page until the next one
         return made
 
-    def _watched(self, caller: Caller, feed: ChangeFeed | None) -> _Deadline:
-        return _Deadline(self._feeds().config.slow_consumer_seconds, lambda: self._cut(caller, feed))
+    @contextmanager
+    def _watched(self, caller: Caller, feed: ChangeFeed | None) -> Iterator[None]:
+        """End the call unless the block ends in time."""
+        seconds = self._feeds().config.slow_consumer_seconds
+        timer = asyncio.get_running_loop().call_later(seconds, self._cut, caller, feed)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _cut(self, caller: Caller, feed: ChangeFeed | None) -> None:
         """End the call of a slow reader; the status has the last checkpoint, because the reader would read no event."""
@@ -168,16 +175,3 @@ def _settle(database: Database) -> None:
     database.catch_up(CATCH_UP_SECONDS)
     with suppress(HeadwaterError):  # a full disk: the durable part can be sent nevertheless
         database.log.flush()
-
-
-class _Deadline:
-    """Calls `late` unless its block ends in time."""
-
-    def __init__(self, seconds: float, late: Callable[[], None]) -> None:
-        self._seconds, self._late = seconds, late
-
-    def __enter__(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._late)
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
