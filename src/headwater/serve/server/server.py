@@ -10,7 +10,6 @@ import importlib.util
 import logging
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -306,18 +305,15 @@ class _Uvicorn(uvicorn.Server):
         self.ready = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._tls is None:
+        tls = self._tls
+        if tls is None:
             await super().startup(sockets)
         else:
             await super().startup([])
-            encrypted = TlsServer(self._context, self._connections, self._protocol)
+            encrypted = TlsServer(lambda: tls.context, self._connections, self._protocol)
             encrypted.listen(sockets or [], self.config.backlog)
             self.servers.append(encrypted)  # type: ignore[arg-type]  # is closed and waited for
         self.ready.set()
-
-    def _context(self) -> ssl.SSLContext:
-        assert self._tls is not None
-        return self._tls.context
 
     def _protocol(self, handshake_done: Done) -> asyncio.Protocol:
         config, state = self.config, self.server_state
