@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 import msgspec
 
@@ -37,21 +37,8 @@ MOST_BYTES = 16 << 20  # of the values in one read: a short request can name a l
 PAGE = 500  # rows of a scan in one read
 
 
-class Put(Protocol):
-    """A value to put under a key, such as a gRPC message; with `ttl_seconds` 0 it never expires."""
-
-    @property
-    def key(self) -> bytes: ...
-
-    @property
-    def value(self) -> bytes: ...
-
-    @property
-    def ttl_seconds(self) -> int: ...
-
-
 class Entry(msgspec.Struct, frozen=True):
-    """A value to put under a key; see Put."""
+    """A value to put under a key; with `ttl_seconds` 0 it never expires."""
 
     key: bytes
     value: bytes
@@ -82,15 +69,18 @@ class Kv:
             )
         return await self._bridge.call(self._read, db, keys)
 
-    async def put(self, who: Principal, namespace: str, entries: Sequence[Put]) -> int:
-        """Put all entries or none, in one transaction; return their number. The last entry of a key wins."""
+    async def put(self, who: Principal, namespace: str, entries: Sequence[Any]) -> int:
+        """Put all entries or none, in one transaction; return their number. The last entry of a key wins.
+
+        Each is an Entry, or a gRPC message with its fields.
+        """
         db = self._admit(who, namespace, EDITOR, "putting keys")
         if len(entries) > MOST_KEYS:
             raise InvalidRequest(
                 f"{len(entries)} entries are sent, at most {MOST_KEYS} can be put at once", hint="Send fewer entries."
             )
         now = self._clock()
-        wanted = [(entry.key, entry.value, _end(entry, now)) for entry in entries]
+        wanted = [(entry.key, entry.value, _end(entry.ttl_seconds, now)) for entry in entries]
 
         def work(_: str, session: Session) -> int:
             if wanted:
@@ -246,12 +236,10 @@ def _put(session: Session, key: bytes, value: bytes, end: int | None) -> None:
         session.insert(TABLE, [{KEY: key, **values}], returning=False)
 
 
-def _end(entry: Put, now: int) -> int | None:
-    if not 0 <= entry.ttl_seconds <= MAX_TTL:
-        raise InvalidRequest(
-            f"ttl_seconds {entry.ttl_seconds} is out of range", hint=f"Send 0 (never expires) to {MAX_TTL}."
-        )
-    return now + 1000 * entry.ttl_seconds if entry.ttl_seconds else None
+def _end(ttl_seconds: int, now: int) -> int | None:
+    if not 0 <= ttl_seconds <= MAX_TTL:
+        raise InvalidRequest(f"ttl_seconds {ttl_seconds} is out of range", hint=f"Send 0 (never expires) to {MAX_TTL}.")
+    return now + 1000 * ttl_seconds if ttl_seconds else None
 
 
 def _is_live(table: Table, row: Row, now: int) -> bool:
