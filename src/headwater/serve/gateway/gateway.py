@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headwater.errors import Busy, HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, NotFound, Unavailable
 from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
 from headwater.feeds.formats.gateway import GATEWAY, text_field
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
@@ -23,7 +23,7 @@ from headwater.serve.call import Call
 from headwater.serve.gateway import messages
 from headwater.serve.gateway.kv import Entry, Kv
 from headwater.serve.gateway.messages import bytes_of
-from headwater.serve.gateway.sochdb_refusals import in_sequences
+from headwater.serve.gateway.sochdb_refusals import in_sequences, overrun
 from headwater.serve.gateway.socket import SERVER_STOPS, GatewaySocket
 from headwater.serve.http.websocket_protocol import Gone
 from headwater.serve.limits.limits import Limits, identity
@@ -185,9 +185,8 @@ class Gateway:
             except InvalidRequest as error:
                 raise in_sequences(error, request.start_sequence, messages.FIELDS) from None
             cleanup.callback(feeds.close_stream, stream)
-            log = stream.consumer.log
-            if stream.cursor + 1 < log.horizon:
-                raise messages.overrun(OffsetExpired(stream.cursor, log.horizon, log.latest))
+            if stream.cursor + 1 < stream.consumer.log.horizon:
+                raise overrun(stream)
             await socket.say(id, "result", b'{"subscribed":true}')
             socket.follow(id, stream, cleanup.pop_all().close)
 

@@ -245,9 +245,3 @@ def event_frames(id: str | int, piece: bytes) -> bytes:
         else:
             frames.append(text_frame(event + each + b"}"))
     return b"".join(frames)
-
-
-def overrun(error: OffsetExpired) -> HeadwaterError:
-    """Return `error` with SochDB's message."""
-    error.message = f"CDC overrun: requested seq {error.after + 1} but oldest available is {error.horizon}"
-    return error

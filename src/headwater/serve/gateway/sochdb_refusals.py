@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headwater.errors import InvalidRequest
+from headwater.errors import InvalidRequest, OffsetExpired
+from headwater.feeds.deliver.stream import Stream
 
 _BEYOND = "Send the last sequence that you received plus 1, or 0 to begin now."
 
@@ -18,4 +19,12 @@ def in_sequences(error: InvalidRequest, start: int, fields: Mapping[str, str]) -
     for ours, theirs in fields.items():
         error.message = error.message.replace(f"`{ours}`", f"`{theirs}`")
         error.hint = error.hint.replace(f"`{ours}`", f"`{theirs}`")
+    return error
+
+
+def overrun(stream: Stream) -> OffsetExpired:
+    """Return the error of a stream whose next change was evicted, with SochDB's message."""
+    log = stream.consumer.log
+    error = OffsetExpired(stream.cursor, log.horizon, log.latest)
+    error.message = f"CDC overrun: requested seq {stream.cursor + 1} but oldest available is {log.horizon}"
     return error

@@ -23,7 +23,7 @@ from headwater.model.database_name import real_name
 from headwater.model.keys.key import encode_key
 from headwater.model.principal import VIEWER, Principal
 from headwater.serve.api import Api
-from headwater.serve.gateway.sochdb_refusals import in_sequences
+from headwater.serve.gateway.sochdb_refusals import in_sequences, overrun
 from headwater.serve.grpc.calls import Answer, Caller, Pour, Service
 from headwater.serve.grpc.messages import LARGE, message
 from headwater.serve.thread_bridge import Bridge
@@ -275,10 +275,7 @@ def _why(stream: Stream, db: str) -> HeadwaterError:
     if ending.error is not None:
         return ending.error
     if ending.code == OffsetExpired.code:
-        log = stream.consumer.log
-        error = OffsetExpired(stream.cursor, log.horizon, log.latest)
-        error.message = f"CDC overrun: requested seq {stream.cursor + 1} but oldest available is {log.horizon}"
-        return error
+        return overrun(stream)
     if ending.code == STOPPING:
         return Unavailable(ending.message, hint="Reconnect in a moment.")
     return NotFound(f"the database {db!r} was dropped")
