@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from headwater.pipeline.run.carry import CarryResult
 from headwater.pipeline.run.events import Watcher
 from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.resources import sink_of
-from headwater.pipeline.run.spec import PipelineSpec, parse_spec
+from headwater.pipeline.run.spec import PipelineSpec, spec_of
 from headwater.pipeline.run.table_report import TableReport
 from headwater.pipeline.run.task import RangeProgress, Task
 from headwater.pipeline.runner import Summary, run
@@ -83,7 +85,7 @@ class Lake:
         text = f'[pipeline]\nname = "lake"\nserver = "{self.server.url}"\nrange_bytes = {SMALL}\nparallelism = 1\n'
         told = dict.fromkeys(tables or (() if settings else ("t",)), "") | settings
         blocks = [f'[[table]]\ntable = "{name}"\n{lines}\n[table.sink]\n{sink}' for name, lines in told.items()]
-        return parse_spec("\n".join([text, pipeline, *blocks]), folder=self.folder, origin="test")
+        return spec_of(tomllib.loads("\n".join([text, pipeline, *blocks])), self.folder, "test", os.environ)
 
     def run(self, spec: PipelineSpec | None = None, watcher: Watcher | None = None, **more: Any) -> Summary:
         """Until caught up; whatever happened is in the summary."""

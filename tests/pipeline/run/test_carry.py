@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from headwater.client import Client, Registered
 from headwater.errors import Conflict, NotFound, PipelineError, SinkUnfit
 from headwater.pipeline import runner as running
 from headwater.pipeline.run import carry, resources
-from headwater.pipeline.run.spec import parse_spec
+from headwater.pipeline.run.spec import spec_of
 from headwater.pipeline.sinks.sink import Step
 
 if TYPE_CHECKING:
@@ -305,7 +306,7 @@ def test_exactly_once_on_an_unfit_sink_is_refused_before_spark_starts(
     monkeypatch.setattr(resources, "open_session", None)
     text = f'[pipeline]\nname = "p"\n[[table]]\ntable = "t"\n[table.sink]\n{sink}\n'
     with pytest.raises(SinkUnfit, match="exactly-once"):
-        running.run(parse_spec(text, folder=tmp_path, origin="test"))
+        running.run(spec_of(tomllib.loads(text), tmp_path, "test", {}))
     assert not list(tmp_path.iterdir())
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.doc_pages import code, page, table
 
+from headwater.config.reader import parse_toml
 from headwater.errors import ConfigError
 from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.spec import (
@@ -21,8 +22,8 @@ from headwater.pipeline.run.spec import (
     PipelineSpec,
     SinkSpec,
     TableSpec,
-    parse_spec,
     read_spec,
+    spec_of,
 )
 from headwater.pipeline.sinks.delta.delta import Settings
 from headwater.pipeline.sinks.registry import KINDS
@@ -32,7 +33,7 @@ SINK = '[table.sink]\nkind = "delta"\npath = "lake/{table}"\n'
 
 
 def parsed(text: str, **environ: str) -> PipelineSpec:
-    return parse_spec(text, folder=FOLDER, origin="lake.toml", environ=environ)
+    return spec_of(parse_toml(text, "lake.toml"), FOLDER, "lake.toml", environ)
 
 
 def refusal(text: str, **environ: str) -> str:

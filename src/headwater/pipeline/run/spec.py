@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from headwater.config.reader import parse_toml, read_toml, read_values, unknown, wrong
+from headwater.config.reader import read_toml, read_values, unknown, wrong
 from headwater.config.setting_types import (
     DURATION,
     NAMES,
@@ -150,15 +150,11 @@ TABLE_KEYS = (
 def read_spec(file: Path, environ: Mapping[str, str] = os.environ) -> PipelineSpec:
     """Return the pipeline that `file` describes."""
     body = read_toml(file, hint="`headwater pipeline init` writes a first one.")
-    return _spec(body, file.absolute().parent, str(file), environ)
+    return spec_of(body, file.absolute().parent, str(file), environ)
 
 
-def parse_spec(text: str, *, folder: Path, origin: str, environ: Mapping[str, str] = os.environ) -> PipelineSpec:
-    """Return the pipeline of a TOML text; relative paths in it start at `folder`."""
-    return _spec(parse_toml(text, origin), folder, origin, environ)
-
-
-def _spec(body: Mapping[str, Any], folder: Path, origin: str, environ: Mapping[str, str]) -> PipelineSpec:
+def spec_of(body: Mapping[str, Any], folder: Path, origin: str, environ: Mapping[str, str]) -> PipelineSpec:
+    """Return the pipeline of the content of a file; relative paths in it start at `folder`."""
     for name in body:
         if name not in ("pipeline", "table"):
             raise unknown("part of a pipeline", name, ("pipeline", "table"))
