@@ -92,10 +92,10 @@ def test_changed_schema_evolves_is_pinned_or_refused_by_policy() -> None:
     assert next_of(State(PLAN, 179), log) == Evolve()
     assert next_of(state, seen(version=4)) == Evolve()
     pinned = next_of(state, log, policy="pin")
-    assert isinstance(pinned, Apply) and (pinned.step.upto, pinned.shape) == (200, 3)
+    assert isinstance(pinned, Apply) and pinned.step.upto == 200
     lacking = replace(log, changed_to=replace(TABLE, version=4))  # a column that it is pinned to
     pinned = next_of(state, lacking, policy="pin")
-    assert isinstance(pinned, Apply) and (pinned.step.upto, pinned.shape) == (179, 3)
+    assert isinstance(pinned, Apply) and pinned.step.upto == 179
     assert next_of(State(PLAN, 179), lacking, policy="pin") == Evolve()
     with pytest.raises(SchemaChanged):
         next_of(state, log, policy="fail")

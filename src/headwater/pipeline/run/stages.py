@@ -41,7 +41,6 @@ class Apply(msgspec.Struct, frozen=True):
     """The action of applying a step; `slices` are the changes to read per span while uneven, None means all changes."""
 
     step: Step
-    shape: int
     slices: tuple[LogPiece, ...] | None = None
 
 
@@ -77,12 +76,12 @@ def decide(state: State | None, status: Described, *, shape: int, policy: str, w
         return Load(tuple(missing[:wave])) if is_same else Begin(SCHEMA_CHANGED)
     if is_same or (policy == PIN and status.changed_to is None):  # otherwise a pinned column was dropped
         is_done = state.is_even and status.latest <= state.offset
-        return Wait(state.offset) if is_done else _apply(state, status, status.latest, shape)
+        return Wait(state.offset) if is_done else _apply(state, status, status.latest)
     if status.resnapshot or _was_read_after(state, status.schema_changed_at):
         return Begin(SCHEMA_CHANGED)
     if status.schema_changed_at is None or status.schema_changed_at <= state.offset + 1:
         return Evolve()
-    return _apply(state, status, status.schema_changed_at - 1, shape)
+    return _apply(state, status, status.schema_changed_at - 1)
 
 
 def why_lost(state: State, status: Described) -> str:
@@ -105,15 +104,15 @@ def _was_read_after(state: State, changed_at: int | None) -> bool:
     return changed_at is not None and any(version >= changed_at for version in state.loaded.values())
 
 
-def _apply(state: State, status: Described, latest: int, shape: int) -> Apply:
+def _apply(state: State, status: Described, latest: int) -> Apply:
     upto = min(latest, status.step_upto or latest)
     if not state.is_even:  # spans may have been read at higher offsets than the step would reach
         upto = max(upto, min(state.reached(span) for span in state.plan.spans))
     step = Step(state.plan.id, state.plan.generation, state.offset, max(upto, state.offset))
     if state.is_even:
-        return Apply(step, shape)
+        return Apply(step)
     slices = [LogPiece(state.reached(span), step.upto, span) for span in state.plan.spans]
-    return Apply(step, shape, tuple(each for each in slices if each.after < each.upto))
+    return Apply(step, tuple(each for each in slices if each.after < each.upto))
 
 
 class SpanProgress(msgspec.Struct, frozen=True):
