@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 class LedgerSink(Sink):
     """A sink whose state is in a ledger; subclasses have `_send_rows` and `_send_changes`."""
 
-    keeps = False
-    needs_ends = False
     mode = HISTORY
 
     def __init__(self, name: str, ledger: Any) -> None:

@@ -118,9 +118,8 @@ class Sink(Protocol):
 
     name: str  # kind and place for output, without secrets
     mode: str  # UPSERT or HISTORY
-    keeps: bool  # whether an upsert can leave columns unchanged, see pipeline/transform/whole_rows.py
-
-    needs_ends: bool  # whether tasks commit parts, which then need an end row, see pipeline/spark/part_ends.py
+    keeps: bool = False  # whether an upsert can leave columns unchanged, see pipeline/transform/whole_rows.py
+    needs_ends: bool = False  # whether tasks commit parts, which then need an end row, see pipeline/spark/part_ends.py
 
     def state(self) -> State | None:
         """Return the progress; None before the first `begin`."""

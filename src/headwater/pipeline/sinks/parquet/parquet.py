@@ -51,8 +51,6 @@ class Commit(msgspec.Struct, frozen=True, omit_defaults=True):
 class ParquetSink(Sink):
     """A folder on a file system that the driver and the executors share."""
 
-    keeps = False
-    needs_ends = False
     mode = HISTORY
 
     def __init__(self, path: Path) -> None:

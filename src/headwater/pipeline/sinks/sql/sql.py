@@ -46,7 +46,6 @@ class SqlSink(Sink):
     """One table of a SQL database, with `headwater_sink` and the staging tables in the same schema."""
 
     keeps = True
-    needs_ends = False
 
     def __init__(
         self,
