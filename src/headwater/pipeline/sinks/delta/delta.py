@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -264,13 +265,11 @@ class DeltaSink(Sink):
 
         with ours():
             for _ in tries():
-                try:
-                    if self._evolved(table):
-                        return
-                except CommitFailedError:
-                    continue
+                with suppress(CommitFailedError):
+                    self._add_columns(table)
+                    return
 
-    def _evolved(self, table: Table) -> bool:
+    def _add_columns(self, table: Table) -> None:
         import deltalake
         import pyarrow as pa
 
@@ -289,7 +288,6 @@ class DeltaSink(Sink):
             held.alter.add_columns(fields, commit_properties=committing(None))
         text = plan_text(msgspec.structs.replace(plan, table=table))
         held.alter.set_table_properties({PLAN: text}, raise_if_not_exists=False, commit_properties=committing(None))
-        return True
 
     def _check_fits(self, table: Table, names: Sequence[str]) -> None:
         lacking = [name for name in held_schema(table, self.mode).names if name not in names]
