@@ -5,7 +5,7 @@ A commit cannot be undone if the task fails later, so a part is committed only w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -138,17 +138,18 @@ class _Rows:
             self.unfit = next((name for name in self._identity if batch.column(name).null_count), None)
             if self.unfit is not None:
                 raise no_key(self.unfit)
-            yield self._whole(batch)
+            yield whole(batch, self.schema, self._same)
 
-    def _whole(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch with the columns of a history, and nulls for columns dropped from the source table."""
-        import pyarrow as pa
 
-        for field in self.schema:
-            if field.name not in batch.schema.names:
-                same = pa.array([self._same.get(field.name)], field.type)
-                filled = (
-                    pa.repeat(same[0], batch.num_rows) if same.null_count == 0 else pa.nulls(len(batch), field.type)
-                )
-                batch = batch.append_column(field.name, filled)
-        return fit(batch, self.schema)
+def whole(batch: pa.RecordBatch, schema: pa.Schema, same: Mapping[str, Any]) -> pa.RecordBatch:
+    """Return the batch in the schema of the table; a column that it lacks has the value of `same` in all rows, or null.
+
+    Such are the columns of a history, those dropped from the source table, and those added after a file was written.
+    """
+    import pyarrow as pa
+
+    for field in schema:
+        if field.name not in batch.schema.names:
+            value = pa.scalar(same.get(field.name), field.type)
+            batch = batch.append_column(field.name, pa.repeat(value, batch.num_rows))
+    return fit(batch, schema)

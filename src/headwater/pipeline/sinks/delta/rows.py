@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from headwater.pipeline.sinks.columns import column_reappeared
-from headwater.pipeline.sinks.delta.part import TableLocation
-from headwater.pipeline.transform.schema import fit, struct_of
+from headwater.pipeline.sinks.delta.part import TableLocation, whole
+from headwater.pipeline.transform.schema import struct_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,12 +55,4 @@ class FileReader:
             for path in batch.column(0).to_pylist():
                 with store.open_input_file(path) as file:
                     for rows in parquet.ParquetFile(file).iter_batches(_BATCH_ROWS):
-                        yield self._whole(rows)
-
-    def _whole(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        import pyarrow as pa
-
-        for field in self._schema:
-            if field.name not in rows.schema.names:
-                rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
-        return fit(rows, self._schema)
+                        yield whole(rows, self._schema, {})
