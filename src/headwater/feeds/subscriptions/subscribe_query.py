@@ -16,6 +16,7 @@ from headwater.feeds.subscriptions.subscribe_table import (
     Start,
     check_rules,
     check_size,
+    checked_columns,
     checked_images,
     checked_name,
     checked_ops,
@@ -86,7 +87,7 @@ def check_query(
         spans=checked_spans(params.spans),
         shard=checked_shard(params.shard),
         where=checked_where(params.where, source, who),
-        columns=_columns(params.columns),
+        columns=checked_columns(params.columns),
         before=before,
         after=after,
         format=form,
@@ -107,13 +108,6 @@ def _format(given: str | None) -> str:
     if form in CHANGE_FORMATS:
         raise NotSupported(f"`format` {form!r} cannot represent invalidations", hint=hint)
     raise InvalidRequest(f"`format` {form[:40]!r} is not known", hint=hint)
-
-
-def _columns(given: list[str] | None) -> tuple[str, ...]:
-    names = {name.strip() for name in given or ()}
-    if given is not None and (not names or "" in names):
-        raise InvalidRequest("`columns` is empty or holds an empty name", hint="Name columns, or leave it out for all.")
-    return tuple(sorted(names))
 
 
 def _start(given: str | dict[str, Any] | None, instance: QueryInstance) -> Start:

@@ -89,7 +89,7 @@ def check(params: SubscribeTable, source: Readable, who: Principal = ADMIN) -> R
         spans=checked_spans(params.spans),
         shard=checked_shard(params.shard),
         where=checked_where(params.where, source, who),
-        columns=_columns(params.columns, *tables.values()),
+        columns=checked_columns(params.columns, *tables.values()),
         before=before,
         after=after,
         format=form,
@@ -169,18 +169,17 @@ def checked_ops(given: list[str] | None) -> tuple[str, ...]:
     return tuple(sorted(words))
 
 
-def _columns(given: list[str] | None, *tables: Table) -> tuple[str, ...]:
-    if given is None:
-        return ()
-    (table,) = tables
-    names = {name.strip() for name in given}
-    if not names or "" in names:
+def checked_columns(given: list[str] | None, *tables: Table) -> tuple[str, ...]:
+    """Return the given names, sorted, which must be columns of all `tables`; empty: all columns."""
+    names = {name.strip() for name in given or ()}
+    if given is not None and (not names or "" in names):
         raise InvalidRequest("`columns` is empty or holds an empty name", hint="Name columns, or leave it out for all.")
-    visible = {column.name for column in table.visible}
-    for name in sorted(names - visible):
-        raise InvalidRequest(
-            f"`columns`: table {table.name!r} has no column {name[:40]!r}", hint=nearest(name, visible)
-        )
+    for table in tables:
+        visible = {column.name for column in table.visible}
+        for name in sorted(names - visible):
+            raise InvalidRequest(
+                f"`columns`: table {table.name!r} has no column {name[:40]!r}", hint=nearest(name, visible)
+            )
     return tuple(sorted(names))
 
 
@@ -239,7 +238,10 @@ def checked_where(given: str | None, source: Readable, who: Principal) -> str | 
         raise InvalidRequest("`where` is empty", hint="Leave it out to see every row.")
     if given is not None:
         source.check_sql(who.role)
-        _check_text("where", given)
+        try:
+            given.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest("`where`: lone surrogates are not text", hint="Send well-formed Unicode.") from None
     return given
 
 
@@ -329,10 +331,3 @@ def _txn(given: str | None) -> str:
             f"`txn` {str(given)[:40]!r} is not known", hint=f"Send {ATOMIC!r} or {ATOMIC_STRICT!r}, or leave it out."
         )
     return given or ""
-
-
-def _check_text(field: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"`{field}`: lone surrogates are not text", hint="Send well-formed Unicode.") from None
