@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -63,8 +64,8 @@ class Hub:
         self._groups: dict[Hashable, Group] = {}
         self._waiting: set[Sleeper] = set()  # to be woken by the next batch, whatever it contains
         self._router: Router[Group] = Router()
-        self._encoders: BoundedCache[Shape, Encoder] = BoundedCache(ENCODERS, ENCODERS)
-        self._invalidations: BoundedCache[Shape, Invalidations] = BoundedCache(ENCODERS, ENCODERS)
+        self._encoder: Callable[[Shape], Encoder] = functools.lru_cache(ENCODERS)(lambda shape: encoder(shape, source))
+        self._invalidations: Callable[[Shape], Invalidations] = functools.lru_cache(ENCODERS)(invalidations)
         self._views: BoundedCache[bytes, View] = BoundedCache(VIEWS, VIEWS_BYTES)
         self.streams: set[Sleeper] = set()  # all open streams, also those that read the log on their own
         self._shapes: dict[str, Table] = {}  # by table name, as last published
@@ -130,20 +131,9 @@ class Hub:
 
     def _query_view(self, options: Options, instance: QueryInstance, allowed_tables: frozenset[str] | None) -> View:
         assert self._instances is not None
-        shape = shape_of(options, allowed_tables is not None)
-        made = self._invalidations.get(shape)
-        if made is None:
-            made = invalidations(shape)
-            self._invalidations.put(shape, made)
+        made = self._invalidations(shape_of(options, allowed_tables is not None))
         confirming = self._instances.confirming(instance.key) if options.confirm else None
         return QueryView(options, self._source, instance, made, confirming, allowed_tables)
-
-    def _encoder(self, shape: Shape) -> Encoder:
-        made = self._encoders.get(shape)
-        if made is None:
-            made = encoder(shape, self._source)
-            self._encoders.put(shape, made)
-        return made
 
     def join(self, view: View, frame: Frame) -> Group:
         """Add a member to the group of `view` and `frame` and return the group. Its frames begin after `upto`."""
