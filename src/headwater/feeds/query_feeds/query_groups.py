@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+import functools
 from collections.abc import Awaitable, Callable, Hashable
 
 from headwater.errors import Forbidden, HeadwaterError
@@ -54,7 +54,10 @@ class InstanceGroups:
         # Transactions whose end is not published yet, by instance and scope: some readers see only a part of them.
         self._open: dict[Hashable, dict[Allowed, _OpenTransaction]] = {}
         self._found: dict[Hashable, list[tuple[int, int]]] = {}  # positions in this batch and dependency numbers
-        self._confirming: OrderedDict[Hashable, AnswerConfirmation] = OrderedDict()
+        # Returns what is known of the results of an instance, by its key.
+        self.confirming: Callable[[Hashable], AnswerConfirmation] = functools.lru_cache(CONFIRMING)(
+            lambda key: AnswerConfirmation()
+        )
         self._all_outdated = False
 
     def __len__(self) -> int:
@@ -81,14 +84,6 @@ class InstanceGroups:
             del self._groups[key]
             self._open.pop(key, None)
             self._routes.remove(key)
-
-    def confirming(self, key: Hashable) -> AnswerConfirmation:
-        """Return what is known of the results of the instance `key`."""
-        found = self._confirming.setdefault(key, AnswerConfirmation())
-        self._confirming.move_to_end(key)
-        if len(self._confirming) > CONFIRMING:
-            self._confirming.popitem(last=False)
-        return found
 
     # --- schema changes --------------------------------------------------------------------------------------
 
