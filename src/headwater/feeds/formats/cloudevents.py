@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime
 from hashlib import blake2b
 from urllib.parse import quote
@@ -34,7 +35,6 @@ class CloudEvents(Encoder):
         self._id = b'{"specversion":"1.0","id":"' + _quoted(shape.db).encode() + b"/"
         self._data = Native(shape, PLAIN)
         self._plans = PerTable(lambda table: _Plan(table, shape))
-        self._second = (-1, "")  # the last formatted second, because many changes share it
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         plan = self._plans(change.table)
@@ -71,14 +71,12 @@ class CloudEvents(Encoder):
 
     def _about(self, ms: int, offset: int) -> bytes:
         fixed = b',"time":"%b.%03dZ","datacontenttype":"application/json","sequence":"%020d","hwoffset":"%d"'
-        return fixed % (self._time(ms // 1000).encode(), ms % 1000, offset, offset)
+        return fixed % (_time(ms // 1000), ms % 1000, offset, offset)
 
-    def _time(self, second: int) -> str:
-        known, text = self._second
-        if known != second:
-            text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-            self._second = (second, text)
-        return text
+
+@functools.lru_cache(maxsize=1)  # many changes share a second
+def _time(second: int) -> bytes:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
 
 
 def _quoted(text: str) -> str:
