@@ -16,6 +16,7 @@ from headwater.feeds.subscription import Subscription
 from headwater.feeds.subscriptions.registry import Registry, depends_on_query_reads, unknown
 from headwater.feeds.subscriptions.store import InstancePosition
 from headwater.model.principal import Principal
+from headwater.model.work.usage import Usage
 
 InstanceId = tuple[str, Hashable]  # a database, and the key of an instance
 
@@ -29,7 +30,7 @@ class WatchedInstances:
     def __init__(self, instances: QueryInstances, registry: Registry, run: Run) -> None:
         self._instances, self._registry, self._run = instances, registry, run
         self._tokens: dict[Hashable, InstanceId] = {}
-        self._counts: dict[InstanceId, int] = {}
+        self._counts: Usage[InstanceId] = Usage()
         self._durable: dict[InstanceId, Options] = {}  # the instances of stored subscriptions
         self._unopened: set[str] = set()  # databases that were unavailable when their instances were restored
         self._restoring = asyncio.get_running_loop().create_task(self._restore())
@@ -77,10 +78,9 @@ class WatchedInstances:
         if self._tokens.get(token) == instance_id:
             return
         self._tokens[token] = instance_id
-        self._counts[instance_id] = self._counts.get(instance_id, 0) + 1
         if isinstance(token, str) and instance_id not in self._durable:
             self._durable[instance_id] = options
-        if self._counts[instance_id] == 1:
+        if self._counts.add(instance_id) == 1:
             saved = self._registry.position(options.db, instance_text(options))
             known = saved is not None and saved.prefix == instance.prefix
             last, since = (saved.last, saved.through) if known and saved is not None else (None, None)
@@ -91,9 +91,8 @@ class WatchedInstances:
         instance_id = self._tokens.pop(token, None)
         if instance_id is None:
             return
-        self._counts[instance_id] -= 1
+        self._counts.remove(instance_id)
         if not self._counts[instance_id]:
-            del self._counts[instance_id]
             self._durable.pop(instance_id, None)
             self._instances.release(*instance_id)
 
@@ -101,7 +100,7 @@ class WatchedInstances:
         """Forget the instances of a dropped database."""
         for token in [token for token, instance_id in self._tokens.items() if instance_id[0] == db]:
             instance_id = self._tokens.pop(token)
-            self._counts.pop(instance_id, None)
+            self._counts.remove(instance_id)
             self._durable.pop(instance_id, None)
 
     def _positions(self) -> list[InstancePosition]:
