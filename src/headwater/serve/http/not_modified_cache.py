@@ -11,6 +11,7 @@ from collections.abc import Hashable
 import msgspec
 
 from headwater.errors import HeadwaterError
+from headwater.model.bounded_cache import BoundedCache
 from headwater.model.principal import Principal
 from headwater.queries.prepared import PreparedQuery
 from headwater.serve.api import Api
@@ -33,7 +34,6 @@ class CachedNotModified(msgspec.Struct, frozen=True):
     prepared: PreparedQuery
     moment: Hashable  # the head of the database at that time
     headers: Headers
-    size: int  # of the request, in bytes
 
 
 class NotModifiedCache:
@@ -41,8 +41,7 @@ class NotModifiedCache:
 
     def __init__(self, api: Api, gate: Gate, limits: Limits) -> None:
         self._api, self._gate, self._limits = api, gate, limits
-        self._known: dict[Hashable, CachedNotModified] = {}
-        self._bytes = 0  # of the cached requests
+        self._known: BoundedCache[Hashable, CachedNotModified] = BoundedCache(MAX_REQUESTS, MAX_BYTES)
 
     def remember(
         self, scope: Scope, who: Principal, prepared: PreparedQuery, moment: Hashable, headers: Headers
@@ -51,15 +50,8 @@ class NotModifiedCache:
         if moment is None or ticket_in(scope["query_string"]) is not None:  # a ticket expires
             return
         size = _size(scope)
-        if size > MAX_HEAD:
-            return
-        key = _key(scope)
-        self._forget(key)
-        if len(self._known) >= MAX_REQUESTS or self._bytes + size > MAX_BYTES:
-            self._known.clear()
-            self._bytes = 0
-        self._known[key] = CachedNotModified(who, prepared, moment, headers, size)
-        self._bytes += size
+        if size <= MAX_HEAD:
+            self._known.put(_key(scope), CachedNotModified(who, prepared, moment, headers), size)
 
     async def answer(self, scope: Scope, send: Send) -> bool:
         """Answer by 304 and return True, if the request is cached and its answer is still valid."""
@@ -70,16 +62,11 @@ class NotModifiedCache:
         if found is None:
             return False
         if not self._is_current(found, scope):
-            self._forget(key)
+            self._known.pop(key)
             return False
         await send({"type": "http.response.start", "status": 304, "headers": found.headers})
         await send({"type": "http.response.body", "body": b""})
         return True
-
-    def _forget(self, key: Hashable) -> None:
-        found = self._known.pop(key, None)
-        if found is not None:
-            self._bytes -= found.size
 
     def _is_current(self, found: CachedNotModified, scope: Scope) -> bool:
         try:
