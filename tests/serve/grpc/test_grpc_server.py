@@ -199,8 +199,7 @@ class StuckLibrary:
 def stuck() -> tuple[GrpcServer, StuckLibrary]:
     """Return a server whose library is stuck."""
     none, library = cast(Any, None), cast(Any, StuckLibrary())
-    limits: dict[str, Any] = {"max_bytes": 1, "max_streams": 1, "stall_seconds": 1.0}
-    server = GrpcServer(none, none, [], none, **limits, connections=none, unread=none)
+    server = GrpcServer(none, none, [], none, ServeConfig(), none, none)
     server._server = server._acceptor = server._health = library
     return server, library
 

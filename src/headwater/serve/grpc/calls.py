@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import grpc
 from grpc import aio
 
+from headwater.config import ServeConfig
 from headwater.database import ManagedDatabases
 from headwater.errors import (
     HeadwaterError,
@@ -188,15 +189,14 @@ class Calls:
         metrics: Metrics,
         databases: ManagedDatabases,
         bridge: Bridge,
-        *,
-        max_bytes: int,
-        max_streams: int,
-        stalls: StalledCalls,
+        config: ServeConfig,
         unread: UnreadAnswers,
     ) -> None:
-        self._gate, self._limits, self._metrics, self._max_bytes = gate, limits, metrics, max_bytes
-        self._databases, self._bridge, self._stalls, self._unread = databases, bridge, stalls, unread
-        self._slots = RequestSlots(total=16, each=6, waiting=max_streams, seconds=REQUEST_SECONDS)
+        self._gate, self._limits, self._metrics, self._max_bytes = gate, limits, metrics, config.max_body_bytes
+        self._databases, self._bridge, self._unread = databases, bridge, unread
+        self._stalls = StalledCalls(config.stall_seconds)
+        waiting = config.max_streams_per_client
+        self._slots = RequestSlots(total=16, each=6, waiting=waiting, seconds=REQUEST_SECONDS)
 
     def one(self, name: str, request: str, answer: Answer) -> grpc.RpcMethodHandler[Any, Any]:
         """Return the handler of a method with one answer."""

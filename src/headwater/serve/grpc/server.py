@@ -12,6 +12,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from headwater.config import ServeConfig
 from headwater.errors import Busy, LimitExceeded
 from headwater.model.principal import ANONYMOUS
 from headwater.serve.grpc.calls import AuthInterceptor, Calls, Service, abort, address_of
@@ -49,16 +50,12 @@ class GrpcServer:
         auth: AuthInterceptor,
         services: list[Service],
         limits: Limits,
-        *,
-        max_bytes: int,
-        max_streams: int,
+        config: ServeConfig,
         connections: ConnectionLimits,
-        stall_seconds: float,
         unread: UnreadAnswers,
     ) -> None:
         self._calls, self._auth, self._services, self._limits = calls, auth, services, limits
-        self._max_bytes, self._max_streams = max_bytes, max_streams  # per message; per connection
-        self._connections, self._stall_seconds, self._unread = connections, stall_seconds, unread
+        self._config, self._connections, self._unread = config, connections, unread
         self._acceptor: Acceptor | None = None
         self._server: Any = None
         self._health: Any = None
@@ -66,13 +63,13 @@ class GrpcServer:
 
     async def start(self, sockets: Sequence[socket.socket], tls: Tls | None, *, backlog: int) -> None:
         """Start to accept calls on these bound sockets."""
-        self._acceptor = Acceptor(self._connections, self._stall_seconds)
+        self._acceptor = Acceptor(self._connections, self._config.stall_seconds)
         self._unread.close = self._acceptor.drop
         options = [
             *OPTIONS,
             ("grpc.http2.settings_timeout", int(SETTINGS_SECONDS * 1000)),
-            ("grpc.max_receive_message_length", self._max_bytes + SPARE),
-            ("grpc.max_concurrent_streams", self._max_streams),
+            ("grpc.max_receive_message_length", self._config.max_body_bytes + SPARE),
+            ("grpc.max_concurrent_streams", self._config.max_streams_per_client),
         ]
         self._server = aio.server(interceptors=[self._auth], options=options)
         for service in self._services:

@@ -12,7 +12,7 @@ from headwater.serve.grpc.kv import KvService
 from headwater.serve.grpc.pull import PullService
 from headwater.serve.grpc.server import GrpcServer
 from headwater.serve.grpc.sochdb import SubscriptionService
-from headwater.serve.grpc.stalled_calls import StalledCalls, UnreadAnswers
+from headwater.serve.grpc.stalled_calls import UnreadAnswers
 from headwater.serve.limits.connection_limits import ConnectionLimits
 from headwater.serve.limits.limits import Limits
 from headwater.serve.metrics.metrics import Metrics
@@ -35,27 +35,7 @@ def open_services(
         SubscriptionService(api, bridge),
         KvService(Kv(api, bridge), bridge),
     ]
-    most, streams = config.max_body_bytes, config.max_streams_per_client
-    stalls, unread = StalledCalls(config.stall_seconds), UnreadAnswers(config.stall_seconds)
-    calls = Calls(
-        gate,
-        limits,
-        metrics,
-        api.databases,
-        bridge,
-        max_bytes=most,
-        max_streams=streams,
-        stalls=stalls,
-        unread=unread,
-    )
-    return GrpcServer(
-        calls,
-        AuthInterceptor(gate, limits, unread),
-        services,
-        limits,
-        max_bytes=most,
-        max_streams=streams,
-        connections=connections,
-        stall_seconds=config.stall_seconds,
-        unread=unread,
-    )
+    unread = UnreadAnswers(config.stall_seconds)
+    calls = Calls(gate, limits, metrics, api.databases, bridge, config, unread)
+    auth = AuthInterceptor(gate, limits, unread)
+    return GrpcServer(calls, auth, services, limits, config, connections, unread)
