@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from headwater import __version__
+from headwater.config import ServeConfig
 from headwater.errors import (
     Forbidden,
     HeadwaterError,
@@ -69,24 +70,16 @@ class Application:
         gate: Gate,
         bridge: Bridge,
         metrics: Metrics,
-        *,
-        max_body: int,
         limits: Limits,
-        cors: Cors | None = None,
-        handlers: Handlers | None = None,
-        websockets: Handlers | None = None,
-        public: bool = False,
-        ready: str = "any",
+        config: ServeConfig,
+        handlers: Handlers,
+        websockets: Handlers,
     ) -> None:
-        self._api, self._ready = api, ready
+        self._api, self._gate, self._bridge, self._metrics, self._limits = api, gate, bridge, metrics, limits
+        self._max_body, self._ready = config.max_body_bytes, config.ready
         self._readiness: asyncio.Future[tuple[dict[str, str], bool]] | None = None  # shared by concurrent requests
-        self._gate = gate
-        self._bridge = bridge
-        self._metrics = metrics
-        self._max_body = max_body
-        self._cors = cors or Cors((), locked=gate.locked)
-        self._limits = limits
-        self.gateway = Gateway(api, bridge, metrics, limits, gate.sessions, most=max_body)
+        self._cors = Cors(config.cors_origins, locked=gate.locked)
+        self.gateway = Gateway(api, bridge, metrics, limits, gate.sessions, most=self._max_body)
         rpc = Rpc(api, bridge, metrics, limits)
         self._not_modified = NotModifiedCache(api, gate, limits)
         pages: dict[str, Page] = {
@@ -96,15 +89,16 @@ class Application:
             "metrics": self._text,
             "openapi": self._openapi,
             "docs": self._docs,
-        } | RowPages(api, bridge, gate.recheck, max_body=max_body).pages()
+        } | RowPages(api, bridge, gate.recheck, max_body=self._max_body).pages()
+        public = api.queries is not None and api.queries.public
         self._handlers: Handlers = {
             "rpc": self._rpc(rpc.envelope),
             "sql": self._rpc(rpc.sql),
             "query": QueryHandler(api, self._not_modified, public=public).query,
             **{name: _page(page) for name, page in pages.items()},
-            **(handlers or {}),
+            **handlers,
         }
-        self._websockets: Handlers = {"gateway": self.gateway.serve, **(websockets or {})}
+        self._websockets: Handlers = {"gateway": self.gateway.serve, **websockets}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[RAW] = send

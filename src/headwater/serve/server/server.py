@@ -27,7 +27,6 @@ from headwater.serve.api import Api
 from headwater.serve.auth.gate import Gate, grpc_address, is_loopback, split_address
 from headwater.serve.call import Handlers
 from headwater.serve.gateway.gateway import Gateway
-from headwater.serve.http.cors import Cors
 from headwater.serve.http.handlers.pulls import Pulls
 from headwater.serve.http.handlers.streams import Streams
 from headwater.serve.http.handlers.table_snapshots import Snapshots
@@ -191,7 +190,6 @@ class Server:
         self._grpc_sockets = []
 
     def _application(self, bridge: Bridge, feeds: Feeds | None, metrics: Metrics, limits: Limits) -> Application:
-        config = self._config
         handlers: Handlers = {}
         websockets: Handlers = {}
         if feeds is not None:
@@ -200,19 +198,7 @@ class Server:
             pulls = {} if self._pulls is None else self._pulls.handlers()
             handlers = streams.handlers() | streams.downloads({"snapshot": self._snapshots.answer, **pulls})
             websockets = streams.websockets()
-        return Application(
-            self._api,
-            self._gate,
-            bridge,
-            metrics,
-            max_body=config.max_body_bytes,
-            limits=limits,
-            cors=Cors(config.cors_origins, locked=self._gate.locked),
-            handlers=handlers,
-            websockets=websockets,
-            public=self._api.queries is not None and self._api.queries.public,
-            ready=config.ready,
-        )
+        return Application(self._api, self._gate, bridge, metrics, limits, self._config, handlers, websockets)
 
     def _open_pulls(self, feeds: Feeds) -> Pulls | None:
         bulk = self._api.databases
