@@ -10,6 +10,7 @@ import msgspec
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model import arrow
 from headwater.model.dependencies.dependency import Analysis
+from headwater.model.dependencies.description import words
 from headwater.model.formats import ARROW, CSV, OBJECTS, PLAIN, QUERY_FORMATS, ROWS, UNSERVED_FORMATS
 from headwater.model.literal import to_lit, to_plain
 from headwater.model.table import Column, Table
@@ -140,14 +141,14 @@ def prepared(found: Explanation) -> dict[str, Any]:
     return answer if query.name is None else answer | {"name": query.name}
 
 
-def explained(found: Explanation, words: list[str]) -> dict[str, Any]:
+def explained(found: Explanation) -> dict[str, Any]:
     """query.explain"""
     analysis: Analysis = found.analysis
     return {
         **prepared(found),
         "sql": analysis.sql,
         "table_keys": [f"{found.prepared.db}.{name}" for name in analysis.tables],
-        "dependencies": words,
+        "dependencies": list(words(analysis)),
         "volatile": list(analysis.volatile),
         "doubts": list(analysis.doubts),
         "ordered": analysis.is_total,

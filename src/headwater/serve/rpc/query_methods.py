@@ -76,8 +76,7 @@ def explain(api: Api, who: Principal, p: Explain) -> Any:
 
 
 async def _explained(explanation: Coroutine[Any, Any, Explanation]) -> Any:
-    found = await explanation
-    return query_body.explained(found, _words(found))
+    return query_body.explained(await explanation)
 
 
 async def execute(api: Api, who: Principal, p: Execute) -> Any:
@@ -132,9 +131,3 @@ async def _in_transaction(api: Api, who: Principal, p: Select, sql: str) -> dict
     read = ReadResult(outcome.columns, outcome.rows, 0, outcome.truncated)
     data = await api.run(lambda: query_body.written_data(read, format))
     return {"etag": None, "not_modified": False, "data": data}
-
-
-def _words(found: Explanation) -> list[str]:
-    from headwater.model.dependencies.description import words
-
-    return list(words(found.analysis))
