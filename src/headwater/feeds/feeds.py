@@ -372,15 +372,7 @@ class Feeds:
         *,
         upto: int | None = None,
     ) -> Stream:
-        stream = Stream(
-            consumer,
-            opening.frame,
-            cursor=cursor,
-            snapshot=reader,
-            upto=upto,
-            ping=opening.ping,
-            farewell=opening.farewell,
-            checkpoint_seconds=self.config.checkpoint_seconds,
-        )
+        seconds = self.config.checkpoint_seconds
+        stream = Stream(consumer, opening, cursor=cursor, snapshot=reader, upto=upto, checkpoint_seconds=seconds)
         self.readers.streams[stream] = opening
         return stream

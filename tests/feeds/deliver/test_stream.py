@@ -36,6 +36,7 @@ from headwater.feeds.deliver import stream as stream_module
 from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.stream import Stream
+from headwater.feeds.deliver.stream_request import Transport
 from headwater.feeds.groups import group as group_module
 from headwater.feeds.options import Options
 from headwater.feeds.subscription import END, SnapshotSpan, SnapshotState, Subscription
@@ -141,15 +142,8 @@ class Place:
     ) -> Reading:
         found = self.consumer(**given) if consumer is None else consumer
         at = self.fed.log.latest if cursor is None else cursor
-        stream = Stream(
-            found,
-            line,
-            cursor=at,
-            upto=upto,
-            ping=b"0 ping {}\n",
-            farewell=b"0 bye {}\n",
-            checkpoint_seconds=checkpoints,
-        )
+        opening = Transport("test", line, ping=b"0 ping {}\n", farewell=b"0 bye {}\n")
+        stream = Stream(found, opening, cursor=at, upto=upto, checkpoint_seconds=checkpoints)
         self.open.append(Reading(stream, pace))
         return self.open[-1]
 

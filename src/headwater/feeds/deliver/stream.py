@@ -13,6 +13,7 @@ from headwater.feeds.deliver.backpressure import HEALTHY, RESNAPSHOT_REQUIRED, P
 from headwater.feeds.deliver.catch_up_page import Piece, read_piece
 from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.end_reason import CLOSED, EndReason, known
+from headwater.feeds.deliver.stream_request import Transport
 from headwater.feeds.deliver.stream_state import (
     Action,
     Advanced,
@@ -35,7 +36,6 @@ from headwater.feeds.deliver.stream_state import (
     Stopped,
     next_state,
 )
-from headwater.feeds.formats.frame import Frame
 from headwater.feeds.groups.group import PIECE, Group
 from headwater.feeds.snapshot import SnapshotReader
 from headwater.model.change import Op
@@ -54,19 +54,17 @@ class Stream:
     def __init__(
         self,
         consumer: Consumer,
-        frame: Frame,
+        opening: Transport,
         *,
         cursor: int,
         snapshot: SnapshotReader | None = None,
         upto: int | None = None,
-        ping: bytes = b"",
-        farewell: bytes = b"",
         checkpoint_seconds: float,
     ) -> None:
-        self.consumer, self._frame, self.cursor = consumer, frame, cursor
+        self.consumer, self._frame, self.cursor = consumer, opening.frame, cursor
         self._snapshot, self._upto = snapshot, upto  # the snapshot until its last row was sent
         self._own_snapshot = snapshot if consumer.subscription is None else None  # to be closed with the stream
-        self._ping, self._farewell, self._checkpoint_seconds = ping, farewell, checkpoint_seconds
+        self._ping, self._farewell, self._checkpoint_seconds = opening.ping, opening.farewell, checkpoint_seconds
         catching_up = CatchingUp(consumer.reach if cursor < consumer.reach else None)
         self.state: State = catching_up if snapshot is None else Snapshotting()
         self._group: Group | None = None
