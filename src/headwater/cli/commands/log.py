@@ -68,10 +68,8 @@ def _path(args: argparse.Namespace) -> Path:
 
 
 def _changes(log: DiskLog, after: int, upto: int) -> Iterator[tuple[Transaction, int, Change]]:
-    from headwater.cli.output.changes import numbered
-
     for part in log.scan(after=after, upto=upto):
-        for offset, change in numbered(part):
+        for offset, change in enumerate(part.changes, part.first):
             yield part, offset, change
 
 

@@ -338,9 +338,11 @@ class DemoSteps:
 
 def wire(parts: list[Transaction]) -> Iterator[dict[str, Any]]:
     """Every change as it goes over the wire."""
-    from headwater.cli.output.changes import as_json, numbered
+    from headwater.cli.output.changes import as_json
 
-    return (as_json("main", part, offset, change) for part in parts for offset, change in numbered(part))
+    for part in parts:
+        for offset, change in enumerate(part.changes, part.first):
+            yield as_json("main", part, offset, change)
 
 
 def fields_of(found: dict[str, Any]) -> list[Any]:

@@ -28,11 +28,6 @@ OPS = frozenset(_BY_WORD)  # the words of changes on streams
 WIDEST = 96  # characters of images on one line
 
 
-def numbered(part: Transaction) -> Iterator[tuple[int, Change]]:
-    """Yield the changes of `part` with their offsets."""
-    return enumerate(part.changes, part.first)
-
-
 def as_json(db: str, part: Transaction, offset: int, change: Change) -> dict[str, Any]:
     """Return a change as streams send it in plain_json, with both images."""
     found: dict[str, Any] = json.loads(_encoder(db).change(part, offset, change, change.op))
