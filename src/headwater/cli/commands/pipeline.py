@@ -185,7 +185,9 @@ def _signals(stop: threading.Event) -> Iterator[None]:
 def _init(args: argparse.Namespace) -> int:
     from headwater.pipeline.run.spec import TEMPLATE
 
-    file, server = Path(args.file), _server(args)
+    file = Path(args.file)
+    with closing(open_remote(args)) as remote:
+        server = remote.url  # the one that other commands use
     text = _with_server(TEMPLATE, server)
     text = _with_tables(text, args.table) if args.table else text
     try:
@@ -196,12 +198,6 @@ def _init(args: argparse.Namespace) -> int:
     then = "Then" if args.table else "Name your tables in it, then"
     print(f"{file} is written, for the server at {server}. {then}: headwater pipeline run {file}")
     return OK
-
-
-def _server(args: argparse.Namespace) -> str:
-    """Return the URL of the server that other commands use."""
-    with closing(open_remote(args)) as remote:
-        return remote.url
 
 
 def _with_server(template: str, url: str) -> str:

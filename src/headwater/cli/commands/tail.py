@@ -56,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
                 if left and not notes.take(frame):
                     printer.change(frame)
                     left -= 1
-            printer.flush()
+            sys.stdout.flush()
             if not left:
                 break
     return OK
@@ -113,10 +113,6 @@ class Printer:
             print(line(found))
         else:
             self._console.print(line(found), style=colour(found) or None, markup=False, soft_wrap=True)
-
-    def flush(self) -> None:
-        """Flush standard output."""
-        sys.stdout.flush()
 
 
 class StderrNotes:
