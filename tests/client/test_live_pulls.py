@@ -70,9 +70,9 @@ def key(*values: Any) -> bytes:
 def kill_worker(live: Live) -> int:
     """The process that reads for the server, with no warning."""
     pulls = live._server._pulls
-    assert pulls is not None and pulls.worker_pid is not None
-    os.kill(pulls.worker_pid, signal.SIGKILL)
-    return pulls.worker_pid
+    assert pulls is not None and pulls._worker.pid is not None
+    os.kill(pulls._worker.pid, signal.SIGKILL)
+    return pulls._worker.pid
 
 
 class Read:
@@ -106,7 +106,7 @@ class Read:
 def test_snapshot_over_a_killed_worker_neither_loses_nor_repeats_rows(large: Live, ask: Any) -> None:
     killed: list[int] = []
     assert Read(lambda: killed.append(kill_worker(large))).by(ask, large) == list(range(1, MANY + 1))
-    assert large._server._pulls is not None and large._server._pulls.worker_pid not in killed
+    assert large._server._pulls is not None and large._server._pulls._worker.pid not in killed
 
 
 @pytest.mark.slow

@@ -267,7 +267,7 @@ def test_pull_of_an_unknown_table_returns_404(server: Live, table: str, name: st
 
 
 def worker_of(live: Live) -> int:
-    pid = live._server._pulls.worker_pid
+    pid = live._server._pulls._worker.pid
     assert pid is not None
     return pid
 
@@ -283,7 +283,7 @@ def ended(pid: int) -> bool:
 def test_worker_is_started_by_the_first_pull_and_ends_with_the_server(start: Callable[..., Live]) -> None:
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
-    assert live._server._pulls.worker_pid is None
+    assert live._server._pulls._worker.pid is None
     assert rows(live, log_url("t", 0, latest(live, "t"))) == []
     pid = worker_of(live)
     command = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -358,7 +358,7 @@ def test_ranges_together_are_the_table_and_where_picks_rows(live: Live, table: s
 def test_command_line_of_the_worker_does_not_show_the_database_url(live: Live, table: str) -> None:
     version = version_of(live, table)
     assert rows(live, snapshot_url(table, version)) == []
-    pid = live._server._pulls.worker_pid
+    pid = live._server._pulls._worker.pid
     line = Path(f"/proc/{pid}/cmdline").read_bytes()
     assert b"headwater.worker" in line and b"postgresql:" not in line
 

@@ -102,7 +102,8 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[RAW] = send
-        extra = self._to_page(scope)
+        origin = header(scope["headers"], b"origin")
+        extra = self._cors.headers(origin) if origin else []
         guarded = _guarded(scope, send, extra)
         if await self._not_modified.answer(scope, guarded if extra else send):
             self._metrics.responded(QUERY, 304)
@@ -126,11 +127,6 @@ class Application:
         except Exception as error:
             status = await _refuse(send, route, RejectedRequest(unexpected(error, scope["path"])))
         self._metrics.responded("unknown" if route is None else route.path, status)
-
-    def _to_page(self, scope: Scope) -> Headers:
-        """Return the CORS headers of the response."""
-        origin = header(scope["headers"], b"origin")
-        return self._cors.headers(origin) if origin else []
 
     async def _serve(
         self, scope: Scope, receive: Receive, send: Send, route: Route | None, values: dict[str, str]

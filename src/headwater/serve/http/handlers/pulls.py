@@ -55,11 +55,6 @@ class Pulls:
         """Return the counters for metrics."""
         return self._worker.numbers
 
-    @property
-    def worker_pid(self) -> int | None:
-        """Return the process id of the worker, if it runs."""
-        return self._worker.pid
-
     async def close(self) -> None:
         """Close the worker, after the last request."""
         await self._worker.stop()
@@ -176,7 +171,9 @@ class Pulls:
         await call.start(200, [(b"content-type", ARROW_KIND), *headers])
         if call.scope["method"] != "HEAD":
             try:
-                await _carry(call, first, pieces)
+                await call.raw({"type": "http.response.body", "body": first, "more_body": True})
+                async for piece in pieces:
+                    await call.raw({"type": "http.response.body", "body": piece, "more_body": True})
             except HeadwaterError:
                 call.abort()  # too late for a status: without its end mark the body is recognised as incomplete
         await call.send({"type": "http.response.body", "body": b""})
@@ -192,13 +189,6 @@ def _asked(call: Call) -> tuple[str, str]:
 def _leave(answers: list[Answer]) -> None:
     for answer in answers:
         answer.leave()
-
-
-async def _carry(call: Call, first: bytes, pieces: AsyncIterator[bytes]) -> None:
-    send = call.raw
-    await send({"type": "http.response.body", "body": first, "more_body": True})
-    async for piece in pieces:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 def _check_where(call: Call, database: Database) -> None:
