@@ -16,7 +16,7 @@ from headwater.serve.call import Scope
 from headwater.serve.limits.connection_limits import ConnectionLimits
 from headwater.serve.limits.rates import Buckets, place_of, too_often
 from headwater.serve.limits.stream_limits import StreamCounts, client_of
-from headwater.serve.limits.tenant_quotas import Limited, Tenants
+from headwater.serve.limits.tenant_quotas import Tenants
 
 MOST_RANGES = 10_000
 _HINT = "Send requests less often, or raise serve.rate."
@@ -29,8 +29,7 @@ class Limits:
     def __init__(self, config: ServeConfig, api: Api, places: StreamCounts) -> None:
         self._api, self._places = api, places
         self._callers = None if config.rate is None else Buckets(config.rate, config.burst)
-        databases = api.databases
-        self.tenants = Tenants(databases.quota if isinstance(databases, Limited) else lambda _: QuotasConfig())
+        self.tenants = Tenants(getattr(api.databases, "quota", lambda _: QuotasConfig()))
         self._ranges: dict[int, str] = {}  # database of each range that was requested
         self.refused_callers = 0  # requests
         self.connections = ConnectionLimits(config.max_connections, config.max_connections_per_client)

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
 
 from headwater.config import QuotasConfig
 from headwater.errors import LimitExceeded
 from headwater.serve.limits.rates import Buckets, too_often
 
-Quota = Callable[[str], QuotasConfig | None]
-
-
-@runtime_checkable
-class Limited(Protocol):
-    """Databases that have quotas."""
-
-    def quota(self, name: str) -> QuotasConfig | None:
-        """Return the quota of the database `name`; None if there is no such database."""
+Quota = Callable[[str], QuotasConfig | None]  # of the database with this name; None if there is none
 
 
 class Tenant:
