@@ -82,7 +82,7 @@ def check(params: SubscribeTable, source: Readable, who: Principal = ADMIN) -> R
     before, after = checked_images(params.include, form, start)
     options = Options(
         db=real_name(params.db),
-        tables=tuple(sorted(tables)) if _names_tables(params) else (),
+        tables=tuple(sorted(tables)) if named_tables(params) else (),
         ops=checked_ops(params.ops),
         pk=params.pk,
         pk_range=checked_range(params.pk_range),
@@ -104,31 +104,26 @@ def check(params: SubscribeTable, source: Readable, who: Principal = ADMIN) -> R
 # --- which tables ----------------------------------------------------------------------------------------
 
 
-def _names_tables(params: SubscribeTable) -> bool:
-    return params.table is not None or bool(params.tables)
-
-
 def _tables(who: Principal, params: SubscribeTable, source: Readable) -> dict[str, Table]:
     """Return the tables that `params` name; all tables if they name none."""
     if params.table is not None and params.tables is not None:
         raise InvalidRequest("`table` and `tables` exclude each other", hint="Send one of them, or neither for all.")
-    known = source.describe()
-    if not _names_tables(params):
-        found = known
-    else:
-        found = _captured(_table_names(params), known, source, who.seen(real_name(params.db), known))
+    found = known = source.describe()
+    named = named_tables(params)
+    if named is not None:
+        found = _captured(_unique(named), known, source, who.seen(real_name(params.db), known))
     narrow = next((field for field in OF_ONE_TABLE if getattr(params, field) is not None), None)
-    if narrow and (len(found) != 1 or not _names_tables(params)):
+    if narrow and (len(found) != 1 or named is None):
         raise InvalidRequest(
-            f"`{narrow}` needs exactly one table, {len(found) if _names_tables(params) else 'none'} given",
+            f"`{narrow}` needs exactly one table, {'none' if named is None else len(found)} given",
             hint="Send its name as `table`, and create one subscription per table.",
         )
     return found
 
 
-def _table_names(params: SubscribeTable) -> list[str]:
+def _unique(named: list[str]) -> list[str]:
     """Return the table names without repeats."""
-    names = list(dict.fromkeys(params.tables or () if params.table is None else (params.table,)))
+    names = list(dict.fromkeys(named))
     if len(names) > MOST_TABLES:
         hint = f"Name at most {MOST_TABLES}, leave `tables` out for all, or make several subscriptions."
         raise InvalidRequest(f"`tables` holds {len(names)} names", hint=hint)
