@@ -18,7 +18,7 @@ from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
 from headwater.pipeline.run.meta_database import META, PROGRESS, SUBSCRIBE, VERSION, MetaDatabase
 from headwater.pipeline.run.ownership import LeaseRenewal, owner_name, release, renew, take
-from headwater.pipeline.run.progress import MetaStore
+from headwater.pipeline.run.progress import Ledger, MetaStore
 from headwater.pipeline.run.spec import PipelineSpec, SinkSpec, TableSpec
 from headwater.pipeline.run.task import FAILED, LOG, SNAPSHOT, RangeProgress, Task
 from headwater.pipeline.sinks.sink import Plan, State
@@ -206,10 +206,10 @@ def test_save_with_an_old_fence_is_refused(meta: MetaStore) -> None:
     with pytest.raises(NotOwner):
         meta.save(task, [], old)
     with pytest.raises(NotOwner):
-        meta.ledger(task, old).save(State(Plan("p", "g", 1, (), TABLE), 1))
+        Ledger(meta, task, old).save(State(Plan("p", "g", 1, (), TABLE), 1))
     with pytest.raises(NotOwner):
         meta.fail(task, "too late", old)
-    assert meta.progress(task) == ROWS and only(meta).error == "" and meta.ledger(task).load() is None
+    assert meta.progress(task) == ROWS and only(meta).error == "" and Ledger(meta, task).load() is None
     meta.save(task, ROWS[:1], new)
 
 
@@ -252,13 +252,13 @@ def test_ledger_with_3000_spans_loads_the_saved_state(meta: MetaStore) -> None:
     spans = tuple(Span(bytes([n // 256, n % 256]), bytes([n // 256, n % 256, 1])) for n in range(3000))
     state = State(Plan("p1", "g1", 100, spans, TABLE), 100, {span: 100 + n for n, span in enumerate(spans)})
     task = meta.subscribe(SPEC, ORDERS)
-    assert meta.ledger(task).load() is None
-    meta.ledger(task).save(state)
-    assert meta.ledger(task).load() == state
+    assert Ledger(meta, task).load() is None
+    Ledger(meta, task).save(state)
+    assert Ledger(meta, task).load() == state
 
 
 def test_subscribe_to_another_sink_is_refused_until_reset(lite: MetaStore) -> None:
-    lite.ledger(lite.subscribe(SPEC, ORDERS)).save(State(Plan("p", "g", 1, (), TABLE), 1))
+    Ledger(lite, lite.subscribe(SPEC, ORDERS)).save(State(Plan("p", "g", 1, (), TABLE), 1))
     elsewhere = TableSpec("orders", SinkSpec("delta", {"path": "elsewhere"}))
     with pytest.raises(PipelineError, match="into delta path=lake/orders, not into delta path=elsewhere"):
         lite.subscribe(SPEC, elsewhere)
@@ -273,7 +273,7 @@ def test_reset_clears_the_task_and_requests_a_new_snapshot(meta: MetaStore) -> N
     task = meta.subscribe(SPEC, ORDERS)
     fence = take(meta, task, "me", LONG)
     meta.save(task, ROWS, fence)
-    meta.ledger(task).save(State(Plan("p", "g", 1, (), TABLE), 1))
+    Ledger(meta, task).save(State(Plan("p", "g", 1, (), TABLE), 1))
     meta.verified(task, 7)
     meta.fail(task, "broken")
     meta.cancel("lake")
@@ -281,7 +281,7 @@ def test_reset_clears_the_task_and_requests_a_new_snapshot(meta: MetaStore) -> N
     assert not meta.is_reset(task)
     assert meta.reset("lake") == 1
     assert replace(only(meta), updated_ms=0) == replace(task, resnapshot=True, updated_ms=0)
-    assert meta.progress(task) == [] and meta.ledger(task).load() is None and meta.is_reset(task)
+    assert meta.progress(task) == [] and Ledger(meta, task).load() is None and meta.is_reset(task)
     meta.begun(task, take(meta, task, "me", LONG))
     assert not meta.is_reset(task)
 

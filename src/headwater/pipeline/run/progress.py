@@ -159,10 +159,6 @@ class MetaStore:
         """Record that source and sink were equal at `offset`."""
         self._update(task, None, verified_through=offset)
 
-    def ledger(self, task: Task, fence: int | None = None) -> Ledger:
-        """Return the ledger for a sink that stores no state; with a fence, only the owner can write."""
-        return Ledger(self, task, fence)
-
     def _update(self, task: Task, fence: int | None, **values: Any) -> None:
         with self.database.transaction() as connection:
             self._update_row(connection, task, fence, **values)
@@ -176,9 +172,9 @@ class MetaStore:
 
 
 class Ledger:
-    """The state of a sink that cannot store its own."""
+    """The state of a sink that cannot store its own; with a fence, only the owner of the task can write it."""
 
-    def __init__(self, store: MetaStore, task: Task, fence: int | None) -> None:
+    def __init__(self, store: MetaStore, task: Task, fence: int | None = None) -> None:
         self._store, self._task, self._fence = store, task, fence
 
     def load(self) -> State | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headwater.errors import SinkUnfit
-from headwater.pipeline.run.progress import MetaStore
+from headwater.pipeline.run.progress import Ledger, MetaStore
 from headwater.pipeline.run.spec import EXACTLY_ONCE, PipelineSpec, TableSpec
 from headwater.pipeline.run.task import Task
 from headwater.pipeline.sinks.registry import is_exactly_once, open_sink
@@ -58,7 +58,7 @@ def sink_of(
 ) -> Iterator[Sink]:
     """Open the sink of one table."""
     name, settings = f"{spec.name}/{table.db}/{table.table}", dict(table.sink.settings)
-    sink = open_sink(table.sink.kind, settings, name=name, spark=spark, ledger=meta.ledger(task, fence))
+    sink = open_sink(table.sink.kind, settings, name=name, spark=spark, ledger=Ledger(meta, task, fence))
     try:
         yield sink
     finally:
