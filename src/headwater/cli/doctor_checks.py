@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from headwater.config import Config
@@ -66,12 +67,9 @@ def _log(name: str, path: Path, found: Inspection) -> Iterator[Check]:
         if found.is_captured:
             yield Check(name, "warn", f"its log {path} is missing", f"Check --data and the name. {again}")
         return
-    log = DiskLog.open(path, read_only=True)
-    try:
+    with closing(DiskLog.open(path, read_only=True)) as log:
         holds = "no changes" if log.latest < log.horizon else f"offsets {log.horizon} to {log.latest}"
         yield Check(name, "ok", f"log {path}: {holds}, generation {log.generation}")
         if mismatch := found.mismatch(log):
             reason, question = mismatch
             yield Check(name, "warn", reason, f"{question} {again}".strip())
-    finally:
-        log.close()

@@ -66,8 +66,8 @@ def _events(args: argparse.Namespace) -> Generator[dict[str, Any], None, None]:
     db, spans = asked_for(args.table, args.span)
     base, is_offset = _base(args.base)
     more = {"with_diff": args.diff, "skip_catchup": args.skip_catchup}
-    answered, server = False, _dial(args)
-    try:
+    answered = False
+    with closing(_dial(args)) as server:
         while True:
             try:
                 for event in server.feed(db, spans, base, is_offset=is_offset, **more):
@@ -81,8 +81,6 @@ def _events(args: argparse.Namespace) -> Generator[dict[str, Any], None, None]:
                     raise _failure(ended, args) from None
                 print(f"headwater debug: {ended.message}; connecting again", file=sys.stderr, flush=True)
                 time.sleep(max(ended.wait_ms / 1000, RETRY_SECONDS))
-    finally:
-        server.close()
 
 
 def _failure(ended: Any, args: argparse.Namespace) -> Failure:

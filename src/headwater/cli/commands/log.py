@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,7 @@ def _show(args: argparse.Namespace) -> int:
     from headwater.log.disk.disk_log import DiskLog
 
     path = _path(args)
-    log = DiskLog.open(path, read_only=True)
-    try:
+    with closing(DiskLog.open(path, read_only=True)) as log:
         latest = log.latest
         after = max(latest - args.limit, log.horizon - 1) if args.after is None else args.after
         found = _changes(log, after, min(after + args.limit, latest))
@@ -48,8 +48,6 @@ def _show(args: argparse.Namespace) -> int:
             _print_json(db, found)
         else:
             _print(found, nothing="no changes yet" if latest < log.horizon else f"no changes after offset {after}")
-    finally:
-        log.close()
     return OK
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,9 +164,7 @@ def _log_of(name: str, generation: str | None, data: Path) -> str | None:
             log = DiskLog.open(path, read_only=True)
         except HeadwaterError:
             continue  # a damaged log cannot say which generation it has
-        try:
+        with closing(log):
             if log.generation == generation:
                 return str(path)
-        finally:
-            log.close()
     return None

@@ -65,8 +65,7 @@ def _run(args: argparse.Namespace) -> int:
 def _feed(args: argparse.Namespace, notes: StderrNotes) -> Feed:
     from headwater.cli.feed import Feed
 
-    remote = open_remote(args)
-    try:
+    with closing(open_remote(args)) as remote:
         place = find_target(remote, args.table)
         params = {"include": BOTH, "format": PLAIN} | filters(args, place)
         query = {name: value for name, value in params.items() if name not in ("db", "table")}
@@ -80,8 +79,6 @@ def _feed(args: argparse.Namespace, notes: StderrNotes) -> Feed:
                 last_id = str(_latest(remote, params))
             case word:
                 query["start"] = word
-    finally:
-        remote.close()
     return Feed(remote.url, place, query, last_id=last_id, token=remote.token, tls=remote.tls, notice=notes.say)
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -44,12 +45,11 @@ def add(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from headwater.cli.demo.database import demo_databases
 
-    with tempfile.TemporaryDirectory(prefix="headwater-demo-") as folder:
-        ground = demo_databases(args.source, args.url, Path(folder))
-        try:
-            _play(Path(folder), ground)
-        finally:
-            ground.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="headwater-demo-") as folder,
+        closing(demo_databases(args.source, args.url, Path(folder))) as ground,
+    ):
+        _play(Path(folder), ground)
     return OK
 
 
@@ -66,10 +66,8 @@ def _play(data: Path, ground: DemoDatabases) -> None:
     except BaseException:
         child.stop()
         raise
-    try:
+    with closing(story):
         story.run()
-    finally:
-        story.close()
 
 
 class DemoSteps:
@@ -127,15 +125,12 @@ class DemoSteps:
         from headwater.cli.demo.follower import Follower
 
         self._page.heading(3, f"A second feed, only of rows where {LARGE}")
-        large = Follower(self._child.url, FeedTarget("main", "orders"), where=LARGE)
-        try:
+        with closing(Follower(self._child.url, FeedTarget("main", "orders"), where=LARGE)) as large:
             for order, quantity in ((2, 1), (4, 5), (3, 2), (1, 9)):
                 shop.reorder(self._child.remote, order, quantity)
             self._commits += 4
             latest = self._latest()
             new = large.take(latest)
-        finally:
-            large.close()
         self._page.arrivals(new, live=True)
         received = [(arrival.found["op"], arrival.found["pk"]) for arrival in new]
         self._check(received == [("update", [4]), ("delete", [3]), ("insert", [1])], "order 4 was large and is: update")
@@ -207,19 +202,18 @@ class DemoSteps:
         """Order on another connection; the request that the kill interrupts is not counted."""
         from headwater.cli.remote import Remote
 
-        remote = Remote(self._child.url)
         try:
-            while True:
-                shop.order(remote, counted[0])
-                counted[0] += 1
-                if counted[0] >= AT_LEAST_BEFORE_KILL:
-                    enough.set()
+            with closing(Remote(self._child.url)) as remote:
+                while True:
+                    shop.order(remote, counted[0])
+                    counted[0] += 1
+                    if counted[0] >= AT_LEAST_BEFORE_KILL:
+                        enough.set()
         except Failure as failure:
             if failure.exit_code != UNREACHABLE:
                 raise
         finally:
             enough.set()
-            remote.close()
 
     def _prove(self) -> None:
         self._page.heading(8, "Nothing is lost")
@@ -248,8 +242,7 @@ class DemoSteps:
         self._page.say(f"a second database with {VISITS:,} visits; the pipeline is this file:")
         for line in SPEC.format(url=self._child.url).splitlines():
             self._page.say(f"    {line}")
-        lake = Lake(self._data, self._child.url)
-        try:
+        with closing(Lake(self._data, self._child.url)) as lake:
             self._page.say(f"Spark is up after {lake.seconds:.1f} s")
             with lake.running():
                 lake.wait(self._latest(), self._web())
@@ -265,8 +258,6 @@ class DemoSteps:
                 where = f"{counted(len(report.ranges), 'range')} equal at offset {report.offset}"
                 self._check(report.is_good, f"{report.table}: {counted(report.rows, 'row')} in {where}")
             self._lake = [(table, f"{lake.rows(table):,}") for table in TABLES]
-        finally:
-            lake.close()
 
     def _web(self) -> int:
         """Return the newest offset of the second database, once all commits are in its log."""
