@@ -100,7 +100,7 @@ class Carry:
     def run(self) -> CarryResult:
         """Run until stopped, cancelled or, with `once`, caught up; raise errors that a retry cannot fix."""
         failures = 0
-        try:
+        with self._client:
             while True:
                 try:
                     if self._is_over() or not self._turn():
@@ -114,8 +114,6 @@ class Carry:
             state = self._sink.state()
             self._copy(state)
             return CarryResult(self._task, 0 if state is None else state.offset, self._rows)
-        finally:
-            self._client.close()
 
     def _turn(self) -> Action | None:
         """Read the state and take the next action; return None if nothing is left to do."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from headwater.errors import SinkUnfit
@@ -58,8 +58,6 @@ def sink_of(
 ) -> Iterator[Sink]:
     """Open the sink of one table."""
     name, settings = f"{spec.name}/{table.db}/{table.table}", dict(table.sink.settings)
-    sink = open_sink(table.sink.kind, settings, name=name, spark=spark, ledger=Ledger(meta, task, fence))
-    try:
+    ledger = Ledger(meta, task, fence)
+    with closing(open_sink(table.sink.kind, settings, name=name, spark=spark, ledger=ledger)) as sink:
         yield sink
-    finally:
-        sink.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from headwater.client import Client, Described
@@ -42,10 +43,8 @@ def shape_schema(client: Client, options: Options, status: Described) -> pa.Sche
         shape=options.shape,
         columns=options.columns,
     )
-    try:
+    with closing(batches):
         return schema.for_spark(next(batches).schema)
-    finally:
-        batches.close()
 
 
 def _table(client: Client, options: Options) -> str:
