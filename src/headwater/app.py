@@ -7,14 +7,13 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headwater.capture.capture import Capture
-from headwater.config import Config, DatabaseConfig, LogConfig, QuotasConfig
+from headwater.config import Config, DatabaseConfig, QuotasConfig
 from headwater.database import DatabaseStatus
 from headwater.errors import (
     ConfigError,
@@ -294,9 +293,9 @@ class App:
             with self._lock:
                 del self._open[name]
             found.close()
-            for path in (*_files(self._embedded_path(name)), *_files(str(self._log_path(name)))):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+            for path in (self._embedded_path(name), str(self._log_path(name))):
+                for suffix in ("", "-wal", "-shm", "-headwater"):
+                    Path(path + suffix).unlink(missing_ok=True)
             if self._store is not None:
                 self._store.drop_database(name)
             return True
@@ -357,7 +356,8 @@ class App:
 
     def _build(self, config: DatabaseConfig) -> Database:
         settings = self._config.log_of(config)
-        retention = _retention(settings)
+        age_ms = None if settings.retention_age is None else int(settings.retention_age * 1000)
+        retention = Retention(changes=settings.retention_events, bytes=settings.retention_bytes, age_ms=age_ms)
         with contextlib.ExitStack() as undo:
             disk = DiskLog.open(self._log_path(config.name))
             undo.callback(disk.close)
@@ -432,16 +432,3 @@ def _not_open(name: str, error: HeadwaterError) -> HeadwaterError:
 def _status_of_unopened(error: HeadwaterError) -> DatabaseStatus:
     said, is_full = f"{error.code}: the database is not open yet", isinstance(error, StorageFull)
     return DatabaseStatus(ready=False, generation="", horizon=0, latest=0, error=said, storage_full=is_full)
-
-
-def _files(path: str) -> Iterator[str]:
-    yield from (path + suffix for suffix in ("", "-wal", "-shm", "-headwater"))
-
-
-def _retention(settings: LogConfig) -> Retention:
-    age = settings.retention_age
-    return Retention(
-        changes=settings.retention_events,
-        bytes=settings.retention_bytes,
-        age_ms=None if age is None else int(age * 1000),
-    )
