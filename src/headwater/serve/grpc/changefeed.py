@@ -21,7 +21,7 @@ from headwater.ranges.changefeed.watched_spans import Spans
 from headwater.ranges.pull.durable_wait import DurableWaits
 from headwater.serve.api import Api
 from headwater.serve.grpc.calls import Answer, Caller, Pour, Service
-from headwater.serve.grpc.changefeed_messages import CheckpointBytes, EventEncoder, encoded, failure, images, response
+from headwater.serve.grpc.changefeed_messages import CheckpointBytes, EventEncoder, encoded, failure, images
 from headwater.serve.grpc.changefeed_request import (
     RangeEpoch,
     base_of,
@@ -100,7 +100,7 @@ class ChangeFeedService(Service):
     def _sent(self, events: list[bytes]) -> bytes:
         self._numbers.events += len(events)
         self._numbers.checkpoints += sum(isinstance(event, CheckpointBytes) for event in events)
-        made = response(events)
+        made = b"".join(events)  # a ChangeFeedResponse
         events.clear()  # otherwise the feed would keep this page until the next one
         return made
 

@@ -43,7 +43,7 @@ class EventEncoder:
         }
 
     def __call__(self, event: Event) -> bytes:
-        """Return the event, encoded for `response`."""
+        """Return the event, encoded as `encoded` does."""
         data = encoded(self._kinds[type(event)](event))
         return CheckpointBytes(data) if type(event) is Checkpoint else data
 
@@ -77,11 +77,6 @@ def encoded(event: Any) -> bytes:
     """Return a ChangeFeedEvent as an element of a ChangeFeedResponse."""
     data = event.SerializeToString()
     return b"".join((_EVENTS, varint(len(data)), data))
-
-
-def response(events: list[bytes]) -> bytes:
-    """Return a ChangeFeedResponse of encoded events."""
-    return b"".join(events)
 
 
 def timestamp(ts: Timestamp) -> Any:
