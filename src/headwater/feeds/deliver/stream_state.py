@@ -146,7 +146,7 @@ def next_state(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
             ending = EndReason(STOPPING, "the server is stopping")
             return Ended(ending), (Action.SEND_LAST_CHECKPOINT, Action.SEND_FAREWELL)
         case PauseChanged(paused):
-            held = unpaused(state)
+            held = state.held if isinstance(state, Paused) else state
             return (Paused(held) if paused else held), ()
     if isinstance(state, Paused):
         held, actions = _next_delivering(state.held, event)
@@ -169,8 +169,3 @@ def _next_delivering(state: Delivering, event: Event) -> tuple[Delivering, tuple
         case Live(seen, epoch, target), Advanced(cursor) if target is not None and cursor >= target:
             return Live(seen, epoch), (Action.SEND_CAUGHT_UP,)
     return state, ()
-
-
-def unpaused(state: Delivering | Paused) -> Delivering:
-    """Return what the stream does when it is not paused."""
-    return state.held if isinstance(state, Paused) else state
