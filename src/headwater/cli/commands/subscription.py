@@ -13,7 +13,7 @@ from typing import Any
 
 from headwater.cli.failure import OK, Failure
 from headwater.cli.filters import add_filters, add_images, filters, find_target, moment, natural, start
-from headwater.cli.output.tables import as_text, print_json, print_table, printable
+from headwater.cli.output.tables import as_text, print_json, print_result, print_table, printable
 from headwater.cli.remote import Remote, add_verb, open_remote
 from headwater.model.formats import PLAIN
 from headwater.model.quantity import amount, byte_size, counted
@@ -138,10 +138,7 @@ def _backtest(remote: Remote, args: argparse.Namespace) -> Any:
 
 
 def _show_list(answer: Any, args: argparse.Namespace) -> None:
-    if not answer:
-        print("no subscriptions")
-        return
-    print_table(COLUMNS, [_row(each) for each in answer])
+    print_result(args.output, answer, COLUMNS, [_row(each) for each in answer], nothing="no subscriptions")
 
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from headwater.cli.failure import Failure
@@ -46,11 +47,9 @@ class Follower:
         self._thread.start()
 
     def _read(self) -> None:
-        try:
+        with suppress(ConnectionBroken):  # hung up, or the server was killed
             for frames in self._batches:
                 self._note([frame for frame in frames if frame.word in OPS], time.time() * 1000)
-        except ConnectionBroken:
-            pass  # hung up, or the server was killed
 
     def _note(self, frames: list[Frame], now_ms: float) -> None:
         found = [json.loads(frame.data) for frame in frames]
