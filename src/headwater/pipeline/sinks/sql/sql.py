@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -201,11 +201,8 @@ class SqlSink(Sink):
             names = sa.inspect(connection).get_table_names(self._schema)
         for name in names:
             if name.startswith(self._prefix):
-                try:
-                    with writing(self._engine) as connection:
-                        sa.Table(name, sa.MetaData(), schema=self._schema).drop(connection, checkfirst=True)
-                except HeadwaterError:
-                    continue
+                with suppress(HeadwaterError), writing(self._engine) as connection:
+                    sa.Table(name, sa.MetaData(), schema=self._schema).drop(connection, checkfirst=True)
 
 
 class StagingTable:
