@@ -153,7 +153,7 @@ def test_every_member_receives_passing_changes_once_and_in_order(seed: int, monk
                 await moments(chance.randrange(3))
             for taker in takers:
                 await taker.finish()
-            assert not hub._groups and not len(hub._router)
+            assert not hub._groups and not len(hub._router._filters)
 
     in_loop(work)
 
@@ -346,7 +346,7 @@ def test_groups_without_members_are_dropped(monkeypatch: pytest.MonkeyPatch) -> 
                 await settled(hub, fed)
                 stays.take()
                 hub.leave(group)
-            assert set(hub._groups.values()) == {stays.group} and len(hub._router) == 1
+            assert set(hub._groups.values()) == {stays.group} and len(hub._router._filters) == 1
             assert not stays.fell_back
             assert len(hub._frame_groups) <= 10
 
@@ -500,7 +500,7 @@ def test_member_after_a_failed_filter_gets_a_new_group() -> None:
             assert fresh.published == 1
             for group in (fails, fresh, stays):
                 hub.leave(group)
-            assert not hub._groups and not len(hub._router)
+            assert not hub._groups and not len(hub._router._filters)
 
     in_loop(work)
 

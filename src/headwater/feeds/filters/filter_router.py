@@ -33,9 +33,6 @@ class Router(Generic[T]):
         self._everywhere: dict[T, Filter] = {}  # filters that name no table
         self._indexes: dict[str, _TableIndex[T]] = {}
 
-    def __len__(self) -> int:
-        return len(self._filters)
-
     def add(self, token: T, filter: Filter) -> None:
         """Route to `token` the changes that may pass `filter`; replaces an earlier filter of `token`."""
         self.remove(token)

@@ -22,14 +22,11 @@ class Buckets:
     def __init__(
         self, rate: float, burst: int, *, most: int = MOST, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.rate, self.burst = rate, burst
+        self.rate = rate
         self._token = 1 / rate  # seconds
         self._depth = (burst - 1) * self._token
         self._most, self._clock = most, clock
         self._full: dict[Hashable, float] = {}  # when each will be full
-
-    def __len__(self) -> int:
-        return len(self._full)
 
     def take(self, key: Hashable) -> float:
         """Take a token and return 0.0; without a token, return the seconds until there is one."""
