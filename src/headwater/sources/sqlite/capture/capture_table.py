@@ -98,9 +98,10 @@ class Follower:
             if not page.rows:
                 return
             self._boundary = page.rows[-1]
-            changes, broken = chain.page(self._decoder.page(page.rows, page.replaced, aside))
-            yield from grouping.parts(changes, page.own, head, time.time_ns() // 1_000)
             after = page.rows[-1][0]
+            decoded = self._decoder.page(page.rows, page.replaced, aside)
+            changes, broken = chain.page(decoded, is_last=after >= head)
+            yield from grouping.parts(changes, page.own, head, time.time_ns() // 1_000)
             if broken := (broken | self._decoder.doubtful(page.replaced)) - demanded:
                 self._demand(broken)
                 demanded |= broken

@@ -17,57 +17,55 @@ from headwater.sources.sqlite.capture.change_decoder import Numbered
 
 Place = tuple[str, int, Key]  # table, its version (images of two shapes are not comparable), key
 
-EARLIER_PAGES = 16  # with which a page is compared
+MAX_EARLIER = 1 << 16  # keys of earlier pages with which a page is compared
 
 
 class ImageChain:
     """Puts the pages of one call of the reader in order: a transaction is in one call, in one page or several."""
 
     def __init__(self) -> None:
-        self._earlier: deque[tuple[set[Place], list[Numbered]]] = deque(maxlen=EARLIER_PAGES)
+        self._last: dict[int, int | None] = {}  # the image that earlier pages left under a key, by the key's hash
 
-    def page(self, changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
+    def page(self, changes: list[Numbered], *, is_last: bool = False) -> tuple[list[Numbered], set[str]]:
         """Return `changes` in an order in which the images of each key chain, and the tables without such an order."""
         places, are_apart = _all_places(changes)
-        earlier = self._images_before(places)
+        earlier = {place: self._last[known] for place in places if (known := hash(place)) in self._last}
         ordered, lost = (changes, set[str]()) if are_apart and not earlier else _in_order(changes, earlier)
-        self._earlier.append((places, ordered))
+        if not is_last:
+            self._remember(ordered)
         return ordered, lost
 
-    def _images_before(self, places: set[Place]) -> dict[Place, Row | None]:
-        """Return the last images of those of `places` that occur in an earlier page."""
-        images: dict[Place, Row | None] = {}
-        for seen, changes in self._earlier:
-            if not seen.isdisjoint(places):
-                for _, change in changes:
-                    before, after = _places(change)
-                    if before in places:
-                        images[before] = None
-                    if after in places:
-                        images[after] = change.after
-        return images
+    def _remember(self, changes: list[Numbered]) -> None:
+        last = self._last
+        for _, change in changes:
+            for place, row in zip(_places(change), (None, change.after), strict=True):
+                if place is not None:
+                    last.pop(hash(place), None)  # the newest are at the end
+                    last[hash(place)] = image(row)
+        while len(last) > MAX_EARLIER:
+            del last[next(iter(last))]
 
 
-def _in_order(changes: list[Numbered], earlier: dict[Place, Row | None]) -> tuple[list[Numbered], set[str]]:
+def _in_order(changes: list[Numbered], earlier: dict[Place, int | None]) -> tuple[list[Numbered], set[str]]:
     """Return `changes`, which follow the images `earlier`, in order, and the tables that have no order."""
     last = dict(earlier)
     broken: set[Place] = set()
     for _, change in changes:
         before, after = _places(change)
         if before is not None:
-            if before in last and not same(last[before], change.before):
+            if before in last and last[before] != image(change.before):
                 broken.add(before)
             last[before] = None
         if after is not None:
             if last.get(after) is not None:  # the key had a row already
                 broken.add(after)
-            last[after] = change.after
+            last[after] = image(change.after)
     return _reorder(changes, broken, earlier) if broken else (changes, set())
 
 
-def same(one: Row | None, other: Row | None) -> bool:
-    """Return whether two images are identical: 1 differs from 1.0, and NaN equals NaN."""
-    return one is other or (one is not None and other is not None and encode_row(one) == encode_row(other))
+def image(row: Row | None) -> int | None:
+    """Return a hash that is equal for identical rows only: 1 differs from 1.0, and NaN equals NaN."""
+    return None if row is None else hash(encode_row(row))
 
 
 def _places(change: Change) -> tuple[Place | None, Place | None]:
@@ -95,7 +93,7 @@ def _all_places(changes: list[Numbered]) -> tuple[set[Place], bool]:
 
 
 def _reorder(
-    changes: list[Numbered], broken: set[Place], earlier: dict[Place, Row | None]
+    changes: list[Numbered], broken: set[Place], earlier: dict[Place, int | None]
 ) -> tuple[list[Numbered], set[str]]:
     """Sort the changes of each broken key into chain order, within the offsets that these changes occupy."""
     result, lost = list(changes), set[str]()
@@ -111,11 +109,11 @@ def _reorder(
     return result, lost
 
 
-def _follows(first: Change, places: set[Place], earlier: dict[Place, Row | None]) -> bool:
+def _follows(first: Change, places: set[Place], earlier: dict[Place, int | None]) -> bool:
     """Return whether the changes of `places`, of which `first` is the first, can follow the images `earlier`."""
     before, after = _places(first)
-    begin = before or after
-    return all(same(earlier[place], first.before if place == begin else None) for place in places if place in earlier)
+    expected = {before or after: image(first.before)}
+    return all(earlier[place] == expected.get(place) for place in places if place in earlier)
 
 
 def _groups(changes: list[Numbered]) -> list[tuple[set[Place], list[int]]]:
@@ -143,12 +141,12 @@ def _groups(changes: list[Numbered]) -> list[tuple[set[Place], list[int]]]:
 
 def _chain(changes: list[Change]) -> list[Change] | None:
     """Return the changes ordered so that each `before` is the previous `after`; None if there is no such order."""
-    images = [(_image(change.before), _image(change.after)) for change in changes]
+    images = [(image(change.before), image(change.after)) for change in changes]
     reached = Counter(after for _, after in images)
     starts = [at for at, (before, after) in enumerate(images) if reached[before] == (before == after)]
     if len(starts) != 1:
         return None
-    following: defaultdict[bytes | None, deque[int]] = defaultdict(deque)
+    following: defaultdict[int | None, deque[int]] = defaultdict(deque)
     for at, (before, _) in enumerate(images):
         if at != starts[0]:
             following[before].append(at)
@@ -156,7 +154,3 @@ def _chain(changes: list[Change]) -> list[Change] | None:
     while waiting := following[images[order[-1]][1]]:
         order.append(waiting.popleft())
     return [changes[at] for at in order] if len(order) == len(changes) else None
-
-
-def _image(row: Row | None) -> bytes | None:
-    return None if row is None else encode_row(row)
