@@ -8,7 +8,9 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError
+from headwater.serve import tls_handshakes
 from headwater.serve.api import Api
 from headwater.serve.limits.connection_limits import RESERVE
 from headwater.serve.server.server import Server
@@ -343,6 +346,36 @@ def test_handshake_that_does_not_end_is_closed(
         open.sendall(said)
         assert is_closed(open)
         wait_until(lambda: client.server._uvicorn._connections.open == 0, "it is not counted any more")
+
+
+def test_begun_handshakes_of_one_address_are_limited(
+    authority: Authority, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TlsServer, "concurrent_of_client", 1)
+    monkeypatch.setattr(tls_handshakes, "ANSWER_SECONDS", PATIENCE)
+    monkeypatch.setattr(TlsServer, "seconds", 2 * PATIENCE)
+
+    def finished(address: str) -> bool:
+        """Finish a handshake, and return whether the first one had ended before."""
+        with (
+            socket.create_connection(client.server.addresses[0], PATIENCE, (address, 0)) as plain,
+            trusted.wrap_socket(plain, server_hostname="127.0.0.1"),
+        ):
+            return has_ended.is_set()
+
+    hello, has_ended = ssl.MemoryBIO(), threading.Event()
+    begun = trusted.wrap_bio(ssl.MemoryBIO(), hello, server_hostname="127.0.0.1")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        begun.do_handshake()
+    with serving(NoDatabases(), **settings(authority)) as client, ThreadPoolExecutor() as threads:
+        with connect(client) as first:
+            first.sendall(hello.read())
+            assert first.recv(1), "the server has computed its answer"
+            with connect(client), connect(client):  # they have sent nothing, and take no place
+                waiting = threads.submit(finished, "127.0.0.1")
+                assert not finished("127.0.0.2"), "another address has places of its own"
+            has_ended.set()
+        assert waiting.result(PATIENCE)
 
 
 def test_server_stops_while_handshakes_are_unfinished(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
