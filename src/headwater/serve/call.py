@@ -18,6 +18,7 @@ ARROW_KIND = b"application/vnd.apache.arrow.stream"
 
 _WEIGHT = re.compile(rb"q=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\Z")
 
+MAX_ITEMS = 256  # commas and semicolons of a list header
 RAW = "headwater.send"  # the key of the unwrapped `send` in a scope
 
 
@@ -58,8 +59,8 @@ class Call:
         return next((value for name, value in self.scope["headers"] if name == wanted), b"")
 
     def joined(self, wanted: bytes) -> bytes:
-        """Return all headers with this name, joined by commas."""
-        return b",".join(value for name, value in self.scope["headers"] if name == wanted)
+        """Return all headers with this name as one list; see `list_header`."""
+        return list_header(self.scope["headers"], wanted)
 
     def abort(self) -> None:
         """Cut the connection."""
@@ -68,6 +69,15 @@ class Call:
 
 Handler = Callable[[Call], Awaitable[int]]  # answers a request; returns the status of the response
 Handlers = dict[str, Handler]  # by the names in `Route.handler`
+
+
+def list_header(headers: Headers, wanted: bytes) -> bytes:
+    """Return all headers with this name, joined by commas; b"" if the list is too long to be parsed in the event loop.
+
+    RFC 9110 allows a server to ignore Accept, A-IM and If-None-Match: the full answer in the default format is correct.
+    """
+    found = b",".join(value for name, value in headers if name == wanted)
+    return found if found.count(b",") + found.count(b";") <= MAX_ITEMS else b""
 
 
 def matches(if_none_match: bytes, tag: bytes) -> bool:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidRequest
-from headwater.queries.etag.preconditions import Conditions, Outcome, Tag, Tags, Verdict
+from headwater.queries.etag.preconditions import MAX_TAGS, Conditions, Outcome, Tag, Tags, Verdict
 
 GO_ON, FAILED = Outcome(Verdict.GO_ON), Outcome(Verdict.FAILED)
 ETAGC = st.text(
@@ -79,7 +79,15 @@ def test_any_text_is_read_or_refused_and_never_breaks(text: str) -> None:
 def test_long_etag_list_is_parsed_and_a_long_malformed_one_is_rejected() -> None:
     found = Tags.parse('"a"' + "," * 30_000 + '"b"' + ' "c"')
     assert found is None
-    assert Tags.parse(",".join(['"x"'] * 20_000)) == Tags(tags=(Tag("x"),) * 20_000)
+    assert Tags.parse(",".join(['"x"'] * MAX_TAGS)) == Tags(tags=(Tag("x"),) * MAX_TAGS)
+
+
+def test_list_with_too_many_tags_is_ignored_on_a_read_and_refused_on_a_write() -> None:
+    header = b",".join([b'"x"'] * (MAX_TAGS + 1))
+    assert Conditions.of("GET", [(b"if-none-match", header)]).if_none_match is None
+    for method, name in (("GET", b"if-match"), ("PUT", b"if-match"), ("PUT", b"if-none-match")):
+        with pytest.raises(InvalidRequest, match="more than 256 tags"):
+            Conditions.of(method, [(name, header)])
 
 
 # --- comparing -------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.serve.call import wanted_kind
+from headwater.serve.call import MAX_ITEMS, list_header, wanted_kind
 
 JSON, CSV, ARROW = b"application/json", b"text/csv", b"application/vnd.apache.arrow.stream"
 
@@ -38,3 +38,13 @@ JSON, CSV, ARROW = b"application/json", b"text/csv", b"application/vnd.apache.ar
 )
 def test_accept_header_selects_the_response_format(accept: str, kind: bytes) -> None:
     assert wanted_kind(accept.encode(), (JSON, CSV, ARROW)) == kind
+
+
+def test_list_header_with_too_many_items_is_ignored() -> None:
+    def accept(*values: bytes) -> bytes:
+        return list_header([(b"accept", value) for value in values] + [(b"x", b"text/html")], b"accept")
+
+    assert accept(b"text/csv", b"text/html;q=0.1") == b"text/csv,text/html;q=0.1"
+    longest = b"text/csv" + b",;" * (MAX_ITEMS // 2)
+    assert wanted_kind(accept(longest), (JSON, CSV)) == CSV
+    assert accept(longest, b"a") == accept(longest + b";") == b""

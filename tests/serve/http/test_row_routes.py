@@ -270,7 +270,8 @@ def test_odd_headers_as_they_come(rows: Rows) -> None:
     assert status("GET", b"if-none-match: *", b"if-none-match: *") == 200
     assert status("GET", b'if-none-match: "\xff", ' + tag) == 304
     assert status("GET", b"if-none-match: \xff") == 200
-    assert status("GET", b"if-none-match: " + b'"x",' * 10_000 + tag) == 304
+    assert status("GET", b"if-none-match: " + b'"x",' * 255 + tag) == 304
+    assert status("GET", b"if-none-match: " + b'"x",' * 10_000 + tag) == 200
     assert status("PATCH", b'if-match: "x"', b"if-match: " + tag) == 200
     assert status("PATCH", b"if-match: " + tag) == 412
     assert status("PATCH", b"if-match: *", b"if-match: *") == 400

@@ -12,6 +12,7 @@ from headwater.errors import InvalidRequest
 
 SAFE = ("GET", "HEAD")
 ENCODED = ("-gzip", "-br")  # suffixes that Apache adds to a tag when it compresses the answer
+MAX_TAGS = 256  # of one header: more would block the event loop
 HINT = 'Tags are quoted, with commas between them: "a", W/"b". Or send * alone.'
 
 _TAG = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
@@ -44,8 +45,10 @@ class Tags(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, header: bytes | str) -> Tags | None:
-        """Parse the value of a header; return None if it is malformed."""
+        """Parse the value of a header; return None if it is malformed or has more than MAX_TAGS tags."""
         text = header.decode("latin-1") if isinstance(header, bytes) else header
+        if text.count('"') > 2 * MAX_TAGS:
+            return None
         if text.strip(" \t") == "*":
             return cls(any=True)
         found: list[Tag] = []
@@ -113,7 +116,9 @@ class Conditions(msgspec.Struct, frozen=True):
         found = {name: Tags.parse(b",".join(values)) for name, values in lines.items() if values}
         for name, tags in found.items():
             if tags is None and not (name == b"if-none-match" and method in SAFE):
-                raise InvalidRequest(f"the header {name.decode()} is malformed", hint=HINT)
+                raise InvalidRequest(
+                    f"the header {name.decode()} is malformed or has more than {MAX_TAGS} tags", hint=HINT
+                )
         return cls(found.get(b"if-match"), found.get(b"if-none-match"))
 
     def decide(self, method: str, etag: str | None, *, also: tuple[str, ...] = ()) -> Outcome:

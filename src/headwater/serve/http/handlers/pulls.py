@@ -78,7 +78,7 @@ class Pulls:
         pick = pick_in(call.query, span, is_restricted=call.who.tables(db) is not None)
         tag = _tag(db, table, *(f"{name}={value}" for name, value in sorted(call.query.items()) if name != "ticket"))
         headers = [(b"etag", tag), (b"cache-control", FOREVER), (b"x-headwater-offset", b"%d" % offset)]
-        if matches(call.header(b"if-none-match"), tag):
+        if matches(call.joined(b"if-none-match"), tag):
             return await call.reply(304, headers)
         return await self._pour(call, SnapshotJob(await self._run(self._bulk.place, db), table, offset, pick), headers)
 

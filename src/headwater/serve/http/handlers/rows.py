@@ -20,7 +20,7 @@ from headwater.queries.etag.preconditions import Conditions, Verdict
 from headwater.queries.rows.row_resource import Address, Body, ReadRow, Resources, lits_etag
 from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.serve.api import Api
-from headwater.serve.call import Receive, Scope, Send, wanted_kind
+from headwater.serve.call import Receive, Scope, Send, list_header, wanted_kind
 from headwater.serve.http.routes import key_parts
 from headwater.serve.limits.limits import identity
 from headwater.serve.limits.request_body import (
@@ -208,7 +208,7 @@ def _address(request: Request) -> Address:
 
 
 def _wants_lits(request: Request) -> bool:
-    accept = ",".join(request.headers.getlist("accept")).encode("latin-1")
+    accept = list_header(request.scope["headers"], b"accept")
     return wanted_kind(accept, (OBJECTS.encode(), JSON), default=JSON) != JSON
 
 

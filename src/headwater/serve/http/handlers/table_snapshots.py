@@ -70,7 +70,7 @@ class Snapshots:
             return await self._redirect(call, database, db, table)
         offset = await self._run(_offset, database, call.query["version"], db, table)
         tag = _tag(db, table, call.query["version"], kind, format)
-        if matches(call.header(b"if-none-match"), tag):
+        if matches(call.joined(b"if-none-match"), tag):
             return await call.reply(304, [(b"etag", tag), (b"cache-control", FOREVER)])
         with self._shares.take(call, AT_ONCE, SHARE):
             read = partial(_opened, database, db, table, offset, kind, format)
