@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_plus
 
 import msgspec
 
@@ -14,6 +14,9 @@ from headwater.model.literal import from_json, to_lit
 from headwater.serve.limits.request_body import check_exponents
 
 MAX_OFFSET = 2**63 - 1
+MAX_PARAMETERS = 64  # of a query string
+MAX_VALUES = 4_000  # of a list in a query string: converting more would block the event loop
+MAX_EXPONENTS = 100  # of three digits in a query string, see `check_exponents`
 
 
 def parse_query(query: bytes, known: tuple[str, ...], path: str) -> dict[str, str]:
@@ -37,11 +40,18 @@ def parse_query(query: bytes, known: tuple[str, ...], path: str) -> dict[str, st
 
 
 def ticket_in(query: bytes) -> str | None:
-    """Return the ticket in a query string, without checking anything else in it."""
-    if b"ticket" not in query and b"%" not in query:
-        return None
-    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    return next((value for name, value in pairs if name == "ticket"), None)
+    """Return the ticket in a query string, without checking anything else; InvalidRequest for too many parameters.
+
+    This is called before the caller is authenticated, so it decodes only names that can be `ticket`.
+    """
+    if query.count(b"&") >= MAX_PARAMETERS:
+        raise InvalidRequest(f"the query string has more than {MAX_PARAMETERS} parameters", hint="Send fewer.")
+    if b"ticket" in query or b"%" in query:
+        for pair in query.decode("latin-1").split("&"):
+            name, _, value = pair.partition("=")
+            if len(name) <= len("%74%69%63%6b%65%74") and unquote_plus(name) == "ticket":
+                return unquote_plus(value)
+    return None
 
 
 def digits(text: str, most: int) -> bool:
@@ -92,16 +102,24 @@ def changes_asked(values: dict[str, str], query: dict[str, str]) -> tuple[Subscr
     return params, number(query, "upto")
 
 
-def _words(query: dict[str, str], name: str) -> list[str] | None:
+def list_in(query: dict[str, str], name: str) -> str | None:
+    """Return the list in parameter `name`, None without one; InvalidRequest if it has more than MAX_VALUES values."""
     text = query.get(name)
+    if text is not None and text.count(",") >= MAX_VALUES:
+        raise InvalidRequest(f"{name} has more than {MAX_VALUES} values", hint="Send fewer in one request.")
+    return text
+
+
+def _words(query: dict[str, str], name: str) -> list[str] | None:
+    text = list_in(query, name)
     return None if text is None else [word.strip() for word in text.split(",")]
 
 
 def _json(query: dict[str, str], name: str, wanted: type) -> Any:
-    text = query.get(name)
+    text = list_in(query, name)
     if text is None:
         return None
-    check_exponents(text.encode(errors="surrogateescape"))
+    check_exponents(text.encode(errors="surrogateescape"), MAX_EXPONENTS)
     try:
         found = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):

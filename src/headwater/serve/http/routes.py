@@ -11,6 +11,7 @@ STREAM = ("from_offset", "ticket")
 GATEWAY = "/api/v1/ws"
 QUERY = "/api/v1/q/{query_id}"
 ROW = "/api/v1/t/{db}/{table}/{key}"
+MAX_KEY = 1_000  # values of a key: decoding more would block the event loop
 FILTERS = ("pk", "pk_range", "spans", "ops", "columns", "include", "format", "where", "shard", "start", "ts", "txn")
 
 
@@ -139,21 +140,25 @@ def find(path: str, raw_path: bytes, method: str = "GET") -> tuple[Route | None,
     if route is not None:
         return route, {}
     parts = raw_path.decode("ascii", "replace").split("/")
-    first: tuple[Route | None, dict[str, str]] = (None, {})
-    for pattern, route in PATTERNS:
-        if len(pattern) == len(parts):
-            pairs = list(zip(pattern, parts, strict=True))
-            if all(want == part or (want[:1] == "{" and part) for want, part in pairs):
-                found = route, {want[1:-1]: _unquoted(part) for want, part in pairs if want[:1] == "{"}
-                if route.takes(method):
-                    return found
-                first = found if first[0] is None else first
-    return first
+    fitting = [
+        (route, pattern)
+        for pattern, route in PATTERNS
+        if len(pattern) == len(parts)
+        and all(want == part or (want[:1] == "{" and part) for want, part in zip(pattern, parts, strict=True))
+    ]
+    if not fitting:
+        return None, {}
+    route, pattern = next((each for each in fitting if each[0].takes(method)), fitting[0])
+    return route, {want[1:-1]: _unquoted(part) for want, part in zip(pattern, parts, strict=True) if want[:1] == "{"}
 
 
 def key_parts(raw_path: bytes) -> tuple[str, ...]:
-    """Return the comma-separated values at the end of a path; a comma inside a value is sent as %2C."""
-    return tuple(map(_unquoted, raw_path.decode("ascii", "replace").rpartition("/")[2].split(",")))
+    """Return the comma-separated values at the end of a path; a comma inside a value is sent as %2C.
+
+    At most one value more than MAX_KEY is returned: no table has such a key.
+    """
+    parts = raw_path.decode("ascii", "replace").rpartition("/")[2].split(",")
+    return tuple(map(_unquoted, parts[: MAX_KEY + 1]))
 
 
 def _unquoted(part: str) -> str:

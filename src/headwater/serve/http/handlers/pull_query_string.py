@@ -7,7 +7,7 @@ import msgspec
 from headwater.errors import InvalidRequest
 from headwater.model.keys.key import Span, prefix_end
 from headwater.ranges.pull.jobs import LZ4, Selection
-from headwater.serve.http.query_string import digits, number
+from headwater.serve.http.query_string import digits, list_in, number
 
 MAX_KEY = 16 << 10  # bytes
 
@@ -62,7 +62,7 @@ def pick_in(query: dict[str, str], span: Span, *, is_restricted: bool) -> Select
 
 def names_in(query: dict[str, str], name: str) -> tuple[str, ...] | None:
     """Return a list of names: comma-separated, or JSON for names with commas."""
-    text = query.get(name)
+    text = list_in(query, name)
     if text is None:
         return None
     if not text.startswith("["):
