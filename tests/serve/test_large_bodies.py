@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -54,6 +55,18 @@ def test_request_with_too_many_elements_is_refused(client: Client, method: str) 
     answer = envelope(client.http.post("/api/v1/rpc", content=body, headers=JSON).json(), 1)
     assert answer["error"]["code"] == "request_too_large"
     assert "several requests" in answer["error"]["details"]["hint"]
+
+
+def test_version_of_an_envelope_is_not_decoded(client: Client) -> None:
+    body = b'{"id":1,"method":"system.ping","skeinql":%s}' % LISTS
+    tracemalloc.start()
+    try:
+        rpc._envelope(body)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(body)
+    finally:
+        tracemalloc.stop()
+    answer = envelope(client.http.post("/api/v1/rpc", content=body, headers=JSON).json(), 1)
+    assert answer["error"]["code"] == "unsupported_version"
 
 
 def test_marks_inside_texts_are_not_counted() -> None:

@@ -39,6 +39,12 @@ def test_rpc_request_without_id_gets_an_empty_204_even_when_it_fails(
     assert (response.status_code, response.content) == (204, b"")
 
 
+def test_our_version_is_accepted_however_it_is_escaped(client: Client) -> None:
+    for version in (rb'"1.0"', rb' "1\u002e0" ', rb'"\u0031\u002E\u0030"'):
+        body = b'{"id": 1, "method": "system.ping", "skeinql":%s}' % version
+        assert envelope(post(client, body).json(), 1)["ok"], version
+
+
 @pytest.mark.parametrize("version", ["1.1", "2.0", 1.0, 1, None, [], {"a": 1}])
 def test_any_version_but_ours_is_refused(client: Client, version: Any) -> None:
     answer = envelope(post(client, {"id": 1, "method": "system.ping", "skeinql": version}).json(), 1)
