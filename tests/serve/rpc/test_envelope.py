@@ -8,6 +8,7 @@ import httpx
 import pytest
 from tests.serve.server_fixture import Client, NoDatabases, envelope, serving
 
+from headwater.serve.rpc.envelope import MAX_ID
 from headwater.serve.rpc.methods import METHODS
 
 
@@ -28,6 +29,15 @@ def test_rpc_response_has_the_id_of_its_request(client: Client, id: Any) -> None
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     assert envelope(response.json(), id)["result"]["pong"] is True
+
+
+@pytest.mark.parametrize("method", ["system.ping", "no.such"])
+def test_request_with_too_long_an_id_is_refused_without_it(client: Client, method: str) -> None:
+    assert envelope(post(client, {"id": "é" * MAX_ID, "method": method}).json(), "é" * MAX_ID)
+    response = post(client, {"id": "é" * (MAX_ID + 1), "method": method})
+    error = envelope(response.json(), None)["error"]
+    assert (response.status_code, error["code"]) == (200, "invalid_request")
+    assert error["message"] == f"request.id: Expected `str` of length <= {MAX_ID}"
 
 
 @pytest.mark.parametrize("extra", [{}, {"id": None}])

@@ -13,6 +13,7 @@ from headwater.ranges.pull.jobs import LZ4
 from headwater.serve.auth.gate import Access
 from headwater.serve.http.query_string import MAX_OFFSET
 from headwater.serve.http.routes import ROUTES, ROW, Route
+from headwater.serve.rpc.envelope import MAX_ID
 from headwater.serve.rpc.methods import METHODS
 from headwater.serve.rpc.results import OBJECTS
 
@@ -85,7 +86,7 @@ def _request() -> dict[str, Any]:
                 "additionalProperties": False,
                 "properties": {
                     "skeinql": {"const": "1.0"},
-                    "id": {"type": ["string", "integer", "null"]},
+                    "id": {"type": ["string", "integer", "null"], "maxLength": MAX_ID},
                     "method": {"const": method.name},
                     "params": _ref(method.params.__name__),
                 },

@@ -36,8 +36,9 @@ SQL_ID = "sql.exec.http"
 LARGE = 64 << 10  # bytes of parameters: converting more would block the event loop
 _EXAMPLE = 'Send one JSON object, such as {"id": 1, "method": "system.ping", "params": {}}.'
 _SQL_EXAMPLE = 'Send one JSON object, such as {"sql": "SELECT 1", "args": []}.'
+MAX_ID = 4_096  # characters; the id is sent back with every answer
 
-Id = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None
+Id = Annotated[str, msgspec.Meta(max_length=MAX_ID)] | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None
 Reply = tuple[int, bytes | Pieces]  # HTTP status and body
 
 
