@@ -80,3 +80,8 @@ def test_long_message_and_hint_are_shortened() -> None:
     error = HeadwaterError("x" * 5_000_000, hint="y" * 5_000_000)
     assert len(error.message) == len(error.hint) == errors.MAX_TEXT + 1
     assert HeadwaterError("x" * errors.MAX_TEXT).message == "x" * errors.MAX_TEXT
+
+
+def test_long_text_in_details_is_shortened_unless_it_is_a_url() -> None:
+    error = errors.NotFound("none", database="x" * 5_000_000, pull_url="/" * 5_000, offset=3)
+    assert error.details == {"database": "x" * errors.MAX_TEXT + "…", "pull_url": "/" * 5_000, "offset": 3}

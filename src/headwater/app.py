@@ -227,7 +227,7 @@ class App:
         if found is None:
             # Only callers that know the principal may list the databases.
             hint = "schema.list_databases tells which there are."
-            raise NotFound(f"there is no database {name!r}", hint=hint, database=name)
+            raise NotFound(f"there is no database {name[:200]!r}", hint=hint, database=name)
         return found
 
     def open_feeds(self) -> Feeds:

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-MAX_TEXT = 4_000  # characters of a message or hint: a request can contain a name of megabytes
+MAX_TEXT = 4_000  # characters of a message, hint or detail: a request can contain a name of megabytes
 
 
 class HeadwaterError(Exception):
@@ -53,10 +53,10 @@ class HeadwaterError(Exception):
     depends_on_functions = False  # whether the refusal of a filter may reveal which functions of users exist
 
     def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
-        self.message = _shortened(message)
+        self.message: str = _shortened(message)
         super().__init__(self.message)
-        self.hint = _shortened(hint) or self.default_hint
-        self.extra = details
+        self.hint: str = _shortened(hint) or self.default_hint
+        self.extra = {name: value if name.endswith("_url") else _shortened(value) for name, value in details.items()}
 
     @property
     def details(self) -> dict[str, Any]:
@@ -69,8 +69,8 @@ class HeadwaterError(Exception):
         return found
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
+def _shortened(value: Any) -> Any:
+    return f"{value[:MAX_TEXT]}…" if isinstance(value, str) and len(value) > MAX_TEXT else value
 
 
 class InvalidRequest(HeadwaterError):

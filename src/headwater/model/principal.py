@@ -161,7 +161,7 @@ class Principal(msgspec.Struct, frozen=True):
             raise self._denied(db)
 
     def _denied(self, db: str, table: str = "") -> Forbidden:
-        what = f"table {table!r} of {db!r}" if table else f"database {db!r}"
+        what = f"table {table[:200]!r} of {db[:200]!r}" if table else f"database {db[:200]!r}"
         said = f"access denied to {what} for {self.name!r}"
         return Forbidden(said, hint=self._scopes, database=db, principal=self.name)
 
