@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import msgspec
 
@@ -112,7 +112,7 @@ def _value_size(value: object) -> int:
 
 def named_args(parameters: Sequence[str], args: Args) -> dict[str, Value]:
     """Return `args` by parameter name; InvalidRequest if any are missing or unknown."""
-    wanted = list(dict.fromkeys(parameters))
+    wanted = dict.fromkeys(parameters)
     if isinstance(args, Mapping):
         given = {name.lstrip(":@$"): value for name, value in args.items()}
         strange = [name for name in given if name not in wanted]
@@ -130,13 +130,13 @@ def named_args(parameters: Sequence[str], args: Args) -> dict[str, Value]:
     return given
 
 
-def _takes(wanted: Sequence[str]) -> str:
+def _takes(wanted: Collection[str]) -> str:
     if all(name.isdigit() for name in wanted):
         return f"It takes {_count(wanted)}, positional." if wanted else "It takes none."
     return f"It takes {_count(wanted)}: {', '.join(wanted)}."
 
 
-def _count(wanted: Sequence[str]) -> str:
+def _count(wanted: Collection[str]) -> str:
     return "1 argument" if len(wanted) == 1 else f"{len(wanted)} arguments"
 
 
