@@ -30,7 +30,7 @@ from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, Lease, Position, Snapshot
 from headwater.feeds.subscription import SnapshotState, Subscription, check_has_rows, owes_rows
 from headwater.feeds.subscription_requests import Subscriptions, tables_of
 from headwater.feeds.subscriptions.registry import Registry
-from headwater.feeds.subscriptions.subscribe_query import SubscribeQuery, lits_of
+from headwater.feeds.subscriptions.subscribe_query import SubscribeQuery
 from headwater.feeds.subscriptions.subscribe_table import SNAPSHOT, Request, SubscribeTable, check, named_tables
 from headwater.feeds.watched_instances import WatchedInstances, allowed
 from headwater.model.database_name import real_name
@@ -118,9 +118,9 @@ class Feeds:
 
     # --- queries -----------------------------------------------------------------------------------------------------
 
-    async def subscribe_query(self, who: Principal, params: SubscribeQuery) -> dict[str, Any]:
-        """cdc.subscribe_query."""
-        watching, args = self._queries(), lits_of(params.args)
+    async def subscribe_query(self, who: Principal, params: SubscribeQuery, args: Args) -> dict[str, Any]:
+        """cdc.subscribe_query; `args` are those of `params` as Lits."""
+        watching = self._queries()
         instance = await watching.ask(who, params.query_id, args)
         subscription, answer = await self.run(self.subscriptions.subscribe_query, who, params, args, instance)
         await watching.add(subscription.id, subscription.options, instance)

@@ -25,6 +25,7 @@ from headwater.queries.dependencies.bound_dependencies import bind
 from headwater.queries.dependencies.guards import GuardState
 from headwater.queries.dependencies.instance_versions import MAX_BEHIND, InstanceVersions
 from headwater.queries.dependencies.instances import (
+    CELL,
     MAX_BYTES,
     TEXT_FACTOR,
     Args,
@@ -421,7 +422,7 @@ class Answering:
         """Return the query with these arguments, analysed as of `source_head` or later."""
         analysis, schema = await self.analysis(prepared, source_head)
         named = named_args(analysis.parameters, args)
-        if args_size(named) <= ENCODED_AT_ONCE:
+        if len(named) * CELL <= ENCODED_AT_ONCE and args_size(named) <= ENCODED_AT_ONCE:
             key = instance_key(prepared.id, named)
         else:
             key = await self._run(instance_key, prepared.id, named)

@@ -25,6 +25,7 @@ from headwater.queries.prepared import PreparedQueries, PreparedQuery, query_id,
 from headwater.queries.sql_normal_form import check_text, normal_form
 
 MAX_CHECKED = 10_000
+NORMALISED_AT_ONCE = 8 << 10  # characters of a query that the event loop normalises itself
 
 
 class TransientQuery(PreparedQuery, frozen=True):
@@ -76,7 +77,7 @@ class Queries:
 
     async def explain(self, principal: Principal, sql: str, *, db: str | None = None) -> Explanation:
         """Return the dependencies of a query without storing it."""
-        made = transient_query(sql, db)
+        made = await self._transient(sql, db)
         principal.check_any_scope(made.db)
         source = self._databases.database(made.db).source
         source.check_sql(principal.role)
@@ -94,7 +95,14 @@ class Queries:
         await self.allow(principal, found)
         async with self._naming_tables(principal, found.db):
             analysis = await self.answering(found.db).meaning(found)
-        return Explanation(transient_query(found.sql, found.db), analysis)
+        return Explanation(await self._transient(found.sql, found.db), analysis)
+
+    async def _transient(self, sql: str, db: str | None) -> TransientQuery:
+        """Return `transient_query`; of a long text in a thread, because normalising it would block the event loop."""
+        if len(sql) <= NORMALISED_AT_ONCE:
+            return transient_query(sql, db)
+        found: TransientQuery = await self.run(transient_query, sql, db)
+        return found
 
     def get(self, principal: Principal, id: str) -> PreparedQuery:
         """Return the query with this id; NotFound if it is unknown or its database is outside the caller's scopes."""

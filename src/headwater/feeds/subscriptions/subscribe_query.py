@@ -28,7 +28,6 @@ from headwater.feeds.subscriptions.subscribe_table import (
 )
 from headwater.model.formats import CHANGE_FORMATS
 from headwater.model.formats import INVALIDATION_FORMATS as FORMATS
-from headwater.model.literal import from_json, to_lit
 from headwater.model.principal import ADMIN, Principal
 from headwater.model.suggestion import nearest
 from headwater.model.table import Table
@@ -56,20 +55,6 @@ class SubscribeQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     start: str | dict[str, Any] | None = None
     name: str | None = None
     confirm: bool = False
-
-
-def lits_of(args: list[Any] | dict[str, Any] | None) -> Args:
-    """Return the arguments as Lits, so that equal arguments are equal however they were sent."""
-    if isinstance(args, dict):
-        return {name: _lit(body, f"args.{name}") for name, body in sorted(args.items())}
-    return [_lit(body, f"args[{place}]") for place, body in enumerate(args or ())]
-
-
-def _lit(body: Any, path: str) -> Any:
-    try:
-        return to_lit(from_json(body))
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{path[:60]}: {error.message}", hint=error.hint) from None
 
 
 def check_query(

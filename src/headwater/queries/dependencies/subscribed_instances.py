@@ -248,9 +248,11 @@ class SubscribedInstances:
             await self._queries.allow(who, prepared)
         answering = self._queries.answering(prepared.db)
         key = query_id, msgspec.json.encode(args)
-        url = _url(*key) if len(key[1]) <= ENCODED_AT_ONCE else await self._queries.run(_url, *key)
+        is_small = len(key[1]) <= ENCODED_AT_ONCE
+        url = _url(*key) if is_small else await self._queries.run(_url, *key)
         try:
-            instance, head = await answering.understood(prepared, _values(args))
+            values = _values(args) if is_small else await self._queries.run(_values, args)
+            instance, head = await answering.understood(prepared, values)
             if who is not None:
                 check_reads(who, prepared, instance.analysis)  # the schema may have changed since `allow`
             if not instance.analysis.is_cacheable:

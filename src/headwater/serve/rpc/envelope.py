@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 VERSION = "1.0"
 SQL_ID = "sql.exec.http"
-LARGE = 64 << 10  # bytes of parameters: converting more would block the event loop
+LARGE = 8 << 10  # bytes of parameters: converting more would block the event loop
 _EXAMPLE = 'Send one JSON object, such as {"id": 1, "method": "system.ping", "params": {}}.'
 _SQL_EXAMPLE = 'Send one JSON object, such as {"sql": "SELECT 1", "args": []}.'
 MAX_ID = 4_096  # characters; the id is sent back with every answer

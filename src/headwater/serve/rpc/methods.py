@@ -16,7 +16,6 @@ from headwater import __version__
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.feeds.deliver.backpressure import LagLimits, counters
 from headwater.feeds.deliver.poll import PollRequest
-from headwater.feeds.subscriptions.subscribe_query import lits_of
 from headwater.model.database_name import real_name
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr, parse_expr
@@ -31,7 +30,7 @@ from headwater.ranges.pull.table_status import Step
 from headwater.serve.api import Api
 from headwater.serve.rpc import params, query_methods, query_params, query_patch, results, security_methods
 from headwater.serve.rpc.body_pieces import Pieces, encode_with
-from headwater.serve.rpc.query_params import value_at
+from headwater.serve.rpc.query_params import lits_of, value_at, values_of
 from headwater.serve.rpc.table_types import table_of
 
 READ, WRITE, OWN = VIEWER, EDITOR, OWNER
@@ -204,12 +203,18 @@ def _subscribe_table(api: Api, who: Principal, p: params.Subscribe) -> Any:
     return api.feeding().subscriptions.subscribe(who, p)
 
 
-async def _subscribe_query(api: Api, who: Principal, p: params.SubscribeToQuery) -> Any:
-    return await api.feeding().subscribe_query(who, p)
+def _subscribe_query(api: Api, who: Principal, p: params.SubscribeToQuery) -> Any:
+    return api.feeding().subscribe_query(who, p, lits_of(values_of(p.args or [])))
 
 
-async def _query_subscribe(api: Api, who: Principal, p: query_params.QuerySubscribe) -> Any:
-    question = await SubscribedInstances(api.asking()).find(None, p.query_id, lits_of(p.args), who=who)
+def _query_subscribe(api: Api, who: Principal, p: query_params.QuerySubscribe) -> Any:
+    return _stream_urls(api, who, p, lits_of(values_of(p.args)))
+
+
+async def _stream_urls(
+    api: Api, who: Principal, p: query_params.QuerySubscribe, args: list[Any] | dict[str, Any]
+) -> Any:
+    question = await SubscribedInstances(api.asking()).find(None, p.query_id, args, who=who)
     path, mark, args = question.url.partition("?")
     url = f"{path}/events{mark}{args}"
     keys = [f"{question.db}.{name}" for name in question.tables]

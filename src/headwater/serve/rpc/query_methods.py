@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from headwater.errors import InvalidRequest
 from headwater.model.database_name import real_name
 from headwater.model.formats import OBJECTS
+from headwater.model.literal import Value
 from headwater.model.principal import Principal
 from headwater.model.query.canonical_json import canonical_bytes
 from headwater.model.query.json_form import parse_query_of
 from headwater.queries.answers import Answer
-from headwater.queries.etag.causality import from_json
+from headwater.queries.etag.causality import Token, from_json
 from headwater.queries.etag.row_etag import opaque
 from headwater.queries.prepared import PreparedQuery
 from headwater.queries.queries import Explanation, transient_query
@@ -23,6 +24,8 @@ from headwater.serve.rpc import query_body
 from headwater.serve.rpc.body_pieces import is_small
 from headwater.serve.rpc.query_params import Execute, Explain, Prepare, Select, Text, check_cache, values_of
 from headwater.sources.query import ReadResult
+
+Args = list[Value] | dict[str, Value]
 
 
 class QueryText(NamedTuple):
@@ -36,8 +39,8 @@ class QueryText(NamedTuple):
 def text_of(api: Api, who: Principal, p: Text, *, tx: str | None = None) -> QueryText:
     """Return the query of a request, in the database of `tx` if it has one.
 
-    A method calls this before its coroutine: for a large request that is in a thread, not in the event loop.
-    Raises InvalidRequest unless the request has either `sql` or `query`.
+    A method calls this, like every conversion of its parameters, before its coroutine: for a large request that is in
+    a thread, not in the event loop. Raises InvalidRequest unless the request has either `sql` or `query`.
     """
     if (p.sql is None) == (p.query is None):
         raise InvalidRequest("the request needs either `sql` or `query`", hint="Send one of them.")
@@ -79,33 +82,43 @@ async def _explained(explanation: Coroutine[Any, Any, Explanation]) -> Any:
     return query_body.explained(await explanation)
 
 
-async def execute(api: Api, who: Principal, p: Execute) -> Any:
+def execute(api: Api, who: Principal, p: Execute) -> Any:
     """query.execute_prepared"""
     prepared = api.asking().get(who, p.query_id)
-    return await _execute(api, who, prepared, p, p.if_none_match, p.min_causality)
+    return _execute(api, who, prepared, values_of(p.args), p, p.if_none_match, _floor(p.min_causality))
 
 
 def select(api: Api, who: Principal, p: Select) -> Any:
     """query.select"""
     check_cache(p.cache)
-    return _select(api, who, p, text_of(api, who, p, tx=p.tx))
-
-
-async def _select(api: Api, who: Principal, p: Select, text: QueryText) -> Any:
+    text, args = text_of(api, who, p, tx=p.tx), values_of(p.args)
     if p.tx is not None:
-        return await _in_transaction(api, who, p, text.sql)
+        return _in_transaction(api, who, p, text.sql, args)
+    return _select(api, who, p, transient_query(text.sql, text.db), args, _floor(p.cache.min_causality))
+
+
+async def _select(api: Api, who: Principal, p: Select, query: PreparedQuery, args: Args, floor: Token | None) -> Any:
     tag = p.cache.if_none_match if p.cache.want_etag else None
-    result = await _execute(api, who, transient_query(text.sql, text.db), p, tag, p.cache.min_causality)
+    result = await _execute(api, who, query, args, p, tag, floor)
     return result if p.cache.want_etag else {**result, "etag": None}
 
 
+def _floor(min_causality: Any) -> Token | None:
+    return None if min_causality is None else from_json(min_causality)
+
+
 async def _execute(
-    api: Api, who: Principal, query: PreparedQuery, p: Execute | Select, if_none_match: str | None, min_causality: Any
+    api: Api,
+    who: Principal,
+    query: PreparedQuery,
+    args: Args,
+    p: Execute | Select,
+    if_none_match: str | None,
+    floor: Token | None,
 ) -> dict[str, Any]:
     format = query_body.rpc_format(p.result_format)
     tags = () if if_none_match is None else (opaque(if_none_match),)
-    floor = None if min_causality is None else from_json(min_causality)
-    answer = await api.asking().ask(who, query, values_of(p.args), format=format, tags=tags, floor=floor)
+    answer = await api.asking().ask(who, query, args, format=format, tags=tags, floor=floor)
     return await _written(api, answer, format)
 
 
@@ -118,14 +131,13 @@ async def _written(api: Api, answer: Answer, format: str) -> dict[str, Any]:
     return about | {"data": await api.asking().run(query_body.encode_data, read, format)}
 
 
-async def _in_transaction(api: Api, who: Principal, p: Select, sql: str) -> dict[str, Any]:
+async def _in_transaction(api: Api, who: Principal, p: Select, sql: str, args: Args) -> dict[str, Any]:
     """Execute a query inside a transaction, without ETag and token: both describe committed rows only."""
     for name in ("if_none_match", "min_causality"):
         if getattr(p.cache, name) is not None:
             raise InvalidRequest(f"cache.{name} cannot be used inside a transaction", hint="Omit it, or omit `tx`.")
     format = query_body.rpc_format(p.result_format)
     is_object = format == OBJECTS
-    args = values_of(p.args)
     found = await api.run(lambda: api.statement.execute(who, sql, args, db=p.db, tx=p.tx, named=is_object, reads=True))
     outcome = found.finish(await asyncio.wrap_future(found.future)) if isinstance(found, PendingAnswer) else found
     read = ReadResult(outcome.columns, outcome.rows, 0, outcome.truncated)

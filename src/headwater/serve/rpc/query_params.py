@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from headwater.errors import InvalidRequest, NotSupported
-from headwater.model.literal import Value, from_json
+from headwater.model.literal import Value, from_json, to_lit
 from headwater.serve.rpc.params import Params
 
-MAX_ARGS = 32_766  # SQLite's own limit; converting more would block the event loop
+MAX_ARGS = 32_766  # SQLite's own limit
 
 
 class Text(Params):
@@ -96,6 +96,13 @@ def values_of(args: list[Any] | dict[str, Any], field: str = "args") -> list[Val
     if isinstance(args, dict):
         return {name: value_at(body, f"{field}.{name}") for name, body in args.items()}
     return [value_at(body, f"{field}[{place}]") for place, body in enumerate(args)]
+
+
+def lits_of(values: list[Value] | dict[str, Value]) -> list[Any] | dict[str, Any]:
+    """Return the arguments as Lits, so that equal arguments are equal however they were sent."""
+    if isinstance(values, dict):
+        return {name: to_lit(value) for name, value in sorted(values.items())}
+    return [to_lit(value) for value in values]
 
 
 def value_at(body: Any, path: str) -> Value:

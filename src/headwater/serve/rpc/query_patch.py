@@ -20,7 +20,7 @@ from headwater.queries.prepared import PreparedQuery
 from headwater.queries.queries import transient_query
 from headwater.serve.api import Api
 from headwater.serve.rpc.query_body import about, columns_of, rpc_format
-from headwater.serve.rpc.query_methods import check_alone, text_of
+from headwater.serve.rpc.query_methods import Args, check_alone, text_of
 from headwater.serve.rpc.query_params import Patch, values_of
 from headwater.sources.query import ReadResult
 
@@ -73,18 +73,18 @@ def _remembered(results: Results, answer: Answer, format: str, base: patch.Answe
 
 def patch_method(api: Api, who: Principal, p: Patch) -> Any:
     """query.patch"""
-    format = rpc_format(p.result_format)
+    format, args = rpc_format(p.result_format), values_of(p.args)
     if p.query_id is not None:
         check_alone(p)
-        return _patch(api, who, p, api.asking().get(who, p.query_id), format)
+        return _patch(api, who, p, api.asking().get(who, p.query_id), args, format)
     text = text_of(api, who, p)
-    return _patch(api, who, p, transient_query(text.sql, text.db), format)
+    return _patch(api, who, p, transient_query(text.sql, text.db), args, format)
 
 
-async def _patch(api: Api, who: Principal, p: Patch, query: PreparedQuery, format: str) -> Any:
+async def _patch(api: Api, who: Principal, p: Patch, query: PreparedQuery, args: Args, format: str) -> Any:
     asking = api.asking()
     tags = () if p.base_etag is None else (opaque(p.base_etag),)
-    answer = await asking.ask(who, query, values_of(p.args), format=format, tags=tags)
+    answer = await asking.ask(who, query, args, format=format, tags=tags)
     if answer.read is None:
         return about(answer)
     if not has_patches(answer.read) or not answer.instance.analysis.is_cacheable:

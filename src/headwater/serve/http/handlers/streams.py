@@ -18,9 +18,7 @@ from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
 from headwater.feeds.feeds import Feeds
 from headwater.feeds.groups.group import PIECE
-from headwater.feeds.query_feeds.query_instances import Args
 from headwater.feeds.snapshot import Position
-from headwater.model.literal import to_lit
 from headwater.model.principal import VIEWER
 from headwater.model.work.log_throttle import LogThrottle, counted
 from headwater.serve.auth.open_sessions import ENDED, Sessions
@@ -44,6 +42,7 @@ from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.slow_reader_limits import drop, writable_of
 from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.limits.unread_answers import Unread
+from headwater.serve.rpc.query_params import lits_of
 
 SSE = Transport("sse", transport_frames.sse, ping=transport_frames.SSE_PING, farewell=transport_frames.SSE_FAREWELL)
 WS = Transport("websocket", transport_frames.websocket)
@@ -119,9 +118,7 @@ class Streams:
         return await self._pour(call, stream, EVENT_STREAM, transport_frames.sse_opening(stream.place))
 
     async def _open_query(self, call: Call, opening: Transport) -> Stream:
-        given = args_in(call.query.get("args"))
-        named = {name: to_lit(value) for name, value in sorted(given.items())} if isinstance(given, dict) else None
-        args: Args = [to_lit(value) for value in given] if named is None else named
+        args = lits_of(args_in(call.query.get("args")))
         return await self._feeds.open_query(call.who, call.values["query_id"], args, opening, begin(call))
 
     async def _changes(self, call: Call) -> int:
