@@ -23,12 +23,14 @@ from headwater.serve.http.handlers import rows
 from headwater.serve.limits import request_body as bodies
 from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.request_body import (
+    FEW_EXPONENTS,
     LARGE,
     MAX_ELEMENTS,
     MAX_EXPONENTS,
     BodyMemory,
     check_elements,
     check_exponents,
+    is_costly,
 )
 from headwater.serve.limits.stream_limits import StreamCounts
 from headwater.serve.metrics.metrics import Metrics
@@ -264,6 +266,26 @@ def test_body_is_searched_for_exponents_only_as_far_as_needed(monkeypatch: pytes
     with pytest.raises(RequestTooLarge, match="exponent"):
         check_exponents(b"1e309," * (MAX_EXPONENTS + 1) + b"1e00000000" * LARGE)
     assert pieces == [0]
+
+
+def test_many_slow_numbers_are_decoded_in_a_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, decode = list[str](), rpc._params
+
+    def noted(*args: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return decode(*args)
+
+    monkeypatch.setattr(rpc, "_params", noted)
+    client.rpc("query.select", sql="SELECT 1", args=[1e308] * (FEW_EXPONENTS + 1))
+    client.rpc("query.select", sql="SELECT 1", args=[1e22] * (FEW_EXPONENTS + 1))
+    assert [name.startswith("headwater-read") for name in names] == [True, False]
+
+
+def test_many_slow_numbers_are_costly_on_every_way_in() -> None:
+    few, many = (json.dumps([1e308] * count) for count in (FEW_EXPONENTS, FEW_EXPONENTS + 1))
+    assert (messages.is_large(few), messages.is_large(many)) == (False, True)
+    assert (is_costly(few.encode()), is_costly(many.encode())) == (False, True)
+    assert not is_costly(b" " * LARGE) and is_costly(b" " * (LARGE + 1))
 
 
 def test_slow_numbers_are_refused_on_every_way_in(client: Client) -> None:

@@ -15,7 +15,7 @@ from headwater.model.control_events import ControlEvent
 from headwater.model.suggestion import nearest
 from headwater.queries.statements.sql import Outcome
 from headwater.serve.http.transport_frames import OPS, text_fragments, text_frame
-from headwater.serve.limits.request_body import LARGE, MAX_ELEMENTS, check_elements, check_exponents
+from headwater.serve.limits.request_body import LARGE, MAX_ELEMENTS, check_elements, check_exponents, is_costly
 from headwater.serve.rpc.body_pieces import PIECE, Pieces, encode_with, plain_rows
 from headwater.serve.rpc.envelope import clean
 from headwater.serve.rpc.params import Nothing, Params, explain
@@ -109,7 +109,7 @@ class Request(msgspec.Struct, frozen=True):
 
 def is_large(text: str | None) -> bool:
     """Return whether decoding the frame would block the event loop."""
-    return text is not None and len(text) > LARGE
+    return text is not None and (len(text) > LARGE or is_costly(text.encode(errors="replace")))
 
 
 def undecoded(text: str | None) -> Request:

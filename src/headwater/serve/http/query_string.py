@@ -11,12 +11,11 @@ from headwater.errors import InvalidRequest
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
 from headwater.model.formats import OBJECTS, PLAIN
 from headwater.model.literal import from_json, to_lit
-from headwater.serve.limits.request_body import check_exponents
+from headwater.serve.limits.request_body import FEW_EXPONENTS, check_exponents
 
 MAX_OFFSET = 2**63 - 1
 MAX_PARAMETERS = 64  # of a query string
 MAX_VALUES = 4_000  # of a list in a query string: converting more would block the event loop
-MAX_EXPONENTS = 100  # of three digits in a query string, see `check_exponents`
 
 
 def parse_query(query: bytes, known: tuple[str, ...], path: str) -> dict[str, str]:
@@ -119,7 +118,7 @@ def _json(query: dict[str, str], name: str, wanted: type) -> Any:
     text = list_in(query, name)
     if text is None:
         return None
-    check_exponents(text.encode(errors="surrogateescape"), MAX_EXPONENTS)
+    check_exponents(text.encode(errors="surrogateescape"), FEW_EXPONENTS)
     try:
         found = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -18,10 +18,11 @@ JSON = b"application/json"
 MAX_RECEIVING = 256 << 20  # bytes of all unanswered requests, WebSocket messages included; half of it from one address
 UNCOUNTED = 64 << 10  # bytes: smaller bodies are not counted
 BODY_SECONDS = 300.0  # limit for the whole body, however steadily it arrives
-LARGE = 256 << 10  # bytes: larger bodies are decoded in a thread, not in the event loop
+LARGE = 64 << 10  # bytes: larger bodies are decoded in a thread, not in the event loop; see `is_costly`
 MAX_ELEMENTS = 500_000  # of JSON: commas, colons, and opening brackets and braces
 MAX_WRITTEN = 1_000_000  # the same for a request that writes
 MAX_EXPONENTS = 1_000  # numbers with an exponent of three digits
+FEW_EXPONENTS = 100  # those that the event loop decodes
 _EXPONENT = re.compile(rb"[eE](?<=[0-9.][eE])[+-]?+0*+[1-9][0-9]{2}")  # never backtracks
 _SHAPES = bytes.maketrans(b"E023456789", b"e111111111")
 _PIECE = 64 << 10  # bytes that are searched without letting another thread run
@@ -88,6 +89,11 @@ def check_elements(body: bytes, most: int) -> None:
     raise RequestTooLarge(
         f"the request has more than {most} JSON values, names and lists", hint="Split it into several requests."
     )
+
+
+def is_costly(body: bytes) -> bool:
+    """Return whether decoding JSON would block the event loop: it is large, or has many numbers such as 1e308."""
+    return len(body) > LARGE or (len(body) > FEW_EXPONENTS * len("1e308,") and _has_many_exponents(body, FEW_EXPONENTS))
 
 
 def check_exponents(body: bytes, most: int = MAX_EXPONENTS) -> None:

@@ -18,7 +18,14 @@ from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.serve.api import Api
 from headwater.serve.limits.limits import Limits, identity
 from headwater.serve.limits.request_body import LARGE as LARGE_BODY
-from headwater.serve.limits.request_body import MAX_ELEMENTS, MAX_WRITTEN, check_elements, check_exponents, no_json
+from headwater.serve.limits.request_body import (
+    MAX_ELEMENTS,
+    MAX_WRITTEN,
+    check_elements,
+    check_exponents,
+    is_costly,
+    no_json,
+)
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc import params
 from headwater.serve.rpc.body_pieces import Pieces, encode_with, is_small
@@ -104,7 +111,7 @@ class Rpc:
     async def envelope(self, who: Principal, body: bytes, client: str) -> Reply:
         """Return the answer to the request in `body`."""
         try:
-            request = await self._decode(who, len(body), _envelope, body)
+            request = await self._decode(who, is_costly(body), _envelope, body)
         except HeadwaterError as error:  # the threads are busy or stopped
             return error.status, error_body(None, error)
         if isinstance(request, tuple):
@@ -117,7 +124,7 @@ class Rpc:
         method = METHODS["sql.exec"]
         try:
             who.need(method.role, method.name, method.instead)
-            fault = await self._decode(who, len(body), _no_object, body, _SQL_EXAMPLE)
+            fault = await self._decode(who, is_costly(body), _no_object, body, _SQL_EXAMPLE)
         except Forbidden:
             return await self._answer(who, Envelope(method.name, id=SQL_ID), client)  # rejects and counts it
         except HeadwaterError as error:  # the threads are busy or stopped
@@ -126,9 +133,9 @@ class Rpc:
             return 400, error_body(SQL_ID, fault)
         return await self._answer(who, Envelope(method.name, id=SQL_ID, params=msgspec.Raw(body)), client)
 
-    async def _decode(self, who: Principal, size: int, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(*args)`, which decodes `size` bytes; a large body is decoded in a thread."""
-        if size <= LARGE_BODY:
+    async def _decode(self, who: Principal, in_thread: bool, function: Callable[..., T], *args: Any) -> T:
+        """Return `function(*args)`, which decodes JSON."""
+        if not in_thread:
             return function(*args)
         CALLER.set(who.account)
         return await self._bridge.call(function, *args)
@@ -169,8 +176,8 @@ class Rpc:
             raise refusal(request.method)
         who.need(method.role, method.name, method.instead)
         with memoryview(request.params) as view:
-            size = view.nbytes
-        found = await self._decode(who, size, _params, method, request.params)
+            size, in_thread = view.nbytes, is_costly(bytes(view))
+        found = await self._decode(who, in_thread, _params, method, request.params)
         db = self._limits.of_params(who, found)
         self._limits.enter(who, db)
         if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:

@@ -18,9 +18,8 @@ from headwater.queries.prepared import PreparedQuery
 from headwater.serve.api import Api
 from headwater.serve.call import ARROW_KIND, Call, Headers, wanted_kind
 from headwater.serve.http.not_modified_cache import NotModifiedCache
-from headwater.serve.http.query_string import MAX_EXPONENTS
 from headwater.serve.limits.limits import identity
-from headwater.serve.limits.request_body import check_exponents
+from headwater.serve.limits.request_body import FEW_EXPONENTS, check_exponents
 from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.rpc.body_pieces import Pieces, is_small, send_body, size_of
 from headwater.serve.rpc.query_body import body_of
@@ -169,7 +168,7 @@ def args_in(text: str | None) -> list[Value] | dict[str, Value]:
     if len(text) > MAX_ARGS:
         raise InvalidRequest(f"args has more than {MAX_ARGS} characters", hint="Use query.execute_prepared.")
     try:
-        check_exponents(text.encode(), MAX_EXPONENTS)
+        check_exponents(text.encode(), FEW_EXPONENTS)
         found = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         found = None

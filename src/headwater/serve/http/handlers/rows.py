@@ -31,6 +31,7 @@ from headwater.serve.limits.request_body import (
     check_elements,
     check_exponents,
     check_type,
+    is_costly,
     no_json,
     read_body,
 )
@@ -184,7 +185,7 @@ class RowPages:
         kind = check_type(request.scope["headers"], JSON, OBJECTS.encode())
         body = await read_body(request.scope, request.receive, self._max_body, memory)
         self._recheck(who)  # the credential may have ended while the body was received
-        columns = _columns(body) if len(body) <= LARGE else await self._bridge.call(_columns, body)
+        columns = await self._bridge.call(_columns, body) if is_costly(body) else _columns(body)
         self._recheck(who)  # or while a thread decoded it
         return Body(columns, kind != JSON)
 
