@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,9 +83,47 @@ def test_endless_header_is_rejected_before_one_megabyte(client: Client) -> None:
 
 
 def test_large_head_within_the_limit_is_served_and_the_next_one_is_counted_from_zero(client: Client) -> None:
-    large = {"x": "a" * (LIMIT - 1000)}
+    large = {"x": "a" * (LIMIT - 4000)}
     for _ in range(3):
         assert client.http.get("/healthz", headers=large).status_code == 200
+
+
+def test_headers_count_for_more_than_their_objects_take(client: Client) -> None:
+    lines = [b"%x: y\r\n" % (0x1000 + number) for number in range(LIMIT // http_protocol.HEADER_BYTES)]
+    taken = sum(sys.getsizeof(each) for line in lines for each in (line[:4], line[6:7], (line[:4], line[6:7])))
+    assert taken + 8 * len(lines) < LIMIT, "with a pointer in the list of headers"
+    assert asked(client, HEAD + b"".join(lines) + b"\r\n")[0] == 431
+    assert client.http.get("/healthz", headers={line[:4].decode(): "y" for line in lines[:200]}).status_code == 200
+
+
+def kept(value: Any) -> int:
+    """Return the bytes of all texts in nested containers."""
+    if isinstance(value, dict):
+        return kept([*value, *value.values()])
+    if isinstance(value, list | tuple):
+        return sum(kept(each) for each in value)
+    return len(value) if isinstance(value, bytes | bytearray | str) else 0
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HEAD + b"x: " + b"a" * 60_000 + b"\r\n\r\n",
+        HEAD + b"".join(b"%d: y\r\n" % (10_000 + number) for number in range(200)) + b"\r\n",
+        b"GET /healthz?" + b"a" * 60_000 + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+        HEAD + b"content-length: 60000\r\n\r\n" + b"a" * 60_000,
+    ],
+    ids=["one header", "many headers", "target", "body"],
+)
+def test_idle_connection_keeps_nothing_of_its_last_request(client: Client, request_: bytes) -> None:
+    with connected(client) as open:
+        protocol = protocol_of(client, open)
+        open.sendall(request_)
+        assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
+        wait_until(lambda: protocol.cycle.response_complete and not protocol._in_body, "the request is answered")
+        wait_until(lambda: kept([vars(protocol), vars(protocol.cycle)]) < 1_000, "the request is dropped")
+        open.sendall(HEAD + b"connection: close\r\n\r\n")
+        assert rest(open).startswith(b"HTTP/1.1 200 ")
 
 
 # --- how long --------------------------------------------------------------------------------------------

@@ -194,6 +194,18 @@ def test_websocket_upgrade_during_an_unanswered_request_closes_the_connection(cl
         assert rest(open) == b""
 
 
+def test_half_of_a_head_survives_the_answer_to_the_request_before_it(client: Client, held: Held) -> None:
+    with connected(client) as open:
+        open.sendall(POST + b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n")
+        assert held.asked.wait(PATIENCE)
+        protocol = protocol_of(client, open)
+        wait_until(lambda: protocol.scope is not protocol.cycle.scope, "the second head has begun")
+        held.go.set()
+        wait_until(lambda: protocol.cycle.response_complete, "the first request is answered")
+        open.sendall(b"connection: close\r\n\r\n")
+        assert statuses(rest(open)) == [200, 200]
+
+
 def test_many_tiny_headers_are_rejected(client: Client) -> None:
     with connected(client) as open:
         open.sendall(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n" + b"a:\r\n" * 5_000 + b"\r\n")

@@ -28,7 +28,7 @@ MAX_BLANK = 16  # bytes of line breaks before a request; RFC 9112 §2.2 asks ser
 MAX_FRAMING = 64 << 10  # bytes of a chunked body that are not data, plus half a byte for each byte of data
 MAX_UNREAD = 64 << 10  # bytes of a chunked body that are parsed after its request was answered
 MAX_SKIPPED = 16 << 20  # the same for a body of known length, which needs no parsing
-HEADER_BYTES = 32  # added to name and value of each header, as in RFC 7541 §4.1: each header is three objects
+HEADER_BYTES = 256  # added to name and value of each header: more than its three Python objects take
 
 _ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
@@ -274,11 +274,18 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Continue as inherited, and parse stored bytes."""
+        self._forget(self._running)
         super().on_response_complete()
         if self.transport.is_closing():
             self.watch()
         elif not self.pipeline and (self._unparsed_data or self.flow.read_paused):
             self._schedule()  # later, because this runs inside an application's send
+
+    def _forget(self, cycle: Any) -> None:
+        """Drop the request that was answered: uvicorn would keep it while the connection is idle."""
+        if self.scope is cycle.scope:  # no other request has begun
+            self.scope, self.headers, self.url = {}, [], b""  # type: ignore[typeddict-item]
+        cycle.scope, cycle.body = {}, bytearray()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection as inherited."""
