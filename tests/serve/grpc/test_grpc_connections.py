@@ -21,6 +21,7 @@ from tests.serve.server_fixture import Client, NoDatabases, serving
 from tests.suite.deadlines import PATIENCE
 
 from headwater.config import Secret
+from headwater.serve.grpc import server
 from headwater.serve.grpc.calls import AuthInterceptor
 from headwater.serve.grpc.connections import acceptor, pipe
 from headwater.serve.grpc.connections.acceptor import Acceptor, address_in
@@ -205,6 +206,30 @@ def test_folders_of_killed_servers_are_removed(monkeypatch: pytest.MonkeyPatch) 
             folders["starting"],
         }
         made.cleanup()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        PREFACE,
+        ACKNOWLEDGED,
+        ACKNOWLEDGED + frame(HEADERS, END_HEADERS, headers(WATCH), 1) + EMPTY,
+        ACKNOWLEDGED + frame(HEADERS, END_HEADERS, headers(CHECK), 1),
+        ACKNOWLEDGED + frame(HEADERS, END_HEADERS, headers("/sochdb.v1.KvService/Get"), 1),
+    ],
+    ids=["nothing", "preface", "acknowledged", "watch", "half a check", "no credential"],
+)
+def test_stop_does_not_wait_for_a_connection_without_an_admitted_call(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(server, "SETTINGS_SECONDS", 3600.0)  # neither this nor an unanswered ping ends the connection
+    monkeypatch.setattr(server, "OPTIONS", [each for each in server.OPTIONS if "keepalive" not in each[0]])
+    with contextlib.ExitStack() as stack, serving(NoDatabases(), token=Secret("t"), drain_seconds=3600.0) as client:
+        connection = stack.enter_context(connected(client))
+        connection.sendall(said)
+        assert connection.recv(9), "the library has accepted it, and sends its SETTINGS"
 
 
 def test_server_without_a_temporary_folder_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -177,7 +178,7 @@ class StuckLibrary:
     """A gRPC library whose stop waits until all connections are cut."""
 
     def __init__(self) -> None:
-        self.is_cut, self.grace = asyncio.Event(), list[float | None]()
+        self.is_cut, self.grace, self.is_idle = asyncio.Event(), list[float | None](), False
 
     async def stop(self, grace: float | None) -> None:
         self.grace.append(grace)
@@ -189,8 +190,9 @@ class StuckLibrary:
     async def end(self, seconds: float) -> None:
         assert self.is_cut.is_set()
 
-    def cut(self) -> None:
-        self.is_cut.set()
+    def cut(self, *, only_idle: bool = False) -> None:
+        if self.is_idle or not only_idle:
+            self.is_cut.set()
 
     async def enter_graceful_shutdown(self) -> None:
         """Report the stop to watchers of the health."""
@@ -211,6 +213,38 @@ def test_stop_cuts_connections_whose_client_does_not_read(monkeypatch: pytest.Mo
         server, library = stuck()
         await server.stop(0.01)
         assert library.is_cut.is_set() and library.grace == [0.01]
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+@pytest.mark.parametrize("method", ["/grpc.health.v1.Health/Watch", "/sochdb.v1.KvService/Get"])
+def test_stop_waits_for_open_calls_but_not_for_health_or_idle_connections(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(grpc_server, "CLOSE_SECONDS", 0.0)
+
+    async def main() -> None:
+        server, library = stuck()
+        library.is_idle, go_on = True, asyncio.Event()
+
+        async def found(details: Any) -> Any:
+            """Handle the call in the task that looked up its method, as the library does."""
+
+        async def call() -> None:
+            await server._open.intercept_service(found, cast(Any, SimpleNamespace(method=method)))
+            await go_on.wait()
+
+        calling = asyncio.ensure_future(call())
+        await asyncio.sleep(0)
+        stopping = asyncio.ensure_future(server.stop(3600.0))
+        if "Health" not in method:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert library.grace == [3600.0] and not library.is_cut.is_set()
+            go_on.set()
+        await stopping
+        go_on.set()
+        await calling
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
 

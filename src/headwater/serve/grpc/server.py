@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from headwater.config import ServeConfig
 from headwater.errors import Busy, LimitExceeded
 from headwater.model.principal import ANONYMOUS
-from headwater.serve.grpc.calls import AuthInterceptor, Calls, Service, abort, address_of
+from headwater.serve.grpc.calls import HEALTH, AuthInterceptor, Calls, Service, abort, address_of
 from headwater.serve.grpc.connections.acceptor import Acceptor
 from headwater.serve.grpc.messages import pool
 from headwater.serve.grpc.request_slots import WINDOW
@@ -57,6 +57,7 @@ class GrpcServer:
         self._calls, self._auth, self._services, self._limits = calls, auth, services, limits
         self._config, self._connections, self._unread = config, connections, unread
         self._acceptor: Acceptor | None = None
+        self._open = _OpenCalls()
         self._server: Any = None
         self._health: Any = None
         self._cutting: asyncio.Future[None] | None = None  # a reference, so that it is not garbage-collected
@@ -71,7 +72,7 @@ class GrpcServer:
             ("grpc.max_receive_message_length", self._config.max_body_bytes + SPARE),
             ("grpc.max_concurrent_streams", self._config.max_streams_per_client),
         ]
-        self._server = aio.server(interceptors=[self._auth], options=options)
+        self._server = aio.server(interceptors=[self._auth, self._open], options=options)
         for service in self._services:
             self._server.add_generic_rpc_handlers((_Handlers(service, self._calls),))
         names = [service.service for service in self._services]
@@ -94,22 +95,50 @@ class GrpcServer:
             for service in self._services:
                 service.drain()
             await self._health.enter_graceful_shutdown()
-            await self._end_calls(self._server, self._acceptor, seconds)
+            await self._end_calls(seconds)
             await self._acceptor.end(CLOSE_SECONDS)
 
     def cut(self) -> None:
         """End open calls without waiting, also during a stop."""
         if self._server is not None and self._acceptor is not None:
-            self._cutting = asyncio.ensure_future(self._end_calls(self._server, self._acceptor, None))
+            self._cutting = asyncio.ensure_future(self._end_calls(None))
 
-    @staticmethod
-    async def _end_calls(server: Any, acceptor: Acceptor, seconds: float | None) -> None:
-        """End open calls after `seconds`, and cut connections that do not read: the library waits for them."""
-        ending = asyncio.ensure_future(server.stop(seconds))
-        await asyncio.wait([ending], timeout=(seconds or 0.0) + CLOSE_SECONDS)
+    async def _end_calls(self, seconds: float | None) -> None:
+        """End open calls after `seconds`, and cut connections that the library waits for: idle ones and unread ones."""
+        assert self._server is not None and self._acceptor is not None
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (seconds or 0.0) + CLOSE_SECONDS
+        ending = asyncio.ensure_future(self._server.stop(seconds))
+        if seconds:
+            calls = asyncio.ensure_future(self._open.end())
+            await asyncio.wait([ending, calls], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            calls.cancel()
+            await asyncio.wait([ending], timeout=CLOSE_SECONDS)
+            self._acceptor.cut(only_idle=True)
+        await asyncio.wait([ending], timeout=until - loop.time())
         if not ending.done():
-            acceptor.cut()
+            self._acceptor.cut()
         await ending
+
+
+class _OpenCalls(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
+    """The calls for which a stop waits: those that were admitted, without health, each in a task of its own."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        """Count the call until its task ends."""
+        task = asyncio.current_task()
+        if task is not None and not details.method.startswith(HEALTH):
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await continuation(details)
+
+    async def end(self) -> None:
+        """Wait until no call is open."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  # has no stubs

@@ -85,10 +85,11 @@ class Acceptor:
         self.cut()
         self._folder.cleanup()
 
-    def cut(self) -> None:
-        """Close all connections at once."""
+    def cut(self, *, only_idle: bool = False) -> None:
+        """Close connections at once: all of them, or those for whose client no bytes wait."""
         for client in list(self._clients):
-            client.abort()
+            if not only_idle or client.is_idle:
+                client.abort()
 
     def drop(self, peer: str, why: str) -> None:
         """Close a connection at once, by the name that the gRPC library has for its other end."""

@@ -196,6 +196,11 @@ class ClientEnd(_End):
             self.other.transport.write_eof()
         return True
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no bytes wait for the client."""
+        return self.transport is not None and not self.transport.get_write_buffer_size()
+
     def close(self) -> None:
         """Close the connection once the client has received what was sent, at the latest in CLOSE_SECONDS."""
         if self.transport is not None and self._timer is None:
