@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.serve.certificates import Authority, pem_of
+from tests.serve.server.test_pipelined_requests import POST, Held, protocol_of
 from tests.serve.server_fixture import Client, NoDatabases, serving
 from tests.suite.deadlines import PATIENCE, wait_until
 
@@ -30,6 +31,7 @@ from headwater.errors import ConfigError
 from headwater.serve import tls_handshakes
 from headwater.serve.api import Api
 from headwater.serve.limits.connection_limits import RESERVE
+from headwater.serve.server.http_protocol import BoundedHttp
 from headwater.serve.server.server import Server
 from headwater.serve.tls import Tls
 from headwater.serve.tls_handshakes import TlsServer
@@ -408,3 +410,40 @@ def test_request_sent_with_the_end_of_the_handshake_is_answered(authority: Autho
                 while data := tls.read():
                     answer += data
         assert answer.startswith(b"HTTP/1.1 200 OK")
+
+
+# --- the end of a connection ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"], ids=["nothing", "a request"])
+def test_stop_does_not_wait_for_an_idle_client_to_end_tls(
+    authority: Authority, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(BoundedHttp, "linger_seconds", 0.1)
+    with contextlib.ExitStack() as stack:
+        with serving(NoDatabases(), **settings(authority, drain_seconds=3600.0)) as client:
+            plain = stack.enter_context(connect(client))
+            idle = stack.enter_context(trusted.wrap_socket(plain, server_hostname="127.0.0.1"))
+            idle.sendall(said)
+            assert not said or idle.recv(65536).startswith(b"HTTP/1.1 200 ")
+            protocol = protocol_of(client, idle)
+            wait_until(lambda: protocol.cycle is None or protocol.cycle.response_complete, "the client is idle")
+        assert protocol._linger_timer is not None, "else it was asyncio's limit of 30 s that ended the connection"
+
+
+def test_stop_does_not_wait_for_an_answered_client_to_end_tls(
+    authority: Authority, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedHttp, "linger_seconds", 0.1)
+    held = Held()
+    with contextlib.ExitStack() as stack:
+        with serving(held, **settings(authority, drain_seconds=3600.0)) as client:
+            plain = stack.enter_context(connect(client))
+            open = stack.enter_context(trusted.wrap_socket(plain, server_hostname="127.0.0.1"))
+            open.sendall(POST)
+            assert held.asked.wait(PATIENCE)
+            protocol = protocol_of(client, open)
+            answering = stack.enter_context(ThreadPoolExecutor(1))
+            answering.submit(lambda: (wait_until(lambda: protocol._is_stopping), held.go.set()))
+        assert protocol._linger_timer is not None, "else it was asyncio's limit of 30 s that ended the connection"
+        assert open.recv(65536).startswith(b"HTTP/1.1 200 ")

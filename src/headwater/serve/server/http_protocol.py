@@ -135,6 +135,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         self._body_size = 0  # bytes of data received of the body
         self._body_wire = 0  # bytes received of the body, with the framing of its chunks
         self._ignored = 0  # bytes of the body received after the response
+        self._is_stopping = False  # the server stops, and closes the connection after its response
         self._running: Any = None  # the cycle that is being answered; `cycle` is the one that was parsed last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -278,8 +279,17 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self.watch()
+            if self._is_stopping and not self._unread:
+                self.drop()
         elif not self.pipeline and (self._unparsed_data or self.flow.read_paused):
             self._schedule()  # later, because this runs inside an application's send
+
+    def shutdown(self) -> None:
+        """Close as inherited; a stop waits for requests, but not for an idle client to read or to end TLS."""
+        super().shutdown()
+        self._is_stopping = True
+        if self.transport.is_closing():
+            self.drop()
 
     def _forget(self, cycle: Any) -> None:
         """Drop the request that was answered: uvicorn would keep it while the connection is idle."""
