@@ -16,7 +16,6 @@ from headwater.sources.read import SourceHead
 from headwater.sources.sqlite.capture.triggers import CAPTURE
 from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.analysis.authorizer_reads import (
-    StatementFacts,
     bare_rowids,
     beyond,
     epoch_of,
@@ -26,7 +25,7 @@ from headwater.sources.sqlite.query.analysis.authorizer_reads import (
     volatility,
 )
 from headwater.sources.sqlite.query.analysis.planner_inputs import PlannerInputs
-from headwater.sources.sqlite.query.analysis.select_analysis import SelectAnalysis, analyse_select
+from headwater.sources.sqlite.query.analysis.select_analysis import analyse_select
 from headwater.sources.sqlite.query.statement_execution import run_statement
 from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 
@@ -147,7 +146,7 @@ def _understood(reader: GuardedConnection, sql: str) -> Analysis:
         unseen=unseen(reader, facts),
     )
     try:
-        return _narrowed(whole, analyse_select(reader, sql, facts), facts, volatility(reader, facts))
+        return analyse_select(reader, whole, facts)
     except NotAnalysed as error:
         doubt = str(error)
     except Exception as error:  # no failure of our parser is an error: the report of the engine is enough
@@ -156,21 +155,3 @@ def _understood(reader: GuardedConnection, sql: str) -> Analysis:
     # prepares depends on tables that the analysis cannot name.
     unnamed = (UNNAMED,) if "window" in sql.lower() else ()
     return msgspec.structs.replace(whole, doubts=(doubt,), beyond=(*whole.beyond, *unnamed))
-
-
-def _narrowed(whole: Analysis, closer: SelectAnalysis, facts: StatementFacts, volatile: tuple[str, ...]) -> Analysis:
-    seen = {dependency.table for dependency in closer.dependencies}
-    if not seen.issubset(facts.tables):
-        raise NotAnalysed("the query names a table or view that SQLite did not report as read")
-    unseen = tuple(Dependency(name) for name in facts.tables if name not in seen)
-    return msgspec.structs.replace(
-        whole,
-        sql=closer.sql,
-        dependencies=closer.dependencies + unseen,
-        is_total=closer.is_total,
-        # The parser found no such rowid in the statement, even if SQLite itself reads one.
-        volatile=volatile,
-        key=closer.key,
-        guards=closer.guards,
-        doubts=closer.doubts,
-    )

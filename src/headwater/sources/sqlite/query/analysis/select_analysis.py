@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from headwater.errors import HeadwaterError
-from headwater.model.dependencies.dependency import Dependency, Guard, columns_of
+from headwater.model.dependencies.dependency import Analysis, Dependency, Guard, columns_of
 from headwater.sources.sqlite.database_file import GuardedConnection
-from headwater.sources.sqlite.query.analysis.authorizer_reads import StatementFacts, facts_of
+from headwater.sources.sqlite.query.analysis.authorizer_reads import StatementFacts, facts_of, volatility
 from headwater.sources.sqlite.query.analysis.guards import guards_of
 from headwater.sources.sqlite.query.analysis.parser_check import real, verify
 from headwater.sources.sqlite.query.determinism.failing_functions import failing, may_fail
@@ -20,20 +20,12 @@ from headwater.sources.sqlite.query.syntax.name_resolution import Names
 from headwater.sources.sqlite.query.syntax.parser import parse
 
 
-class SelectAnalysis(msgspec.Struct, frozen=True):
-    """Result of the detailed analysis; for the fields see Analysis."""
+def analyse_select(reader: GuardedConnection, whole: Analysis, facts: StatementFacts) -> Analysis:
+    """Return `whole`, in which every row of the tables counts, as narrowed by our parser.
 
-    sql: str
-    dependencies: tuple[Dependency, ...]
-    is_total: bool
-    key: tuple[int, ...] | None
-    guards: tuple[Guard, ...]
-    doubts: tuple[str, ...]
-
-
-def analyse_select(reader: GuardedConnection, sql: str, facts: StatementFacts) -> SelectAnalysis:
-    """Analyse `sql` with our parser; raise NotAnalysed or another error if that fails or the engine disagrees."""
-    query = parse(sql)
+    Raise NotAnalysed or another error if that fails or the engine disagrees.
+    """
+    query = parse(whole.sql)
     # Only objects that the engine reads are resolved: SQLite drops `0 AND EXISTS (…)` before it resolves names, so no
     # scope was checked for a table in it, and a hidden table must give the same result as a missing table.
     views = set(facts.views)
@@ -43,19 +35,34 @@ def analyse_select(reader: GuardedConnection, sql: str, facts: StatementFacts) -
     )
     names.query(query)
     verify(reader, query, names, facts)
-    ordered = _checked(reader, in_order(query, sql), sql, facts, {table for table, _ in names.read})
+    ordered = _checked(reader, in_order(query, whole.sql), whole.sql, facts, {table for table, _ in names.read})
     query.order.extend(ordered.added)  # the result depends on these columns, too
     push = Pushdown(facts.parameters, lambda text: real(reader, text))
     push.query(query, Requirements())
     found = tuple(_dependency(place, ordered.is_total) for place in push.places)
+    guards: tuple[Guard, ...] = ()
+    doubts = ordered.doubts
     if (name := failing(query)) is not None:
         # An inner query may evaluate a column that nothing needs.
         is_single = len(list(queries_of(query))) == 1
-        whole = tuple(Dependency(place.table, place.columns if is_single else None) for place in found)
-        doubts = (*ordered.doubts, f"{name} may fail on any row")
-        return SelectAnalysis(ordered.sql, whole, ordered.is_total, ordered.key, (), doubts)
-    guards = () if may_fail(facts.functions) else guards_of(push, query, ordered, found, facts.parameters)
-    return SelectAnalysis(ordered.sql, found, ordered.is_total, ordered.key, guards, ordered.doubts)
+        found = tuple(Dependency(place.table, place.columns if is_single else None) for place in found)
+        doubts = (*doubts, f"{name} may fail on any row")
+    elif not may_fail(facts.functions):
+        guards = guards_of(push, query, ordered, found, facts.parameters)
+    seen = {dependency.table for dependency in found}
+    if not seen.issubset(facts.tables):
+        raise NotAnalysed("the query names a table or view that SQLite did not report as read")
+    return msgspec.structs.replace(
+        whole,
+        sql=ordered.sql,
+        dependencies=(*found, *(Dependency(name) for name in facts.tables if name not in seen)),
+        is_total=ordered.is_total,
+        # The parser found no rowid in the statement that is not captured, even if SQLite itself reads one.
+        volatile=volatility(reader, facts),
+        key=ordered.key,
+        guards=guards,
+        doubts=doubts,
+    )
 
 
 def _checked(reader: GuardedConnection, ordered: Ordered, sql: str, facts: StatementFacts, tables: set[str]) -> Ordered:
