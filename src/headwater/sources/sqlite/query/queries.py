@@ -45,7 +45,7 @@ class SqliteQueries:
         """Run one read-only statement."""
         with self._pool.read() as reader:
             reader.catalog.refresh_unless_held()
-            result = run_statement(reader.db, reader.guard, reader.catalog, sql, args)
+            result = run_statement(reader, sql, args)
             return ReadResult(result.columns, result.rows, reader.offset(), result.truncated)
 
     def read_head(self) -> SourceHead:

@@ -14,7 +14,8 @@ from headwater.model.work.answer_limits import FEWER, MAX_ROWS, MEMORY, AnswerRo
 from headwater.sources.query import Args
 from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import sqlite_errors
-from headwater.sources.sqlite.query.authorizer import MAX_LENGTH, Guard, Statement
+from headwater.sources.sqlite.database_file import GuardedConnection
+from headwater.sources.sqlite.query.authorizer import MAX_LENGTH, Statement
 from headwater.sources.sqlite.row_fetch import as_blobs, collect, join
 from headwater.sources.sqlite.types import FROM_STORED, to_stored
 from headwater.sources.write import Result
@@ -25,16 +26,10 @@ SMALL_ROW = 8 << 20  # bytes: larger rows are read in a way that does not block 
 
 
 def run_statement(
-    db: apsw.Connection,
-    guard: Guard,
-    catalog: Catalog,
-    sql: str,
-    args: Args,
-    *,
-    most: int | None = None,
-    seconds: float | None = None,
+    own: GuardedConnection, sql: str, args: Args, *, most: int | None = None, seconds: float | None = None
 ) -> Result:
     """Run one statement and return its result: at most `most` rows, within `seconds`, where given."""
+    db, guard = own.db, own.guard
     statement = guard.examine(sql)
     _check_count(statement, args)
     guard.forget_statement()
@@ -43,7 +38,7 @@ def run_statement(
     try:
         with sqlite_errors(), guard.limited(seconds) as within, _memory_errors():
             limit = MAX_ROWS if most is None else most
-            bound, read = _bindings(args), _reader(catalog, statement)
+            bound, read = _bindings(args), _reader(own.catalog, statement)
             rows, more = guard.in_tiers(
                 statement, lambda last: _fetch(db, sql, bound, statement, limit, within, read, is_last=last)
             )

@@ -38,7 +38,7 @@ class SqliteReads:
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
         """Return one row by its key, with the table's shape and the offset of the read."""
         with self._read() as reader:
-            session = SqliteSession(reader.db, reader.guard, reader.catalog)
+            session = SqliteSession(reader)
             shape = session.describe(table)
             rows = session.select(table, key_is(shape, key), 1)
             return shape, rows[0] if rows else None, reader.offset()

@@ -17,8 +17,7 @@ import apsw
 from headwater.errors import Busy, InvalidRequest
 from headwater.sources.interactive_transaction import Interactive
 from headwater.sources.sqlite.connection import to_error
-from headwater.sources.sqlite.database_file import BUSY_SECONDS
-from headwater.sources.sqlite.query.authorizer import Guard
+from headwater.sources.sqlite.database_file import BUSY_SECONDS, GuardedConnection
 from headwater.sources.sqlite.write.writer import Ledger, Writer
 from headwater.sources.write import Session, Work, WriteResult
 
@@ -73,9 +72,7 @@ class SqliteTx(Interactive):
 
     def __init__(
         self,
-        db: apsw.Connection,
-        guard: Guard,
-        ledger: Ledger,
+        own: GuardedConnection,
         make_session: Callable[[Callable[[], None]], Session],
         writer: Writer,
         *,
@@ -86,7 +83,7 @@ class SqliteTx(Interactive):
         lost: Callable[[], BaseException | None],
     ) -> None:
         super().__init__(read_only=read_only)
-        self._db, self._guard, self._ledger = db, guard, ledger
+        self._db, self._guard, self._ledger = own.db, own.guard, Ledger(own)
         self._session = make_session(self._take_place)
         self._writer = writer
         self._seconds, self._idle_seconds = seconds, idle_seconds
@@ -96,7 +93,7 @@ class SqliteTx(Interactive):
         # Guards `_steps`; also held during an interrupt, so that nothing interrupts a connection being closed.
         self._side = threading.Lock()
         self._steps = 0  # queued or running
-        guard.run("BEGIN")
+        own.guard.run("BEGIN")
         self._timer = threading.Timer(READ_SECONDS, self._expire)
         self._timer.daemon = True
         self._timer.start()

@@ -16,9 +16,9 @@ from headwater.model.table import Row, Table
 from headwater.sources.query import Args
 from headwater.sources.request_checks import check_numbered, exists
 from headwater.sources.sqlite.capture.trigger_installation import read_kinds, reconcile, remove_triggers, set_meta
-from headwater.sources.sqlite.catalog import Catalog, intruders
+from headwater.sources.sqlite.catalog import intruders
 from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors
-from headwater.sources.sqlite.query.authorizer import Guard
+from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.statement_execution import run_statement
 from headwater.sources.sqlite.row_fetch import fetch
 from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
@@ -37,15 +37,14 @@ class SqliteSession:
 
     def __init__(
         self,
-        db: apsw.Connection,
-        guard: Guard,
-        catalog: Catalog,
+        own: GuardedConnection,
         wanted: Collection[str] = (),
         *,
         known_good: Callable[[], int] = lambda: 0,
         before_write: Callable[[], None] = lambda: None,
     ) -> None:
-        self._db, self._guard, self._catalog, self._wanted = db, guard, catalog, wanted
+        self._own, self._wanted = own, wanted
+        self._db, self._guard, self._catalog = own.db, own.guard, own.catalog
         self._known_good, self._before_write = known_good, before_write
         self._reconciled: tuple[int, int] | None = None  # the schema to which we adapted capture last
 
@@ -136,7 +135,7 @@ class SqliteSession:
         return True
 
     def _execute(self, sql: str, args: Args) -> Result:
-        return run_statement(self._db, self._guard, self._catalog, sql, args)
+        return run_statement(self._own, sql, args)
 
     def is_read_only(self, sql: str) -> bool:
         """Return whether SQLite itself reports that `sql` writes nothing."""

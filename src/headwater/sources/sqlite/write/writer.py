@@ -22,9 +22,8 @@ import apsw
 from headwater.errors import Busy, InvalidRequest, Unavailable
 from headwater.sources.fair_queue import FairQueue
 from headwater.sources.sqlite.capture.triggers import CAPTURE, TXN
-from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import OURS, to_error
-from headwater.sources.sqlite.query.authorizer import Guard
+from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.write import Session, WriteResult
 
 T = TypeVar("T")
@@ -60,8 +59,8 @@ Outcome = tuple[Job, WriteResult[Any] | BaseException]
 class Ledger:
     """Record of the offsets that each transaction on one connection took."""
 
-    def __init__(self, guard: Guard, catalog: Catalog) -> None:
-        self._guard, self._catalog = guard, catalog
+    def __init__(self, own: GuardedConnection) -> None:
+        self._guard, self._catalog = own.guard, own.catalog
         self.head = 0
 
     def open(self) -> None:
@@ -96,23 +95,21 @@ class Ledger:
 
 
 class Writer:
-    """Owner of the write connection. `committed(head)` is called after every commit, from the writer thread.
+    """Owner of the write connection. `committed` is called after every commit, from the writer thread.
 
     `lost` returns an error if the last commit is lost because the file was replaced.
     """
 
     def __init__(
         self,
-        db: apsw.Connection,
-        guard: Guard,
-        catalog: Catalog,
+        own: GuardedConnection,
         session: Session,
-        committed: Callable[[int], None],
+        committed: Callable[[], None],
         lost: Callable[[], BaseException | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._db, self._guard, self._catalog, self._session = db, guard, catalog, session
-        self._ledger = Ledger(guard, catalog)
+        self._db, self._guard, self._catalog, self._session = own.db, own.guard, own.catalog, session
+        self._ledger = Ledger(own)
         self._committed, self._lost, self._clock = committed, lost, clock
         # Guards _queue, _aside and _closing. Never held while work runs.
         self._ready = threading.Condition()
@@ -306,7 +303,7 @@ class Writer:
 
     def _settle(self, outcomes: list[Outcome]) -> None:
         if any(not isinstance(outcome, BaseException) for _, outcome in outcomes):
-            self._committed(self._ledger.head)
+            self._committed()
         for job, outcome in outcomes:
             if isinstance(outcome, BaseException):
                 job.future.set_exception(outcome)

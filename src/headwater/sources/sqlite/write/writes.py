@@ -16,7 +16,7 @@ from headwater.sources.sqlite.database_file import File, GuardedConnection
 from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.write.interactive_transaction import SqliteTx
 from headwater.sources.sqlite.write.session import SqliteSession
-from headwater.sources.sqlite.write.writer import Ledger, Writer
+from headwater.sources.sqlite.write.writer import Writer
 from headwater.sources.write import Work, WriteResult
 
 T = TypeVar("T")
@@ -32,17 +32,10 @@ class SqliteWrites:
         self._transactions: set[SqliteTx] = set()
         own = file.connect()
         self._guard = own.guard
-        self._writer = Writer(own.db, own.guard, own.catalog, self._session(own), lambda head: committed(), self._lost)
+        self._writer = Writer(own, self._session(own), committed, self._lost)
 
     def _session(self, own: GuardedConnection, before_write: Callable[[], None] = lambda: None) -> SqliteSession:
-        return SqliteSession(
-            own.db,
-            own.guard,
-            own.catalog,
-            self._config.tables,
-            known_good=self._known_good,
-            before_write=before_write,
-        )
+        return SqliteSession(own, self._config.tables, known_good=self._known_good, before_write=before_write)
 
     def _lost(self) -> Unavailable | None:
         if self._file.is_there():
@@ -62,9 +55,7 @@ class SqliteWrites:
             if read_only:
                 limit_temporary(own)
             tx = SqliteTx(
-                own.db,
-                own.guard,
-                Ledger(own.guard, own.catalog),
+                own,
                 lambda hook: self._session(own, hook),
                 self._writer,
                 read_only=read_only,

@@ -82,7 +82,7 @@ class Analyses:
             return None
         bound = [args[name] for name in analysis.parameters]
         started = time.monotonic()
-        found = run_statement(reader.db, reader.guard, reader.catalog, analysis.sql, bound)
+        found = run_statement(reader, analysis.sql, bound)
         took = time.monotonic() - started
         settled = schema_version(reader) == self._vouched()
         offset = reader.offset()
@@ -121,9 +121,7 @@ def _keys(
         if isinstance(guard, KeyGuard):
             try:
                 left = until - time.monotonic()
-                rows = run_statement(
-                    reader.db, reader.guard, reader.catalog, guard.sql, bound, most=MAX_KEYS, seconds=left
-                )
+                rows = run_statement(reader, guard.sql, bound, most=MAX_KEYS, seconds=left)
             except Exception:  # guards are optional, the answer is not
                 break
             found[place] = None if rows.truncated else rows.rows
