@@ -23,6 +23,7 @@ from headwater.sources.postgres.capture.decode.replication_frames import DATA, D
 from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, LogEnd
 from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
 from headwater.sources.postgres.schema.relations import Relations
+from headwater.sources.postgres.schema.shape_changes import Shapes
 from headwater.sources.postgres.schema.table_facts import ColumnFact, TableFact
 from headwater.sources.postgres.types import SETTINGS, TypeFact, Types
 
@@ -250,7 +251,7 @@ class Stream:
 
     def assembly(self, relations: Relations | None = None, resume: LogEnd | None = None, **options: Any) -> Assembly:
         """One that asks this database's catalogue."""
-        return Assembly(relations or Relations({}, Facts(self)), FileSpill, resume=resume, **options)
+        return Assembly(relations or Relations(Shapes(), Facts(self)), FileSpill, resume=resume, **options)
 
     def items(self, assembly: Assembly | None = None) -> list[Item]:
         """What was committed up to now."""

@@ -15,6 +15,7 @@ from headwater.model.literal import U64, Date, DateTime, Json, Time, Value, deci
 from headwater.model.row_msgpack import decode_row, encode_row
 from headwater.model.table import Table
 from headwater.sources.postgres.schema.relations import Relations
+from headwater.sources.postgres.schema.shape_changes import Shapes
 from headwater.sources.postgres.schema.table_facts import TableFact
 from headwater.sources.postgres.types import (
     BIT,
@@ -275,7 +276,7 @@ def test_values_of_domains_are_decoded_without_catalogue_facts(stream: Callable[
 
     one = stream(*MADE, "CREATE TABLE t (id int PRIMARY KEY, a very_positive, b mood, c moods, d pair)")
     one.run("""INSERT INTO t VALUES (1, 20, 'sad', '{sad}', '(1,a)')""")
-    items = feed(one.assembly(Relations({}, Nothing())), one.messages())
+    items = feed(one.assembly(Relations(Shapes(), Nothing())), one.messages())
     assert isinstance(items[0], Transaction)
     assert items[0].changes[1].after == (1, 20, "sad", "{sad}", "(1,a)")
 

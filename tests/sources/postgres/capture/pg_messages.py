@@ -4,6 +4,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from headwater.sources.postgres.schema.relations import Relations
+from headwater.sources.postgres.schema.shape_changes import Shapes
 from headwater.sources.postgres.schema.table_facts import TableFact
 from headwater.sources.postgres.types import TypeFact
 
@@ -31,7 +32,7 @@ class Quiet:
 
 def relations(**options: bool) -> Relations:
     """Of a stream that has said nothing yet."""
-    return Relations({}, Quiet(), **options)
+    return Relations(Shapes(), Quiet(), **options)
 
 
 def tupled(mark: bytes, cells: Sequence[Cell]) -> bytes:

@@ -11,9 +11,10 @@ from headwater.errors import InvalidRequest, SourceError
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.sources.postgres.capture import replication_buffer as module
-from headwater.sources.postgres.capture.replication_buffer import ReplicationBuffer, Shapes, TransactionEnd
+from headwater.sources.postgres.capture.replication_buffer import ReplicationBuffer, TransactionEnd
 from headwater.sources.postgres.capture.slot.server_history import brought_up
 from headwater.sources.postgres.query.statement_rules import placed
+from headwater.sources.postgres.schema.shape_changes import Shapes
 
 T = Table("t", (Column("k", "i64"),), ("k",))
 START = TransactionEnd(10, 1000, Shapes())

@@ -12,6 +12,7 @@ from headwater.sources.postgres.capture.decode.pgoutput import Relation, StreamS
 from headwater.sources.postgres.capture.decode.replication_frames import lsn_of
 from headwater.sources.postgres.capture.stream.transaction_assembly import Item, LogEnd
 from headwater.sources.postgres.schema.relations import Relations, split_name
+from headwater.sources.postgres.schema.shape_changes import Shapes
 
 Start = Callable[..., Stream]
 U = UNAVAILABLE
@@ -164,7 +165,7 @@ def test_renamed_table_ends_and_begins_under_its_new_name(stream: Start) -> None
 
 def test_recreated_or_swapped_table_is_reported_as_a_new_table(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    relations = Relations({}, Facts(one))
+    relations = Relations(Shapes(), Facts(one))
     assembly = one.assembly(relations)
     one.items(assembly)
     one.run("DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (2)")
@@ -172,7 +173,7 @@ def test_recreated_or_swapped_table_is_reported_as_a_new_table(stream: Start) ->
     assert (gone.table.name, gone.ddl, came.table.version, came.resnapshot) == ("t", "DROP TABLE t", 2, True)
     one.run("CREATE TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (7)")
     one.run("BEGIN; ALTER TABLE t RENAME TO v; ALTER TABLE u RENAME TO t; COMMIT")
-    again = one.assembly(Relations(relations.tables, Facts(one), oids=relations.oids))
+    again = one.assembly(Relations(Shapes(relations.tables, relations.oids), Facts(one)))
     one.reopen()
     one.items(again)
     one.run("INSERT INTO t VALUES (8)", "INSERT INTO v VALUES (3)")
@@ -192,7 +193,7 @@ def test_known_shapes_are_not_reported_again(stream: Start) -> None:
     shape = changes(one.items())[0].table
     one.run("INSERT INTO t VALUES (2)")
     one.reopen()
-    again = changes(one.items(one.assembly(Relations({"t": shape}, Facts(one)))))
+    again = changes(one.items(one.assembly(Relations(Shapes({"t": shape}), Facts(one)))))
     assert [change.op for change in again] == [Op.INSERT, Op.INSERT]
     assert all(change.table is shape for change in again)
 
@@ -399,13 +400,13 @@ def test_transactions_before_the_resume_position_are_skipped(stream: Start) -> N
 def test_stream_is_resumed_after_the_last_logged_transaction(stream: Start, streaming: str) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, v text)", streaming=streaming, version=2)
     one.run("INSERT INTO t VALUES (-1, '')", _fill(1, 1500), "INSERT INTO t VALUES (-2, '')")
-    relations = Relations({}, Facts(one))
+    relations = Relations(Shapes(), Facts(one))
     whole = [item for item in one.items(one.assembly(relations)) if isinstance(item, Transaction)]
     for kept in [place for place, part in enumerate(whole) if part.last]:
         resume = LogEnd(lsn_of(whole[kept].position))
         one.reopen()
         known = {"t": whole[0].changes[0].table}
-        again = one.items(one.assembly(Relations(known, Facts(one)), resume))
+        again = one.items(one.assembly(Relations(Shapes(known), Facts(one)), resume))
         assert again == whole[kept + 1 :]
 
 

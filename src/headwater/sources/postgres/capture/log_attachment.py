@@ -17,7 +17,7 @@ import msgspec
 from headwater.model.change import Transaction
 from headwater.sources.capture_stream import STOPPED, LogNotes
 from headwater.sources.postgres.capture.barriers import SideSession
-from headwater.sources.postgres.capture.replication_buffer import Shapes, TransactionEnd
+from headwater.sources.postgres.capture.replication_buffer import TransactionEnd
 from headwater.sources.postgres.capture.slot import server_history
 from headwater.sources.postgres.capture.slot.publication import (
     add_missing,
@@ -45,6 +45,7 @@ from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.schema import definition_changes
 from headwater.sources.postgres.schema.catalog import describe, schema_number
+from headwater.sources.postgres.schema.shape_changes import Shapes
 from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.doctor import Finding, all_tables, check, examine, warnings, why_uncaptured
 from headwater.sources.postgres.setup.logins import Logins

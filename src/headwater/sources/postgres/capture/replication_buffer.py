@@ -11,32 +11,18 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
 from headwater.errors import SourceError
 from headwater.model.change import Transaction
-from headwater.model.table import Table
 from headwater.sources.postgres.capture.decode.replication_frames import lsn_of
 from headwater.sources.postgres.capture.decode.truncations import Truncated
+from headwater.sources.postgres.schema.shape_changes import Shapes
 
 MOST_CHANGES = 32_768
 MOST_BYTES = 64 << 20
-
-
-class Shapes(msgspec.Struct, frozen=True):
-    """The tables at a point of the log: their shapes, their oids, and the last version of every name.
-
-    `displaced`: oids whose name another table took and that were not reported since. `secret`: marks our own
-    announcements about the tables; constant for a log from its beginning.
-    """
-
-    tables: Mapping[str, Table] = {}
-    oids: Mapping[str, int] = {}
-    versions: Mapping[str, int] = {}
-    displaced: tuple[int, ...] = ()
-    secret: str = ""
 
 
 class TransactionEnd(msgspec.Struct, frozen=True):

@@ -16,7 +16,6 @@ import msgspec
 import psycopg
 
 from headwater.model.table import Table
-from headwater.sources.postgres.capture.replication_buffer import Shapes
 from headwater.sources.postgres.capture.slot.slot import table_oid
 from headwater.sources.postgres.capture.stream.transaction_assembly import SHAPES
 from headwater.sources.postgres.connection import Connection, quoted
@@ -32,7 +31,7 @@ from headwater.sources.postgres.schema.definition_changes import (
     rewritten,
 )
 from headwater.sources.postgres.schema.relations import split_name
-from headwater.sources.postgres.schema.shape_changes import Announcement, has_same_columns, is_same_shape
+from headwater.sources.postgres.schema.shape_changes import Announcement, Shapes, has_same_columns, is_same_shape
 
 LOCK_MS = 200  # a waiting ALTER TABLE blocks all later readers of the table: give up and retry later
 

@@ -18,7 +18,6 @@ whenever they are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 import msgspec
 
@@ -31,7 +30,13 @@ from headwater.sources.postgres.capture.decode.row_plan import HEAD, Decode
 from headwater.sources.postgres.capture.decode.truncations import Truncated, recalled
 from headwater.sources.postgres.schema.ddl_text import ddl_text
 from headwater.sources.postgres.schema.ddl_trigger import Statement
-from headwater.sources.postgres.schema.shape_changes import Announcement, displaced, has_same_columns, schema_change
+from headwater.sources.postgres.schema.shape_changes import (
+    Announcement,
+    Shapes,
+    displaced,
+    has_same_columns,
+    schema_change,
+)
 from headwater.sources.postgres.schema.table_facts import Catalogue, ColumnFact, TableFact
 from headwater.sources.postgres.types import (
     BPCHAR,
@@ -129,25 +134,15 @@ class Relations:
     call `need` if its table was described since, then `decoder`."""
 
     def __init__(
-        self,
-        known: Mapping[str, Table],
-        catalogue: Catalogue,
-        *,
-        oids: Mapping[str, int] | None = None,
-        versions: Mapping[str, int] | None = None,
-        displaced: tuple[int, ...] = (),
-        secret: str = "",
-        truncated: Truncated = (),
-        all_tables: bool = True,
+        self, shapes: Shapes, catalogue: Catalogue, *, truncated: Truncated = (), all_tables: bool = True
     ) -> None:
-        """Start at the end of the log: `known` are its shapes and `oids` their tables, by which a rename or re-creation
-        is detected. `versions` are the last versions, dropped names included; `displaced` are tables that lost their
-        name to another; `secret` marks our announcements. `all_tables`: any other unknown table is new and empty."""
+        """Start at the end of the log with its `shapes`: a rename or re-creation is detected by their oids.
+        `all_tables`: any other unknown table is new and empty."""
         self.rows: dict[bytes, Decode] = {}
-        self.tables = dict(known)  # the newest shapes by name
-        self.oids = dict(oids or {})  # the oids of `tables` by name
-        self.versions = {**(versions or {}), **{name: table.version for name, table in known.items()}}
-        self.displaced, self.truncated, self.secret = displaced, truncated, secret
+        self.tables = dict(shapes.tables)  # the newest shapes by name
+        self.oids = dict(shapes.oids)  # the oids of `tables` by name
+        self.versions = {**shapes.versions, **{name: table.version for name, table in shapes.tables.items()}}
+        self.displaced, self.truncated, self.secret = shapes.displaced, truncated, shapes.secret
         self.changed = 0  # how often a shape, or the oid of a name, changed
         self._names = {oid: name for name, oid in self.oids.items()}
         self._catalogue, self._all_tables = catalogue, all_tables

@@ -14,6 +14,20 @@ from headwater.sources.postgres.schema.table_facts import TableFact
 MOST_DISPLACED = 1_000  # newest entries kept: most of these tables were dropped, and never appear again
 
 
+class Shapes(msgspec.Struct, frozen=True):
+    """The tables at a point of the log: their shapes, their oids, and the last version of every name.
+
+    `displaced`: oids whose name another table took and that were not reported since. `secret`: marks our own
+    announcements about the tables; constant for a log from its beginning.
+    """
+
+    tables: Mapping[str, Table] = {}
+    oids: Mapping[str, int] = {}
+    versions: Mapping[str, int] = {}
+    displaced: tuple[int, ...] = ()
+    secret: str = ""
+
+
 def is_same_shape(one: Table, other: Table) -> bool:
     """Return whether two shapes differ only in their version."""
     return (one.name, one.columns, one.key) == (other.name, other.columns, other.key)

@@ -10,7 +10,7 @@ from headwater.model.table import Column, Table
 from headwater.sources.postgres.capture.decode.pgoutput import Relation, decode
 from headwater.sources.postgres.schema.ddl_text import ddl_text
 from headwater.sources.postgres.schema.relations import Relations, column_of, split_name, table_name, table_of
-from headwater.sources.postgres.schema.shape_changes import schema_change
+from headwater.sources.postgres.schema.shape_changes import Shapes, schema_change
 from headwater.sources.postgres.schema.table_facts import ColumnFact, TableFact
 from headwater.sources.postgres.types import TypeFact
 
@@ -117,7 +117,7 @@ def test_reordered_columns_ask_for_a_snapshot(names: str, resnapshot: bool) -> N
 
 def test_unknown_table_asks_for_a_snapshot_unless_all_tables_are_published() -> None:
     for all_tables in (True, False):
-        one = Relations({}, pg.Quiet(), all_tables=all_tables)
+        one = Relations(Shapes(), pg.Quiet(), all_tables=all_tables)
         found = decode(pg.relation({"id": 23}))
         assert isinstance(found, Relation)
         one.add_relation(found)

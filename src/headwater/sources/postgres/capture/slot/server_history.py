@@ -10,10 +10,10 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Table
 from headwater.sources.postgres.capture.decode.replication_frames import lsn_of
 from headwater.sources.postgres.capture.decode.truncations import recalled
-from headwater.sources.postgres.capture.replication_buffer import Shapes, TransactionEnd
+from headwater.sources.postgres.capture.replication_buffer import TransactionEnd
 from headwater.sources.postgres.capture.slot.publication import Publication
 from headwater.sources.postgres.capture.slot.slot import LogOrigin
-from headwater.sources.postgres.schema.shape_changes import displaced, is_end
+from headwater.sources.postgres.schema.shape_changes import Shapes, displaced, is_end
 
 NOTE = "postgres"
 FIRST = "postgres_first"  # the table shapes at the start of a generation: no change in its log carries them

@@ -39,7 +39,7 @@ from headwater.sources.postgres.capture.decode.replication_frames import (
     decode_keepalive,
     status_update,
 )
-from headwater.sources.postgres.capture.replication_buffer import ReplicationBuffer, Shapes, TransactionEnd
+from headwater.sources.postgres.capture.replication_buffer import ReplicationBuffer, TransactionEnd
 from headwater.sources.postgres.capture.slot.slot import ServerIdentity, find_slot, identify, wire_error
 from headwater.sources.postgres.capture.stream.replication_receiver import wire as wire_of
 from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, LogEnd
@@ -47,6 +47,7 @@ from headwater.sources.postgres.capture.stream.transaction_spill import FileSpil
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.schema.catalog import CatalogReader
 from headwater.sources.postgres.schema.relations import Relations
+from headwater.sources.postgres.schema.shape_changes import Shapes
 
 logger = logging.getLogger("headwater.postgres")
 
@@ -191,17 +192,8 @@ class Stream:
             if reason:
                 raise SourceMismatch(reason, hint="Readers need a new snapshot.")
             self.confirmed = self.held.durable_position
-            shapes = point.shapes
-            relations = Relations(
-                shapes.tables,
-                CatalogReader(side, self._born_published),
-                oids=shapes.oids,
-                versions=shapes.versions,
-                displaced=shapes.displaced,
-                secret=shapes.secret,
-                truncated=point.truncated,
-                all_tables=self._all_tables,
-            )
+            catalog = CatalogReader(side, self._born_published)
+            relations = Relations(point.shapes, catalog, truncated=point.truncated, all_tables=self._all_tables)
             side.execute("SET idle_session_timeout = 0")  # used when a table changes, which may be days later
             pace = self._pace(side)
             self._begin(wire, side.info.server_version)
