@@ -61,13 +61,7 @@ class SqliteCapture:
         self._waker = Waker(os.path.realpath(self.path) + "-wal")
         self._own = file.connect_bare()
         self._own_lock = threading.Lock()  # guards _own
-        self._trimmer = Trimmer(
-            notes,
-            lambda work: submit(work, ours=True, caller=OURS),
-            guard,
-            rows=config.trim_rows,
-            seconds=config.trim_seconds,
-        )
+        self._trimmer = Trimmer(notes, lambda work: submit(work, ours=True, caller=OURS), guard, config)
         self._follower = Follower(
             file.connect_bare(),
             nonces=lambda: self._trimmer.nonces,

@@ -17,6 +17,7 @@ from headwater.sources.capture_stream import LogNotes
 from headwater.sources.sqlite.capture.trigger_installation import set_meta
 from headwater.sources.sqlite.capture.triggers import CAPTURE, REPLACED, STASH, TXN
 from headwater.sources.sqlite.query.authorizer import Guard
+from headwater.sources.sqlite.settings import SqliteConfig
 
 # Rows per trim, because a foreign writer waits for this delete; a large backlog raises the limit.
 MAX_STEP = 20_000
@@ -26,16 +27,10 @@ class Trimmer:
     """Trimmer of the capture table, called from the capture thread; each delete runs in the writer's queue."""
 
     def __init__(
-        self,
-        notes: LogNotes,
-        submit: Callable[[Callable[[Any], int]], Future[Any]],
-        guard: Guard,
-        *,
-        rows: int,
-        seconds: float,
+        self, notes: LogNotes, submit: Callable[[Callable[[Any], int]], Future[Any]], guard: Guard, config: SqliteConfig
     ) -> None:
         self._notes, self._submit, self._guard = notes, submit, guard
-        self._rows, self._seconds = rows, seconds
+        self._rows, self._seconds = config.trim_rows, config.trim_seconds
         self.trimmed = 0  # rows at or below this offset may be deleted from the file
         self.nonces: tuple[str, ...] = ()  # nonce of the last completed trim, then of a trim that may have completed
         self._running: tuple[Future[Any], str, int] | None = None
