@@ -315,6 +315,13 @@ def test_secret_given_as_a_flag_is_refused_with_the_environment_variable() -> No
     assert "s3cret" not in caught.value.message + caught.value.hint
 
 
+@pytest.mark.parametrize("token", ["two\nlines", "carriage\rreturn", "ümlaut", "\ufeffmark", " nul\0"])
+def test_token_that_no_header_can_hold_is_refused_and_not_printed(token: str) -> None:
+    with pytest.raises(ConfigError, match="printable ASCII") as refused:
+        from_env(HEADWATER_TOKEN=token)
+    assert token not in refused.value.message + refused.value.hint
+
+
 def test_secret_is_never_printed() -> None:
     config = from_env(HEADWATER_TOKEN="s3cret")
     token = config.serve.token

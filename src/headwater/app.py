@@ -218,6 +218,13 @@ class App:
         self._registry = self._store = self._prepared = self.ranges = None
         self._files.close()
 
+    def stop_statements(self) -> None:
+        """End the statements of callers that are running, because the server stops."""
+        with self._lock:
+            databases = list(self._open.values())
+        for database in databases:
+            database.source.stop_statements()
+
     def database(self, name: str) -> Database:
         """Return the open database `name`; raise NotFound if there is none."""
         with self._lock:

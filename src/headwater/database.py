@@ -85,5 +85,8 @@ class ManagedDatabases(Databases, Protocol):
     def drop(self, name: str) -> bool:
         """Close an embedded database and delete it with its log; return False if there is none."""
 
+    def stop_statements(self) -> None:
+        """End the statements of callers that are running, because the server stops."""
+
     def status(self) -> dict[str, DatabaseStatus]:
         """Return the status of every database."""

@@ -66,6 +66,19 @@ def test_snapshot_version_is_immutable_and_its_tag_gives_304(lost: tuple[Live, d
         assert (response.status_code, response.content, response.headers["etag"]) == (304, b"", tag)
 
 
+def test_any_tag_gives_no_304_for_a_missing_table_or_column(server: Live, table: str) -> None:
+    server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
+    url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
+    pull = url.replace(f"/snapshot/main/{table}", f"/pull/main/{table}/snapshot")
+    star = {"if-none-match": "*"}
+    assert server.http.get(url, headers=star).status_code == 304
+    assert server.http.get(url.replace(table, "absent"), headers=star).status_code == 404
+    assert server.http.get(pull.replace(table, "absent"), headers=star).status_code == 404
+    assert server.http.get(f"{pull}&columns=absent", headers=star).status_code == 400
+    for answer in (server.http.get(url), server.http.get(url, headers=star), server.http.get(pull)):
+        assert "authorization" in answer.headers["vary"]
+
+
 def test_snapshot_version_returns_the_same_bytes_after_a_write(server: Live, table: str) -> None:
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1), (2, 'b', 2)")
     url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]

@@ -122,6 +122,9 @@ class NoDatabases:
     def drop(self, name: str) -> bool:
         return False
 
+    def stop_statements(self) -> None:
+        pass
+
     def status(self) -> dict[str, Any]:
         return {}
 

@@ -175,6 +175,9 @@ class MemorySource:
         """See Source. Any column holds any value."""
         return values
 
+    def stop_statements(self) -> None:
+        pass
+
     def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
         """See Source. Nothing is refused."""
 

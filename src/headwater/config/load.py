@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.config.reader import checked, read_toml, unknown
-from headwater.config.setting_types import SECRET, SettingType
+from headwater.config.setting_types import SECRET, TOKEN, SettingType
 from headwater.config.settings import DATABASES, ROOMS, Config
 from headwater.errors import ConfigError
 
@@ -37,7 +37,7 @@ class Setting:
     @property
     def secret(self) -> bool:
         """Whether it must not be printed nor given by a flag."""
-        return self.kind is SECRET
+        return self.kind in (SECRET, TOKEN)
 
 
 def _friendliest(name: str) -> tuple[bool, int, str]:
@@ -135,6 +135,6 @@ def _section(name: str, cls: type, values: Mapping[str, Any]) -> Any:
 
 
 def _checked(setting: Setting, value: Any, origin: str, *, is_text: bool = False) -> Any:
-    shown = "" if setting.kind in (SECRET, DATABASES) else repr(value)  # a URL may hold a password
+    shown = "" if setting.secret or setting.kind is DATABASES else repr(value)  # a URL may hold a password
     kind = setting.kind.of_text if is_text else setting.kind
     return checked(setting.name, kind, value, shown=shown, hint=f"It is set by {origin}.")

@@ -70,6 +70,11 @@ def _duration(value: Any) -> float:
     return _seconds(float(found[1]) * _UNITS[found[2]])
 
 
+def _token(value: Any) -> Secret:
+    need(type(value) is str and value.isascii() and value.isprintable())  # as a header has to be
+    return Secret(text(value))
+
+
 def text(value: Any) -> str:
     """A text that is not empty."""
     need(type(value) is str and value)
@@ -142,6 +147,7 @@ TEXT = SettingType("a text", text)
 NAMES = SettingType("a list of names", _names, _split)
 TEXTS = SettingType("a table of texts, numbers and flags", _texts)
 SECRET = SettingType("a text", lambda value: Secret(text(value)))
+TOKEN = SettingType("a text of printable ASCII characters", _token)
 
 
 def setting(default: Any, kind: SettingType, doc: str, *environment: str) -> Any:

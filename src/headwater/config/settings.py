@@ -18,6 +18,7 @@ from headwater.config.setting_types import (
     SECONDS,
     SECRET,
     TEXT,
+    TOKEN,
     Secret,
     SettingType,
     integer,
@@ -39,7 +40,7 @@ class ServeConfig:
     grpc: str = setting("127.0.0.1:7172", ADDRESS_OR_OFF, "where gRPC listens, or off", "HEADWATER_GRPC")
     token: Secret | None = setting(
         None,
-        SECRET,
+        TOKEN,
         "the admin credential; setting it locks every route; 16 characters or more where others reach the server",
         "HEADWATER_TOKEN",
         "SKEINDB_TOKEN",

@@ -81,9 +81,12 @@ def list_header(headers: Headers, wanted: bytes) -> bytes:
 
 
 def matches(if_none_match: bytes, tag: bytes) -> bool:
-    """Return whether the header If-None-Match names `tag`, by the weak comparison (RFC 9110 §13.1.2)."""
+    """Return whether the header If-None-Match names `tag`, by the weak comparison (RFC 9110 §13.1.2).
+
+    `*` does not match: the tag is made of the request, which may be for a table that does not exist.
+    """
     named = [part.strip().removeprefix(b"W/") for part in if_none_match.split(b",")]
-    return tag.removeprefix(b"W/") in named or b"*" in named
+    return tag.removeprefix(b"W/") in named
 
 
 async def gone(receive: Receive) -> None:

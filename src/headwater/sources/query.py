@@ -41,6 +41,9 @@ class Queryable(Readable, Protocol):
     def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
         """Return whether the engine itself reports that `sql` writes nothing."""
 
+    def stop_statements(self) -> None:
+        """End the statements of callers that are running, because the server stops. Later ones may fail."""
+
     def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> ReadResult:
         """Run one read-only statement for a caller in this role."""
 

@@ -88,6 +88,7 @@ REFUSED = [  # claims, the caller's error, and the reason in the server's log
     ({"sub": "a\nb"}, "trusts", "`sub` is no name"),
     ({"sub": "a\u202eb"}, "trusts", "`sub` is no name"),
     ({"sub": " "}, "trusts", "`sub` is no name"),
+    ({"sub": "a" * 201}, "trusts", "`sub` is no name of at most 200"),
     ({"scopes": NULL}, "trusts", "`scopes` are no list"),
     ({"scopes": {}}, "trusts", "`scopes` are no list"),
     ({"tenant_id": NULL}, "trusts", "`tenant_id` is no name"),

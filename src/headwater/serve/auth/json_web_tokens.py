@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 REMEMBERED = 1024  # verified tokens in the cache: a client sends the same one with every request
 LEEWAY = 30  # seconds by which the issuer's clock may differ from ours
 EXPIRED = "the token has expired"
+MAX_SUBJECT = 200  # characters
 MAX_TIME = 1e12  # seconds since 1970; a later time is taken for a mistake
 _BAD = "the token is not one that this server trusts"
 _CAPABILITIES = (("admin", OWNER), ("write", EDITOR), ("read", VIEWER))  # in SochDB's tokens, the highest right first
@@ -121,8 +122,8 @@ class Jwts:
 
 def _principal(claims: dict[str, Any]) -> Principal:
     name, token = claims["sub"], claims.get("jti", "")
-    if not is_label(name):
-        raise InvalidClaim("its `sub` is no name of printable characters")
+    if not is_label(name) or len(name) > MAX_SUBJECT:
+        raise InvalidClaim(f"its `sub` is no name of at most {MAX_SUBJECT} printable characters")
     if "jti" in claims and not is_label(token):
         raise InvalidClaim("its `jti` is no text of printable characters")
     for claim in ("exp", "nbf", "iat"):
@@ -131,7 +132,7 @@ def _principal(claims: dict[str, Any]) -> Principal:
         if claim in claims and not abs(claims[claim]) <= MAX_TIME:  # rejects NaN too
             raise InvalidClaim(f"its `{claim}` is no time")
     return Principal(
-        name[:200],
+        name,
         _role(claims),
         _scopes(claims),
         credential=f"{JWT}{token}" if token else "",

@@ -220,6 +220,7 @@ class Server:
         if self._grpc is not None:
             await self._grpc.stop(0.0 if self._hurried else left)
         await self._task
+        await asyncio.to_thread(self._api.databases.stop_statements)
         if self._snapshots is not None:
             await asyncio.to_thread(self._snapshots.close)
         if self._pulls is not None:

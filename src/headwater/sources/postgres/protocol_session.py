@@ -427,6 +427,7 @@ class Pool:
         self._most = most
         self._lock = threading.Lock()  # guards the fields below
         self._idle: list[Link] = []
+        self._used: set[Link] = set()
         self._epoch = 0
         self._closed = False
 
@@ -465,11 +466,25 @@ class Pool:
             if self._closed:
                 raise Unavailable("the database is closed", hint="Try again in a moment.")
             epoch = self._epoch
-            if self._idle:
-                return self._idle.pop(), True, epoch
-        return Link(self._connect, self.abandoned), False, epoch
+            link = self._idle.pop() if self._idle else None
+            if link is not None:
+                self._used.add(link)
+                return link, True, epoch
+        link = Link(self._connect, self.abandoned)
+        with self._lock:
+            self._used.add(link)
+        return link, False, epoch
+
+    def stop_statements(self) -> None:
+        """Cancel the running statements, from another thread."""
+        with self._lock:
+            used = list(self._used)
+        for link in used:
+            link.cancel()
 
     def _give_back(self, link: Link, epoch: int) -> None:
+        with self._lock:
+            self._used.discard(link)
         with contextlib.suppress(HeadwaterError):
             link.rollback()
         is_fit = link.is_alive and not link.in_transaction and not link.is_tainted

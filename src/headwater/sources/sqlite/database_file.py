@@ -47,12 +47,13 @@ class File:
         self.journal_mode_before = "" if is_new else journal_mode
         self._lock = threading.Lock()  # guards _connections
         self._connections: list[apsw.Connection] | None = []  # None once closed
+        self.is_stopping = threading.Event()  # callers' statements end
         self.inode = os.stat(path).st_ino  # to detect another file at the path
 
     def connect(self) -> GuardedConnection:
         """Open a guarded connection: callers' statements may run on it."""
         db = self.connect_bare()
-        guard = Guard(db, self._config.statement_seconds)
+        guard = Guard(db, self._config.statement_seconds, self.is_stopping)
         return GuardedConnection(db, guard, Catalog(guard))
 
     def connect_bare(self) -> apsw.Connection:

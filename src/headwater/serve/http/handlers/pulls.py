@@ -31,7 +31,7 @@ from headwater.serve.http.handlers.pull_query_string import (
     span_in,
     version_in,
 )
-from headwater.serve.http.handlers.table_snapshots import FOREVER
+from headwater.serve.http.handlers.table_snapshots import FOREVER, VARY
 from headwater.serve.http.query_string import number
 from headwater.serve.limits.shares import Shares
 
@@ -76,8 +76,8 @@ class Pulls:
         _check_where(call, database)
         span = rest_of(await self._span(call, db, table), call.query)
         pick = pick_in(call.query, span, is_restricted=call.who.tables(db) is not None)
-        tag = _tag(db, table, *(f"{name}={value}" for name, value in sorted(call.query.items()) if name != "ticket"))
-        headers = [(b"etag", tag), (b"cache-control", FOREVER), (b"x-headwater-offset", b"%d" % offset)]
+        tag = _tag(db, table, *(item for item in sorted(call.query.items()) if item[0] != "ticket"))
+        headers = [(b"etag", tag), (b"cache-control", FOREVER), VARY, (b"x-headwater-offset", b"%d" % offset)]
         if matches(call.joined(b"if-none-match"), tag):
             return await call.reply(304, headers)
         return await self._pour(call, SnapshotJob(await self._run(self._bulk.place, db), table, offset, pick), headers)
@@ -211,7 +211,7 @@ def _offset_headers(upto: int) -> Headers:
     return [(b"cache-control", b"no-store"), (b"x-headwater-offset", b"%d" % upto)]
 
 
-def _tag(*parts: str) -> bytes:
+def _tag(*parts: object) -> bytes:
     # Weak: the boundaries between batches depend on the current table, the rows do not.
-    digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=12)
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=12)
     return b'W/"p.%s"' % digest.hexdigest().encode()

@@ -37,6 +37,7 @@ WORKING = 4  # concurrently reading threads; a snapshot that waits for its reade
 AT_ONCE = 64  # concurrent snapshots; each holds a temporary file
 SHARE = 32  # of them for one caller who is not an owner
 FOREVER = b"private, max-age=31536000, immutable"
+VARY = (b"vary", b"accept, authorization, x-api-key")  # a browser would give the answer to another credential
 Run = Callable[..., Any]
 Pieces = Generator[bytes, None, None]
 
@@ -70,8 +71,11 @@ class Snapshots:
             return await self._redirect(call, database, db, table)
         offset = await self._run(_offset, database, call.query["version"], db, table)
         tag = _tag(db, table, call.query["version"], kind, format)
-        if matches(call.joined(b"if-none-match"), tag):
-            return await call.reply(304, [(b"etag", tag), (b"cache-control", FOREVER)])
+        known = call.joined(b"if-none-match")
+        if known == b"*":
+            await self._run(shape_of, database.source, table)  # there is a snapshot of it only if it exists
+        if known == b"*" or matches(known, tag):
+            return await call.reply(304, [(b"etag", tag), (b"cache-control", FOREVER), VARY])
         with self._shares.take(call, AT_ONCE, SHARE):
             read = partial(_opened, database, db, table, offset, kind, format)
             body = _Body(read, partial(self._places.yield_turn, holder()))
@@ -121,7 +125,7 @@ class Snapshots:
             (b"content-type", kind),
             (b"etag", tag),
             (b"cache-control", FOREVER),
-            (b"vary", b"accept"),
+            VARY,
             (b"x-headwater-offset", b"%d" % offset),
         ]
         await call.start(200, headers)

@@ -42,6 +42,11 @@ class Callers:
         """Return the pool that runs SQL of callers in `role`."""
         return self._pools.get(role, self._own)
 
+    def stop_statements(self) -> None:
+        """End the running statements."""
+        for pool in self._pools.values():
+            pool.stop_statements()
+
     def check(self, role: str, sql: str, args: Args) -> None:
         """See Source.check_sql."""
         self.logins.check_sql(role)

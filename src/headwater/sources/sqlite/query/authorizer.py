@@ -8,6 +8,7 @@ import math
 import re
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -15,7 +16,7 @@ from typing import TypeVar
 import apsw
 import msgspec
 
-from headwater.errors import AnswerTooLarge, Busy, InvalidRequest
+from headwater.errors import AnswerTooLarge, Busy, InvalidRequest, Unavailable
 from headwater.sources.sqlite.connection import OURS, sqlite_errors
 from headwater.sources.sqlite.query.percentiles import replace_percentiles
 from headwater.sources.sqlite.query.slow_functions import (
@@ -117,9 +118,10 @@ class Statement(msgspec.Struct, frozen=True):
 class Guard:
     """Authorizer and limits of one connection. Statements of `own` always pass; all others are a caller's."""
 
-    def __init__(self, db: apsw.Connection, seconds: float) -> None:
+    def __init__(self, db: apsw.Connection, seconds: float, is_stopping: threading.Event | None = None) -> None:
         self._db = db
         self._seconds = seconds
+        self._is_stopping = is_stopping or threading.Event()
         self._deadline = math.inf
         self._heap = sys.maxsize  # bytes of all connections, above which statements on this connection are stopped
         self._is_limited = False  # whether a caller's statement runs
@@ -171,6 +173,8 @@ class Guard:
                     f"the running statements need more than {self._heap >> 20} MiB of memory",
                     hint="Sort and materialize less in one statement, or try again in a moment.",
                 ) from None
+            if self._is_stopping.is_set():
+                raise Unavailable("the server is stopping") from None
             if time.monotonic() < self._deadline:
                 raise
             raise InvalidRequest(
@@ -282,7 +286,7 @@ class Guard:
         if self._is_limited and apsw.memory_used() > self._heap:
             self._is_starved = True
             return True
-        return time.monotonic() > self._deadline
+        return time.monotonic() > self._deadline or (self._is_limited and self._is_stopping.is_set())
 
     def check_time(self) -> None:
         """Raise InterruptError, which `limited` converts, once the time of the statement is up."""

@@ -22,6 +22,7 @@ class SqliteQueries:
 
     def __init__(self, file: File, pool: Pool, analyses: Analyses) -> None:
         self._pool, self._analyses, self._head_reader = pool, analyses, HeadReader(file, analyses)
+        self.stop_statements = file.is_stopping.set
 
     def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
         """Raise Forbidden unless the caller is an owner, or `sql` is a SELECT, INSERT, UPDATE or DELETE.
