@@ -34,7 +34,7 @@ from headwater.serve.limits.connection_limits import RESERVE
 from headwater.serve.server.http_protocol import BoundedHttp
 from headwater.serve.server.server import Server
 from headwater.serve.tls import Tls
-from headwater.serve.tls_handshakes import TlsServer
+from headwater.serve.tls_handshakes import READ_BYTES, WRITE_BYTES, TlsServer
 
 
 @pytest.fixture
@@ -447,3 +447,34 @@ def test_stop_does_not_wait_for_an_answered_client_to_end_tls(
             answering.submit(lambda: (wait_until(lambda: protocol._is_stopping), held.go.set()))
         assert protocol._linger_timer is not None, "else it was asyncio's limit of 30 s that ended the connection"
         assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+# --- memory --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("port", ["http", "grpc"])
+def test_tls_connection_buffers_little(authority: Authority, trusted: ssl.SSLContext, port: str) -> None:
+    trusted.set_alpn_protocols(["h2" if port == "grpc" else "http/1.1"])
+    with serving(NoDatabases(), **settings(authority)) as client:
+        found = client.server.addresses if port == "http" else client.server.grpc_addresses
+        with (
+            socket.create_connection(found[0], PATIENCE) as plain,
+            trusted.wrap_socket(plain, server_hostname="127.0.0.1") as open,
+        ):
+            if port == "http":
+                transport = protocol_of(client, open).transport
+            else:
+                clients = client.server._grpc._acceptor._clients
+                wait_until(lambda: clients, "the connection is accepted")
+                transport = next(iter(clients)).transport
+            wait_until(lambda: transport.get_read_buffer_limits()[1] == READ_BYTES, "the limits are set")
+            assert transport.get_write_buffer_limits()[1] == WRITE_BYTES
+            kernel = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            assert kernel <= 2 * READ_BYTES, "Linux doubles what it is asked for"
+
+
+def test_large_body_over_tls_is_received(authority: Authority, trusted: ssl.SSLContext) -> None:
+    body = {"id": "a" * 100, "method": "nowhere", "params": {"text": "x" * (4 << 20)}}
+    with serving(NoDatabases(), **settings(authority)) as client:
+        answer = httpx.post(client.server.url + "/api/v1/rpc", json=body, verify=trusted, timeout=PATIENCE).json()
+        assert answer["error"]["code"] == "not_supported", answer
