@@ -44,8 +44,7 @@ class Spans(msgspec.Struct, frozen=True):
     def points(self) -> frozenset[bytes] | None:
         """Return the members of the set, None if there are infinitely many."""
         starts, ends = self.edges[::2], self.edges[1::2]
-        is_listed = len(starts) == len(ends) and all(map(_is_point, starts, ends))
-        return frozenset(starts) if is_listed else None
+        return frozenset(starts) if ends == tuple(map(_next, starts)) else None
 
 
 NOTHING, EVERYTHING = Spans(), Spans((b"",))
@@ -108,10 +107,6 @@ def _compared(op: str, operands: Sequence[bytes]) -> Spans:
 def _next(data: bytes) -> bytes:
     """Return the smallest byte string greater than `data`."""
     return data + b"\0"
-
-
-def _is_point(start: bytes, end: bytes) -> bool:
-    return end == _next(start)
 
 
 def _not_null(null: bytes) -> Spans:
