@@ -118,6 +118,7 @@ def _block(group: list[Transaction], raw: bytes, tables: tuple[Table, ...]) -> B
 def _write(group: list[Transaction]) -> tuple[bytes, tuple[Table, ...]]:
     changes = group[0].changes if len(group) == 1 else tuple(chain.from_iterable(part.changes for part in group))
     ops, shapes, tables, before, after, remarks, is_plain = columns(changes)
+    rests = [part.commit_us_rest for part in group]
     payload = _Payload(
         start=group[0].start,
         last=group[-1].last,
@@ -131,13 +132,9 @@ def _write(group: list[Transaction]) -> tuple[bytes, tuple[Table, ...]]:
         before=before,
         after=after,
         remarks=remarks,
-        commit_us_rest=_unless_zero([part.commit_us_rest for part in group]),
+        commit_us_rest=rests if any(rests) else [],
     )
     return _to_bytes(payload, is_plain), tables
-
-
-def _unless_zero(values: list[int]) -> list[int]:
-    return values if any(values) else []
 
 
 def _steps(values: list[int]) -> list[int]:
