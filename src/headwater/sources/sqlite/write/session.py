@@ -105,7 +105,7 @@ class SqliteSession:
             self._before_write()
         if statement.schema:
             return self._change_schema(sql, args, statement.alters)
-        return self._execute(sql, args)
+        return run_statement(self._own, sql, args)
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
         """Create `table` from its kinds; return False if it exists."""
@@ -133,9 +133,6 @@ class SqliteSession:
         self._before_write()
         self._change_schema(f"DROP TABLE {ident(table)}", (), None)
         return True
-
-    def _execute(self, sql: str, args: Args) -> Result:
-        return run_statement(self._own, sql, args)
 
     def is_read_only(self, sql: str) -> bool:
         """Return whether SQLite itself reports that `sql` writes nothing."""
@@ -168,13 +165,13 @@ class SqliteSession:
                 reconcile(db, self._wanted, known_good=self._known_good())
             before = intruders(db)
         try:
-            result = self._execute(sql, args)
+            result = run_statement(self._own, sql, args)
         except HeadwaterError as error:
             # DROP COLUMN fails while one of our triggers names the column: remove our triggers and retry.
             if alters is None or f"in trigger {OURS}" not in error.message:
                 raise
             self._release(alters)
-            result = self._execute(sql, args)
+            result = run_statement(self._own, sql, args)
         with self._guard.own() as db, sqlite_errors():
             if names := intruders(db) - before:
                 raise InvalidRequest(
