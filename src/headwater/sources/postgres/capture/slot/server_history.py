@@ -18,8 +18,6 @@ from headwater.sources.postgres.schema.shape_changes import Shapes, displaced, i
 NOTE = "postgres"
 FIRST = "postgres_first"  # the table shapes at the start of a generation: no change in its log carries them
 
-_NOBODY: Mapping[str, int] = {}
-
 
 class History(msgspec.Struct, frozen=True):
     """The origin of a log. `point` is the end of a transaction in the log, not always the newest; `confirmed` is the
@@ -62,9 +60,7 @@ def first_shape(text: str, name: str, version: int) -> Table | None:
     return next((table for table in tables if (table.name, table.version) == (name, version)), None)
 
 
-def brought_up(
-    point: TransactionEnd, parts: Iterable[Transaction], owners: Mapping[str, int] = _NOBODY
-) -> TransactionEnd:
+def brought_up(point: TransactionEnd, parts: Iterable[Transaction], owners: Mapping[str, int] = {}) -> TransactionEnd:
     """Return `point` moved past the log's later transactions. `owners`: oid by table name, as last read."""
     offset, position, xid, truncated = point.offset, point.position, point.xid, point.truncated
     shapes = _Shapes(point.shapes)
