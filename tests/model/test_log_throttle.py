@@ -4,17 +4,17 @@ from headwater.model.work.log_throttle import MOST, LogThrottle, counted
 
 
 def test_first_message_is_logged_then_one_a_minute_with_a_count() -> None:
-    repeats = LogThrottle(60)
+    repeats = LogThrottle()
     assert [repeats.again("stopped", at) for at in (0, 1, 30, 59.9, 60, 61, 200)] == [0, None, None, None, 3, None, 1]
 
 
 def test_another_kind_is_logged_immediately() -> None:
-    repeats = LogThrottle(60)
+    repeats = LogThrottle()
     assert [repeats.again(kind, 1) for kind in ("a", "b", "a", "b")] == [0, 0, None, None]
 
 
 def test_number_of_remembered_kinds_is_limited() -> None:
-    repeats = LogThrottle(60)
+    repeats = LogThrottle()
     for number in range(10 * MOST):
         assert repeats.again(str(number), 1) == 0
     assert len(repeats._logged) <= MOST

@@ -9,14 +9,13 @@ MOST = 64  # kinds of messages remembered
 class LogThrottle:
     """Throttles messages by `kind`. Not thread-safe."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._logged: dict[str, tuple[float, int]] = {}  # by kind: time of the last message, and how many were dropped
 
     def again(self, kind: str, now: float) -> int | None:
         """Return None if a message of `kind` is to be dropped; else how many were dropped since the last one."""
         at, left_out = self._logged.pop(kind, (None, 0))
-        if at is not None and now - at < self._seconds:
+        if at is not None and now - at < SECONDS:
             self._logged[kind] = at, left_out + 1
             return None
         self._logged[kind] = now, 0
