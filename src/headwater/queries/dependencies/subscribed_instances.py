@@ -281,7 +281,7 @@ class SubscribedInstances:
         if isinstance(question, AnalysedInstance):
             self._held[db, question.key] = question
             self._names.setdefault((db, question.instance.key), set()).add(question.key)
-            self._answering(question).hold(question.instance, last=last, since=since)
+            self._queries.answering(question.db).hold(question.instance, last=last, since=since)
 
     def release(self, db: str, key: Hashable) -> None:
         """Stop tracking an instance, unless it is held under another key."""
@@ -292,20 +292,17 @@ class SubscribedInstances:
         names.discard(key)
         if not names:
             self._names.pop((db, gone.instance.key), None)
-            self._answering(gone).release(gone.instance.key)
+            self._queries.answering(gone.db).release(gone.instance.key)
 
     def position(self, db: str, key: Hashable) -> tuple[str, int, int] | None:
         """Return the tag prefix of a held instance, the offset of its last relevant change, and the offset checked."""
         held = self._held.get((db, key))
         if held is None:
             return None
-        versions = self._answering(held).versions
+        versions = self._queries.answering(held.db).versions
         versions.advance()
         found = versions.last(held.instance.key)
         return None if found is None else (held.prefix, *found)
-
-    def _answering(self, question: AnalysedInstance) -> Answering:
-        return self._queries.answering(question.db)
 
 
 def _values(args: Args) -> list[Value] | dict[str, Value]:

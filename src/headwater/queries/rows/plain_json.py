@@ -66,16 +66,12 @@ def _of_part(column: Column, part: str) -> Value:
             hint = f"Write a text that begins with {MARK} as {MARK}str:{MARK}…, other values as {MARK}kind:value."
             raise InvalidRequest(f"the key part {part[:40]!r} cannot be read", hint=hint)
     try:
-        return _PARTS.get(kind, _text)(kind, text)
+        return _PARTS[kind](kind, text) if kind in _PARTS else from_json(text)
     except (HeadwaterError, ValueError):
         raise InvalidRequest(
             f"the key part {part[:40]!r} is not a {kind} value, which column {column.name!r} needs",
             hint=_PART_HINTS.get(kind, "Write the value as in plain JSON, without quotes."),
         ) from None
-
-
-def _text(kind: str, text: str) -> Value:
-    return from_json(text)
 
 
 def _lit(kind: str, text: str) -> Value:
