@@ -47,7 +47,7 @@ def analyse_select(reader: GuardedConnection, whole: Analysis, facts: StatementF
         is_single = len(list(queries_of(query))) == 1
         found = tuple(Dependency(place.table, place.columns if is_single else None) for place in found)
         doubts = (*doubts, f"{name} may fail on any row")
-    elif not may_fail(facts.functions):
+    elif not any(map(may_fail, facts.functions)):
         guards = guards_of(push, query, ordered, found, facts.parameters)
     seen = {dependency.table for dependency in found}
     if not seen.issubset(facts.tables):

@@ -15,11 +15,6 @@ from headwater.sources.sqlite.query.syntax import tree
 _CAREFUL = frozenset({"json_valid", "json_error_position"})  # these report malformed JSON instead of failing
 
 
-def may_fail(functions: frozenset[str]) -> bool:
-    """Return whether a statement with these functions may fail on some row."""
-    return any(map(_is_strict, functions))
-
-
 def failing(query: tree.Query) -> str | None:
     """Return a function that may be evaluated on rows outside the result; None if there is none.
 
@@ -48,8 +43,9 @@ def _deciding(query: tree.Query, select: tree.Select, *, is_top: bool) -> Iterat
 
 def _strict(node: Any) -> str | None:
     name = node.name if isinstance(node, tree.Call) else node.op if isinstance(node, tree.Binary) else ""
-    return name if _is_strict(name.lower()) and any(tree.names_in(node)) else None
+    return name if may_fail(name.lower()) and any(tree.names_in(node)) else None
 
 
-def _is_strict(name: str) -> bool:
+def may_fail(name: str) -> bool:
+    """Return whether the function may fail on some row."""
     return name in ("->", "->>") or (name.startswith("json") and name not in _CAREFUL)
