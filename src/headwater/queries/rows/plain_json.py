@@ -78,16 +78,11 @@ def _lit(kind: str, text: str) -> Value:
     return from_lit({"t": kind, _FIELD.get(kind, "v"): text})
 
 
-def _integer(kind: str, text: str) -> Value:
-    if not _INTEGER.match(text):
+def _number(kind: str, text: str) -> Value:
+    pattern, to_number = (_NUMBER, float) if kind == "f64" else (_INTEGER, int)
+    if not pattern.match(text):
         raise ValueError(text)
-    return from_lit({"t": kind, "v": int(text)})
-
-
-def _float(kind: str, text: str) -> Value:
-    if not _NUMBER.match(text):
-        raise ValueError(text)
-    return from_lit({"t": kind, "v": float(text)})
+    return from_lit({"t": kind, "v": to_number(text)})
 
 
 def _bool(kind: str, text: str) -> Value:
@@ -103,9 +98,7 @@ def _json(kind: str, text: str) -> Value:
 
 
 _PARTS: dict[str, Callable[[str, str], Value]] = {
-    "i64": _integer,
-    "u64": _integer,
-    "f64": _float,
+    **dict.fromkeys(("i64", "u64", "f64"), _number),
     "bool": _bool,
     "bytes": lambda kind, text: binascii.unhexlify(text),
     "json": _json,
