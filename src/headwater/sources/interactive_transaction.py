@@ -28,7 +28,7 @@ class Interactive(ABC):
         self.id = "tx_" + secrets.token_hex(8)
         self.read_only = read_only
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="headwater-tx")  # the thread starts with the first step
-        # Guards the connection and changes of `_state`. `_expire` takes it after interrupting the running step.
+        # Guards the connection and changes of `_state`. `expire` takes it after interrupting the running step.
         self._lock = threading.Lock()
         self._doomed = False  # set when terminated from outside: a running step fails for that reason
         self._state = "open"
@@ -49,10 +49,6 @@ class Interactive(ABC):
     def rollback(self) -> Future[None]:
         """Roll back the transaction."""
         return self._submit(self._rollback)
-
-    def abandon(self) -> None:
-        """Roll back if still open, because the server is shutting down."""
-        self._expire()
 
     # --- implemented per database --------------------------------------------------------------------------------
 
@@ -110,8 +106,8 @@ class Interactive(ABC):
 
     # --- end -----------------------------------------------------------------------------------------------------
 
-    def _expire(self) -> None:
-        """End the transaction from outside, even while a step is running."""
+    def expire(self) -> None:
+        """End the transaction from outside, even while a step is running: its time is up, or the server shuts down."""
         self._doomed = True
         while not self._lock.acquire(timeout=self.nudge_seconds):
             if self.is_over:

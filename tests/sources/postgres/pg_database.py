@@ -120,6 +120,6 @@ class Rig:
 
     def close(self) -> None:
         for tx in self._open:
-            tx.abandon()
+            tx.expire()
         self.writers.close()
         self.pool.close()

@@ -239,7 +239,7 @@ def test_transaction_with_statement_without_interrupts_ends_at_once(pg_rig: Call
     tx = rig.begin()
     step = tx.run(lambda session: session.execute(f"INSERT INTO t {DEAF}"))
     wait_until(lambda: running(rig.stream.db, "INSERT INTO t SELECT strpos"), "the statement to run")
-    tx.abandon()
+    tx.expire()
     assert running(rig.stream.db, "INSERT INTO t SELECT strpos"), "nobody waited for it"
     with pytest.raises((TxExpired, SourceError)):
         step.result(PATIENCE)

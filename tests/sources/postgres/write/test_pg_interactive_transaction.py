@@ -135,11 +135,11 @@ def test_blocked_step_is_expired_at_once_when_abandoned(pg_rig: Attach) -> None:
     holder, waiter = (r.begin(seconds=2 * PATIENCE, idle=2 * PATIENCE) for _ in range(2))
     holder.run(run("UPDATE t SET v = 'x'")).result(PATIENCE)
     step = waiter.run(run("UPDATE t SET v = 'y'"))
-    waiter.abandon()
+    waiter.expire()
     assert not wait([step], PATIENCE).not_done
     with pytest.raises(TxExpired):
         step.result(0)
-    holder.abandon()
+    holder.expire()
     with pytest.raises(TxExpired):
         holder.commit().result(PATIENCE)
 

@@ -130,7 +130,7 @@ class PostgresTx(Interactive):
                 if left > 0:
                     self._side.wait(left)
                     continue
-            self._expire()
+            self.expire()
 
     def _interrupt(self) -> None:
         self._interrupted_at = min(self._interrupted_at, time.monotonic())

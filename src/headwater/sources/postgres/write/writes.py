@@ -73,5 +73,5 @@ class PostgresWrites:
     def finish_writes(self) -> None:
         """Accept no more writes; return when the queued ones are durable."""
         for tx in list(self._transactions):
-            tx.abandon()
+            tx.expire()
         self._writers.close()

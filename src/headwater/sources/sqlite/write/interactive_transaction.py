@@ -94,7 +94,7 @@ class SqliteTx(Interactive):
         self._side = threading.Lock()
         self._steps = 0  # queued or running
         own.guard.run("BEGIN")
-        self._timer = threading.Timer(READ_SECONDS, self._expire)
+        self._timer = threading.Timer(READ_SECONDS, self.expire)
         self._timer.daemon = True
         self._timer.start()
 
@@ -150,7 +150,7 @@ class SqliteTx(Interactive):
             return
         place = self._place = WriterTurn(self._seconds, self._idle_seconds)
         try:
-            self._writer.submit(lambda _: place.hold(self._expire), alone=True)
+            self._writer.submit(lambda _: place.hold(self.expire), alone=True)
             if not place.granted.wait(TURNS * self._seconds):
                 raise Busy("other transactions hold the write lock of the database")
             self._take_lock()

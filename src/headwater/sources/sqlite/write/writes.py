@@ -76,5 +76,5 @@ class SqliteWrites:
     def finish_writes(self) -> None:
         """Accept no more writes; return when the queued writes are durable."""
         for tx in list(self._transactions):
-            tx.abandon()
+            tx.expire()
         self._writer.close()
