@@ -16,7 +16,7 @@ from headwater.model.database_name import real_name
 from headwater.model.principal import OWNER, Principal
 from headwater.queries.etag.causality import Token, token
 from headwater.queries.statements.pending_answer import PendingAnswer
-from headwater.sources.write import Session, Tx, Work, WriteResult
+from headwater.sources.write import Session, Tx, Work
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -95,11 +95,10 @@ class Transactions:
     def commit(self, principal: Principal, tx: str) -> PendingAnswer[EndResult]:
         """Commit an open transaction."""
         held = self._take(principal, tx)
-
-        def finish(written: WriteResult[None]) -> EndResult:
-            return EndResult(tx, "committed", _visible_token(principal, held.db, written.tables))
-
-        return PendingAnswer(held.tx.commit(), finish)
+        return PendingAnswer(
+            held.tx.commit(),
+            lambda written: EndResult(tx, "committed", _visible_token(principal, held.db, written.tables)),
+        )
 
     def rollback(self, principal: Principal, tx: str) -> PendingAnswer[EndResult]:
         """Roll back an open transaction."""
