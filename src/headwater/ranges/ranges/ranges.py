@@ -219,10 +219,9 @@ class Ranges:
     def _change(
         self, place: _OpenTable, held: RangeBasis, ranges: list[Range], steps: Sequence[Split | Merge], sample: Sample
     ) -> bool:
-        def new(new_id: Callable[[], int]) -> list[Range]:
-            return measured(sample, applied(ranges, steps, new_id))
-
-        return self._store.change(place.db, place.table.name, held, ranges, new)
+        return self._store.change(
+            place.db, place.table.name, held, ranges, lambda new_id: measured(sample, applied(ranges, steps, new_id))
+        )
 
     def _live(self, place: _OpenTable, ranges: list[Range], id: int, epoch: int) -> Range:
         found = next((one for one in ranges if one.id == id), None)
