@@ -28,12 +28,8 @@ class PostgresReader(PostgresReads):
         """Open both pools; `judge` is the connection string for callers' conditions."""
         self._server, self._past = server, past
         pool, self._judges = Pool(Server(name, url).connect, READERS), Pool(Server(name, judge).connect, READERS)
-        super().__init__(
-            pool, self._judges, Shapes(self._known), _ServerOffsets(server), Columns(pool), take=TextColumns
-        )
-
-    def _known(self, table: str) -> Table | None:
-        return self._server.describe().get(table)
+        shapes = Shapes(lambda table: server.describe().get(table))
+        super().__init__(pool, self._judges, shapes, _ServerOffsets(server), Columns(pool), take=TextColumns)
 
     def describe(self) -> dict[str, Table]:
         """Return the tables as they are now."""
