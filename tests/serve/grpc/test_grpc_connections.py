@@ -133,7 +133,7 @@ def test_call_before_the_acknowledgement_is_answered() -> None:
 
 def test_large_legal_metadata_are_accepted() -> None:
     with serving(NoDatabases()) as client:
-        assert is_healthy(client, metadata=[("large", "x" * 7_900)])
+        assert is_healthy(client, metadata=[("large", "x" * 7_500)])
 
 
 # --- addresses and limits ----------------------------------------------------------------------------------------
