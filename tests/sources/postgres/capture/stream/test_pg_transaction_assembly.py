@@ -123,6 +123,14 @@ def test_logged_transactions_are_skipped_and_their_tables_are_remembered() -> No
     assert keys(feed(assembly(LogEnd(40)), said)) == []
 
 
+def test_server_that_sends_fewer_rows_than_were_logged_is_refused() -> None:
+    with pytest.raises(SourceMismatch, match="fewer"):
+        feed(
+            assembly(LogEnd(10, start=5, rows=4)),
+            [pg.begin(1, 10), pg.relation(NARROW), pg.insert(b"1"), pg.commit(10)],
+        )
+
+
 @pytest.mark.parametrize("message", pg.PREPARED.values())
 def test_two_phase_slots_are_refused_with_a_remedy(message: bytes) -> None:
     with pytest.raises(SourceUnfit, match="prepared") as caught:

@@ -5,7 +5,8 @@
                               … StreamAbort        -> discarded; of a subtransaction only its rows
 
 A transaction is passed on in parts of at most `part` changes. The position of its last part is the end LSN: a reader
-at that LSN has everything before. The other parts have the LSN of the commit. A position is always safe to confirm.
+at that LSN has everything before. The other parts have the LSN of the commit, by which `LogEnd` finds the transaction
+when the server sends it again from its start. A position is always safe to confirm.
 
 A server without two-phase decoding (the slot decides) sends a prepared transaction at COMMIT PREPARED, like any other.
 """
@@ -54,12 +55,15 @@ class Barrier(msgspec.Struct, frozen=True):
 
 
 class LogEnd(msgspec.Struct, frozen=True):
-    """The end of a log, which is the end of a transaction. `position` is that of its last part.
+    """The end of a log. `position` is that of its last part; if that was not the last of its transaction, `start` is
+    the number of changes of the transaction in the log, and `rows` how many of them are not schema changes.
 
     `proof` is the number of the transaction that ends at `position`, where the server is to send it again: a server
     that does not send it has another history, such as a copy of the files that was written to."""
 
     position: int = 0
+    start: int = 0
+    rows: int = 0
     proof: str = ""
 
 
@@ -97,7 +101,7 @@ class Assembly:
         self._head: _Head | None = None
         self._changes: list[Change] = []
         self._weight = self._start = 0
-        self._is_logged = False  # the log already has the transaction
+        self._skip = 0  # rows that the log already has; below zero: all of them
         self._barriers: list[Barrier] = []
         self._ahead: dict[int, StreamedTransaction] = {}
         self._stream: StreamedTransaction | None = None  # the transaction whose block is open
@@ -172,11 +176,14 @@ class Assembly:
         return ()
 
     def _open(self, head: _Head) -> None:
-        self._head, self._changes, self._weight, self._start = head, [], 0, 0
-        self._is_logged = head.lsn < self._resume.position
-        if self._proof and not self._is_logged:
+        self._head, self._changes, self._weight, self._start, self._skip = head, [], 0, 0, 0
+        if head.lsn < self._resume.position:
+            self._skip = -1
+        elif self._proof:
             raise self._other_history()
-        self._rows = _NOBODY if self._is_logged else self._relations.rows
+        elif head.lsn == self._resume.position:
+            self._skip, self._start = self._resume.rows, self._resume.start
+        self._rows = _NOBODY if self._skip else self._relations.rows
 
     def _commit(self, message: bytes) -> Iterable[Item]:
         return self._finish(decode_commit(message))
@@ -191,6 +198,11 @@ class Assembly:
         found: list[Item] = []
         if self._changes:
             found.append(self._cut(end))
+        elif self._start:
+            raise SourceMismatch(
+                f"the log has {self._start} changes of transaction {self._head.xid}, the server sends fewer",
+                hint="The slot or the server was replaced. Take a new snapshot.",
+            )
         found += self._barriers
         self._barriers, self._head, self._rows, self.end = [], None, _NOBODY, end
         return found
@@ -238,8 +250,17 @@ class Assembly:
             raise BadMessage(f"a message {message[:1]!r} outside of any transaction")
         return False
 
+    def _is_skipped(self) -> bool:
+        """Return whether the log already has the next row, and count it."""
+        if self._skip > 0:
+            self._skip -= 1
+            if not self._skip:
+                self._rows = self._relations.rows
+            return True
+        return self._skip < 0
+
     def _row(self, message: bytes) -> Iterable[Item]:
-        if self._is_held(message) or self._is_logged:
+        if self._is_held(message) or self._is_skipped():
             return ()
         found = self._ready(int.from_bytes(message[1:5], "big"))
         change = self._relations.decoder(message)(message)
@@ -252,13 +273,14 @@ class Assembly:
         return [part for change in self._relations.need(oid, xid) for part in self._append(change)]
 
     def _truncate(self, message: bytes) -> Iterable[Item]:
-        if self._is_held(message) or self._is_logged:
+        if self._is_held(message):
             return ()
         found: list[Item] = []
         for oid in _expect(Truncate, message).oids:
-            found += self._ready(oid)
-            xid = self._head.xid if self._head is not None else 0
-            found += self._append(Change(Op.TRUNCATE, self._relations.truncate(oid, xid)))
+            if not self._is_skipped():
+                found += self._ready(oid)
+                xid = self._head.xid if self._head is not None else 0
+                found += self._append(Change(Op.TRUNCATE, self._relations.truncate(oid, xid)))
         return found
 
     def _relation(self, message: bytes) -> Iterable[Item]:
@@ -298,7 +320,7 @@ class Assembly:
 
     def _changed(self, content: bytes, kind: type[T], apply: Callable[[T], list[Change]]) -> list[Item]:
         """Add the changes that a logical message with the content `kind` causes."""
-        told = None if self._is_logged else _read(content, kind)
+        told = None if self._skip else _read(content, kind)
         changes = [] if told is None else apply(told)
         return [part for change in changes for part in self._append(change)]
 
