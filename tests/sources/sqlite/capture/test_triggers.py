@@ -198,6 +198,12 @@ def test_writes_of_an_after_trigger_to_the_same_row_are_chained(
         r.check()
 
 
+@pytest.fixture(params=[True, False], ids=["server", "foreign"])
+def by_server(request: pytest.FixtureRequest) -> bool:
+    """Whether the server runs the statement, not another program."""
+    return bool(request.param)
+
+
 PARENT = "CREATE TABLE p(id INTEGER PRIMARY KEY, code TEXT UNIQUE)"
 
 
@@ -242,6 +248,86 @@ def test_cascades_of_a_self_referencing_table_are_captured(rig: Attach) -> None:
     ):
         r.foreign.run(statement)
         r.check()
+
+
+@pytest.mark.parametrize("end", ["", " WITHOUT ROWID"])
+@pytest.mark.parametrize("rule", ["", " UNIQUE"])
+def test_delete_by_replace_is_captured_if_its_cascade_removes_the_updated_row(
+    rig: Attach, rule: str, end: str, by_server: bool
+) -> None:
+    r = rig(
+        f"CREATE TABLE t(id INTEGER PRIMARY KEY, x{rule}, parent REFERENCES t(id) ON DELETE CASCADE){end}",
+        "INSERT INTO t VALUES (3, 'c', NULL), (4, 'd', 3), (5, 'e', NULL), (6, 'f', 5)",
+    )
+    write = r.write if by_server else r.foreign.script
+    write("UPDATE OR REPLACE t SET id = 3 WHERE id = 4")
+    assert images(r.check()) == [((3, "c", None), None), ((4, "d", 3), None)]
+    write("UPDATE OR REPLACE t SET id = 5, x = 'c' WHERE id = 6", "INSERT INTO t VALUES (5, 'e', NULL)")
+    assert ops(r.check()) == ["delete", "delete", "insert"]
+
+
+CHILD = "CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES t(id) ON DELETE CASCADE ON UPDATE CASCADE)"
+NESTED = {
+    "replaces another row": "REPLACE INTO t VALUES (100, 100, 'n')",
+    "is ignored": "INSERT OR IGNORE INTO t VALUES (100, 7, 'n')",
+    "moves another key": "UPDATE OR REPLACE t SET id = 102 WHERE id = 101",
+    "inserts a row": "INSERT INTO t VALUES ((SELECT max(id) + 1 FROM t), NULL, 'n')",
+}
+
+
+@pytest.mark.parametrize("nested", NESTED)
+@pytest.mark.parametrize("rule", ["", " UNIQUE"])
+def test_delete_by_replace_is_captured_if_a_trigger_of_a_child_writes_the_parent(
+    rig: Attach, rule: str, nested: str, by_server: bool
+) -> None:
+    r = rig(
+        f"CREATE TABLE t(id INTEGER PRIMARY KEY, u{rule}, v)",
+        CHILD,
+        f"CREATE TRIGGER d AFTER DELETE ON c BEGIN {NESTED[nested]}; END",
+        f"CREATE TRIGGER u AFTER UPDATE ON c BEGIN {NESTED['inserts a row']}; END",
+        "INSERT INTO t VALUES (1, 5, 'a'), (2, 6, 'b'), (3, 7, 'c'), (100, 100, 'x'), (101, 101, 'y'), (102, 102, 'z')",
+        "INSERT INTO c VALUES (1, 1), (2, 1), (3, 2)",
+    )
+    write = r.write if by_server else r.foreign.script
+    write("REPLACE INTO t VALUES (3, 5, 'outer')")
+    r.check()
+    write("UPDATE OR REPLACE t SET id = 3, u = 8 WHERE id = 2")
+    r.check()
+
+
+@pytest.mark.parametrize("nested", NESTED)
+@pytest.mark.parametrize("when", ["BEFORE", "AFTER"])
+def test_delete_by_replace_is_captured_if_a_temporary_trigger_writes_the_table(
+    rig: Attach, when: str, nested: str
+) -> None:
+    r = rig(
+        "CREATE TABLE t(id INTEGER PRIMARY KEY, u UNIQUE, v)",
+        "INSERT INTO t VALUES (1, 5, 'a'), (3, 7, 'c'), (100, 100, 'x'), (101, 101, 'y'), (102, 102, 'z')",
+    )
+    r.foreign.script(
+        f"CREATE TEMP TRIGGER i {when} INSERT ON main.t WHEN NEW.v = 'outer' BEGIN {NESTED[nested]}; END",
+        "REPLACE INTO t VALUES (2, 5, 'outer')",
+    )
+    r.check()
+
+
+def test_triggers_and_tables_of_an_older_version_are_renewed_without_a_snapshot(rig: Attach) -> None:
+    r = rig(
+        "CREATE TABLE t(id INTEGER PRIMARY KEY, parent REFERENCES t(id) ON DELETE CASCADE)",
+        "INSERT INTO t VALUES (3, NULL), (4, 3)",
+    )
+    r.close()
+    r.foreign.script(
+        "PRAGMA writable_schema = 1",
+        "UPDATE sqlite_schema SET sql = 'CREATE TRIGGER ' || name || ' AFTER DELETE ON t BEGIN SELECT 1; END' "
+        "WHERE type = 'trigger'",
+        "PRAGMA writable_schema = RESET",
+        "ALTER TABLE _headwater_stash DROP COLUMN updated",
+    )
+    r.open()
+    assert r.check() == []
+    r.foreign.run("UPDATE OR REPLACE t SET id = 3 WHERE id = 4")
+    assert ops(r.check()) == ["delete", "delete"]
 
 
 @pytest.mark.parametrize("recursive", [0, 1])

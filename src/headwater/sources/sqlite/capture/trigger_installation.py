@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.errors import SourceUnfit
 from headwater.model.change import Op
-from headwater.sources.sqlite.capture.trigger_plan import Add, Drop, Layout, Renew, Reshape, Step, Trigger, nests, plan
+from headwater.sources.sqlite.capture.trigger_plan import Add, Drop, Layout, Renew, Reshape, Step, Trigger, plan
 from headwater.sources.sqlite.capture.triggers import (
     ANCHOR,
     CANARY,
@@ -22,6 +22,7 @@ from headwater.sources.sqlite.capture.triggers import (
     LAYOUT,
     MAX_COLUMNS,
     META,
+    STASH,
     TABLES,
     TXN,
     create_cell_tables,
@@ -103,6 +104,8 @@ def add_columns(db: apsw.Connection) -> None:
     """Add columns that tables of an older version lack; that version can still use the tables."""
     if not list(db.execute("SELECT 1 FROM pragma_table_info(?) WHERE name = 'us'", (TXN,))):
         db.execute(f"ALTER TABLE {TXN} ADD COLUMN us INTEGER")
+    if not list(db.execute("SELECT 1 FROM pragma_table_info(?) WHERE name = 'updated'", (STASH,))):
+        db.execute(f"ALTER TABLE {STASH} ADD COLUMN updated")
 
 
 def meta(db: apsw.Connection, name: str) -> str:
@@ -136,14 +139,20 @@ def read_layouts(db: apsw.Connection) -> dict[int, Layout]:
     }
 
 
-def read_triggers(db: apsw.Connection, table: str | None = None) -> list[Trigger]:
-    """Return all triggers of the file or of one table, oldest first."""
-    rows = db.execute(
-        "SELECT name, tbl_name, sql, rowid FROM sqlite_schema"
-        " WHERE type = 'trigger' AND (?1 IS NULL OR tbl_name = ?1 COLLATE NOCASE) ORDER BY rowid",
-        (table,),
-    )
+def read_triggers(db: apsw.Connection) -> list[Trigger]:
+    """Return all triggers of the file, oldest first."""
+    rows = db.execute("SELECT name, tbl_name, sql, rowid FROM sqlite_schema WHERE type = 'trigger' ORDER BY rowid")
     return [Trigger(*row) for row in rows]
+
+
+def read_parents(db: apsw.Connection) -> set[str]:
+    """Return the tables, in lower case, whose changes cause actions of foreign keys."""
+    rows = db.execute(
+        'SELECT DISTINCT lower(k."table") FROM sqlite_schema AS s, pragma_foreign_key_list(s.name) AS k'
+        " WHERE s.type = 'table' AND NOT (k.on_update IN (?1, ?2) AND k.on_delete IN (?1, ?2))",
+        ("NO ACTION", "RESTRICT"),
+    )
+    return {name for (name,) in rows}
 
 
 def capturable(db: apsw.Connection, wanted: Collection[str]) -> tuple[dict[str, Shape], dict[str, str]]:
@@ -178,7 +187,7 @@ def reconcile(
     shapes, _ = capturable(db, wanted)
     active = [layout for layout in read_layouts(db).values() if layout.active]
     vacuumed = renumbered(db)
-    steps = plan(shapes, active, read_triggers(db), vacuumed=vacuumed)
+    steps = plan(shapes, active, read_triggers(db), parents=read_parents(db), vacuumed=vacuumed)
     for step in steps:
         _apply(db, step, known_good=known_good, ddl=ddl, first=first)
     if steps or vacuumed:
@@ -232,20 +241,20 @@ def renumbered(db: apsw.Connection) -> bool:
 
 def _apply(db: apsw.Connection, step: Step, *, known_good: int, ddl: str, first: bool) -> None:
     match step:
-        case Add(shape):
-            layout = _new_layout(db, shape)
+        case Add(shape, nests):
+            layout = _new_layout(db, shape, nests)
             if not first:
                 _announce(db, layout, ddl or _sql_of(db, shape.table.name), resnapshot=_has_rows(db, shape))
-        case Reshape(old, shape, unseen):
+        case Reshape(old, shape, nests, unseen):
             late = not ddl and (unseen or _captured_since(db, old.id, known_good))
             remove_triggers(db, old.id)
             _retire(db, old.id)
-            layout = _new_layout(db, shape, version=old.table.version + 1)
+            layout = _new_layout(db, shape, nests, version=old.table.version + 1)
             _announce(db, layout, ddl or _sql_of(db, shape.table.name), resnapshot=late)
-        case Renew(layout_, unseen, overtaken):
+        case Renew(layout_, nests, unseen, overtaken):
             late = unseen or (overtaken and _captured_since(db, layout_.id, known_good))
             remove_triggers(db, layout_.id)
-            _create(db, layout_.shape, layout_.id)
+            _create(db, layout_.shape, layout_.id, nests)
             if late and not ddl:
                 _announce(db, layout_.id, _sql_of(db, layout_.table.name), resnapshot=True)
         case Drop(layout_, went):
@@ -265,7 +274,7 @@ def remove_triggers(db: apsw.Connection, layout: int) -> None:
             db.execute(f"DROP TRIGGER {ident(trigger.name)}")
 
 
-def _new_layout(db: apsw.Connection, shape: Shape, version: int = 0) -> int:
+def _new_layout(db: apsw.Connection, shape: Shape, nests: bool, version: int = 0) -> int:
     name = shape.table.name
     if not version:
         (last,) = next(db.execute(f"SELECT coalesce(max(version), 0) FROM {LAYOUT} WHERE name = ?", (name,)))
@@ -277,13 +286,12 @@ def _new_layout(db: apsw.Connection, shape: Shape, version: int = 0) -> int:
     )
     layout = db.last_insert_rowid()
     _fit_width(db, len(shape.table.columns))
-    _create(db, shape, layout)
+    _create(db, shape, layout, nests)
     return layout
 
 
-def _create(db: apsw.Connection, shape: Shape, layout: int) -> None:
-    nesting = nests(read_triggers(db, shape.table.name))
-    for statement in create_triggers(shape, layout, nests=nesting).values():
+def _create(db: apsw.Connection, shape: Shape, layout: int, nests: bool) -> None:
+    for statement in create_triggers(shape, layout, nests=nests).values():
         db.execute(statement)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -42,9 +42,10 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class Add(msgspec.Struct, frozen=True):
-    """A table that is not captured yet."""
+    """A table that is not captured yet. `nests`, here and below: see `create_triggers`."""
 
     shape: Shape
+    nests: bool
 
 
 class Reshape(msgspec.Struct, frozen=True):
@@ -52,6 +53,7 @@ class Reshape(msgspec.Struct, frozen=True):
 
     layout: Layout
     shape: Shape
+    nests: bool
     unseen: bool
 
 
@@ -59,6 +61,7 @@ class Renew(msgspec.Struct, frozen=True):
     """An unchanged table whose triggers are missing, changed, or older than a trigger of the user."""
 
     layout: Layout
+    nests: bool
     unseen: bool
     overtaken: bool = False  # a user's trigger fired before ours, so changes may be captured out of order
 
@@ -74,10 +77,16 @@ Step = Add | Reshape | Renew | Drop
 
 
 def plan(
-    shapes: Mapping[str, Shape], layouts: Sequence[Layout], triggers: Sequence[Trigger], *, vacuumed: bool = False
+    shapes: Mapping[str, Shape],
+    layouts: Sequence[Layout],
+    triggers: Sequence[Trigger],
+    *,
+    parents: Collection[str],
+    vacuumed: bool = False,
 ) -> list[Step]:
     """Return the steps that lead from the installed `layouts` and `triggers` to capture of `shapes`.
 
+    `parents`: the tables whose changes cause actions of foreign keys, in lower case.
     `vacuumed`: VACUUM rewrote the schema, so trigger rowids prove nothing.
     """
     gone: list[Step] = []
@@ -87,9 +96,13 @@ def plan(
     by_table: dict[str, list[Trigger]] = {}
     for trigger in triggers:
         by_table.setdefault(folded(trigger.table), []).append(trigger)
+
+    def nests(table: str) -> bool:
+        return folded(table) in parents or _has_before_triggers(by_table.get(folded(table), ()))
+
     for layout in layouts:
         on_table = by_table.get(folded(layout.table.name), ())
-        nesting = nests(on_table)
+        nesting = nests(layout.table.name)
         expected = create_triggers(layout.shape, layout.id, nests=nesting)
         present = [by_name[name] for name in expected if name in by_name]
         # RENAME TABLE keeps the triggers. Readers of either name see a drop and a new table.
@@ -102,10 +115,10 @@ def plan(
         unseen = len(present) < len(expected) or (not vacuumed and _made_again(layout, present))
         overtaken = bool(present) and _overtaken(present, on_table, expected)
         if _bare(layout.shape) != _bare(shape):
-            steps.append(Reshape(layout, shape, unseen or overtaken or vacuumed))
+            steps.append(Reshape(layout, shape, nesting, unseen or overtaken or vacuumed))
         elif unseen or overtaken or [t.sql for t in present] != list(expected.values()):
-            steps.append(Renew(layout, unseen, overtaken))
-    return gone + steps + [Add(shape) for name, shape in sorted(shapes.items()) if name not in claimed]
+            steps.append(Renew(layout, nesting, unseen, overtaken))
+    return gone + steps + [Add(shape, nests(name)) for name, shape in sorted(shapes.items()) if name not in claimed]
 
 
 def _made_again(layout: Layout, present: Sequence[Trigger]) -> bool:
@@ -113,8 +126,8 @@ def _made_again(layout: Layout, present: Sequence[Trigger]) -> bool:
     return any(layout.places.get(trigger.name) != trigger.place for trigger in present)
 
 
-def nests(triggers: Sequence[Trigger]) -> bool:
-    """Return whether a user's BEFORE trigger (the default) of a table may write to it between our two triggers."""
+def _has_before_triggers(triggers: Sequence[Trigger]) -> bool:
+    """Return whether one of a table's triggers is a BEFORE trigger (the default) of the user."""
     return any(not _is_after(trigger.sql) for trigger in triggers if not trigger.is_ours)
 
 

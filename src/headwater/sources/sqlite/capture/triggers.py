@@ -6,7 +6,8 @@ delete, new then old for an update. The rowid is the offset.
 REPLACE deletes rows without firing DELETE triggers. A BEFORE trigger therefore searches for rows about to
 collide. Where only the key can collide, the row is copied to `replaced` and the reader joins that row with
 the insert that follows: one update, at no cost to inserts without a collision. Where another UNIQUE rule
-exists, or a key is updated, the row is copied to `stash` and the AFTER trigger writes its delete.
+exists, or a key is updated, the row is copied to `stash` and the AFTER trigger writes its delete. Statements of
+triggers and foreign keys may run in between: they leave rows that are gone from the table in the stash.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ END = OURS + "end"
 TABLES = (CAPTURE, REPLACED, STASH, LAYOUT, TXN, META, CANARY)
 
 ANCHOR = 0  # op of a capture row without a change, which only reserves an offset
+STASHED = 16  # newest rows of a table that stay in the stash where statements nest, though the table has them
 MAX_COLUMNS = 990  # an update stores old and new values: twice this, plus our columns, is below SQLite's limit of 2000
 
 
@@ -45,7 +47,7 @@ def create_cell_tables(width: int) -> dict[str, str]:
     return {
         CAPTURE: f"CREATE TABLE {CAPTURE}(seq INTEGER PRIMARY KEY, t, op, {cells(2 * width)})",
         REPLACED: f"CREATE TABLE {REPLACED}(id INTEGER PRIMARY KEY, head, t, {cells(width)})",
-        STASH: f"CREATE TABLE {STASH}(id INTEGER PRIMARY KEY, t, r, {cells(width)})",
+        STASH: f"CREATE TABLE {STASH}(id INTEGER PRIMARY KEY, t, r, updated, {cells(width)})",
     }
 
 
@@ -75,10 +77,11 @@ def trigger_prefix(layout: int) -> str:
     return f"{OURS}{layout}_"
 
 
-def create_triggers(shape: Shape, layout: int, *, nests: bool = False) -> dict[str, str]:
+def create_triggers(shape: Shape, layout: int, *, nests: bool) -> dict[str, str]:
     """Return trigger name to CREATE statement, in order of creation (the last created fires first).
 
-    `nests`: a user's trigger may write to the same table between our BEFORE and our AFTER trigger.
+    `nests`: a user's trigger or the action of a foreign key may write to the same table between our BEFORE and our
+    AFTER trigger.
     """
     texts = _TriggerSql(shape, layout, nests)
     found = {
@@ -114,10 +117,16 @@ class _TriggerSql:
 
     def after_delete(self) -> str:
         # A row with a DELETE of its own was not displaced, even if an earlier OR IGNORE copied the row to the stash.
-        return f"AFTER DELETE ON {self.target} BEGIN {self._forget_old()} {self._row(Op.DELETE, 'OLD')} END"
+        first, rows = "", self._same_row("OLD")
+        if self.nests:
+            # An UPDATE of this row displaced rows, whose ON DELETE action removed this row: no AFTER UPDATE follows.
+            updated = f"updated IS {self._identity('OLD')}"
+            first, rows = self._record(f"{updated} AND NOT {self._is_there()}") + " ", f"({updated} OR {rows})"
+        row = self._row(Op.DELETE, "OLD")
+        return f"AFTER DELETE ON {self.target} BEGIN {first}{self._forget(rows)} {row} END"
 
     def before_insert(self) -> str:
-        body = self._hand_over() if self.merges else self._set_aside("")
+        body = self._hand_over() if self.merges else self._set_aside("", "NULL")
         return f"BEFORE INSERT ON {self.target} WHEN {self._collides('')} BEGIN {body} END"
 
     def _hand_over(self) -> str:
@@ -131,7 +140,7 @@ class _TriggerSql:
         if self.rowid:
             found.append((-self.layout, f"{self.rowid} = NEW.{self.rowid} AND ({same_key}) IS NOT 1"))
         return (
-            self._clear_stash(self._again())
+            self._forget(self._again())
             + " "
             + " ".join(
                 f"INSERT INTO {REPLACED}(head, t, {cells(self.width)}) SELECT (SELECT max(seq) FROM {CAPTURE}), "
@@ -145,12 +154,13 @@ class _TriggerSql:
         other = f" AND NOT ({' AND '.join(f'{name} IS OLD.{name}' for name in names)})"
         return (
             f"BEFORE UPDATE {self._of_keys()}ON {self.target} WHEN {self._collides(other)} "
-            f"BEGIN {self._set_aside(other)} END"
+            f"BEGIN {self._set_aside(other, self._identity('OLD'))} END"
         )
 
     def after_key_update(self) -> str:
         # The stash may hold the updated row itself: an UPSERT that became this update put the row there.
-        return f"AFTER UPDATE {self._of_keys()}ON {self.target} BEGIN {self._forget_old()} {self._displaced()} END"
+        forget = self._forget(self._same_row("OLD"))
+        return f"AFTER UPDATE {self._of_keys()}ON {self.target} BEGIN {forget} {self._displaced()} END"
 
     def _list(self, prefix: str) -> str:
         return ", ".join(prefix + name for name in self.names)
@@ -170,8 +180,24 @@ class _TriggerSql:
         pairs = zip(self.key, self.shape.table.key_places, strict=True)
         return " AND ".join(f"{row}.{name} IS {STASH}.c{place}" for name, place in pairs)
 
-    def _forget_old(self) -> str:
-        return f"DELETE FROM {STASH} WHERE t = {self.layout} AND {self._same_row('OLD')};"
+    def _identity(self, row: str) -> str:
+        """Return an expression whose value identifies `row` in its table."""
+        if self.shape.rowid:
+            return f"{row}.{ident(self.shape.rowid)}"
+        return " || ',' || ".join(f"quote({row}.{name})" for name in self.key)
+
+    def _is_there(self) -> str:
+        """Return the condition that the table has a row in the place of the stashed row."""
+        return f"EXISTS (SELECT 1 FROM {self.target} AS x WHERE {self._same_row('x')})"
+
+    def _record(self, rows: str) -> str:
+        return (
+            f"INSERT INTO {CAPTURE}(t, op, {cells(self.width)}) SELECT {self.layout}, {Op.DELETE:d}, "
+            f"{cells(self.width)} FROM {STASH} WHERE t = {self.layout} AND {rows};"
+        )
+
+    def _forget(self, rows: str) -> str:
+        return f"DELETE FROM {STASH} WHERE t = {self.layout}{' AND ' if rows else ''}{rows};"
 
     def _rules(self) -> list[str]:
         """Return conditions on rows that NEW would collide with; SQLite can look up each condition in indexes.
@@ -209,14 +235,18 @@ class _TriggerSql:
         new = ", ".join(f"NEW.{name} AS {name}" for name in self.names)
         return f"(SELECT {term} FROM (SELECT {new}))"
 
-    def _set_aside(self, further: str) -> str:
+    def _set_aside(self, further: str, updated: str) -> str:
         rowid = ident(self.shape.rowid) if self.shape.rowid else "NULL"
         # UNION removes duplicates: one row may break several rules.
         found = " UNION ".join(
-            f"SELECT {self.layout}, {rowid}, {self._list('')} FROM {self.target} WHERE ({rule}){further}"
+            f"SELECT {self.layout}, {rowid}, {updated}, {self._list('')} FROM {self.target} WHERE ({rule}){further}"
             for rule in self._rules()
         )
-        return f"{self._clear_stash(self._again())} INSERT INTO {STASH}(t, r, {cells(self.width)}) {found};"
+        done = self._is_there()  # or about to be displaced by a statement in which this one nests
+        if self.nests:
+            oldest = f"id <= (SELECT max(id) - {STASHED} FROM {STASH} WHERE t = {self.layout})"
+            done = f"({self._again()} OR ({oldest} AND {done}))"
+        return f"{self._forget(done)} INSERT INTO {STASH}(t, r, updated, {cells(self.width)}) {found};"
 
     def _again(self) -> str:
         """Return the condition on stashed rows that NEW would collide with now."""
@@ -225,16 +255,8 @@ class _TriggerSql:
 
     def _displaced(self) -> str:
         """Return statements that record deletes for stashed rows that are gone, or that NEW has replaced."""
-        gone = f"NOT EXISTS (SELECT 1 FROM {self.target} AS x WHERE {self._same_row('x')})"
-        displaced = f"(({self._same_row('NEW')}) OR {gone})"
-        return (
-            f"INSERT INTO {CAPTURE}(t, op, {cells(self.width)}) SELECT {self.layout}, {Op.DELETE:d}, "
-            f"{cells(self.width)} FROM {STASH} WHERE t = {self.layout} AND {displaced}; {self._clear_stash(displaced)}"
-        )
-
-    def _clear_stash(self, mine: str) -> str:
-        """Return the DELETE that empties the stash; where triggers nest, only of the rows matching `mine`."""
-        return f"DELETE FROM {STASH} WHERE t = {self.layout}{f' AND {mine}' if self.nests else ''};"
+        displaced = f"(({self._same_row('NEW')}) OR NOT {self._is_there()})"
+        return f"{self._record(displaced)} {self._forget(displaced if self.nests else '')}"
 
     def _of_keys(self) -> str:
         """Return `OF a, b` if the columns that can cause a collision are known, so that other updates cost nothing."""

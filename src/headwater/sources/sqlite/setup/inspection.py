@@ -20,6 +20,7 @@ from headwater.sources.sqlite.capture.trigger_installation import (
     is_installed,
     meta,
     read_layouts,
+    read_parents,
     read_triggers,
 )
 from headwater.sources.sqlite.capture.trigger_plan import plan
@@ -114,7 +115,7 @@ def _capture(name: str, db: apsw.Connection, tables: tuple[str, ...], checks: li
         return Inspection([*checks, Check(name, "ok", finding)], mismatch=_of_another_file)
     check_format(db)
     active = [layout for layout in read_layouts(db).values() if layout.active]
-    steps = plan(capturable(db, tables)[0], active, read_triggers(db))
+    steps = plan(capturable(db, tables)[0], active, read_triggers(db), parents=read_parents(db))
     if steps:
         finding = f"the schema moved: capture of {counted(len(steps), 'table')} is out of date"
         checks.append(Check(name, "warn", finding, "A running server corrects it by itself; otherwise start one."))
