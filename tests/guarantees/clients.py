@@ -141,7 +141,7 @@ class Client(ApiWriter):
         if self.added < 4 and self.random.random() < 0.5:
             self.added += 1
             table = self.random.choice(("account", "note", "ledger"))
-            self.sql(f"ALTER TABLE {table} ADD COLUMN {self.name}_{self.count} DEFAULT 'x'")
+            self.sql(f"ALTER TABLE {table} ADD COLUMN {self.name}_{self.count}")
             return 0
         name = f"side_{self.name}_{self.count}"
         self.sql(f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, mark TEXT)")

@@ -25,7 +25,6 @@ from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.types import to_stored
 
 DB = "main"
-DEFAULT = "d"  # what every column that is added begins with
 ENDS = re.compile(r"(DROP TABLE|ALTER TABLE .* RENAME TO) ", re.DOTALL)  # schema changes after which a name is free
 Keyed = tuple[str, str]  # a table, and a key of it as JSON
 Named = dict[str, Value]  # a row by the names of its columns, hidden ones included
@@ -90,9 +89,7 @@ class Base(msgspec.Struct):
 class Truth:
     """All transactions in order, over all generations."""
 
-    def __init__(
-        self, parts: Iterable[Transaction], bases: Iterable[Base] = (), *, added: str | None = DEFAULT
-    ) -> None:
+    def __init__(self, parts: Iterable[Transaction], bases: Iterable[Base] = (), *, added: str | None = None) -> None:
         """`added` is what every row has in a column that came later."""
         self.bases, self.added = list(bases), added
         self.changes = [

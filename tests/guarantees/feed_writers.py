@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.guarantees.feed_oracle import DEFAULT
 from tests.guarantees.writers import EQUAL, ApiWriter, Work
 
 KEYS = 60
@@ -65,7 +64,7 @@ class FeedWriter(ApiWriter):
         if self.ddl and self.added < MOST_COLUMNS and self.random.random() < 0.15:
             self.added += 1
             table = self.random.choice(("item", "pair", "ledger"))
-            self.sql(f"ALTER TABLE {table} ADD COLUMN {self.name}_{self.count} DEFAULT '{DEFAULT}'")
+            self.sql(f"ALTER TABLE {table} ADD COLUMN {self.name}_{self.count}")
             return 0
         verb = self.random.choice(("UPDATE", "UPDATE OR REPLACE"))
         return self.sql(f"{verb} item SET id = ?, mark = ? WHERE id = ?", self.key(), mark, self.key())

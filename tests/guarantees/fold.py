@@ -18,7 +18,6 @@ from headwater.sources.sqlite.types import to_stored
 
 Raw = tuple[str, Any]  # storage class and exact content
 RawRow = tuple[Raw, ...]
-ANYTHING: Raw = ("anything", None)  # a column added by DDL: its default is told by no change
 
 _DROP = re.compile(r"\s*DROP\s+TABLE\b", re.IGNORECASE)
 _RENAME = re.compile(r"\s*ALTER\s+TABLE\s+.*\bRENAME\s+TO\b", re.IGNORECASE | re.DOTALL)
@@ -47,11 +46,6 @@ def raw(value: Value) -> Raw:
 def raw_row(row: Row) -> RawRow:
     """Every value of `row`, raw."""
     return tuple(map(raw, row))
-
-
-def same(one: RawRow, other: RawRow) -> bool:
-    """Equal, but for columns whose value no change told."""
-    return len(one) == len(other) and all(a == b or ANYTHING in (a, b) for a, b in zip(one, other, strict=True))
 
 
 def _key_part(value: Raw, collation: str) -> Raw:
@@ -130,8 +124,8 @@ class Fold:
         """The rows of `name` must be `actual`, in any order."""
         mine, theirs = self.rows().get(name), sorted(actual, key=repr)
         assert mine is not None, f"{name!r} is not known to the fold"
-        missing = [row for row in theirs if not any(same(row, other) for other in mine)] if mine != theirs else []
-        extra = [row for row in mine if not any(same(row, other) for other in theirs)] if mine != theirs else []
+        missing = [row for row in theirs if row not in mine] if mine != theirs else []
+        extra = [row for row in mine if row not in theirs] if mine != theirs else []
         assert not missing and not extra and len(mine) == len(theirs), (
             f"{name!r}: the fold has {len(mine)} rows, the table {len(theirs)};"
             f"\n only in the table: {missing[:3]}\n only in the fold: {extra[:3]}"
@@ -150,7 +144,7 @@ class Fold:
     def _remove(self, table: Table, row: RawRow, what: str) -> None:
         key = self._key(table, row)
         twins = self._rows[table.name].get(key, [])
-        found = next((place for place, twin in enumerate(twins) if same(twin, row)), None)
+        found = next((place for place, twin in enumerate(twins) if twin == row), None)
         assert found is not None, f"{what}: its before image {row} is not there; under its key: {twins}"
         del twins[found]
         if not twins:
@@ -176,10 +170,10 @@ class Fold:
 
 
 def _carried(row: RawRow, old: Table, new: Table) -> RawRow:
-    """A row in its table's new columns. One name that differs in its place is a renamed column."""
+    """A row in its table's new columns, NULL in added ones. One name that differs in its place is a renamed column."""
     places = dict(old.index)
     if len(old.names) == len(new.names):
         differ = [(a, b) for a, b in zip(old.names, new.names, strict=True) if a != b]
         if len(differ) == 1:
             places[differ[0][1]] = places[differ[0][0]]
-    return tuple(row[places[name]] if name in places else ANYTHING for name in new.names)
+    return tuple(row[places[name]] if name in places else raw(None) for name in new.names)

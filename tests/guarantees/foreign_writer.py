@@ -87,7 +87,7 @@ class Writer:
             self.db.execute(f"DROP TABLE {self.side.pop()}")
             return
         if self.random.random() < 0.3:
-            self.db.execute(f"ALTER TABLE line ADD COLUMN {self.name}_{self.count} DEFAULT 5")
+            self.db.execute(f"ALTER TABLE line ADD COLUMN {self.name}_{self.count}")
             return
         name = f"foreign_{self.name}_{self.count}"
         self.db.execute(f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, v)")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import apsw
 from tests.guarantees import clients, feed_writers
-from tests.guarantees.feed_oracle import DEFAULT, Base, Truth
+from tests.guarantees.feed_oracle import Base, Truth
 from tests.guarantees.fold import RawRow, raw_row
 from tests.guarantees.nemesis_database import Rows, Run, World
 from tests.guarantees.server_process import Asking
@@ -130,7 +130,6 @@ trim_seconds = 0.2
 """
     readers = 11
     schema = feed_writers.SCHEMA
-    added = DEFAULT
 
     def events(self, rounds: int) -> list[str]:
         """One of those after which readers are lost comes in every run, and it comes once."""

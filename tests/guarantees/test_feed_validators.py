@@ -336,7 +336,7 @@ def test_fold_validator_reports_missing_or_extra_snapshot_rows() -> None:
 
 def test_fold_validator_accepts_added_columns() -> None:
     altered = [Transaction("9", (Change(Op.SCHEMA_CHANGE, T2, ddl="ALTER"),), 9, ts(2000), 2000)]
-    changed = Change(Op.UPDATE, T2, (2, 60, "d", "d"), (2, 60, "d", "e"))
+    changed = Change(Op.UPDATE, T2, (2, 60, "d", None), (2, 60, "d", "e"))
     truth = Truth([*HISTORY, *altered, Transaction("10", (changed,), 10, ts(2001), 2001)])
     expected = Expected(truth, Spec())
     entries = [Entry(BEGIN), *(change(expected, offset) for offset in expected.offsets), Entry(REACHED, 10)]

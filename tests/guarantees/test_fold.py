@@ -71,11 +71,11 @@ def test_resnapshot_makes_the_table_unknown_until_its_rows_are_loaded() -> None:
     assert fold.rows() == {"t": []}
 
 
-def test_fold_accepts_any_value_in_added_columns_and_keeps_renamed_values() -> None:
+def test_fold_expects_null_in_added_columns_and_keeps_renamed_values() -> None:
     fold = started((1, "a"))
     wider = Table("t", (*T.columns, Column("y")), ("id",), version=2)
     fold.apply(Change(Op.SCHEMA_CHANGE, wider, ddl="ALTER TABLE t ADD COLUMN y"))
-    fold.apply(Change(Op.UPDATE, wider, (1, "a", 5), (1, "a", 6)))
+    fold.apply(Change(Op.UPDATE, wider, (1, "a", None), (1, "a", 6)))
     renamed = Table("t", (wider.columns[0], Column("z"), wider.columns[2]), ("id",), version=3)
     fold.apply(Change(Op.SCHEMA_CHANGE, renamed, ddl="ALTER TABLE t RENAME COLUMN x TO z"))
     fold.check("t", [(raw(1), raw("a"), raw(6))])

@@ -28,7 +28,7 @@ def told(changes: list[Change]) -> list[tuple[str, bool]]:
 @pytest.mark.parametrize(
     ("ddl", "columns"),
     [
-        ("ALTER TABLE t ADD COLUMN c DEFAULT 7", ["id", "a", "b", "c"]),
+        ("ALTER TABLE t ADD COLUMN c DEFAULT NULL", ["id", "a", "b", "c"]),
         ("ALTER TABLE t RENAME COLUMN a TO z", ["id", "z", "b"]),
         ("ALTER TABLE t DROP COLUMN a", ["id", "b"]),
     ],
@@ -47,6 +47,19 @@ def test_alter_between_writes_is_captured_in_the_same_transaction(rig: Attach, d
     assert changes[2].ddl == ddl and changes[2].table == changes[4].table
     r.foreign.run(f"UPDATE t SET {last} = 'foreign'")
     r.check()
+
+
+@pytest.mark.parametrize("by_server", [True, False])
+@pytest.mark.parametrize("column", ["c DEFAULT 7", "c TEXT NOT NULL DEFAULT ''", "c AS (id + 1)", "c AS (a) VIRTUAL"])
+def test_added_column_with_values_for_existing_rows_asks_for_a_snapshot(
+    rig: Attach, column: str, by_server: bool
+) -> None:
+    r = rig(T, SEED, "CREATE TABLE empty(id INTEGER PRIMARY KEY, a)")
+    alter = r.write if by_server else r.foreign.script
+    alter(f"ALTER TABLE t ADD COLUMN {column}", f"ALTER TABLE empty ADD COLUMN {column}")
+    assert sorted(told(r.settle())) == [("empty", False), ("t", True)]
+    r.write("ALTER TABLE t RENAME COLUMN c TO d", "UPDATE t SET b = 'after'")
+    assert told(r.check()) == [("t", False)]
 
 
 def test_created_and_dropped_tables_are_captured(rig: Attach) -> None:
@@ -149,7 +162,7 @@ def test_rolled_back_ddl_leaves_capture_unchanged(rig: Attach) -> None:
 
 def test_column_added_by_another_program_is_captured(rig: Attach) -> None:
     r = rig(T, SEED)
-    r.foreign.run("ALTER TABLE t ADD COLUMN c DEFAULT 'd'")
+    r.foreign.run("ALTER TABLE t ADD COLUMN c")
     assert told(r.check()) == [("t", False)]  # nothing was written meanwhile: nothing can be missing
     r.foreign.script("INSERT INTO t VALUES (3, 3, 3, 3)", "UPDATE t SET c = 'e'")
     assert images(r.check())[0] == (None, (3, 3, 3, 3))

@@ -12,6 +12,7 @@ import msgspec
 
 from headwater.errors import SourceUnfit
 from headwater.model.change import Op
+from headwater.model.table import Table
 from headwater.sources.sqlite.capture.trigger_plan import Add, Drop, Layout, Renew, Reshape, Step, Trigger, plan
 from headwater.sources.sqlite.capture.triggers import (
     ANCHOR,
@@ -247,10 +248,13 @@ def _apply(db: apsw.Connection, step: Step, *, known_good: int, ddl: str, first:
                 _announce(db, layout, ddl or _sql_of(db, shape.table.name), resnapshot=_has_rows(db, shape))
         case Reshape(old, shape, nests, unseen):
             late = not ddl and (unseen or _captured_since(db, old.id, known_good))
+            # One statement that adds no column may rename one.
+            grown = not ddl or len(shape.table.columns) > len(old.table.columns)
+            filled = grown and _fills_rows(db, old.table, shape)
             remove_triggers(db, old.id)
             _retire(db, old.id)
             layout = _new_layout(db, shape, nests, version=old.table.version + 1)
-            _announce(db, layout, ddl or _sql_of(db, shape.table.name), resnapshot=late)
+            _announce(db, layout, ddl or _sql_of(db, shape.table.name), resnapshot=late or filled)
         case Renew(layout_, nests, unseen, overtaken):
             late = unseen or (overtaken and _captured_since(db, layout_.id, known_good))
             remove_triggers(db, layout_.id)
@@ -344,6 +348,15 @@ def demand_resnapshot(db: apsw.Connection, tables: Collection[str]) -> None:
 
 def _captured_since(db: apsw.Connection, layout: int, after: int) -> bool:
     return bool(list(db.execute(f"SELECT 1 FROM {CAPTURE} WHERE seq > ? AND t = ? LIMIT 1", (after, layout))))
+
+
+def _fills_rows(db: apsw.Connection, old: Table, shape: Shape) -> bool:
+    """Return whether existing rows have values in columns that `old` lacks, which no change contains."""
+    rows = db.execute(
+        "SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3) OR upper(dflt_value) <> 'NULL'",
+        (shape.table.name,),
+    )
+    return any(name not in old.names for (name,) in list(rows)) and _has_rows(db, shape)
 
 
 def _has_rows(db: apsw.Connection, shape: Shape) -> bool:
