@@ -15,7 +15,7 @@ class RandomTable:
     """One table: how to create it, and statements that fit it."""
 
     def __init__(self, random: Random, name: str) -> None:
-        self.random, self.name = random, name
+        self.random, self.name, self.names = random, name, (name,)
         self.rowid = True
         self.explicit_rowid = False  # whether a statement named the rowid though there is a key
         self.create = [self._table(), *self._indexes(), *self._triggers()]
@@ -115,3 +115,66 @@ class RandomTable:
                 steps += r.choice([["ROLLBACK TO s"], ["RELEASE s"], ["ROLLBACK TO s", "RELEASE s"]])
                 open_savepoints -= steps[-1] == "RELEASE s"
         return [*steps, r.choice(["COMMIT", "COMMIT", "COMMIT", "ROLLBACK"])]
+
+
+ACTIONS = ["CASCADE", "CASCADE", "SET NULL", "NO ACTION"]
+
+
+class RandomFamily(RandomTable):
+    """A table that refers to itself, and a child with a trigger that writes to it."""
+
+    def __init__(self, random: Random, name: str) -> None:
+        super().__init__(random, name)
+        self.child = f"{name}_c"
+        self.names = (name, self.child)
+        key = random.choice(["INTEGER PRIMARY KEY", "INTEGER PRIMARY KEY", "INT PRIMARY KEY NOT NULL"])
+        self.create = [
+            f"CREATE TABLE {name}(id {key}, u{random.choice(['', ' UNIQUE', ' UNIQUE'])}, v, parent{self._refers()})"
+            + random.choice(["", "", " WITHOUT ROWID"]),
+            f"CREATE TABLE {self.child}(id INTEGER PRIMARY KEY, p{self._refers()})",
+            f"CREATE TRIGGER {name}_t AFTER {random.choice(['DELETE', 'DELETE', 'UPDATE'])} ON {self.child} "
+            f"BEGIN {self._nested()}; END",
+        ]
+
+    def _refers(self) -> str:
+        r = self.random
+        return f" REFERENCES {self.name}(id) ON DELETE {r.choice(ACTIONS)} ON UPDATE {r.choice(ACTIONS)}"
+
+    def _nested(self) -> str:
+        return self.random.choice(
+            [
+                f"INSERT OR REPLACE INTO {self.name} VALUES (9, 9, OLD.id, NULL)",
+                f"INSERT OR IGNORE INTO {self.name} VALUES (8, 1, OLD.id, NULL)",
+                f"UPDATE {self.name} SET v = coalesce(v, 0) + 1 WHERE id = OLD.p",
+                f"UPDATE {self.name} SET v = coalesce(v, 0) + 1 WHERE u = 1",
+                f"DELETE FROM {self.name} WHERE u = 2",
+            ]
+        )
+
+    def _value(self) -> str:
+        return self.random.choice("1234")
+
+    def statement(self) -> str:
+        """One statement; it may fail."""
+        r = self.random
+        return r.choice([self._fill, self._fill, self._insert, self._update, self._update, self._delete])()
+
+    def _fill(self) -> str:
+        if self.random.random() < 0.5:
+            return f"INSERT OR IGNORE INTO {self.child} VALUES (1, 1), (2, 2), (3, 2), (4, 4)"
+        v = self.random.randrange(10**6)  # the order of two equal rows of one key cannot be recovered
+        rows = f"(1, 1, {v}, NULL), (2, 2, {v}, 1), (3, 3, {v}, 3), (4, 4, {v}, 1)"
+        return f"INSERT OR IGNORE INTO {self.name} VALUES {rows}"
+
+    def _insert(self) -> str:
+        v = self.random.randrange(10**6)
+        return f"INSERT OR REPLACE INTO {self.name} VALUES ({self._value()}, {self._value()}, {v}, NULL)"
+
+    def _update(self) -> str:
+        r = self.random
+        column = r.choice(["id", "id", "id", "u", "parent"])
+        verb = r.choice(["UPDATE", "UPDATE OR REPLACE", "UPDATE OR REPLACE"])
+        return f"{verb} {self.name} SET {column} = {r.choice('12345')} WHERE id = {self._value()}"
+
+    def _delete(self) -> str:
+        return f"DELETE FROM {self.random.choice(self.names)} WHERE id = {self._value()}"

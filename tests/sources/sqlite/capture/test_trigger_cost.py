@@ -10,6 +10,8 @@ import pytest
 from tests.sources.sqlite.capture.test_conflicts import KEYS
 from tests.sources.sqlite_source import Rig
 
+from headwater.sources.sqlite.capture.triggers import STASHED
+
 Attach = Callable[..., Rig]
 
 INDEXES = [
@@ -25,6 +27,7 @@ TABLES["nocase unique beside a text key"] = (
     "CREATE TABLE t(k TEXT PRIMARY KEY, u TEXT, v) WITHOUT ROWID",
     "CREATE UNIQUE INDEX i ON t(u COLLATE NOCASE)",
 )
+TABLES["parent of itself"] = ("CREATE TABLE t(k INTEGER PRIMARY KEY, u UNIQUE, v, p REFERENCES t ON DELETE SET NULL)",)
 
 WHERE = {"no key": "rowid = 3", "no key but unique": "rowid = 3", "composite without rowid": "u = 'u3'"}
 
@@ -49,6 +52,18 @@ def steps(path: Path, sql: str) -> int:
     finally:
         db.close()
     return count
+
+
+@pytest.mark.parametrize("then", ["NOTHING", "UPDATE SET v = NULL"])
+@pytest.mark.parametrize("name", ["unique", "parent of itself"])
+def test_ignored_and_updated_rows_do_not_fill_the_stash(rig: Attach, database: Path, name: str, then: str) -> None:
+    r = rig(*TABLES[name])
+    numbers = "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500)"
+    for _ in range(2):
+        r.foreign.run(f"{numbers} INSERT INTO t(k, u) SELECT i, i FROM n WHERE 1 ON CONFLICT DO {then}")
+    assert r.foreign.run("SELECT count(*) FROM _headwater_stash")[0][0] <= STASHED + 1
+    assert steps(database, "INSERT INTO t(k, u) VALUES (-5, 'new')") < 100
+    r.check()
 
 
 @pytest.mark.parametrize("name", TABLES)
