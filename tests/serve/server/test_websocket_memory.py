@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.conformance.gateway_client import GatewayClient
 from tests.queries.open_databases import Whole
@@ -28,6 +29,7 @@ from tests.serve.server.test_websocket_limits import (
     web_socket,
 )
 from tests.serve.server_fixture import Client, serving
+from tests.serve.server_fixture import unread as unread_answer
 from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.config import Secret
@@ -365,3 +367,33 @@ def test_gateway_socket_is_ended_once_too_many_changes_are_unread(
                 received += piece
         assert b"busy" in received and len(received) < MIB, "the change itself was not sent"
     wait_until(lambda: UNREAD.used == 0, "the memory was released")
+
+
+def test_small_changes_that_wait_for_their_turn_are_counted(locked: Client) -> None:
+    locked.rows("CREATE TABLE small(id INTEGER PRIMARY KEY, v TEXT)")
+    wait_until(lambda: UNREAD.used == 0, "answers of other tests were released")
+    with web_socket(locked, buffer=4096, headers=("authorization: Bearer admin",)) as open:
+        for number in range(64):
+            asked = {"tables": ["small"], "where": f"id < {number + 5}"}
+            open.sendall(frame(TEXT, json.dumps({"id": number, "type": "subscribe", "payload": asked}).encode()))
+            assert b'"subscribed"' in answer(open)
+        locked.rows("INSERT INTO small VALUES (1, hex(zeroblob(51200)))")
+        wait_until(lambda: UNREAD.used > 10 * 100 * 1024, "the pieces of many subscriptions wait")
+    wait_until(lambda: UNREAD.used == 0, "the memory was released")
+
+
+def test_snapshot_is_cut_once_too_many_rows_are_unread(locked: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked.rows("CREATE TABLE wide(id INTEGER PRIMARY KEY, v TEXT)")
+    for key in range(2):
+        locked.rows("INSERT INTO wide VALUES (?, hex(zeroblob(5242880)))", key)
+    wait_until(lambda: UNREAD.used == 0, "answers of other tests were released")
+    monkeypatch.setattr(UNREAD, "max_memory", 50 * MIB)  # 25 for one caller: one piece with both rows
+    ada = locked.ok("security.token.create", name="ada", role="viewer")["token"]
+    headers = {"authorization": f"Bearer {ada}"}
+    path = locked.http.get("/api/v1/snapshot/main/wide", headers=headers).headers["location"]
+    with unread_answer(locked, f"GET {path} HTTP/1.1\r\n\r\n", ada):
+        wait_until(lambda: UNREAD.used > 9 * MIB, "the first reader holds a piece")
+        with pytest.raises(httpx.RemoteProtocolError):
+            locked.http.get(path, headers=headers)
+    wait_until(lambda: UNREAD.used == 0, "the memory was released")
+    assert len(locked.http.get(path, headers=headers).content) > 20 * MIB

@@ -29,6 +29,7 @@ from headwater.serve.rpc.body_pieces import Pieces
 from headwater.serve.rpc.envelope import unexpected
 
 MOST_WAITING, MOST_BYTES = 64, 1 << 20  # requests that wait for their turn; beyond it reading stops
+UNCOUNTED_PIECE = 16 << 10  # bytes: a smaller piece that waits for its turn is not counted as unread
 MOST_SUBSCRIPTIONS = 64  # each may hold a piece while the client does not read
 SERVER_STOPS = EndReason(STOPPING, "the server is stopping")
 CLOSE_SECONDS = 5.0  # to send the close frame to a client that does not read
@@ -177,13 +178,12 @@ class GatewaySocket:
         unread = Unread(self.who, self.client)
         try:
             while (piece := await stream.next()) is not None:
-                if len(piece) > LARGE_PIECE:
+                if len(piece) > UNCOUNTED_PIECE:
                     unread.hold(len(piece))
-                    await self._send(event_frames, id, piece)
+                await self._send(event_frames, id, piece)
+                if len(piece) > LARGE_PIECE:
                     await writable_of(self._call.scope).wait()
-                    unread.release()
-                else:
-                    await self._send(event_frames, id, piece)
+                unread.release()
         except Busy as error:  # the piece was not sent, but the stream is past it
             drop(self._call.scope)
             self.end(EndReason(error.code, error.message))

@@ -68,6 +68,11 @@ def test_pages_of_different_keys_and_of_chained_images_stay() -> None:
     assert pages(first, second, third) == (first + second + third, set())
 
 
+def test_row_like_one_that_moved_away_asks_for_a_snapshot() -> None:
+    captured = [((1, "x"), None), INNER, OUTER, (None, (1, "a"))]
+    assert pages(captured) == (captured, {"t"})
+
+
 def test_row_that_is_written_many_times_is_put_in_order() -> None:
     steps = [((1, n), (1, n + 1)) for n in range(2_000)]
     shuffled = steps.copy()

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from headwater.database import CATCH_UP_SECONDS, Database, Databases
-from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, Unavailable
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, OffsetExpired, Unavailable
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.deliver.consumer import snapshot_url
 from headwater.feeds.fair_threads import submitted
@@ -31,7 +31,11 @@ from headwater.model.work.work_context import Holder, holder
 from headwater.ranges.pull.snapshot import Gone, Piece, read_as_of, shape_of
 from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, matches, wanted_kind
 from headwater.serve.http.handlers.pull_query_string import version_in
+from headwater.serve.http.handlers.streams import LARGE_PIECE
 from headwater.serve.limits.shares import Shares
+from headwater.serve.limits.slow_reader_limits import writable_of
+from headwater.serve.limits.stream_limits import client_of
+from headwater.serve.limits.unread_answers import Unread
 
 WORKING = 4  # concurrently reading threads; a snapshot that waits for its reader holds none of them
 AT_ONCE = 64  # concurrent snapshots; each holds a temporary file
@@ -129,11 +133,18 @@ class Snapshots:
             (b"x-headwater-offset", b"%d" % offset),
         ]
         await call.start(200, headers)
+        unread, writable = Unread(call.who, client_of(call.scope)), writable_of(call.scope)
         try:
             while call.scope["method"] != "HEAD" and (piece := await self._long(body.next)) is not None:
                 if body.left.is_set():
                     call.abort()
+                if len(piece) > LARGE_PIECE:
+                    unread.hold(len(piece))
                 await call.send({"type": "http.response.body", "body": piece, "more_body": True})
+                await writable.wait()
+                unread.release()
+        except Busy:  # too many bytes are unread: the client would not read the reason either
+            call.abort()
         except HeadwaterError as error:
             # Too late for a status: the body gets no end, so that clients recognise it as incomplete.
             failure = {"event": ControlEvent.FAILED, "data": {"code": error.code, "message": error.message}}
@@ -141,6 +152,8 @@ class Snapshots:
                 last = msgspec.json.encode(failure) + b"\n"
                 await call.send({"type": "http.response.body", "body": last, "more_body": True})
             call.abort()
+        finally:
+            unread.release()
         await call.send({"type": "http.response.body", "body": b""})
 
 

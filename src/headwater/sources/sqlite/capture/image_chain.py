@@ -100,13 +100,19 @@ def _reorder(
     for places, indexes in _groups(changes):
         if places.isdisjoint(broken):
             continue
-        ordered = _chain([changes[index][1] for index in indexes])
+        captured = [changes[index][1] for index in indexes]
+        ordered = None if len(places) > 1 and _has_ends(captured) else _chain(captured)
         if ordered is None or not _follows(ordered[0], places, earlier):
             lost |= {name for name, *_ in places}
             continue
         for index, change in zip(indexes, ordered, strict=True):
             result[index] = (changes[index][0], change)
     return result, lost
+
+
+def _has_ends(changes: list[Change]) -> bool:
+    """Return whether a row begins or ends: then one that moved may look like another that took its key."""
+    return any(change.before is None or change.after is None for change in changes)
 
 
 def _follows(first: Change, places: set[Place], earlier: dict[Place, int | None]) -> bool:
