@@ -315,7 +315,7 @@ def test_secret_given_as_a_flag_is_refused_with_the_environment_variable() -> No
     assert "s3cret" not in caught.value.message + caught.value.hint
 
 
-@pytest.mark.parametrize("token", ["two\nlines", "carriage\rreturn", "ümlaut", "\ufeffmark", " nul\0"])
+@pytest.mark.parametrize("token", ["two\nlines", "carriage\rreturn", "ümlaut", "\ufeffmark", "nul\0", " xyz", "xyz "])
 def test_token_that_no_header_can_hold_is_refused_and_not_printed(token: str) -> None:
     with pytest.raises(ConfigError, match="printable ASCII") as refused:
         from_env(HEADWATER_TOKEN=token)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import apsw
@@ -132,7 +133,13 @@ def test_remembered_304_without_a_valid_credential_returns_401(start: Start, cou
 def test_oldest_remembered_304_is_evicted_beyond_the_limit(
     server: Live, table: str, counted: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.serve.http.not_modified_cache.MAX_REQUESTS", 3)
+    remember = NotModifiedCache.remember
+
+    def limited(self: NotModifiedCache, *args: Any) -> None:
+        monkeypatch.setattr(self._known, "_most", 3)
+        remember(self, *args)
+
+    monkeypatch.setattr(NotModifiedCache, "remember", limited)
     query = prepared(server, table)
     tag = ask(server, query).headers["etag"]
     for number in range(10):

@@ -65,6 +65,10 @@ class Files:
             path.unlink()
         return True
 
+    def stop_statements(self) -> None:
+        for source in self._open.values():
+            source.stop_statements()
+
     def status(self) -> dict[str, DatabaseStatus]:
         return {
             name: DatabaseStatus(ready=True, generation="g", horizon=1, latest=source.head())

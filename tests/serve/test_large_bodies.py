@@ -283,7 +283,7 @@ def test_many_slow_numbers_are_decoded_in_a_thread(client: Client, monkeypatch: 
 
 def test_many_slow_numbers_are_costly_on_every_way_in() -> None:
     few, many = (json.dumps([1e308] * count) for count in (FEW_EXPONENTS, FEW_EXPONENTS + 1))
-    assert (messages.is_large(few), messages.is_large(many)) == (False, True)
+    assert (messages.is_costly_frame(few), messages.is_costly_frame(many)) == (False, True)
     assert (is_costly(few.encode()), is_costly(many.encode())) == (False, True)
     assert not is_costly(b" " * LARGE) and is_costly(b" " * (LARGE + 1))
 

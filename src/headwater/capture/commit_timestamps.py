@@ -30,7 +30,7 @@ class Stamper:
     def tick(self) -> int:
         """Return a timestamp above all earlier ones and below all later ones, also after a crash.
 
-        It is that of now, or just above the newest if the wall clock is behind it.
+        The timestamp is the current time, or one above the newest timestamp if the wall clock is behind.
         """
         ts = self._newest = max(self._newest + 1, ts_of_ms(self._now_ms()))
         if ts > self._ceiling:

@@ -71,7 +71,7 @@ def _duration(value: Any) -> float:
 
 
 def _token(value: Any) -> Secret:
-    need(type(value) is str and value.isascii() and value.isprintable())  # as a header has to be
+    need(type(value) is str and value.isascii() and value.isprintable() and value == value.strip())  # fits a header
     return Secret(text(value))
 
 
@@ -147,7 +147,7 @@ TEXT = SettingType("a text", text)
 NAMES = SettingType("a list of names", _names, _split)
 TEXTS = SettingType("a table of texts, numbers and flags", _texts)
 SECRET = SettingType("a text", lambda value: Secret(text(value)))
-TOKEN = SettingType("a text of printable ASCII characters", _token)
+TOKEN = SettingType("a text of printable ASCII characters without spaces around it", _token)
 
 
 def setting(default: Any, kind: SettingType, doc: str, *environment: str) -> Any:

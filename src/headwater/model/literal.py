@@ -10,8 +10,10 @@ import base64
 import binascii
 import math
 import re
+from array import array
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
+from itertools import accumulate
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +25,8 @@ I64_MIN, I64_MAX, U64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 EXACT_JSON_INT = 2**53  # beyond this a JSON number is not safe in JavaScript
 LARGE_JSON = 1 << 20  # characters of a document that is checked without creating objects
 MAX_JSON_DEPTH = 500  # levels of a JSON document; deeper ones are text
-_BRACKETS, _NO_BRACKETS = bytes.maketrans(b"{}", b"[]"), bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # one level up, one level down
+_NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _JSON, _RAW_JSON = msgspec.json.Decoder(), msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -147,14 +150,13 @@ def is_json(text: str) -> bool:
 
 
 def _is_deep(text: str) -> bool:
-    """Return whether JSON has more than MAX_JSON_DEPTH levels, by removing one level of brackets after the other."""
+    """Return whether JSON has more than MAX_JSON_DEPTH levels, without creating an object for each of its values."""
     if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
         return False
-    plain = text.replace("\\\\", "").replace('\\"', "")
-    left = "".join(plain.split('"')[::2]).encode().translate(_BRACKETS, _NO_BRACKETS)
-    for _ in range(MAX_JSON_DEPTH):
-        left = left.replace(b"[]", b"")
-    return bool(left)
+    plain = text.replace("\\\\", "").replace('\\"', "").encode("utf-8", "surrogatepass")
+    marks = plain.translate(_STEPS, _NO_MARKS).replace(b'""', b"")  # without texts that hold no bracket
+    steps = array("b", b"".join(marks.split(b'"')[::2]))
+    return max(accumulate(steps), default=0) > MAX_JSON_DEPTH
 
 
 def is_broken_text(text: str) -> bool:

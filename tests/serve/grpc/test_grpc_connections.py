@@ -374,23 +374,24 @@ class Transport:
 
 
 def test_requests_that_the_library_does_not_read_stop_the_client() -> None:
-    def receive(data: bytes) -> None:
-        client.get_buffer(-1)[: len(data)] = data
-        client.buffer_updated(len(data))
+    async def main() -> None:
+        outer, inner = Transport(), Transport()
+        client = pipe.ClientEnd(pipe.Shared(), lambda _: None, lambda *_: None)
+        client.connection_made(outer)
+        client.get_buffer(-1)[: len(PREFACE)] = PREFACE
+        client.buffer_updated(len(PREFACE))
+        assert outer.done == ["pause"], "until the library is connected"
+        library = pipe.LibraryEnd(client)
+        library.connection_made(inner)
+        assert inner.done == [f"write {len(PREFACE)}"] and outer.done == ["pause", "resume"]
+        library.pause_writing()
+        library.resume_writing()
+        client.pause_writing()
+        client.resume_writing()
+        assert outer.done[2:] == ["pause", "resume"] and inner.done[1:] == ["pause", "resume"]
+        client.connection_lost(None)
 
-    outer, inner = Transport(), Transport()
-    client = pipe.ClientEnd(pipe.Shared(), lambda _: None, lambda *_: None)
-    client.connection_made(outer)
-    receive(PREFACE)
-    assert outer.done == ["pause"], "until the library is connected"
-    library = pipe.LibraryEnd(client)
-    library.connection_made(inner)
-    assert inner.done == [f"write {len(PREFACE)}"] and outer.done == ["pause", "resume"]
-    library.pause_writing()
-    library.resume_writing()
-    asyncio.run(_receive_in_loop(client.pause_writing))
-    client.resume_writing()
-    assert outer.done[2:] == ["pause", "resume"] and inner.done[1:] == ["pause", "resume"]
+    asyncio.run(main())
 
 
 def test_connections_with_too_many_frames_share_the_rate_of_their_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,8 +476,3 @@ def test_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) ->
         client.connection_lost(None)
 
     asyncio.run(main())
-
-
-async def _receive_in_loop(receive: Callable[[], None]) -> None:
-    receive()
-    await asyncio.sleep(0)

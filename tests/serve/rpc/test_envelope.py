@@ -55,6 +55,12 @@ def test_our_version_is_accepted_however_it_is_escaped(client: Client) -> None:
         assert envelope(post(client, body).json(), 1)["ok"], version
 
 
+@pytest.mark.parametrize("version", [b"1e999", b'"\xff"', b"[" * 19 + b"]" * 19])
+def test_version_that_is_no_value_is_refused(client: Client, version: bytes) -> None:
+    body = b'{"id": 1, "method": "system.ping", "skeinql":%s}' % version
+    assert envelope(post(client, body).json(), 1)["error"]["code"] in ("unsupported_version", "invalid_request")
+
+
 @pytest.mark.parametrize("version", ["1.1", "2.0", 1.0, 1, None, [], {"a": 1}])
 def test_any_version_but_ours_is_refused(client: Client, version: Any) -> None:
     answer = envelope(post(client, {"id": 1, "method": "system.ping", "skeinql": version}).json(), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from tests.queries.open_databases import Whole
 from tests.serve.server_fixture import serving
 from tests.sources.postgres.pg_source import shared_server
-from tests.suite.deadlines import wait_until
+from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.config import DatabaseConfig
 from headwater.sources.postgres.settings import PostgresConfig
@@ -41,29 +42,45 @@ def test_stop_ends_a_running_statement_of_sqlite(tmp_path: Path, monkeypatch: py
         sql = ENDLESS if method == "query.select" else f"INSERT INTO t {ENDLESS}"
         with serving(files, drain_seconds=0.1) as client:
             asked = threads.submit(_ask, client.server.url, method, sql)
-            runs.wait()
-        asked.result()
+            assert runs.wait(PATIENCE)
+        asked.result(PATIENCE)
         assert files.rows("SELECT count(*) FROM t") == [(0,)]
 
 
-def test_stop_ends_a_running_statement_of_postgresql(tmp_path: Path) -> None:
+@pytest.fixture
+def database() -> Iterator[str]:
+    """The name of a database in PostgreSQL, which is that of its slot and publication too."""
     name = f"stopping_{os.getpid()}"
     with shared_server().connect() as admin:
         admin.execute(f"CREATE DATABASE {name}".encode())
-        url = f"postgresql://postgres@/{name}?host={shared_server().folder}"
-        settings = PostgresConfig(slot=name, publication=name, statement_seconds=HOUR)
-        databases = (DatabaseConfig("main", url),)
-        with (
-            ThreadPoolExecutor() as threads,
-            Whole(tmp_path, sources={"postgres": settings}, databases=databases) as files,
-        ):
-            with serving(files, drain_seconds=0.1) as client:
-                asked = threads.submit(_ask, client.server.url, "query.select", ENDLESS)
-                running = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}' AND query LIKE '%RECURSIVE%'"
-                wait_until(lambda: admin.execute(f"{running} AND state = 'active'".encode()).fetchone() != (0,))
-            asked.result()
-        admin.execute(f"SELECT pg_drop_replication_slot('{name}')".encode())
+        yield name
+        left = f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{name}' AND active"
+        wait_until(lambda: admin.execute(left.encode()).fetchone() == (0,), "the slot is free")
+        admin.execute(
+            f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{name}'".encode()
+        )
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.mark.parametrize("method", ["query.select", "sql.exec"])
+def test_stop_ends_a_running_statement_of_postgresql(tmp_path: Path, database: str, method: str) -> None:
+    url = f"postgresql://postgres@/{database}?host={shared_server().folder}"
+    settings = PostgresConfig(slot=database, publication=database, statement_seconds=HOUR)
+    running = (
+        f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}' AND query LIKE '%RECURSIVE%' "
+        "AND state = 'active'"
+    )
+    with (
+        ThreadPoolExecutor() as threads,
+        shared_server().connect() as admin,
+        Whole(tmp_path, sources={"postgres": settings}, databases=(DatabaseConfig("main", url),)) as files,
+    ):
+        files.run("CREATE TABLE t(k int PRIMARY KEY)")
+        sql = ENDLESS if method == "query.select" else f"INSERT INTO t {ENDLESS}"
+        with serving(files, drain_seconds=0.1) as client:
+            asked = threads.submit(_ask, client.server.url, method, sql)
+            wait_until(lambda: admin.execute(running.encode()).fetchone() != (0,), "the statement runs")
+        asked.result(PATIENCE)
 
 
 def _ask(url: str, method: str, sql: str) -> None:

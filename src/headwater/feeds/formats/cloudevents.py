@@ -74,7 +74,7 @@ class CloudEvents(Encoder):
         return fixed % (_time(ms // 1000), ms % 1000, offset, offset)
 
 
-@functools.lru_cache(maxsize=1)  # many changes share a second
+@functools.lru_cache(maxsize=64)  # many changes share a second
 def _time(second: int) -> bytes:
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
 

@@ -37,7 +37,6 @@ class Instance:
         "digest",
         "generation",
         "key",
-        "packed",
         "prefixes",
         "prepared",
         "returned",

@@ -97,11 +97,11 @@ class Gateway:
 
     async def _answer(self, socket: GatewaySocket, text: str | None) -> None:
         """Send exactly one answer to one frame of a client."""
-        is_large, code = messages.is_large(text), "ok"
-        request = messages.undecoded(text) if is_large else messages.read(text)
+        is_costly, code = messages.is_costly_frame(text), "ok"
+        request = messages.undecoded(text) if is_costly else messages.read(text)
         try:
             self._limits.ask(socket.who, socket.client)
-            if is_large:
+            if is_costly:
                 CALLER.set(socket.who.account)
                 request = await self._bridge.call(messages.read, text)
             if request.error is not None:

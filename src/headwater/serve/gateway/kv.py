@@ -72,7 +72,7 @@ class Kv:
     async def put(self, who: Principal, namespace: str, entries: Sequence[Any]) -> int:
         """Put all entries or none, in one transaction; return their number. The last entry of a key wins.
 
-        Each is an Entry, or a gRPC message with its fields.
+        An entry is an Entry, or a gRPC message with the same fields.
         """
         db = self._admit(who, namespace, EDITOR, "putting keys")
         if len(entries) > MOST_KEYS:

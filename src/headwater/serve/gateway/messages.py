@@ -107,7 +107,7 @@ class Request(msgspec.Struct, frozen=True):
     error: HeadwaterError | None = None
 
 
-def is_large(text: str | None) -> bool:
+def is_costly_frame(text: str | None) -> bool:
     """Return whether decoding the frame would block the event loop."""
     return text is not None and (len(text) > LARGE or is_costly(text.encode(errors="replace")))
 

@@ -114,7 +114,8 @@ class GrpcServer:
             await asyncio.wait([ending, calls], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             calls.cancel()
             await asyncio.wait([ending], timeout=CLOSE_SECONDS)
-            self._acceptor.cut(only_idle=True)
+            if not ending.done():
+                self._acceptor.cut(only_idle=True)
         await asyncio.wait([ending], timeout=until - loop.time())
         if not ending.done():
             self._acceptor.cut()

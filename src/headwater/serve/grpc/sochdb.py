@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -104,7 +103,7 @@ class SubscriptionService(Service):
                 raise InvalidRequest(
                     f"{len(names)} tables or operations are named; the limit is {MOST_NAMES}", hint=hint
                 )
-        tables = tuple(dict.fromkeys(map(sys.intern, request.tables)))  # kept while the stream is open
+        tables = tuple(dict.fromkeys(request.tables))  # kept while the stream is open
         params = SubscribeTable(
             db=db,
             tables=list(tables) or None,

@@ -22,7 +22,7 @@ LARGE = 64 << 10  # bytes: larger bodies are decoded in a thread, not in the eve
 MAX_ELEMENTS = 500_000  # of JSON: commas, colons, and opening brackets and braces
 MAX_WRITTEN = 1_000_000  # the same for a request that writes
 MAX_EXPONENTS = 1_000  # numbers with an exponent of three digits
-FEW_EXPONENTS = 100  # those that the event loop decodes
+FEW_EXPONENTS = 100  # most such numbers in a body that the event loop decodes itself
 _EXPONENT = re.compile(rb"[eE](?<=[0-9.][eE])[+-]?+0*+[1-9][0-9]{2}")  # never backtracks
 _SHAPES = bytes.maketrans(b"E023456789", b"e111111111")
 _PIECE = 64 << 10  # bytes that are searched without letting another thread run

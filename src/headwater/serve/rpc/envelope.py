@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -176,7 +177,8 @@ class Rpc:
             raise refusal(request.method)
         who.need(method.role, method.name, method.instead)
         with memoryview(request.params) as view:
-            size, in_thread = view.nbytes, is_costly(bytes(view))
+            size = view.nbytes
+            in_thread = size > LARGE_BODY or is_costly(bytes(view))
         found = await self._decode(who, in_thread, _params, method, request.params)
         db = self._limits.of_params(who, found)
         self._limits.enter(who, db)
@@ -193,7 +195,7 @@ class Rpc:
                 await self._api.feeding().check_subscription(who, found.sub_id)  # needs the event loop
             result = await self._bridge.call(self._block, who, method, found)
         elif is_large:
-            result = await self._bridge.call(method.call, self._api, who, found)
+            result = await self._bridge.call(self._convert, who, method, found)
         else:
             result = method.call(self._api, who, found)
         if isinstance(result, PendingAnswer):
@@ -207,6 +209,11 @@ class Rpc:
         if self._api.gate is not None:
             self._api.gate.recheck(who)
 
+    def _convert(self, who: Principal, method: Method, found: params.Params) -> Any:
+        """Call a method with large parameters, in a thread: converting them would block the event loop."""
+        self._check_credential(who)  # the credential may have ended while the call waited for a thread
+        return method.call(self._api, who, found)
+
     def _block(self, who: Principal, method: Method, found: params.Params) -> Any:
         """Call a blocking method and encode its result, in a thread: a large answer would block the event loop."""
         self._check_credential(who)  # the credential may have ended while the call waited for a thread
@@ -218,10 +225,13 @@ class Rpc:
 
 
 def _version(raw: msgspec.Raw) -> Any:
-    """Return the version of an envelope; of one that is longer than any spelling of ours, the beginning of its JSON."""
+    """Return the decoded version; if it is too long to be ours, or is not a value, the first 40 bytes of its JSON."""
     with memoryview(raw) as view:
         begin = bytes(view[:40])
-    return begin.decode(errors="replace") if len(begin) > len(r'"\u0031\u002e\u0030"') else msgspec.json.decode(begin)
+    if len(begin) <= len(r'"\u0031\u002e\u0030"'):
+        with suppress(*_BAD_JSON):  # the envelope's decoder does not check a raw value
+            return msgspec.json.decode(begin)
+    return begin.decode(errors="replace")
 
 
 def _is_read(name: str) -> bool:

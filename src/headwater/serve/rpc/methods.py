@@ -215,8 +215,8 @@ async def _stream_urls(
     api: Api, who: Principal, p: query_params.QuerySubscribe, args: list[Any] | dict[str, Any]
 ) -> Any:
     question = await SubscribedInstances(api.asking()).find(None, p.query_id, args, who=who)
-    path, mark, args = question.url.partition("?")
-    url = f"{path}/events{mark}{args}"
+    path, mark, query = question.url.partition("?")
+    url = f"{path}/events{mark}{query}"
     keys = [f"{question.db}.{name}" for name in question.tables]
     return {"query_id": p.query_id, "sse_url": url, "ws_url": url, "table_keys": keys}
 

@@ -31,6 +31,8 @@ RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # a retry may succeed
 # SQLSTATE classes without names of others' objects: caller's values, server resources, limits, operator intervention.
 # `_ADDRESS` matches the start of libpq's messages: callers must not learn the address.
 _NAMELESS = frozenset({"22", "53", "54", "57"})
+# Lines of the context of an error in the caller's own values. Errors in a function have further lines.
+_OWN_INPUT = re.compile(r"JSON data, line \d+: .*|(unnamed )?portal .*parameter \$\d+.*")
 _ADDRESS = re.compile(r'connection to server (at|on) .*? failed|could not translate host name "[^"]*"')
 _saying = threading.Lock()  # guards _repeats
 _repeats = LogThrottle()
@@ -96,7 +98,8 @@ def from_result(result: pq.abc.PGresult) -> HeadwaterError:
         return connection_lost(_cut(result.error_message))
     found = fault(state, f"{text} ({detail})" if detail and state[:2] in ("23", "22") else text, hint)
     found.__dict__["sqlstate"] = state
-    found.names_tables = state[:2] not in _NAMELESS or bool(context)  # an error inside a function has a context
+    is_own = len(context) < MAX_TEXT and all(map(_OWN_INPUT.fullmatch, context.splitlines()))
+    found.names_tables = not is_own or state[:2] not in _NAMELESS
     return found
 
 

@@ -475,12 +475,13 @@ class Pool:
             self._used.add(link)
         return link, False, epoch
 
-    def stop_statements(self) -> None:
-        """Cancel the running statements, from another thread."""
+    def cancel_running(self) -> bool:
+        """Cancel the running statements, from another thread; return whether there were any."""
         with self._lock:
             used = list(self._used)
         for link in used:
             link.cancel()
+        return bool(used)
 
     def _give_back(self, link: Link, epoch: int) -> None:
         with self._lock:

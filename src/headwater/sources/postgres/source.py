@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.logins import Logins
 from headwater.sources.postgres.write.writes import PostgresWrites
 from headwater.sources.read import BulkAddress
+
+STOP_SECONDS = 2.0  # for which running statements are cancelled
 
 
 class PostgresSource(PostgresCapture, PostgresReads, PostgresQueries, PostgresWrites):
@@ -78,6 +81,12 @@ class PostgresSource(PostgresCapture, PostgresReads, PostgresQueries, PostgresWr
             "writes_waiting": self._writers.waiting,
             "open_transactions": len(self._transactions),
         }
+
+    def stop_statements(self) -> None:
+        """Cancel the statements of callers, again and again: one that has not begun yet cannot be cancelled."""
+        until = time.monotonic() + STOP_SECONDS
+        while any([self._callers.cancel_running(), self._writers.cancel_running()]) and time.monotonic() < until:
+            time.sleep(0.02)
 
     def close(self) -> None:
         """Finish queued writes, save the stream's position and close the connections."""

@@ -130,7 +130,7 @@ def test_read_only_transaction_keeps_its_snapshot_and_refuses_writes(pg_rig: Att
     assert tx.commit().result(PATIENCE).tables == {}
 
 
-def test_blocked_step_is_expired_at_once_when_abandoned(pg_rig: Attach) -> None:
+def test_blocked_step_ends_at_once_when_its_transaction_expires(pg_rig: Attach) -> None:
     r = pg_rig(T, "INSERT INTO t VALUES (1, 'a')")
     holder, waiter = (r.begin(seconds=2 * PATIENCE, idle=2 * PATIENCE) for _ in range(2))
     holder.run(run("UPDATE t SET v = 'x'")).result(PATIENCE)

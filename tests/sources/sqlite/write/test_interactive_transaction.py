@@ -87,7 +87,7 @@ def test_write_blocked_by_another_writer_raises_busy_and_succeeds_when_the_calle
     one.check()
 
 
-def test_blocked_step_is_expired_at_once_when_abandoned(rig: Callable[..., Rig]) -> None:
+def test_blocked_step_ends_at_once_when_its_transaction_expires(rig: Callable[..., Rig]) -> None:
     one = rig(TABLE, tx_seconds=2 * PATIENCE, tx_idle_seconds=2 * PATIENCE)
     holder, waiter = one.source.begin(), one.source.begin()
     holder.run(run("INSERT INTO t VALUES (1, 'x')")).result(PATIENCE)

@@ -144,7 +144,7 @@ class _Rows:
 def whole(batch: pa.RecordBatch, schema: pa.Schema, same: Mapping[str, Any]) -> pa.RecordBatch:
     """Return the batch in the schema of the table; a column that it lacks has the value of `same` in all rows, or null.
 
-    Such are the columns of a history, those dropped from the source table, and those added after a file was written.
+    A batch lacks columns of a history, columns dropped from the source, and columns added after a file was written.
     """
     import pyarrow as pa
 

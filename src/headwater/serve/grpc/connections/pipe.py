@@ -19,7 +19,7 @@ CLOSE_SECONDS = 10.0  # for a client to read the last bytes after the library ha
 
 
 class Shared:
-    """What all connections of one event loop share: the buffers of their reads, and which of them are slowed down."""
+    """Read buffers and slowed-down connections of one event loop."""
 
     def __init__(self) -> None:
         self.of_clients = memoryview(bytearray(CLIENT_BYTES))  # its bytes are copied before the next read
@@ -124,8 +124,8 @@ class ClientEnd(_End):
         if self.other is None:
             self._early += data
             self.hold()  # uvloop starts to read after connection_made, whatever was said there
-            return
-        super()._pass(data)
+        else:
+            super()._pass(data)
         self._slow_down(frames)
 
     def _slow_down(self, frames: int) -> None:

@@ -138,13 +138,11 @@ class Snapshots:
             while call.scope["method"] != "HEAD" and (piece := await self._long(body.next)) is not None:
                 if body.left.is_set():
                     call.abort()
-                if len(piece) > LARGE_PIECE:
-                    unread.hold(len(piece))
+                if len(piece) > LARGE_PIECE and not _is_held(unread, len(piece)):
+                    call.abort()  # the client would not read the reason either
                 await call.send({"type": "http.response.body", "body": piece, "more_body": True})
                 await writable.wait()
                 unread.release()
-        except Busy:  # too many bytes are unread: the client would not read the reason either
-            call.abort()
         except HeadwaterError as error:
             # Too late for a status: the body gets no end, so that clients recognise it as incomplete.
             failure = {"event": ControlEvent.FAILED, "data": {"code": error.code, "message": error.message}}
@@ -155,6 +153,15 @@ class Snapshots:
         finally:
             unread.release()
         await call.send({"type": "http.response.body", "body": b""})
+
+
+def _is_held(unread: Unread, size: int) -> bool:
+    """Count a piece as unread; return False if too many bytes are."""
+    try:
+        unread.hold(size)
+    except Busy:
+        return False
+    return True
 
 
 class _Body:

@@ -42,10 +42,9 @@ class Callers:
         """Return the pool that runs SQL of callers in `role`."""
         return self._pools.get(role, self._own)
 
-    def stop_statements(self) -> None:
-        """End the running statements."""
-        for pool in self._pools.values():
-            pool.stop_statements()
+    def cancel_running(self) -> bool:
+        """Cancel the running statements; return whether there were any."""
+        return sum(pool.cancel_running() for pool in self._pools.values()) > 0
 
     def check(self, role: str, sql: str, args: Args) -> None:
         """See Source.check_sql."""

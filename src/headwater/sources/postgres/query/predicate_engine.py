@@ -112,8 +112,8 @@ _CLOCKS = re.compile(r"'\s*(now|today|tomorrow|yesterday|allballs)\s*'", re.IGNO
 
 # The same refusal whether a relation exists or not: a filter must not reveal which relations exist.
 _NO_SUCH_RELATION = frozenset({"42P01", "3F000", "42704"})
+LOCK_MS = 1  # a predicate needs no lock of another table, and a wait for one would show that the table exists
 # Every subquery contains one of these words. Its errors would reveal the tables and columns that it names.
-LOCK_MS = 100  # a predicate has no subquery, and hence waits for no table; waiting would show that the table exists
 _SUBQUERY = re.compile(r"\b(select|table|with|values)\b", re.IGNORECASE)
 # Prefixes of errors raised before any name is resolved, and of those on other.column without a subquery.
 _GRAMMAR = ("syntax error", "one statement")

@@ -21,7 +21,6 @@ class PostgresQueries:
 
     def __init__(self, callers: Callers, analyses: Analyses, offsets: SnapshotOffsets, *, seconds: float) -> None:
         self._callers, self._analyses, self._offsets, self._seconds = callers, analyses, offsets, seconds
-        self.stop_statements = callers.stop_statements
 
     def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
         """Raise Forbidden if the caller may not send SQL, or not this statement."""

@@ -143,10 +143,11 @@ class Writers:
         self._connect, self._shapes, self._positions, self._grants = connect, shapes, positions, grants
         self._publish, self._abandoned = publish, AbandonedStatements() if abandoned is None else abandoned
         self._seconds = statement_seconds
-        # Guards _queue, _settling and _closing. Never held while work runs.
+        # Guards _queue, _settling, _running and _closing. Never held while work runs.
         self._ready = threading.Condition()
         self._queue: FairQueue[_Job] = FairQueue(max(threads - 1, 1))
         self._settling: deque[tuple[_Job, Any, int | None]] = deque()
+        self._running: set[Link] = set()
         self._closing = False
         self._working = 0
         self.commits = 0  # approximate: threads may count at once
@@ -172,6 +173,14 @@ class Writers:
     def waiting(self) -> int:
         """Return the number of writes in the queue."""
         return len(self._queue)
+
+    def cancel_running(self) -> bool:
+        """Cancel the running statements, from another thread; return whether there were any."""
+        with self._ready:
+            running = list(self._running)
+        for link in running:
+            link.cancel()
+        return bool(running)
 
     def close(self) -> None:
         """Finish the queued writes, then stop."""
@@ -221,6 +230,8 @@ class Writers:
             link = hand.link(job.role)
             session = PostgresSession(link, self._shapes, grants=self._grants, publish=self._publish)
             begun = False
+            with self._ready:
+                self._running.add(link)
             try:
                 link.begin(seconds=self._seconds, lock_seconds=LOCK_SECONDS, is_trusted=job.role == OWNER)
                 begun = True
@@ -232,6 +243,9 @@ class Writers:
                 is_last = attempt == TRIES - 1
                 if is_last or not self._may_repeat(error, session, attempt, begun, link):
                     raise
+            finally:
+                with self._ready:
+                    self._running.discard(link)
             time.sleep(random.uniform(0, 0.002 * 2**attempt))
         raise AssertionError("the last attempt returns or raises")
 

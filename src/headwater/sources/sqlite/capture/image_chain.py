@@ -29,7 +29,7 @@ class ImageChain:
     def page(self, changes: list[Numbered], *, is_last: bool = False) -> tuple[list[Numbered], set[str]]:
         """Return `changes` in an order in which the images of each key chain, and the tables without such an order."""
         places, are_apart = _all_places(changes)
-        earlier = {place: self._last[known] for place in places if (known := hash(place)) in self._last}
+        earlier = {place: self._last[known] for place in places if (known := _hash(place)) in self._last}
         ordered, lost = (changes, set[str]()) if are_apart and not earlier else _in_order(changes, earlier)
         if not is_last:
             self._remember(ordered)
@@ -40,8 +40,9 @@ class ImageChain:
         for _, change in changes:
             for place, row in zip(_places(change), (None, change.after), strict=True):
                 if place is not None:
-                    last.pop(hash(place), None)  # the newest are at the end
-                    last[hash(place)] = image(row)
+                    known = _hash(place)
+                    last.pop(known, None)  # the newest are at the end
+                    last[known] = image(row)
         while len(last) > MAX_EARLIER:
             del last[next(iter(last))]
 
@@ -64,8 +65,14 @@ def _in_order(changes: list[Numbered], earlier: dict[Place, int | None]) -> tupl
 
 
 def image(row: Row | None) -> int | None:
-    """Return a hash that is equal for identical rows only: 1 differs from 1.0, and NaN equals NaN."""
+    """Return a hash of the encoded row, in which 1 differs from 1.0, and NaN equals NaN."""
     return None if row is None else hash(encode_row(row))
+
+
+def _hash(place: Place) -> int:
+    """Return a hash of table and key, encoded: Python's hashes of -1 and -2 are equal."""
+    table, version, key = place
+    return hash((table, version, encode_row(key)))
 
 
 def _places(change: Change) -> tuple[Place | None, Place | None]:
@@ -101,7 +108,7 @@ def _reorder(
         if places.isdisjoint(broken):
             continue
         captured = [changes[index][1] for index in indexes]
-        ordered = None if len(places) > 1 and _has_ends(captured) else _chain(captured)
+        ordered = None if len(places) > 1 and _has_inserts_or_deletes(captured) else _chain(captured)
         if ordered is None or not _follows(ordered[0], places, earlier):
             lost |= {name for name, *_ in places}
             continue
@@ -110,8 +117,8 @@ def _reorder(
     return result, lost
 
 
-def _has_ends(changes: list[Change]) -> bool:
-    """Return whether a row begins or ends: then one that moved may look like another that took its key."""
+def _has_inserts_or_deletes(changes: list[Change]) -> bool:
+    """Return whether a row is inserted or deleted: a moved row may then be mistaken for a new one under its old key."""
     return any(change.before is None or change.after is None for change in changes)
 
 

@@ -244,7 +244,8 @@ class _TriggerSql:
         )
         done = self._is_there()  # or about to be displaced by a statement in which this one nests
         if self.nests:
-            oldest = f"id <= (SELECT max(id) - {STASHED} FROM {STASH} WHERE t = {self.layout})"
+            newest = f"SELECT id FROM {STASH} WHERE t = {self.layout} ORDER BY id DESC LIMIT 1 OFFSET {STASHED}"
+            oldest = f"id <= ({newest})"
             done = f"({self._again()} OR ({oldest} AND {done}))"
         return f"{self._forget(done)} INSERT INTO {STASH}(t, r, updated, {cells(self.width)}) {found};"
 
