@@ -50,13 +50,10 @@ def _run(args: argparse.Namespace) -> int:
         for event in events if left else ():
             print(json.dumps(event, ensure_ascii=False) if args.output == "json" else line(event), flush=True)
             left -= event["event"] == "value"
-            if not left or (until is not None and _reached(event, until)):
+            is_checkpoint = event["event"] == "checkpoint" and "span" not in event
+            if not left or (until is not None and is_checkpoint and parse_ts(event["ts"]) >= until):
                 break
     return OK
-
-
-def _reached(event: dict[str, Any], until: Timestamp) -> bool:
-    return event["event"] == "checkpoint" and "span" not in event and parse_ts(event["ts"]) >= until
 
 
 def _events(args: argparse.Namespace) -> Generator[dict[str, Any], None, None]:
