@@ -18,10 +18,8 @@ from headwater.model.query.query import (
     Derived,
     Exists,
     InQuery,
-    Item,
     Join,
     NamedTable,
-    Order,
     Param,
     Query,
     Select,
@@ -41,7 +39,7 @@ def form_of(query: Query) -> dict[str, Any]:
     limit = _some(limit=_maybe(query.limit), offset=_maybe(query.offset))
     return _some(
         body=_body(query.body),
-        order_by=[_order(order) for order in query.order_by],
+        order_by=[_some(expr=_expr(one.expr), dir="desc" if one.descending else None) for one in query.order_by],
         limit=limit,
     ) | _some(**{"with": [{"name": each.name, "query": form_of(each.query)} for each in query.with_]})
 
@@ -55,10 +53,6 @@ def _maybe(expr: Expr | None) -> Any:
     return None if expr is None else _expr(expr)
 
 
-def _order(order: Order) -> dict[str, Any]:
-    return _some(expr=_expr(order.expr), dir="desc" if order.descending else None)
-
-
 def _body(body: Body) -> dict[str, Any]:
     if isinstance(body, Select):
         return {"select": _select(body)}
@@ -68,15 +62,11 @@ def _body(body: Body) -> dict[str, Any]:
 def _select(body: Select) -> dict[str, Any]:
     return _some(
         distinct=body.distinct,
-        projection=[_item(item) for item in body.items],
+        projection=[{"expr": _expr(item.expr)} | _some(**{"as": item.alias}) for item in body.items],
         where=_maybe(body.where),
         group_by=[_expr(expr) for expr in body.group_by],
         having=_maybe(body.having),
     ) | _some(**{"from": [_table(table) for table in body.tables]})
-
-
-def _item(item: Item) -> dict[str, Any]:
-    return {"expr": _expr(item.expr)} | _some(**{"as": item.alias})
 
 
 def _table(table: TableRef) -> dict[str, Any]:
