@@ -124,9 +124,6 @@ def _line(error: BaseException, text: str) -> str:
     elif task := _TASK.search(text):
         said = task["line"]
     else:
-        said = _first(java[-1] if java else str(error)) or type(error).__name__
+        lines = map(str.strip, (java[-1] if java else str(error)).splitlines())
+        said = next(filter(None, lines), type(error).__name__)
     return _CLASS.sub("", _PACKAGE.sub("", said))[:_LONGEST]
-
-
-def _first(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
