@@ -20,7 +20,7 @@ from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Co
 from headwater.model.literal import U64, UNAVAILABLE, Date, Embedding, Json
 from headwater.model.table import Row
 from headwater.queries.dependencies import bound_dependencies
-from headwater.queries.dependencies.bound_dependencies import MAX_TEMPLATE_LEAVES, BoundDependencies, _binder, bind
+from headwater.queries.dependencies.bound_dependencies import MAX_TEMPLATE_LEAVES, BoundDependencies, bind
 from headwater.queries.dependencies.template import leaves
 
 NEAR = 2**53 + 1  # a REAL column would round it
@@ -244,7 +244,7 @@ def test_templates_with_many_leaves_are_forgotten_before_their_number_is_reached
         ]
         columns = frozenset({"a", "d", f"x{turn}"})
         bind(source, TABLES, analysis(Dependency("t", columns, AnyOf(tuple(pairs)))), {})
-    templates = _binder(source)._templates
+    templates = bound_dependencies._BINDERS[source]._templates
     assert most // 2 < templates.weight <= most
     kept = [template for template, _ in templates._known.values()]
     assert sum(len(list(leaves(template.tree))) for template in kept) <= most

@@ -80,7 +80,7 @@ def bind(
     A part of a condition that cannot be encoded (an operand that the column rejects, an unknown collation) is
     dropped: then more rows are relevant.
     """
-    binder = _binder(source)
+    binder = _BINDERS.get(source) or _BINDERS.setdefault(source, _Binder(source))
     return BoundDependencies(tuple(binder.place(each, tables.get(each.table), args) for each in analysis.dependencies))
 
 
@@ -259,7 +259,3 @@ class _Binder:
 
 
 _BINDERS: WeakKeyDictionary[object, _Binder] = WeakKeyDictionary()
-
-
-def _binder(source: Queryable) -> _Binder:
-    return _BINDERS.get(source) or _BINDERS.setdefault(source, _Binder(source))

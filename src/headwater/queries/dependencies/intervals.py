@@ -80,7 +80,8 @@ def where_true(op: str, operands: Sequence[bytes | None], null: bytes) -> Spans:
         return union((below, above))
     if len(known) < len(operands):
         return NOTHING
-    return _compared(op, known).intersect(_not_null(null))
+    not_null = Spans((_next(null),)) if null == _LOWEST_NULL else Spans.of([null]).complement()
+    return _compared(op, known).intersect(not_null)
 
 
 def _compared(op: str, operands: Sequence[bytes]) -> Spans:
@@ -107,7 +108,3 @@ def _compared(op: str, operands: Sequence[bytes]) -> Spans:
 def _next(data: bytes) -> bytes:
     """Return the smallest byte string greater than `data`."""
     return data + b"\0"
-
-
-def _not_null(null: bytes) -> Spans:
-    return Spans((_next(null),)) if null == _LOWEST_NULL else Spans.of([null]).complement()

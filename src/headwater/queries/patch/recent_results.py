@@ -58,7 +58,7 @@ class Results:
 
     def _seen_again(self, instance: str, tag: str, answer: Answer) -> None:
         kept = self._kept[instance, tag]
-        if kept is not None and not _is_same(kept, answer):
+        if kept is not None and (kept.hash, kept.columns, kept.form) != (answer.hash, answer.columns, answer.form):
             self.bytes -= kept.size
             self._kept[instance, tag] = None
         self._kept.move_to_end((instance, tag))
@@ -76,7 +76,3 @@ class Results:
         tags.remove(tag)
         if not tags:
             del self._tags[instance]
-
-
-def _is_same(one: Answer, other: Answer) -> bool:
-    return one.hash == other.hash and one.columns == other.columns and one.form == other.form
