@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from headwater.model.dependencies.dependency import Const, Operand, Param
-from headwater.model.literal import I64_MAX, Value
+from headwater.model.literal import I64_MAX
 from headwater.sources.sqlite.query.facts.equality_closure import not_null
 from headwater.sources.sqlite.query.facts.facts import (
     NEVER,
@@ -199,7 +199,8 @@ class Conditions:
             return Const(text[1:-1].replace("''", "'"))
         if text[0] in "xX":
             return Const(bytes.fromhex(text[2:-1]))
-        return _known(self._number(text))
+        value = self._number(text)
+        return Const(value) if value is not None else None
 
     def _negative(self, text: str) -> Operand | None:
         if text.replace("_", "").lstrip("0") == str(I64_MAX + 1):
@@ -259,7 +260,3 @@ def conjuncts(node: Any) -> Iterator[Any]:
 
 def _is_boolean(node: Any) -> bool:
     return isinstance(node, tree.Ref) and node.boolean is not None
-
-
-def _known(value: Value) -> Operand | None:
-    return None if value is None else Const(value)
