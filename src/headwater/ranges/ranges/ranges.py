@@ -191,7 +191,7 @@ class Ranges:
         """
         generation, name = place.database.log.generation, place.table.name
         held = self._store.cut(place.db, name)
-        if held is not None and held.fits(generation, place.table.version):
+        if held is not None and (held.generation, held.version) == (generation, place.table.version):
             return held
         target = target or (held.target if held is not None else first_target or self._config.target_bytes)
         head = place.database.source.head()

@@ -70,10 +70,6 @@ class RangeBasis(msgspec.Struct, frozen=True):
     target: int  # bytes of a range
     at: int  # the offset at which the ranges were last measured
 
-    def fits(self, generation: str, version: int) -> bool:
-        """Return whether the ranges are valid for the table as it is now."""
-        return (self.generation, self.version) == (generation, version)
-
 
 class Pull(msgspec.Struct, frozen=True):
     """A lease: the log after `kept` is retained for `subscriber`."""
@@ -236,7 +232,4 @@ def _put(file: apsw.Connection, db: str, table: str, ranges: Sequence[Range]) ->
 
 
 def _put_cut(file: apsw.Connection, db: str, table: str, cut: RangeBasis) -> None:
-    file.execute(
-        "INSERT OR REPLACE INTO cut VALUES (?, ?, ?, ?, ?, ?)",
-        (db, table, cut.generation, cut.version, cut.target, cut.at),
-    )
+    file.execute("INSERT OR REPLACE INTO cut VALUES (?, ?, ?, ?, ?, ?)", (db, table, *msgspec.structs.astuple(cut)))
