@@ -133,9 +133,10 @@ class Metrics(Collector):
 
     def answered(self, method: str, code: str, seconds: float) -> None:
         """Count an answered RPC request; names that are not methods are counted together."""
-        pair = self._answered.get((method, code))
+        name = method if method in self._methods else "unknown"
+        pair = self._answered.get((name, code))
         if pair is None:
-            pair = self._children(method, code)
+            pair = self._answered[name, code] = self._requests.labels(name, code), self._seconds.labels(name)
         pair[0].inc()
         pair[1].observe(seconds)
 
@@ -161,14 +162,6 @@ class Metrics(Collector):
     def _counter(self, name: str) -> Counter:
         _, text, labels = METRICS[name]
         return Counter(name, text, labels, registry=self._registry)
-
-    def _children(self, method: str, code: str) -> tuple[Counter, Histogram]:
-        name = method if method in self._methods else "unknown"
-        pair = self._answered.get((name, code))
-        if pair is None:
-            pair = self._requests.labels(name, code), self._seconds.labels(name)
-            self._answered[name, code] = pair
-        return pair
 
     def describe(self) -> list[Metric]:
         """Return nothing, so that registering reads no database."""
