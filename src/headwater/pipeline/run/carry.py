@@ -166,7 +166,9 @@ class Carry:
             check_whole(status)
         if self._once:
             self._goal = status.latest if self._goal is None else self._goal
-            status = msgspec.structs.replace(status, latest=min(status.latest, max(self._goal, self._needed(state))))
+            # Whatever the goal is, the log must be read until all spans are even.
+            even_at = 0 if state is None else max(state.loaded.values(), default=0)
+            status = msgspec.structs.replace(status, latest=min(status.latest, max(self._goal, even_at)))
         if state is None:
             return Begin(FIRST)
         check_choice(state.plan, self._table)
@@ -197,10 +199,6 @@ class Carry:
         shape = state.plan.table.version
         status = self._client.describe(table.db, table.table, after=state.offset, shape=shape, step=step)
         return with_next_shape_change(self._client, table, state, status)
-
-    def _needed(self, state: State | None) -> int:
-        """Return the offset up to which the log must be read so that all spans are even, whatever the goal is."""
-        return 0 if state is None else max(state.loaded.values(), default=0)
 
     # Doing
 

@@ -181,11 +181,15 @@ class Ledger:
         """Return the state last saved; None before the first snapshot."""
         with self._store.database.transaction() as connection:
             text = connection.execute(sa.select(SUBSCRIBE.c.state).where(of_task(self._task))).scalar()
-        return _unpack(text) if text else None
+        if not text:
+            return None
+        found = msgspec.json.decode(text, type=_State)
+        return State(found.plan, found.offset, dict(found.loaded))
 
     def save(self, state: State) -> None:
         """Store the sink's state; raise NotOwner if another pipeline server took the task, or the task was reset."""
-        self._store._update(self._task, self._fence, state=_pack(state))
+        stored = _State(state.plan, state.offset, list(state.loaded.items()))
+        self._store._update(self._task, self._fence, state=msgspec.json.encode(stored).decode())
 
 
 # --- rows and values -------------------------------------------------------------------------------------
@@ -285,12 +289,3 @@ class _State(msgspec.Struct):
     plan: Plan
     offset: int
     loaded: list[tuple[Span, int]]
-
-
-def _pack(state: State) -> str:
-    return msgspec.json.encode(_State(state.plan, state.offset, list(state.loaded.items()))).decode()
-
-
-def _unpack(text: str) -> State:
-    found = msgspec.json.decode(text, type=_State)
-    return State(found.plan, found.offset, dict(found.loaded))

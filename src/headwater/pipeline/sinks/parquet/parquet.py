@@ -89,7 +89,9 @@ class ParquetSink(Sink):
                 with self._locked():
                     if part.span not in of_plan(self.state(), plan.id).loaded:
                         commit = Commit(part.span, part.version)
-                        self._commit(plan.id, _PART + _short(part.span), staging, files, commit)
+                        # Hashed, because a key may be longer than a file name can be.
+                        name = _PART + sha256(msgspec.json.encode(part.span)).hexdigest()[:32]
+                        self._commit(plan.id, name, staging, files, commit)
 
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
         if step.repair:
@@ -178,11 +180,6 @@ class ParquetSink(Sink):
 
 def _commit(folder: Path) -> Commit:
     return msgspec.json.decode((folder / COMMIT).read_bytes(), type=Commit)
-
-
-def _short(span: Span) -> str:
-    """Return a file name for a span: a key may be longer than a file name can be."""
-    return sha256(msgspec.json.encode(span)).hexdigest()[:32]
 
 
 def open_parquet(settings: Mapping[str, Any], needs: object = None) -> ParquetSink:
