@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.cli.failure import OK
 from headwater.cli.filters import add_filters, add_images, filters, find_target, natural, start
 from headwater.cli.output.tables import add_output
-from headwater.cli.remote import Remote, add_server, open_remote
+from headwater.cli.remote import add_server, open_remote
 from headwater.model.control_events import LAST_EVENTS, ControlEvent
 from headwater.model.formats import PLAIN
 from headwater.model.quantity import counted
@@ -75,16 +75,11 @@ def _feed(args: argparse.Namespace, notes: StderrNotes) -> Feed:
                 query["ts"] = ms
             case {"offset": int(offset)}:
                 last_id = str(offset)
-            case "latest":
-                last_id = str(_latest(remote, params))
+            case "latest":  # as an offset, so that a connection lost before the first change misses nothing
+                last_id = str(remote.call("cdc.backtest", **params, start="latest")["from_offset"])
             case word:
                 query["start"] = word
     return Feed(remote.url, place, query, last_id=last_id, token=remote.token, tls=remote.tls, notice=notes.say)
-
-
-def _latest(remote: Remote, params: dict[str, Any]) -> int:
-    """Return the newest offset, so that a connection lost before the first change misses nothing."""
-    return int(remote.call("cdc.backtest", **params, start="latest")["from_offset"])
 
 
 class Printer:
