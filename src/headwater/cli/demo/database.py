@@ -83,6 +83,7 @@ class PostgresDemo(DemoDatabases):
             url = self._engine.url
         self._admin, self._own = url, f"headwater_demo_{secrets.token_hex(4)}"
         self._urls = {name: urlsplit(url)._replace(path=f"/{self._own}_{name}").geturl() for name in ("main", "web")}
+        self._names = [f"{self._own}_{name}" for name in self._urls]
         self.databases: Sequence[str] = [f"{name}={each}" for name, each in self._urls.items()]
         pattern = self._own + "_{name}"
         self.settings: Mapping[str, str] = {
@@ -95,10 +96,6 @@ class PostgresDemo(DemoDatabases):
             self.close()
             raise
         self.title = f"A server on PostgreSQL {version}, by logical replication"
-
-    @property
-    def _names(self) -> list[str]:
-        return [f"{self._own}_{name}" for name in self._urls]
 
     def order(self, first: int, commits: int) -> int:
         return _outside(writers.POSTGRES_ORDERS, str(first), str(commits), url=self._urls["main"])
