@@ -17,7 +17,7 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import InvalidRequest, NotFound, NotSupported
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.keys.key import Span
+from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
 from headwater.sources.source import Source
 from headwater.sources.sqlite.settings import SqliteConfig
@@ -208,7 +208,7 @@ def test_chunks_cover_the_table_and_have_their_offset(driver: Driver) -> None:
     assert [row[0] for row in first.rows + second.rows] == [-2, 1, 3, 4, 5, 6]
     assert (first.next_key, second.next_key) == ((1,), None)
     assert second.offset == first.offset + 1 == driver.source.head()
-    inside = driver.source.chunk("t", after=(1,), span=Span.between((0,), (4,)), limit=9)
+    inside = driver.source.chunk("t", after=(1,), span=Span.between(encode_key((0,)), encode_key((4,))), limit=9)
     assert [row[0] for row in inside.rows] == [3, 4]
     with pytest.raises(NotFound):
         driver.source.chunk("nothing", after=None, span=None, limit=1)
@@ -255,7 +255,7 @@ def test_encoded_keys_sort_in_the_order_of_chunks(driver: Driver) -> None:
     chunk = driver.source.chunk("t", after=None, span=None, limit=99)
     place = driver.source.order(chunk.table, chunk.table.key)
     assert [row[0] for row in chunk.rows] == sorted(numbers, key=lambda n: place((n,)))
-    assert place((5,)) == place((5.0,)) and Span.between((0,), (7,)).contains(place((7,)))
+    assert place((5,)) == place((5.0,)) and Span.between(encode_key((0,)), encode_key((7,))).contains(place((7,)))
     with pytest.raises(InvalidRequest):
         driver.source.order(chunk.table, ["nothing"])
 

@@ -54,7 +54,7 @@ def check_key(data: bytes) -> None:
         assert error.hint
         return
     assert encode_key(values) == data
-    assert Span.between(values, values).contains(data)
+    assert Span.between(data, data).contains(data)
 
 
 def check_order(pair: tuple[Any, Any]) -> None:

@@ -327,7 +327,7 @@ def test_prefix_end_is_the_exclusive_upper_bound_of_keys_with_that_prefix(prefix
 def test_span_between_equal_prefixes_contains_exactly_the_keys_with_that_prefix(
     prefix: tuple[Any, ...], key: tuple[Any, ...]
 ) -> None:
-    inside = Span.between(prefix, prefix).contains(encode_key(key))
+    inside = Span.between(encode_key(prefix), encode_key(prefix)).contains(encode_key(key))
     assert inside == (key[: len(prefix)] == prefix)
 
 
@@ -337,24 +337,25 @@ def test_between_includes_both_bounds(low: tuple[Any, ...], high: tuple[Any, ...
     starts_high = key[: len(high)] == high
     expected = encode_key(low) <= written and (written <= encode_key(high) or starts_high)
     try:
-        assert Span.between(low, high).contains(written) == expected
+        assert Span.between(encode_key(low), encode_key(high)).contains(written) == expected
     except InvalidRequest:
         assert encode_key(low) > encode_key(high)
 
 
 def test_span_without_a_start_or_end_is_unbounded_on_that_side() -> None:
-    assert Span.between(None, None) == Span.all() == Span.between((), ())
-    assert Span.between((2,), None).contains(encode_key((2,)))
-    assert not Span.between(None, (2,)).contains(encode_key((3,)))
+    assert Span.between(None, None) == Span.all() == Span.between(encode_key(()), encode_key(()))
+    assert Span.between(encode_key((2,)), None).contains(encode_key((2,)))
+    assert not Span.between(None, encode_key((2,))).contains(encode_key((3,)))
 
 
 def test_bounds_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="lower bound is above"):
-        Span.between((2,), (1,))
+        Span.between(encode_key((2,)), encode_key((1,)))
 
 
 def test_spans_follow_the_collation() -> None:
-    assert Span.between(("ABC",), ("ABC",), ["NOCASE"]).contains(encode_key(("abc", 1), ["NOCASE", "BINARY"]))
+    prefix = encode_key(("ABC",), ["NOCASE"])
+    assert Span.between(prefix, prefix).contains(encode_key(("abc", 1), ["NOCASE", "BINARY"]))
 
 
 @given(SPANS, SPANS, BYTES)

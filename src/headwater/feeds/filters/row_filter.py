@@ -154,7 +154,7 @@ def _keys(options: Options, table: Table, source: Readable) -> tuple[frozenset[b
         bounds = [options.pk_range.get(name) for name in ("lower_bound", "upper_bound")]
         if bounds == [None, None]:
             raise InvalidRequest("pk_range needs a lower_bound or an upper_bound", hint="Give one of them, or both.")
-        spans = (_between(*(None if lit is None else bytes_of([lit]) for lit in bounds)),)
+        spans = (Span.between(*(None if lit is None else bytes_of([lit]) for lit in bounds)),)
     if options.spans is not None:
         given = joined(_span(body, bytes_of) for body in options.spans)
         spans = given if spans is None else _both(spans, given)
@@ -165,17 +165,7 @@ def _span(body: dict[str, Any], bytes_of: Callable[[Sequence[Any]], bytes]) -> S
     if "prefix" in body:
         start = bytes_of(body["prefix"])
         return Span(start, prefix_end(start))
-    return _between(*(bytes_of(body[name]) if name in body else None for name in ("lower_bound", "upper_bound")))
-
-
-def _between(low: bytes | None, high: bytes | None) -> Span:
-    end = None if high is None else prefix_end(high)
-    if low is not None and end is not None and low >= end:
-        raise InvalidRequest(
-            "the lower bound is above the upper bound",
-            hint="Swap the bounds; they compare in the key order of the database.",
-        )
-    return Span(low or b"", end)
+    return Span.between(*(bytes_of(body[name]) if name in body else None for name in ("lower_bound", "upper_bound")))
 
 
 def _both(left: tuple[Span, ...], right: tuple[Span, ...]) -> tuple[Span, ...]:

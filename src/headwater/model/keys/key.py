@@ -266,12 +266,12 @@ class Span(msgspec.Struct, frozen=True):
         return cls()
 
     @classmethod
-    def between(cls, low: Key | None, high: Key | None, collations: Sequence[str] = ()) -> Span:
-        """Return the span from `low` to `high`, both included with all keys that start with them; None is open."""
-        start = b"" if low is None else encode_key(low, collations)
-        end = None if high is None else prefix_end(encode_key(high, collations))
+    def between(cls, low: bytes | None, high: bytes | None) -> Span:
+        """Return the span between two encoded keys, both included with all keys that start with them; None is open."""
+        start, end = low or b"", None if high is None else prefix_end(high)
         if end is not None and start >= end:
-            raise InvalidRequest("the lower bound is above the upper bound")
+            hint = "Swap the bounds; they compare in the key order of the database."
+            raise InvalidRequest("the lower bound is above the upper bound", hint=hint)
         return cls(start, end)
 
     def contains(self, key: bytes) -> bool:

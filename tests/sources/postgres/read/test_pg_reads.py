@@ -16,7 +16,7 @@ from tests.sources.postgres.pg_database import Rig
 from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import Busy, InvalidRequest, NotFound, NotSupported
-from headwater.model.keys.key import Span, prefix_end
+from headwater.model.keys.key import Span, encode_key, prefix_end
 from headwater.model.literal import DateTime
 from headwater.model.table import Column, Row, Table
 from headwater.sources.postgres.key_order import is_own_order, order
@@ -149,7 +149,7 @@ def test_composite_keys_are_paged_by_row_comparison(pg_rig: Attach) -> None:
     assert rows == sorted(rows, key=lambda row: (row[2], row[1])) and len(rows) > 40
     table = r.reading.chunk("t", after=None, span=None, limit=1).table
     assert table.key == ("a", "b")
-    assert all_rows(r, "t", 3, Span.between((3,), (3,))) == [row for row in rows if row[2] == 3]
+    assert all_rows(r, "t", 3, Span.between(encode_key((3,)), encode_key((3,)))) == [row for row in rows if row[2] == 3]
     assert r.reading.get("t", (rows[0][2], rows[0][1]))[1] == rows[0]
     with pytest.raises(InvalidRequest):
         r.reading.chunk("t", after=(1,), span=None, limit=3)
