@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,15 +145,12 @@ def _detach(args: argparse.Namespace) -> int:
 
     name, url, kind = _named(args)
     config = load_config(args)
-
-    def find_log(generation: str | None) -> str | None:
-        return _log_of(name, generation, Path(config.data))
-
+    find_log = partial(_log_of, name, Path(config.data))
     _print(args, registry.kind(kind).detach(name, url, config.sources[kind], find_log))
     return OK
 
 
-def _log_of(name: str, generation: str | None, data: Path) -> str | None:
+def _log_of(name: str, data: Path, generation: str | None) -> str | None:
     """Return the path of the log of `generation`, whatever name the database had; without one, of the database."""
     from headwater.log.disk.disk_log import DiskLog
 

@@ -31,6 +31,7 @@ class ServerProcess:
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=self._errors, env=clean_environment() | dict(settings), text=True
         )
+        self.pid = self._process.pid
         try:
             self.url = self._ready_url(data)
         except BaseException:
@@ -38,11 +39,6 @@ class ServerProcess:
             raise
         self.seconds = time.perf_counter() - started  # from exec to the first answer
         self.remote = Remote(self.url)
-
-    @property
-    def pid(self) -> int:
-        """Return the process id."""
-        return self._process.pid
 
     def _ready_url(self, data: Path) -> str:
         assert self._process.stdout is not None
@@ -54,7 +50,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         """Send SIGKILL: the server cannot write anything more."""
-        os.kill(self._process.pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
         self._release()
 
     def stop(self) -> None:
