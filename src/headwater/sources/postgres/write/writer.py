@@ -63,15 +63,10 @@ def stand(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, d
         ) from error
 
 
-def transaction_id(link: Link) -> int | None:
-    """Return the number of the open transaction; None if it wrote nothing."""
-    ((text,),) = link.run(_XID).texts()
-    return None if text is None else int(text)
-
-
 def finish(link: Link, positions: Positions) -> int | None:
-    """Commit; return the number of the transaction."""
-    xid = transaction_id(link)
+    """Commit; return the number of the transaction, None if it wrote nothing."""
+    ((text,),) = link.run(_XID).texts()
+    xid = None if text is None else int(text)
     if xid is not None:
         positions.expect(xid)
     try:
