@@ -74,18 +74,15 @@ class OpenReaders:
     def stop(self) -> None:
         """End every stream and answer every poll; refuse new ones."""
         self._stopping = True
-        for reader in [*self.streams, *self._polls()]:
+        for reader in [*self.streams, *self.polls()]:
             reader.stop()
 
     # --- counts ------------------------------------------------------------------------------------------------------
 
-    def _polls(self) -> list[Poll]:
+    def polls(self) -> list[Poll]:
+        """Return the polls that wait or are being answered."""
         everybody = [reader for readers in list(self._by_subscription.values()) for reader in list(readers)]
         return [reader for reader in everybody if isinstance(reader, Poll)]
-
-    def count_polls(self) -> int:
-        """Return the number of polls that wait or are being answered."""
-        return len(self._polls())
 
     def count_streams(self) -> dict[str, int]:
         """Return the number of open streams by transport."""

@@ -30,7 +30,9 @@ def bind(host: str, port: int) -> list[socket.socket]:
                 continue  # the name has an IPv6 address and this machine has no IPv6
             for other in sockets:
                 other.close()
-            raise _cannot_bind(host, port, error) from None
+            in_use = "Another server uses this port: stop it or choose another."
+            hint = in_use if error.errno == errno.EADDRINUSE else ""
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from None
         bound.setblocking(False)
         sockets.append(bound)
     if not sockets:
@@ -38,11 +40,6 @@ def bind(host: str, port: int) -> list[socket.socket]:
             f"cannot listen on {host}: this machine has none of its addresses", hint="Use an address of this machine."
         )
     return sockets
-
-
-def _cannot_bind(host: str, port: int, error: OSError) -> ConfigError:
-    hint = "Another server uses this port: stop it or choose another." if error.errno == errno.EADDRINUSE else ""
-    return ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", hint=hint)
 
 
 def joined(host: str, port: int) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 from headwater.database import Database
 from headwater.errors import HeadwaterError, NotFound
-from headwater.feeds.feeds import Feeds
 from headwater.model.clock import ts_text
 from headwater.model.database_name import real_name
 from headwater.model.principal import OWNER, VIEWER, Principal
@@ -63,7 +62,7 @@ class ChangeFeedService(Service):
     async def _pour(self, caller: Caller, request: Any) -> AsyncIterator[bytes]:
         caller.who.need(VIEWER, "a change feed")
         feed: ChangeFeed | None = None
-        feeds = self._feeds()
+        feeds = self._api.feeding()
         feeds.readers.check_room()
         feeds.readers.other_streams += 1
         self._numbers.open += 1
@@ -107,7 +106,7 @@ class ChangeFeedService(Service):
     @contextmanager
     def _watched(self, caller: Caller, feed: ChangeFeed | None) -> Iterator[None]:
         """End the call unless the block ends in time."""
-        seconds = self._feeds().config.slow_consumer_seconds
+        seconds = self._api.feeding().config.slow_consumer_seconds
         timer = asyncio.get_running_loop().call_later(seconds, self._cut, caller, feed)
         try:
             yield
@@ -128,7 +127,7 @@ class ChangeFeedService(Service):
         """Return a feed, and the number of spans in each of its checkpoints."""
         name = real_name(request.db or None)
         who.check(name, tables_of(request))
-        feeds, base = self._feeds(), base_of(request)
+        feeds, base = self._api.feeding(), base_of(request)
         interval = interval_of(request, feeds.config.checkpoint_seconds)
         database = feeds.databases.database(name)
         await self._run(_settle, database)
@@ -159,12 +158,9 @@ class ChangeFeedService(Service):
         """Raise an error if one of the ranges was split, merged or moved."""
         await self._run(lambda: [enter(who, self._api.pulling(), each) for each in range_epochs])
 
-    def _feeds(self) -> Feeds:
-        return self._api.feeding()
-
     def _shared(self) -> FeedContext:
         if self._rooms is None:
-            config = self._feeds().config
+            config = self._api.feeding().config
             self._numbers.catchups = CatchUpLimits(config.catchups, config.catchup_budget)
             self._rooms = FeedContext(self._waiting, self._numbers.catchups, self._run, lambda: self._stopping)
         return self._rooms

@@ -214,7 +214,7 @@ def _fed(feeds: Feeds) -> Iterator[Metric]:
     yield _family("headwater_streams", [((name,), float(count)) for name, count in streams.items()])
     each = feeds.readers.deliveries_by_database(feeds.databases.names())
     yield _family("headwater_database_delivered_changes_total", [((db,), float(n)) for db, n in each.items()])
-    yield _family("headwater_polls", [((), float(feeds.readers.count_polls()))])
+    yield _family("headwater_polls", [((), float(len(feeds.readers.polls())))])
     yield _family("headwater_delivered_changes_total", [((name,), float(n)) for name, n in delivered.items()])
     found = {db: feeds.subscriptions.counters(db) for db in feeds.databases.names()}
     for name, (_, field) in SUBSCRIPTION_METRICS.items():

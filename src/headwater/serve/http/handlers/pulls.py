@@ -19,7 +19,7 @@ from headwater.model.work.work_context import CALLER
 from headwater.ranges.pull.jobs import Job, LogJob, SnapshotJob, TablesJob
 from headwater.ranges.pull.jobs import changes_gone as lost
 from headwater.ranges.pull.snapshot import shape_of
-from headwater.ranges.worker.process import Answer, BulkDatabases, WorkerCounters
+from headwater.ranges.worker.process import Answer, BulkDatabases
 from headwater.serve.call import ARROW_KIND, Call, Handlers, Headers, gone, matches
 from headwater.serve.http.handlers.pull_query_string import (
     compression_in,
@@ -48,12 +48,8 @@ class Pulls:
     def __init__(self, databases: Databases, bulk: BulkDatabases, find: Find, run: Run) -> None:
         self._databases, self._bulk, self._find, self._run = databases, bulk, find, run
         self._worker = bulk.open_worker()
+        self.numbers = self._worker.numbers  # for metrics
         self._shares = Shares("pulls")
-
-    @property
-    def numbers(self) -> WorkerCounters:
-        """Return the counters for metrics."""
-        return self._worker.numbers
 
     async def close(self) -> None:
         """Close the worker, after the last request."""
