@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,7 +48,7 @@ from headwater.pipeline.transform.schema import rows_schema
 from headwater.pipeline.transform.whole_rows import READ_AGAIN, check_whole, fill_unknown, refuse_unknown
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 WAIT_MS = 1000  # how often a quiet table checks for a cancel or a stop
 SMALL = 65_536  # changes, too few for a second task
@@ -270,7 +270,9 @@ class Carry:
         self._report_stage(SNAPSHOT)
         began = time.monotonic()
         counting = Counting(frame, end=frame.columns[-1] if self._sink.needs_ends else None)
-        rows = self._counted(counting, lambda counted: self._sink.load(counted, state.plan, parts))
+        self._sink.load(counting.frame, state.plan, parts)
+        rows = counting.rows()
+        self._rows += rows
         self._watcher.loaded(self._task, len(parts), rows, time.monotonic() - began)
 
     def _apply(self, action: Apply, state: State) -> None:
@@ -293,7 +295,9 @@ class Carry:
         began = time.monotonic()
         frame = fill_unknown(frame, shape) if self._is_sparing and self._keeps else refuse_unknown(frame)
         counting = Counting(frame, change_columns(frame).change_type)
-        changes = self._counted(counting, lambda counted: self._sink.apply(counted, step, shape))
+        self._sink.apply(counting.frame, step, shape)
+        changes = counting.rows()
+        self._rows += changes
         self._watcher.stepped(self._task, step.upto, changes, time.monotonic() - began)
 
     def _evolve(self, state: State) -> None:
@@ -330,13 +334,6 @@ class Carry:
         table = self._table
         status = self._client.describe(table.db, table.table, after=after, wait_ms=WAIT_MS)
         self._watcher.live(self._task, after, status.latest)
-
-    def _counted(self, counting: Counting, act: Callable[[DataFrame], None]) -> int:
-        """Run `act` on the frame; return how many rows or changes Spark counted."""
-        act(counting.frame)
-        rows = counting.rows()
-        self._rows += rows
-        return rows
 
     # Copies
 

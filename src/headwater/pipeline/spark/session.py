@@ -133,7 +133,9 @@ def _settings(
 ) -> dict[str, str]:
     is_local = master.startswith("local")
     given = dict(conf)
-    options = [f"-Dlog4j2.configurationFile={_log4j().as_uri()}", given.pop("spark.driver.extraJavaOptions", "")]
+    log4j = _log4j_file()
+    log4j.write_text(_LOG4J)
+    options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", given.pop("spark.driver.extraJavaOptions", "")]
     options += [_SHORT_LIVED] if short_lived else []
     return {
         **_QUIET,
@@ -263,12 +265,6 @@ def _home() -> Path:
 
 def _log4j_file() -> Path:
     return _folder() / f"{os.getpid()}.log4j2.properties"
-
-
-def _log4j() -> Path:
-    path = _log4j_file()
-    path.write_text(_LOG4J)
-    return path
 
 
 def _forget_old_logs() -> None:
