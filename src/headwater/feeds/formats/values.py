@@ -45,10 +45,6 @@ def _json(value: Json) -> bytes:
     return value.text.replace("\n", " ").replace("\r", " ").encode()
 
 
-def _lit_int(value: int) -> bytes:
-    return b'{"t":"i64","v":' + encode(value) + b"}"
-
-
 def _lit_float(value: float) -> bytes:
     if value - value == 0:  # neither infinite nor NaN
         return b'{"t":"f64","v":' + encode(value) + b"}"
@@ -62,10 +58,6 @@ def _lit_str(value: str) -> bytes:
         return encode(to_lit(value))
 
 
-def _plain_int(value: int) -> bytes:
-    return encode(value) if _LOW <= value <= _HIGH else b'"%d"' % value
-
-
 def _plain_str(value: str) -> bytes:
     try:
         return encode(value)
@@ -75,7 +67,7 @@ def _plain_str(value: str) -> bytes:
 
 LIT: Form = dict.fromkeys(get_args(Value), _by(to_lit)) | {
     type(None): lambda value: b'{"t":"null"}',
-    int: _lit_int,
+    int: lambda value: b'{"t":"i64","v":' + encode(value) + b"}",
     float: _lit_float,
     str: _lit_str,
     Json: lambda value: b'{"t":"json","v":' + _json(value) + b"}",
@@ -84,7 +76,7 @@ LIT: Form = dict.fromkeys(get_args(Value), _by(to_lit)) | {
 PLAIN: Form = {kind: _by(to_plain) for kind in get_args(Value) if kind is not Unavailable} | {
     type(None): lambda value: b"null",
     bool: encode,
-    int: _plain_int,
+    int: lambda value: encode(value) if _LOW <= value <= _HIGH else b'"%d"' % value,
     float: encode,
     str: _plain_str,
     Json: _json,
