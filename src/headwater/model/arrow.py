@@ -301,10 +301,6 @@ def _only(wanted: type, write: Callable[[Any], Any], value: Value) -> Any:
     return None if value is None else _MISFIT
 
 
-def _text(value: str) -> Any:
-    return _MISFIT if is_broken_text(value) else value
-
-
 def _any(value: Value) -> Any:
     if value is None:
         return None
@@ -321,7 +317,7 @@ _FITS: dict[str, Fit] = {
     "i64": partial(_only, int, lambda value: value),
     "u64": partial(_only, U64, lambda value: value.v),
     "f64": partial(_only, float, lambda value: value),
-    "str": partial(_only, str, _text),
+    "str": partial(_only, str, lambda value: _MISFIT if is_broken_text(value) else value),
     "bytes": partial(_only, bytes, lambda value: value),
     "dec": partial(_only, Decimal, decimal_text),
     "json": partial(_only, Json, lambda value: value.text),
