@@ -39,7 +39,7 @@ class EventEncoder:
             SpanDeleted: _delete_range,
             TableChanged: _schema_change,
             Checkpoint: _checkpoint,
-            CaughtUp: _steady,
+            CaughtUp: lambda steady: _made("ChangeFeedEvent", steady_state=_made("SteadyState", **steady._asdict())),
         }
 
     def __call__(self, event: Event) -> bytes:
@@ -110,10 +110,6 @@ def _checkpoint(checkpoint: Checkpoint) -> Any:
     if watched is not None:
         content.span.CopyFrom(_span(watched))
     return _made("ChangeFeedEvent", checkpoint=content)
-
-
-def _steady(steady: CaughtUp) -> Any:
-    return _made("ChangeFeedEvent", steady_state=_made("SteadyState", **steady._asdict()))
 
 
 def _span(watched: WatchedSpan) -> Any:
