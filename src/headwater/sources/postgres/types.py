@@ -127,31 +127,15 @@ _ESCAPED = re.compile(rb"\\(\\|[0-3][0-7]{2})")
 TRUTH = {b"t": True, b"f": False}
 
 
-def _bool(text: str) -> Value:
-    return TRUTH[text.encode()]
-
-
 def _bytes(text: str) -> Value:
     if text.startswith("\\x"):
         return bytes.fromhex(text[2:])
     return _ESCAPED.sub(lambda found: b"\\" if found[1] == b"\\" else bytes([int(found[1], 8)]), text.encode())
 
 
-def _decimal(text: str) -> Value:
-    return Decimal(text) if len(text) <= MAX_DIGITS else text
-
-
-def _date(text: str) -> Value:
-    return Date(text) if len(text) == 10 and text[4] == "-" else text
-
-
 def _is_dated(text: str) -> bool:
     """Return whether `text` begins with a date of the years 1 to 9999."""
     return text[10:11] == " " and text[4] == "-" and text[-1] != "C"
-
-
-def _timestamp(text: str) -> Value:
-    return DateTime(f"{text[:10]}T{text[11:]}") if _is_dated(text) else text
 
 
 def _timestamptz(text: str) -> Value:
@@ -185,22 +169,18 @@ def _uuid(text: str) -> Value:
     return found
 
 
-def _json(text: str) -> Value:
-    return Json(text) if is_json(text) else text
-
-
 _CONVERTERS: dict[int, Convert] = {
-    BOOL: _bool,
+    BOOL: lambda text: TRUTH[text.encode()],
     **dict.fromkeys((INT2, INT4, INT8, OID, XID, CID), int),
     XID8: lambda text: U64(int(text)),
     **dict.fromkeys((FLOAT4, FLOAT8), float),
-    NUMERIC: _decimal,
+    NUMERIC: lambda text: Decimal(text) if len(text) <= MAX_DIGITS else text,
     BYTEA: _bytes,
-    **dict.fromkeys((JSON, JSONB), _json),
-    DATE: _date,
+    **dict.fromkeys((JSON, JSONB), lambda text: Json(text) if is_json(text) else text),
+    DATE: lambda text: Date(text) if len(text) == 10 and text[4] == "-" else text,
     TIME: Time,
     TIMETZ: _timetz,
-    TIMESTAMP: _timestamp,
+    TIMESTAMP: lambda text: DateTime(f"{text[:10]}T{text[11:]}") if _is_dated(text) else text,
     TIMESTAMPTZ: _timestamptz,
     UUID_: _uuid,
 }

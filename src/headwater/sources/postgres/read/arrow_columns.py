@@ -32,10 +32,6 @@ def _cast(name: str) -> Callable[[pa.StringArray], pa.Array]:
     return lambda texts: texts.cast(name)
 
 
-def _decimals(texts: pa.StringArray) -> pa.Array | None:
-    return texts if _all(pc.less_equal(pc.binary_length(texts), types.MAX_DIGITS)) else None
-
-
 def _bytes(texts: pa.StringArray) -> pa.Array | None:
     if not _all(pc.starts_with(texts, "\\x")):
         return None
@@ -79,7 +75,7 @@ _MAKERS: dict[int, Callable[[pa.StringArray], pa.Array | None]] = {
     **dict.fromkeys((types.INT2, types.INT4, types.INT8, types.OID, types.XID, types.CID), _cast("int64")),
     types.XID8: _cast("uint64"),
     **dict.fromkeys((types.FLOAT4, types.FLOAT8), _cast("float64")),
-    types.NUMERIC: _decimals,
+    types.NUMERIC: lambda texts: texts if _all(pc.less_equal(pc.binary_length(texts), types.MAX_DIGITS)) else None,
     types.BYTEA: _bytes,
     **dict.fromkeys((types.JSON, types.JSONB), _jsons),
     types.DATE: _dates,
