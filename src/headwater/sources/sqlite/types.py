@@ -49,14 +49,6 @@ def kind_of(declared: str) -> str:
     return "any"  # NUMERIC and DECIMAL store integers and floats: each value has its own type
 
 
-def _bool(value: Stored) -> Value:
-    return bool(value) if value in (0, 1) and isinstance(value, int) else value
-
-
-def _u64(value: Stored) -> Value:
-    return U64(value) if isinstance(value, int) and value >= 0 else value
-
-
 # Matches only the spelling that `to_stored` writes: any other text would change in a round trip.
 _PLAIN_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?\Z|NaN\Z|-?Infinity\Z", re.ASCII)
 MAX_DIGITS = 10_000
@@ -95,8 +87,8 @@ def _embedding(value: Stored) -> Value:
 # Kinds whose stored value differs from the value. A value that does not fit its column's kind (SQLite
 # allows this) keeps its storage class, so that the image is exact.
 FROM_STORED: dict[str, Callable[[Stored], Value]] = {
-    "bool": _bool,
-    "u64": _u64,
+    "bool": lambda value: bool(value) if value in (0, 1) and isinstance(value, int) else value,
+    "u64": lambda value: U64(value) if isinstance(value, int) and value >= 0 else value,
     "dec": _dec,
     "json": _text(is_json, Json),
     "uuid": _uuid,
