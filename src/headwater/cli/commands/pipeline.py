@@ -144,17 +144,20 @@ def _in_thread(work: Callable[[], T]) -> T:
             raise cause_of(error) from None
 
 
-def progress_display(output: str = "text") -> ProgressDisplay | JsonLines:
-    """Return the display of a running pipeline: JSON, bars on a terminal, or else lines."""
+@contextmanager
+def progress_display(output: str = "text") -> Iterator[ProgressDisplay | JsonLines]:
+    """Open the display of a running pipeline: JSON, bars on a terminal, or else lines."""
     from headwater.cli.output.pipeline_lines import JsonLines, ProgressLines
 
     if output == "json":
-        return JsonLines()
-    if not sys.stdout.isatty():
-        return ProgressLines()
-    from headwater.cli.output.pipeline_bars import ProgressBars
+        yield JsonLines()
+    elif not sys.stdout.isatty():
+        yield ProgressLines()
+    else:
+        from headwater.cli.output.pipeline_bars import ProgressBars
 
-    return ProgressBars()
+        with ProgressBars() as bars:
+            yield bars
 
 
 @contextmanager

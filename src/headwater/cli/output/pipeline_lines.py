@@ -31,12 +31,6 @@ class ProgressDisplay(Watcher):
         self._lock = threading.RLock()  # each table reports from its own thread
         self._tallies: dict[Key, TableProgress] = {}
 
-    def __enter__(self) -> ProgressDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def shown(self, task: Task, tally: TableProgress, *, now: bool = False) -> None:
         """Show a changed tally; with `now`, at once."""
 
@@ -151,12 +145,6 @@ class JsonLines(Watcher):
         self._clock_ms = clock_ms
         self._lock = threading.Lock()
         self._last: dict[tuple[Any, ...], dict[str, Any]] = {}
-
-    def __enter__(self) -> JsonLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def emit(self, what: str, task: Task | None, **facts: Any) -> None:
         """Print one object."""
