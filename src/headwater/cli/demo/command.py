@@ -217,7 +217,7 @@ class DemoSteps:
 
     def _prove(self) -> None:
         self._page.heading(8, "Nothing is lost")
-        parts = self._parts()
+        parts = list(self._log.scan(after=0))
         offsets = [offset for part in parts for offset in range(part.first, part.upto + 1)]
         self._check(offsets == list(range(1, len(offsets) + 1)), f"offsets 1 to {len(offsets)} without a hole")
         brought = [fields_of(arrival.found) for arrival in self._arrived]
@@ -264,7 +264,7 @@ class DemoSteps:
         return int(self._child.remote.call("pull.describe", db="web", table="visits")["latest"])
 
     def _sum_up(self) -> None:
-        parts = self._parts()
+        parts = list(self._log.scan(after=0))
         written = Counter((change.table.name, change.op.word) for part in parts for change in part.changes)
         arrived = Counter((arrival.found["table"], arrival.found["op"]) for arrival in self._arrived)
         self._page.heading(11, "Summary")
@@ -310,9 +310,6 @@ class DemoSteps:
                 return self._log.latest
             time.sleep(0.02)
         raise Failure("the log did not catch up", hint="Is the disk very slow? Try again.")
-
-    def _parts(self) -> list[Transaction]:
-        return list(self._log.scan(after=0))
 
     def _rows(self, table: str) -> dict[Any, Any]:
         from headwater.model.literal import from_lit
