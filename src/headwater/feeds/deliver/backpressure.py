@@ -68,17 +68,13 @@ def pressure(
     state = _state(lag, limits, paused, lost, spent.share)
     if lost:
         return Pressure(state, lag, 0, paused)
-    expires = _earliest(will_expire_at_ms, spent.expires_at_ms)
-    return Pressure(state, lag, remaining, paused, expires)
+    expiries = [time for time in (will_expire_at_ms, spent.expires_at_ms) if time is not None]
+    return Pressure(state, lag, remaining, paused, min(expiries, default=None))
 
 
 def _remaining(lag: int, limits: LagLimits, spent: EvictionProgress) -> int:
     by_count = max(limits.retention - lag, 0)
     return by_count if spent.remaining is None else min(by_count, spent.remaining)
-
-
-def _earliest(*times: int | None) -> int | None:
-    return min((time for time in times if time is not None), default=None)
 
 
 def _state(lag: int, limits: LagLimits, paused: bool, lost: bool, share: float) -> str:

@@ -13,7 +13,7 @@ from headwater.feeds.options import Shape
 from headwater.feeds.query_feeds.query_instances import QueryInstance
 from headwater.feeds.query_feeds.relevant_changes import RelevantChanges
 from headwater.model import formats
-from headwater.model.change import Change, Op
+from headwater.model.change import Op
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
 from headwater.model.per_table import PerTable
 from headwater.model.table_ddl import table_ddl
@@ -33,7 +33,7 @@ class Native(Invalidations):
 
     def __init__(self, shape: Shape, form: Form) -> None:
         self._before, self._after = shape.before, shape.after
-        self._ddl = table_ddl if shape.hides_ddl else _ddl
+        self._ddl = table_ddl if shape.hides_ddl else lambda change: change.ddl or ""
         self._plans = PerTable(lambda table: Plan(table, shape, form))
         self._keys = PerTable(lambda table: identity_of(table, form) or Key(table, form))
 
@@ -115,10 +115,6 @@ class CloudEvents(Invalidations):
 
 def _time(ms: int) -> str:
     return f"{datetime.fromtimestamp(ms // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
-
-
-def _ddl(change: Change) -> str:
-    return change.ddl or ""
 
 
 def _reason(instance: QueryInstance, found: RelevantChanges) -> bytes:
