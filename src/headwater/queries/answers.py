@@ -297,7 +297,9 @@ class Answering:
     def read(self, instance: Instance) -> ReadResult | None:
         """Execute the query now; blocks. Record the guards of its answer if it is watched. Callable from any thread."""
         source, analysis, versions = self.database.source, instance.analysis, self.versions
-        is_wanted = self._can_use_guards(instance) and versions.wants_guards(instance.key, instance.bound)
+        is_asked_about = instance.returned or instance.key in self._held
+        can_use_guards = is_asked_about and bool(analysis.guards) and instance.unguarded < MAX_UNGUARDED
+        is_wanted = can_use_guards and versions.wants_guards(instance.key, instance.bound)
         found = source.answer(analysis, instance.args, guards=is_wanted)
         if is_wanted and found is not None and found.settled:
             state = GuardState.record(source, instance.tables, analysis, instance.args, instance.bound, found)
@@ -305,10 +307,6 @@ class Answering:
             instance.unguarded = instance.unguarded + 1 if is_in_vain else 0
             versions.guard(instance.key, instance.bound, state, found.offset)
         return found
-
-    def _can_use_guards(self, instance: Instance) -> bool:
-        is_asked_about = instance.returned or instance.key in self._held
-        return is_asked_about and bool(instance.analysis.guards) and instance.unguarded < MAX_UNGUARDED
 
     def _read(self, instance: Instance) -> ReadResult | None:
         found = self.read(instance)
