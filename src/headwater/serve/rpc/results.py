@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from headwater.errors import InvalidRequest
 from headwater.model import formats
 from headwater.model.clock import ts_text
-from headwater.model.literal import UNAVAILABLE, Value, to_lit, to_plain
+from headwater.model.literal import UNAVAILABLE, to_lit, to_plain
 from headwater.model.table import Column, Row, Table
 from headwater.queries.rows.rows import FoundRow, StoredResult
 from headwater.queries.statements.schema import SchemaChangeResult
@@ -36,10 +35,6 @@ def _known(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _lits(names: Sequence[str], row: Sequence[Value]) -> dict[str, Any]:
-    return {name: to_lit(value) for name, value in zip(names, row, strict=True)}
-
-
 def found(result: FoundRow, format: str | None) -> dict[str, Any]:
     """data.get"""
     write, index = ROW_FORMATS[format], result.table.index
@@ -58,8 +53,9 @@ def row_body(table: Table, row: Row, *, lits: bool) -> bytes:
 def stored(result: StoredResult) -> dict[str, Any]:
     """data.insert, data.update, data.delete"""
     written = {"affected": result.affected, "last_insert_id": result.last_insert_id}
-    rows = None if result.returning is None else [_lits(result.columns, row) for row in result.returning]
-    return written | _known(returning=rows, etag=result.etag, causality=result.causality)
+    rows = result.returning
+    lits = None if rows is None else [dict(zip(result.columns, map(to_lit, row), strict=True)) for row in rows]
+    return written | _known(returning=lits, etag=result.etag, causality=result.causality)
 
 
 def outcome(result: Outcome, as_objects: bool) -> dict[str, Any]:
