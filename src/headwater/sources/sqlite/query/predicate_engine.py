@@ -262,7 +262,7 @@ class Engine:
         given = tuple(map(to_stored, values))
         with self._lock, sqlite_errors(), self._cleared(self._name):
             self._fill(columns, [given])
-            (found,) = self._db.execute(f"SELECT {_names(columns)} FROM {self._name}").fetchall()
+            (found,) = self._db.execute(f"SELECT {', '.join(map(ident, columns))} FROM {self._name}").fetchall()
         for column, before, after in zip(into, given, found, strict=True):
             _check_held(self.table, column, before, after)
         read = [FROM_STORED.get(column.kind) for column in into]
@@ -293,7 +293,7 @@ class Engine:
     def _insert(self, columns: Sequence[str], marks: Sequence[str]) -> str:
         if not columns:
             return f"INSERT INTO {self._name} DEFAULT VALUES"
-        return f"INSERT INTO {self._name} ({_names(columns)}) VALUES ({', '.join(marks)})"
+        return f"INSERT INTO {self._name} ({', '.join(map(ident, columns))}) VALUES ({', '.join(marks)})"
 
     @contextmanager
     def _cleared(self, name: str) -> Iterator[None]:
@@ -327,10 +327,6 @@ def _failure(error: apsw.Error) -> HeadwaterError:
             )
         case _:
             return to_error(error)
-
-
-def _names(columns: Sequence[str]) -> str:
-    return ", ".join(map(ident, columns))
 
 
 def _check_held(table: Table, column: Column, given: Stored, held: Stored) -> None:

@@ -129,7 +129,7 @@ def _draw(
     stratum: list[NumberRange], known: Open, find: FindAround, random: Random
 ) -> tuple[SampledMember, list[NumberRange]] | None:
     """Return a member in or next to the stratum, and the rest of the stratum with the density found there."""
-    left, whole = stratum, _size(stratum)
+    left, whole = stratum, sum(piece.size for piece in stratum)
     size = whole
     for _ in range(TRIES):
         number = _nth(left, random.randrange(size))
@@ -140,17 +140,13 @@ def _draw(
         left = list(_without(left, gap))
         if not left:
             return None
-        before, size = size, _size(left)
+        before, size = size, sum(piece.size for piece in left)
         if before - size < size // MANY:
             break
     # If only gaps were found, assume the density around the last gap for the whole stratum.
     members = known.density(number, around, room=whole) * (size if gap is None else whole)
     seen = [piece._replace(density=members / size) for piece in left]
     return SampledMember((around.above or around.below)[0], members), seen
-
-
-def _size(pieces: list[NumberRange]) -> int:
-    return sum(piece.size for piece in pieces)
 
 
 def _nth(pieces: list[NumberRange], n: int) -> int:
