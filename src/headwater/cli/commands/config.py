@@ -82,17 +82,14 @@ def name_databases(urls: Sequence[str]) -> dict[str, str]:
     """Return URLs by name. A single database is `main`, the default of requests; several have their file names."""
     named: dict[str, str] = {}
     for text in urls:
-        name, url = _split(text)
+        name, equals, url = text.partition("=")
+        if not (equals and url and _NAME.match(name)):
+            name, url = "", text
         name = name or ("main" if len(urls) == 1 else _stem(url))
         if name in named:
             raise Failure(f"two databases are called {name!r}", hint="Name them: NAME=FILE.", exit_code=USAGE)
         named[name] = url
     return named
-
-
-def _split(text: str) -> tuple[str, str]:
-    name, equals, url = text.partition("=")
-    return (name, url) if equals and url and _NAME.match(name) else ("", text)
 
 
 def _stem(url: str) -> str:
