@@ -61,7 +61,8 @@ def pressure(
     It is added to `forecast` as a sample of `now_ms`, and contains the forecast.
     """
     lag = max(latest - cursor, 0)
-    remaining = _remaining(lag, limits, spent)
+    by_count = max(limits.retention - lag, 0)
+    remaining = by_count if spent.remaining is None else min(by_count, spent.remaining)
     if forecast is not None:
         forecast.observe(now_ms, latest, cursor)
         will_expire_at_ms = forecast.expires_at(now_ms, remaining=remaining)
@@ -70,11 +71,6 @@ def pressure(
         return Pressure(state, lag, 0, paused)
     expiries = [time for time in (will_expire_at_ms, spent.expires_at_ms) if time is not None]
     return Pressure(state, lag, remaining, paused, min(expiries, default=None))
-
-
-def _remaining(lag: int, limits: LagLimits, spent: EvictionProgress) -> int:
-    by_count = max(limits.retention - lag, 0)
-    return by_count if spent.remaining is None else min(by_count, spent.remaining)
 
 
 def _state(lag: int, limits: LagLimits, paused: bool, lost: bool, share: float) -> str:

@@ -116,7 +116,9 @@ class Hub:
         found = self._views.get(signature)
         if found is None:
             if instance is None:
-                found = self._view(options, is_restricted=allowed_tables is not None)
+                is_restricted = allowed_tables is not None
+                made = self._encoder(shape_of(options, is_restricted))
+                found = View(options, self._source, made, is_restricted=is_restricted)
             else:
                 found = self._query_view(options, instance, allowed_tables)
             self._views.put(signature, found, VIEW_BYTES + BYTES_OF_OPTIONS * len(signature))
@@ -124,10 +126,6 @@ class Hub:
             found.set_instance(instance)
             self._instances.set_instance(instance)
         return found
-
-    def _view(self, options: Options, *, is_restricted: bool) -> View:
-        made = self._encoder(shape_of(options, is_restricted))
-        return View(options, self._source, made, is_restricted=is_restricted)
 
     def _query_view(self, options: Options, instance: QueryInstance, allowed_tables: frozenset[str] | None) -> View:
         assert self._instances is not None
