@@ -45,7 +45,8 @@ class LiveLog:
         self.wrapped = wrapped
         self._keep_changes, self._clock = keep_changes, clock
         self._moving = threading.RLock()  # held while staged transactions go to disk; taken before the head's
-        self._head = head = Head(wrapped.latest, ts=_newest_ts(wrapped), closed_ts=wrapped.clock_ceiling)
+        ts = wrapped.read(after=wrapped.latest - 1)[-1].ts if wrapped.horizon <= wrapped.latest else 0
+        self._head = head = Head(wrapped.latest, ts=ts, closed_ts=wrapped.clock_ceiling)
         self._changed = head.changed
         self._retention = kept = LiveRetention(
             wrapped, head, self._moving, changes=retention_changes, clock=clock, now_ms=now_ms
@@ -293,8 +294,3 @@ class LiveLog:
         """See Log. Staged transactions are not flushed: capture reads them again."""
         self._head.stop()
         self.wrapped.close()
-
-
-def _newest_ts(log: Log) -> int:
-    kept = log.horizon <= log.latest
-    return log.read(after=log.latest - 1)[-1].ts if kept else 0
