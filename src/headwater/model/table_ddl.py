@@ -12,7 +12,7 @@ from itertools import dropwhile, pairwise
 import msgspec
 
 from headwater.model.change import Change, Op
-from headwater.model.table import Column, Table
+from headwater.model.table import Column
 
 CHANGED = "-- the table or a view that reads it changed"
 
@@ -48,7 +48,8 @@ def table_ddl(change: Change) -> str:
         return CHANGED
     word = found[1].upper()
     if word == "CREATE":
-        return _create(table)
+        keys = [f"PRIMARY KEY ({', '.join(map(_quoted, table.primary_key))})"] if table.primary_key else []
+        return f"CREATE TABLE {_shown(table.name)} ({', '.join([*map(_declared, table.visible), *keys])})"
     return f"DROP TABLE {_shown(table.name)}" if word == "DROP" or _RENAMES.search(ddl, found.end()) else CHANGED
 
 
@@ -88,11 +89,6 @@ def _is_named(rest: str, name: str) -> bool:
         if rest[: len(form)].lower() == form.lower() and not _IN_NAME.match(rest, len(form)):
             return True
     return False
-
-
-def _create(table: Table) -> str:
-    keys = [f"PRIMARY KEY ({', '.join(map(_quoted, table.primary_key))})"] if table.primary_key else []
-    return f"CREATE TABLE {_shown(table.name)} ({', '.join([*map(_declared, table.visible), *keys])})"
 
 
 def _declared(column: Column) -> str:
