@@ -121,7 +121,7 @@ class Dialect(NamedTuple):
         if field.is_key and values.null_count:
             return f"{IN_KEY} and null in a row, or holds a value that is not of its type"
         is_text = field.kind not in _TYPED and field.kind != "embedding"
-        if is_text and self.backend == POSTGRES and _any(pc.match_substring(values, "\0")):
+        if is_text and self.backend == POSTGRES and pc.any(pc.match_substring(values, "\0")).as_py():
             return "holds text with a NUL character, which PostgreSQL cannot keep"
         if field.is_key and field.kind == "f64" and self.backend != POSTGRES and not _all(pc.is_finite(values)):
             return f"{IN_KEY} and holds a number that is not finite"
@@ -141,12 +141,6 @@ class Dialect(NamedTuple):
         """Return values read from the database in the types that Arrow accepts."""
         read = _READ.get(field.kind)
         return [None if value is None else read(value) for value in values] if read else values
-
-
-def _any(found: pa.Array) -> bool:
-    import pyarrow.compute as pc
-
-    return bool(pc.any(found).as_py())
 
 
 def _all(found: pa.Array) -> bool:
