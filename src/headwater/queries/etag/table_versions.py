@@ -90,11 +90,8 @@ class TableVersions:
                 self._last[change.table.name] = offset
             self._upto = part.upto
             if len(self._last) > MAX_TABLES:
-                self._forget_some()
-
-    def _forget_some(self) -> None:
-        oldest = sorted(self._last, key=self._last.__getitem__)[: MAX_TABLES // 2]
-        self._rest = max(self._rest, *(self._last.pop(name) for name in oldest))
+                oldest = sorted(self._last, key=self._last.__getitem__)[: MAX_TABLES // 2]
+                self._rest = max(self._rest, *(self._last.pop(name) for name in oldest))
 
     def at(self, tables: Collection[str], position: int | None = None) -> dict[str, int]:
         """Return the offset of the last change of each of `tables`, as of the last `advance`.
