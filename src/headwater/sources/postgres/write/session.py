@@ -65,7 +65,8 @@ class PostgresSession:
         """Insert all rows or none; return the stored rows if `returning`."""
         self._before_write()
         shape = self._shape(table)
-        numbered = _numbered(shape.table)
+        lone = shape.table.lone_key  # numbered by the database if it is an i64 and `auto`
+        numbered = lone.name if lone is not None and lone.kind == "i64" and lone.auto else None
         back = shape.column_list if returning else ident(numbered) if numbered else ""
         stored: list[Row] = []
         last: Value = 0
@@ -147,12 +148,6 @@ class PostgresSession:
         self._link.run(f"DROP TABLE {shape.sql}")
         self._known.clear()
         return True
-
-
-def _numbered(table: Table) -> str | None:
-    """Return the single key column that the database numbers; None if there is none."""
-    lone = table.lone_key
-    return lone.name if lone is not None and lone.kind == "i64" and lone.auto else None
 
 
 def _batches(rows: Sequence[dict[str, Value]]) -> Iterator[tuple[tuple[str, ...], list[dict[str, Value]]]]:
