@@ -118,7 +118,8 @@ class _Parser(Expressions):
 
     def _core(self) -> tree.Select:
         if self.takes("VALUES"):
-            return self._values()
+            rows = self.separated(lambda: self.bracketed(self.items))
+            return tree.Select([tree.Output(of, None) for of in rows[0]], values=rows)
         self.need("SELECT")
         distinct = self.takes("DISTINCT")
         if not distinct:
@@ -135,10 +136,6 @@ class _Parser(Expressions):
         if self.takes("WINDOW"):
             found.windows = self.separated(self._named_window)
         return found
-
-    def _values(self) -> tree.Select:
-        rows = self.separated(lambda: self.bracketed(self.items))
-        return tree.Select([tree.Output(of, None) for of in rows[0]], values=rows)
 
     def _output(self) -> tree.Output:
         if self.takes("*"):

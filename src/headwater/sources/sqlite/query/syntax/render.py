@@ -128,15 +128,11 @@ def expression(node: Any) -> str:
         case tree.Subquery():
             return f"{'EXISTS ' if node.exists else ''}({render(node.query)})"
         case tree.Case():
-            return _case(node)
+            whens = "".join(f" WHEN {expression(when)} THEN {expression(then)}" for when, then in node.whens)
+            return f"{_clause('CASE', node.base) or 'CASE'}{whens}{_clause(' ELSE', node.otherwise)} END"
         case tree.Call():
             return _call(node)
     raise NotAnalysed(f"{type(node).__name__} cannot be written")
-
-
-def _case(node: tree.Case) -> str:
-    whens = "".join(f" WHEN {expression(when)} THEN {expression(then)}" for when, then in node.whens)
-    return f"{_clause('CASE', node.base) or 'CASE'}{whens}{_clause(' ELSE', node.otherwise)} END"
 
 
 def _call(node: tree.Call) -> str:
