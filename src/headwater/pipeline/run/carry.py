@@ -216,7 +216,8 @@ class Carry:
                 assert state is not None
                 self._evolve(state)
             case Wait(after):
-                self._live(after)
+                status = self._client.describe(self._table.db, self._table.table, after=after, wait_ms=WAIT_MS)
+                self._watcher.live(self._task, after, status.latest)
 
     def _begin(self, reason: str, state: State | None) -> None:
         if self._table.on_lost == "fail" and reason != RESET and state is not None and state.is_even:
@@ -329,11 +330,6 @@ class Carry:
         if self._held:
             self._client.release(self._table.db, self._table.table, self._subscriber)
             self._held = ""
-
-    def _live(self, after: int) -> None:
-        table = self._table
-        status = self._client.describe(table.db, table.table, after=after, wait_ms=WAIT_MS)
-        self._watcher.live(self._task, after, status.latest)
 
     # Copies
 

@@ -195,7 +195,9 @@ class DeltaSink(Sink):
         offset = quoted(changes_schema(table).names[-2])
         left = frame if todo.repair else frame.where(f"{offset} > {todo.after}")
         names = [field.name for field in held.schema().fields]
-        self._check_fits(table, names)
+        lacking = [name for name in held_schema(table, self.mode).names if name not in names]
+        if lacking:
+            raise SinkUnfit(f"the table in the lake has no column {lacking[0]!r}", hint="Start the pipeline again.")
         if todo.repair and self.mode == HISTORY:
             raise SinkUnfit("a history cannot be repaired", hint="Take a new snapshot: `headwater pipeline reset`.")
         make = versions if self.mode == HISTORY else last_per_key
@@ -288,11 +290,6 @@ class DeltaSink(Sink):
             held.alter.add_columns(fields, commit_properties=committing(None))
         text = plan_text(msgspec.structs.replace(plan, table=table))
         held.alter.set_table_properties({PLAN: text}, raise_if_not_exists=False, commit_properties=committing(None))
-
-    def _check_fits(self, table: Table, names: Sequence[str]) -> None:
-        lacking = [name for name in held_schema(table, self.mode).names if name not in names]
-        if lacking:
-            raise SinkUnfit(f"the table in the lake has no column {lacking[0]!r}", hint="Start the pipeline again.")
 
     # Reading and closing
 
