@@ -51,7 +51,9 @@ class Statement:
         `named` rejects rows in which two columns share a name, `reads` rejects a statement that writes.
         """
         check_text(sql, "statement")
-        _check_args(args)
+        for value in args.values() if isinstance(args, dict) else args:
+            if value is UNAVAILABLE:
+                raise InvalidRequest("an argument cannot be of tag `unavailable`")
         if tx is None:
             name = real_name(db)
             principal.check_any_scope(name)
@@ -125,9 +127,3 @@ def _check(result: Result, named: bool) -> None:
             f"two columns are called {twice[0]!r}; an object can hold only one",
             hint='Give them different names with AS, or use the format "rows_json".',
         )
-
-
-def _check_args(args: Args) -> None:
-    for value in args.values() if isinstance(args, dict) else args:
-        if value is UNAVAILABLE:
-            raise InvalidRequest("an argument cannot be of tag `unavailable`")
