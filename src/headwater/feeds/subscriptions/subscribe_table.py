@@ -111,7 +111,9 @@ def _tables(who: Principal, params: SubscribeTable, source: Readable) -> dict[st
     found = known = source.describe()
     named = named_tables(params)
     if named is not None:
-        found = _captured(_unique(named), known, source, who.seen(real_name(params.db), known))
+        names, seen = _unique(named), who.seen(real_name(params.db), known)
+        status = source.status() if any(name in known for name in names) else {}  # read once
+        found = {name: _captured_table(name, known, status, seen) for name in names}
     narrow = next((field for field in OF_ONE_TABLE if getattr(params, field) is not None), None)
     if narrow and (len(found) != 1 or named is None):
         raise InvalidRequest(
@@ -128,12 +130,6 @@ def _unique(named: list[str]) -> list[str]:
         hint = f"Name at most {MOST_TABLES}, leave `tables` out for all, or make several subscriptions."
         raise InvalidRequest(f"`tables` holds {len(names)} names", hint=hint)
     return names
-
-
-def _captured(names: list[str], known: dict[str, Table], source: Readable, seen: list[str]) -> dict[str, Table]:
-    """Return the tables with these names, all of which must be captured; read the source's status once."""
-    status = source.status() if any(name in known for name in names) else {}
-    return {name: _captured_table(name, known, status, seen) for name in names}
 
 
 def _captured_table(name: str, known: dict[str, Table], status: dict[str, Any], seen: list[str]) -> Table:
