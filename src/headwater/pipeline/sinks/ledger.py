@@ -46,7 +46,11 @@ class LedgerSink(Sink):
         missing = [place for place, part in enumerate(parts) if part.span not in state.loaded]
         if not missing:
             return
-        self._send_rows(_partitions(frame, missing, len(parts)), parts, plan.table)
+        if len(missing) < len(parts):
+            from pyspark.sql.functions import spark_partition_id
+
+            frame = frame.where(spark_partition_id().isin(missing))
+        self._send_rows(frame, parts, plan.table)
         state = of_plan(self.state(), plan.id)
         new = {parts[place].span: parts[place].version for place in missing}
         self._ledger.save(msgspec.structs.replace(state, loaded={**state.loaded, **new}))
@@ -71,10 +75,3 @@ class LedgerSink(Sink):
 
     def rows(self, spark: SparkSession) -> DataFrame:
         raise SinkUnfit(f"{self.name} cannot be read back")
-
-
-def _partitions(frame: DataFrame, wanted: Sequence[int], count: int) -> DataFrame:
-    """Return only the rows of the partitions `wanted`."""
-    from pyspark.sql import functions as f
-
-    return frame if len(wanted) == count else frame.where(f.spark_partition_id().isin(list(wanted)))
