@@ -113,12 +113,9 @@ class Analyses:
         """Return the analysis of a statement, in a state of the schema that was still current afterwards."""
         for _ in range(TRIES):
             found = self._pool.probe(lambda link: self._looked_at(link, statement), self._seconds)
-            if self._number() == found.state.number:
+            if self._pool.read(number_in, self._seconds) == found.state.number:
                 return found
         raise _moving()
-
-    def _number(self) -> int:
-        return self._pool.read(number_in, self._seconds)
 
     def _looked_at(self, link: Link, statement: NumberedStatement) -> _CachedAnalysis:
         state = state_in(link)
@@ -209,7 +206,8 @@ class Analyses:
                 read, snapshot = found
                 has_tag = known.analysis.is_cacheable and read.settled
                 place = self._visibility.place(snapshot) if has_tag else VisibleOffset(self._visibility.seen(snapshot))
-            if (self._number() if place.schema is None else place.schema) != known.state.number:
+            number = self._pool.read(number_in, self._seconds) if place.schema is None else place.schema
+            if number != known.state.number:
                 return None
             if place.is_exact or place.is_behind:
                 break  # otherwise it was read between two commits that the log has in the other order
