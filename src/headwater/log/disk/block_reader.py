@@ -64,9 +64,12 @@ class Reader:
             try:
                 yield connection
             finally:
-                self._idle.append(connection)
-                if self._closed:
-                    self.close()
+                self._give_back(connection)
+
+    def _give_back(self, connection: apsw.Connection) -> None:
+        self._idle.append(connection)
+        if self._closed:
+            self.close()
 
     def close(self) -> None:
         """Close the idle connections now, and each other one when its reader returns it."""
