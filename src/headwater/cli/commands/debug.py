@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli.commands.config import add_token_file, credential, load_config
@@ -161,7 +160,10 @@ def _dial(args: argparse.Namespace) -> ServerConnection:
     if address == "off":
         raise Failure("gRPC is off here", hint="Name the address of a server with --grpc.", exit_code=USAGE)
     ca = args.ca or config.ca
-    trusted = None if ca is None else Path(ca).read_bytes()
+    trusted = None
+    if ca is not None:
+        with open(ca, "rb") as file:
+            trusted = file.read()
     tls = bool(args.tls or args.ca or (args.grpc is None and config.serve.tls_cert is not None))
     return ServerConnection(address, credential(config), tls=tls, ca=trusted)
 

@@ -38,9 +38,7 @@ class Engine:
         self._log = folder / "log"
         data = folder / "data"
         make = [programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
-        done = subprocess.run([*make, "--no-sync"], capture_output=True, text=True, check=False, **self._as_other)
-        if done.returncode:
-            raise Failure(f"PostgreSQL could not be set up: {' '.join(done.stderr.split())[-500:]}")
+        self._call([*make, "--no-sync"])
         flags = [f"--{name}={value}" for name, value in settings.items()]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -57,6 +55,11 @@ class Engine:
         except BaseException:
             self.stop()
             raise
+
+    def _call(self, command: list[Any]) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **self._as_other)
+        if done.returncode:
+            raise Failure(f"PostgreSQL could not be set up: {' '.join(done.stderr.split())[-500:]}")
 
     def _wait(self, ask: Path) -> None:
         end = time.monotonic() + PATIENCE_SECONDS
