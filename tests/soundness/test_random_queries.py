@@ -32,6 +32,8 @@ def run(first: int, count: int, counts: Counter[str]) -> None:
         except Exception as error:
             error.add_note(f"SOUNDNESS_SEED={seed}")
             raise
+    # The estimate of a statement's size may be too high. Steps that change the schema count one query again.
+    assert counts["refused as too large"] <= 20 + 0.002 * counts["queries"], f"seeds from {first} on: {dict(counts)}"
 
 
 def has_teeth(counts: Counter[str]) -> None:

@@ -236,3 +236,67 @@ def test_compound_with_a_limit_is_flattened_into_a_query_without_a_join() -> Non
     arms, terms = " UNION ALL ".join(["SELECT a AS c FROM t"] * 400), "||".join(["c"] * 600)
     with pytest.raises(InvalidRequest, match="parts"):
         check_growth(f"SELECT {terms} FROM ({arms} LIMIT 3) ORDER BY 1", {})
+
+
+@pytest.mark.parametrize(
+    ("outputs", "is_flattened"),
+    [("x0.c", True), ("max(x0.c, 1)", True), ("max(x0.c)", False), ("count(*)", False), ("count(*) OVER ()", True)],
+)
+def test_aggregate_takes_no_union_arms_and_counts_once(outputs: str, is_flattened: bool) -> None:
+    arms = " UNION ALL ".join(f"SELECT a + {n} AS c FROM t" for n in range(12))
+    views = {"v": f"CREATE VIEW v AS {arms}"}
+    joined = f"SELECT {outputs} FROM " + " JOIN ".join(f"v AS x{n}" for n in range(3))
+    db = apsw.Connection(":memory:")
+    db.execute(f"CREATE TABLE t(a); {views['v']}")
+    assert (len(db.execute(f"EXPLAIN {joined}").fetchall()) > 5_000) == is_flattened, "SQLite does otherwise"
+    longer = joined + " JOIN v AS x3 JOIN v AS x4"
+    with pytest.raises(InvalidRequest, match="parts") if is_flattened else contextlib.nullcontext():
+        check_growth(longer, views)
+
+
+def doubled(hint: str, *, levels: int) -> str:
+    """Return WITH names of which each uses the one before twice."""
+    names = [f"w{n + 1} AS {hint} (SELECT x + x AS x FROM w{n})" for n in range(levels)]
+    return f"WITH w0 AS (SELECT a AS x FROM t), {', '.join(names)} SELECT x FROM w{levels}"
+
+
+@pytest.mark.parametrize(("hint", "is_copied"), [("", True), ("NOT MATERIALIZED", True), ("MATERIALIZED", False)])
+def test_columns_of_a_materialized_name_are_not_copied(hint: str, is_copied: bool) -> None:
+    db = apsw.Connection(":memory:")
+    db.execute("CREATE TABLE t(a)")
+    program = db.execute(f"EXPLAIN {doubled(hint, levels=9)}").fetchall()
+    assert (len(program) > 500) == is_copied, "SQLite does otherwise"
+    with pytest.raises(InvalidRequest, match="parts") if is_copied else contextlib.nullcontext():
+        check_growth(doubled(hint, levels=20), {})
+
+
+SOURCES = ["v AS x", "v x", "v 'x'", 'v "x"', "(SELECT * FROM v) AS x", "(v) AS x", "main.v AS x", "v AS x NOT INDEXED"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_column_of_a_named_source_has_the_size_of_that_source(source: str) -> None:
+    views = {"v": f"CREATE VIEW v AS SELECT {'||'.join(['a'] * 500)} AS c FROM t"}
+    used = "||".join(["x.c"] * 500)
+    with pytest.raises(InvalidRequest, match="parts"):
+        check_growth(f"SELECT {used} FROM {source} JOIN (SELECT 1 AS c) AS y", views)
+    check_growth(f"SELECT {used.replace('x.', 'y.')} FROM {source} JOIN (SELECT 1 AS c) AS y", views)
+
+
+def test_query_of_many_uses_is_not_refused_for_a_column_of_another_source() -> None:
+    """A random query with 960 instructions that was counted as 250,204 parts."""
+    views = {
+        "v0": "CREATE VIEW v0(c0) AS WITH RECURSIVE r0(n, x) AS (SELECT 0, c FROM t1 WHERE t1.a <> 1 UNION SELECT n + 1"
+        ", z.b FROM r0 JOIN t1 AS z ON z.c = r0.x WHERE n < 2) SELECT count(x0.c) FILTER (WHERE x0.b IS NOT 1) AS c0"
+        " FROM t1 AS x0 GROUP BY x0.a UNION ALL SELECT count(x3.x) AS c0 FROM t1 AS x1 LEFT JOIN (r0 AS x2 FULL JOIN"
+        " r0 AS x3 ON x2.x = x3.n) ON x1.c < x2.x"
+    }
+    check_growth(
+        "WITH w0(c0) AS (SELECT (SELECT count(*) FROM v0 AS x1 WHERE x1.c0 = x0.c AND x0.a < 'B') AS c0 FROM t0 AS x0),"
+        " w1(c0, c1) AS MATERIALIZED (SELECT (SELECT max(x3.k) FROM t0 AS x3 JOIN w0 AS x4 ON x3.k = x4.c0 WHERE x3.b ="
+        " x2.c0) AS c0, x2.c0 AS c1 FROM v0 AS x2 WHERE x2.c0 NOT LIKE '1%' UNION ALL SELECT x5.c0 AS c0, x6.c0 AS c1"
+        " FROM w0 AS x5 FULL JOIN w0 AS x6 ON x5.c0 < x6.c0 WHERE x6.c0 = NULL AND x6.c0 NOT GLOB '[aA]')"
+        " SELECT max(x7.c1) AS c0, sum(x7.c0) AS c1 FROM (SELECT x9.c0 AS c0, coalesce(x9.c1, 2) AS c1 FROM t0 AS x8"
+        " JOIN w1 AS x9 ON x8.b = x9.c1 AND x8.c = (SELECT count(*) FROM w1 AS x12 LEFT JOIN w0 AS x13 ON x12.c0 ="
+        " x13.c0 AND x12.c1 > x8.c WHERE x12.c1 = x8.c)) AS x7 WHERE 'ab' > x7.c0",
+        views,
+    )

@@ -1,14 +1,15 @@
 """Estimate of a statement's size in SQLite, which copies the columns of subqueries to each of their uses.
 
 Nested copies grow in memory by powers of two, and SQLite limits none of it. The size is counted in tokens of the
-text and is never too low: names are looked up without regard to the table that qualifies them.
+text and is never too low: a name without a table has the size of the largest column of that name.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,9 +38,12 @@ _PLAIN_NAME = re.compile(r"\w*")
 _QUERIES = frozenset({"SELECT", "VALUES", "WITH"})
 _ENDS_FROM = frozenset({"WHERE", "GROUP", "HAVING", "ORDER", "LIMIT", "UNION", "EXCEPT", "INTERSECT", "RETURNING"})
 _BEFORE_SOURCE = frozenset({"FROM", "JOIN", ","})
+_AFTER_SOURCE = frozenset({"ON", "JOIN", ","})
+_AGGREGATES = frozenset({"AVG", "COUNT", "GROUP_CONCAT", "SUM", "TOTAL"})
+_SOURCE_ITEMS = 6  # schema.name(arguments) AS alias
 _RENAMING = frozenset({"USING", "NATURAL"})
 
-Sizes = dict[str, int]  # sizes of columns, by folded name
+Sizes = dict[str | tuple[str, str], int]  # sizes of columns, by folded name, and by source and name
 Item = Any  # Token | Group
 
 TOO_LARGE = f"the statement has more than {MAX_NODES} parts once SQLite has copied columns and operands to their uses"
@@ -130,6 +134,7 @@ class QuerySize(msgspec.Struct):
     arms: int = 1
     is_exact: bool = True  # all columns are known, in order
     is_limited: bool = False  # a compound with LIMIT
+    aliases: frozenset[str] = frozenset()  # the names it may have in FROM, and perhaps others
 
 
 class Cte(msgspec.Struct):
@@ -137,6 +142,7 @@ class Cte(msgspec.Struct):
 
     names: list[str] | None
     group: Group
+    is_materialized: bool  # SQLite computes its rows once and copies none of its columns
 
 
 class Scope(msgspec.Struct):
@@ -259,11 +265,13 @@ class _Growth:
         self._step(len(outer))
         sizes, is_renaming = dict(outer), any(item.word in _RENAMING for item in _flat(items))
         own: Sizes = {}
-        for column in [column for source in sources for column in source.columns]:
-            self._step()
+        for prefixes, column in [(source.aliases, column) for source in sources for column in source.columns]:
+            self._step(1 + len(prefixes))
             for name in column.names or ("",):
                 before = own.get(name, 0)
                 own[name] = before + column.size if is_renaming else max(before, column.size)
+                if not is_renaming:
+                    _widen(own, {(prefix, name): column.size for prefix in prefixes})
         _widen(sizes, own)
         columns: list[Column] = []
         is_exact, size = True, 0
@@ -292,7 +300,8 @@ class _Growth:
         if uses := sum(item.word == "OVER" for item in _flat(items)):
             size += uses * self._size(_windows(items[end:]), sizes, scope)  # SQLite copies a window to each use
         arms = 1
-        for source in sources if not any(item.word in ("GROUP", "DISTINCT") for item in items) else ():
+        is_copied = not any(item.word in ("GROUP", "DISTINCT") for item in items) and not _is_aggregate(items[:end])
+        for source in sources if is_copied else ():
             arms *= 1 if source.is_limited and len(sources) > 1 else source.arms
         return QuerySize(columns, size * arms + sum(source.total for source in sources), arms, is_exact)
 
@@ -313,17 +322,20 @@ class _Growth:
 
     def _source(self, items: list[Item], place: int, outer: Sizes, scope: Scope | None) -> Iterator[QuerySize]:
         """Count the source at `place`."""
-        item = items[place]
+        item, aliases = items[place], _aliases(items, place)
+        sizes: Iterable[QuerySize]
         if isinstance(item, Group) and item.is_query:
-            yield self.query(item, outer, scope)
+            sizes = [self.query(item, outer, scope)]
         elif isinstance(item, Group):
-            for inner in _sources(item.items, is_from=True):
-                yield from self._source(item.items, inner, outer, scope)
+            inner = _sources(item.items, is_from=True)
+            sizes = (found for start in inner for found in self._source(item.items, start, outer, scope))
         else:
             name = item
             if place + 2 < len(items) and items[place + 1].word == "." and isinstance(items[place + 2], Token):
                 name = items[place + 2]
-            yield from self._named(folded(name_of(name)), outer, scope)
+            sizes = self._named(folded(name_of(name)), outer, scope)
+        for found in sizes:
+            yield msgspec.structs.replace(found, aliases=found.aliases | aliases)
 
     def _named(self, name: str, outer: Sizes, scope: Scope | None) -> Iterator[QuerySize]:
         """Count a WITH name, and a view of the same name, which the statement may mean instead."""
@@ -332,7 +344,8 @@ class _Growth:
             at = at.outer
         if at is not None:
             cte = at.ctes[name]
-            yield from self._inside(cte.group, cte.names, outer, at)
+            for found in self._inside(cte.group, cte.names, outer, at):
+                yield _stored(found) if cte.is_materialized else found
         if name in self._views:
             if name not in self._grouped_views:
                 try:
@@ -394,6 +407,9 @@ class _Growth:
         after = items[place + 1] if place + 1 < len(items) else None
         if isinstance(after, Group) or (after is not None and after.word == "."):
             return 1  # a function or a table
+        qualifier = items[place - 2] if before == "." and place > 1 else None
+        if isinstance(qualifier, Token) and (size := sizes.get((folded(name_of(qualifier)), name))):
+            return size
         if name in sizes:
             return max(sizes[name], 1)
         is_quoted = token.kind == "quoted" or (token.kind == "str" and before == ".")
@@ -417,6 +433,16 @@ def _is_all(items: Sequence[Item]) -> bool:
     words = [item.word for item in items]
     others = any(word in ("EXCEPT", "INTERSECT") for word in words)
     return not others and all(after == "ALL" for word, after in zip(words, words[1:], strict=False) if word == "UNION")
+
+
+def _is_aggregate(outputs: Sequence[Item]) -> bool:
+    """Return whether a call among the outputs makes their query an aggregate, which takes no UNION arms from FROM."""
+    found = list(_flat(outputs))
+    calls = [(item.word, call) for item, call in zip(found, found[1:], strict=False) if isinstance(call, Group)]
+    is_called = any(
+        word in _AGGREGATES or (word in ("MIN", "MAX") and len(list(_split(call.items))) == 1) for word, call in calls
+    )
+    return is_called and not any(item.word == "OVER" for item in found)
 
 
 def _ordinals(clauses: Sequence[Item]) -> int:
@@ -466,6 +492,13 @@ def _sources(items: Sequence[Item], *, is_from: bool = False) -> list[int]:
     return found
 
 
+def _aliases(items: Sequence[Item], place: int) -> frozenset[str]:
+    """Return the names that may stand for the source at `place`: those up to its condition or the next source."""
+    near = itertools.takewhile(lambda item: item.word not in _AFTER_SOURCE, items[place : place + _SOURCE_ITEMS])
+    names = (item for item in near if isinstance(item, Token) and item.kind in ("word", "quoted", "str"))
+    return frozenset(folded(name_of(name)) for name in names)
+
+
 def _windows(items: Sequence[Item]) -> list[Item]:
     """Return the definitions of a WINDOW clause."""
     return [
@@ -504,9 +537,11 @@ def _ctes(items: list[Item]) -> dict[str, Cte]:
         if not isinstance(item, Group) or not item.is_query:
             continue
         at = place - 1
+        is_materialized = False
         if at >= 0 and items[at].word == "MATERIALIZED":
             at -= 1
-            at -= at >= 0 and items[at].word == "NOT"
+            is_materialized = at < 0 or items[at].word != "NOT"
+            at -= not is_materialized
         if at < 1 or items[at].word != "AS":
             continue
         at -= 1
@@ -516,7 +551,7 @@ def _ctes(items: list[Item]) -> dict[str, Cte]:
             at -= 1
         name = items[at]
         if isinstance(name, Token) and name.kind in ("word", "quoted", "str"):
-            found[folded(name_of(name))] = Cte(names, item)
+            found[folded(name_of(name))] = Cte(names, item, is_materialized)
     return found
 
 
@@ -549,6 +584,12 @@ def _renamed(found: QuerySize, names: list[str]) -> QuerySize:
         sizes = [max((column.size for column in found.columns), default=1)] * len(names)
     columns = [Column((name,), size) for name, size in zip(names, sizes, strict=True)]
     return msgspec.structs.replace(found, columns=columns, is_exact=True)
+
+
+def _stored(found: QuerySize) -> QuerySize:
+    """Return the size of a query whose rows SQLite stores: a use of a column is a column of the stored rows."""
+    columns = [Column(column.names, 1) for column in found.columns]
+    return msgspec.structs.replace(found, columns=columns, arms=1)
 
 
 def _widen(sizes: Sizes, more: Sizes) -> None:
