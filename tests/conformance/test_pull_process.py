@@ -38,8 +38,9 @@ class Served:
         elsewhere.mkdir()
         (elsewhere / "msgspec.py").write_text("raise SystemExit('imported from the working directory')")
         command = "from headwater.cli.main import main; raise SystemExit(main())"
+        where = ["--data", str(folder / "data"), "--http", "127.0.0.1:0", "--grpc", "off"]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", command, "serve", "--data", str(folder / "data"), "--http", "127.0.0.1:0"],
+            [sys.executable, "-P", "-c", command, "serve", *where],
             cwd=elsewhere,
             env={
                 **os.environ,
