@@ -5,6 +5,7 @@ All functions run inside a write transaction of the caller.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 
 import apsw
@@ -129,15 +130,13 @@ def read_kinds(db: apsw.Connection) -> dict[str, dict[str, str]]:
 def read_layouts(db: apsw.Connection) -> dict[int, Layout]:
     """Return every layout that capture rows may still refer to."""
     rows = db.execute(f"SELECT id, active, shape, places FROM {LAYOUT} ORDER BY id")
-    return {
-        n: Layout(
-            n,
-            msgspec.json.decode(shape, type=Shape),
-            bool(active),
-            msgspec.json.decode(places, type=dict[str, int]) if places else {},
-        )
-        for n, active, shape, places in rows
-    }
+    return {row[0]: _layout(*row) for row in rows}
+
+
+@functools.lru_cache(maxsize=4096)  # every schema change reads all layouts several times
+def _layout(number: int, active: int, shape: str, places: str | None) -> Layout:
+    triggers = msgspec.json.decode(places, type=dict[str, int]) if places else {}
+    return Layout(number, msgspec.json.decode(shape, type=Shape), bool(active), triggers)
 
 
 def read_triggers(db: apsw.Connection) -> list[Trigger]:
