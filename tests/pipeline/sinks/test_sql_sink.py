@@ -434,7 +434,7 @@ def victim(url: str) -> Iterator[Victim]:
 
 
 # How many steps lie between two kills. Every step takes minutes: that is for `make soak`.
-strides = pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.soak(seconds=30))])
+strides = pytest.mark.parametrize("stride", [8, pytest.param(1, marks=pytest.mark.soak(seconds=30))])
 
 
 @pytest.mark.slow

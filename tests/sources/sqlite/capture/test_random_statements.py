@@ -79,7 +79,7 @@ def test_fold_of_random_statements_equals_the_table(rig: Attach, seed: int) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 150))
+@pytest.mark.parametrize("seed", range(100, 125))
 def test_fold_of_more_random_statements_equals_the_table(rig: Attach, seed: int) -> None:
     run_seed(rig, seed)
 

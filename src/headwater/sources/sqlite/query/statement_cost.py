@@ -33,8 +33,8 @@ BUDGET = 3_000_000_000  # nanoseconds without a check
 MOST_WEIGHT = 10_000_000  # weight at which counting stops
 PLAIN = 500  # characters
 _TOKEN = re.compile(
-    r"""(?P<skip>'(?:[^']|'')*'|`[^`]*`|\[[^\]]*+(?:\]|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z))"""
-    r"""|(?P<name>[A-Za-z_]\w*|"(?:[^"]|"")*")|(?P<mark>[(),])""",
+    r"""(?P<skip>'[^']*+(?:''[^']*+)*+'|`[^`]*`|\[[^\]]*+(?:\]|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z))"""
+    r"""|(?P<name>[A-Za-z_]\w*|"[^"]*+(?:""[^"]*+)*+")|(?P<mark>[(),])""",
     re.DOTALL,
 )
 
