@@ -26,7 +26,7 @@ _RENAMES = re.compile(rf"\bRENAME{_SKIPPED}++TO\b", re.IGNORECASE | re.DOTALL)
 # Tokens of SQLite, where every character beyond ASCII belongs to a name.
 _TOKEN = re.compile(
     r"""(?P<skipped>[ \t\n\f\r]+|--[^\n]*|/\*.*?(?:\*/|\Z))"""
-    r"""|"(?:[^"]|"")*"|`(?:[^`]|``)*`|'(?:[^']|'')*'|\[[^\]]*\]|[A-Za-z0-9_$\x80-\U0010ffff]+|.""",
+    r"""|"[^"]*(?:""[^"]*)*"|`[^`]*(?:``[^`]*)*`|'[^']*(?:''[^']*)*'|\[[^\]]*\]|[A-Za-z0-9_$\x80-\U0010ffff]+|.""",
     re.DOTALL,
 )
 _PLAIN = re.compile(r"[\w.]+")

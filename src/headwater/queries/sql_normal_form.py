@@ -15,7 +15,7 @@ BLANKS = " \t\n\f\r"  # white space in SQLite and in PostgreSQL
 _TOKEN = re.compile(
     r"""
     (?P<blank>[ \t\n\f\r]+ | --[^\n]* | /\*(?:(?!/\*|\*/).)*\*/)   # a nested comment is none of these
-  | (?P<quoted>'(?:[^']|'')*' | "(?:[^"]|"")*" | `(?:[^`]|``)*`)
+  | (?P<quoted>'[^']*(?:''[^']*)*' | "[^"]*(?:""[^"]*)*" | `[^`]*(?:``[^`]*)*`)
   | (?P<word>[\w$:?.]+)
   | (?P<close>[(),])
   | (?P<operator>[-+*/<>=~!@\#%^&|`?]+)

@@ -123,7 +123,7 @@ _NO_SUCH_FUNCTION = "42883"  # or operator
 # Types whose constants are looked up in the catalogue.
 _CATALOG_NAMES = re.compile(r"::(pg_catalog\.)?(reg[a-z]+|aclitem\b)", re.IGNORECASE)
 _CATALOG_CALLS = re.compile(rf"\b({'|'.join(sorted(CATALOG_READERS))})\(")
-_TEXTS = re.compile(r"'(?:[^']|'')*'")
+_TEXTS = re.compile(r"'[^']*(?:''[^']*)*'")
 # Errors that name the type of a constant.
 _BAD_CONSTANT = re.compile(r"(?:invalid input value for enum|value for domain|domain) (\S+?)[ :]")
 

@@ -18,7 +18,7 @@ from headwater.sources.postgres.schema.table_shapes import ident
 from headwater.sources.python_predicate import Unknown
 
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<string>'(?:[^']|'')*')|(?P<quoted>"(?:[^"]|"")+")|(?P<number>\d+(?:\.\d+)?)|(?P<word>[A-Za-z_]\w*)
+    r"""\s*(?:(?P<string>'[^']*(?:''[^']*)*')|(?P<quoted>"(?:[^"]|"")+")|(?P<number>\d+(?:\.\d+)?)|(?P<word>[A-Za-z_]\w*)
     |(?P<mark>::|<>|<=|>=|[-+*/%<>=~!@\#^&|?`]+|[()\[\],.]))""",
     re.VERBOSE | re.ASCII,
 )

@@ -50,7 +50,7 @@ _SLOTS = re.compile(
 )
 FLOAT_ARRAYS = {1021: "real[]", 1022: "double precision[]"}
 # Callers' texts: an unclosed quote or comment reaches to the end, so that no text takes more than linear time.
-_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_QUOTED = re.compile(r"'[^']*(?:''[^']*)*'|\"[^\"]*(?:\"\"[^\"]*)*\"|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _UNDETERMINED = frozenset({"42P18", "42725"})  # the type of a parameter is unknown, or an operator is ambiguous
 _MISREAD = frozenset({"42601", "42883"})  # no such syntax, or operator
 _VOLATILE = """
@@ -58,11 +58,11 @@ SELECT 1 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE p.provolatile = 'v' AND n.nspname <> 'pg_catalog' AND p.proname = ANY($1::text[]) LIMIT 1
 """
 _CALLED = re.compile(r"(?<![\w$])([\w$]++)\s*+\(")
-_CALLED_QUOTED = re.compile(r'"((?:[^"]|"")*+)"(\s*+\()?')
+_CALLED_QUOTED = re.compile(r'"([^"]*+(?:""[^"]*+)*+)"(\s*+\()?')
 
 
 _NAMED = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(?<![\w$])\$(?P<tag>[A-Za-z_]*)\$.*?(?:\$(?P=tag)\$|\Z)|::|:(?P<name>[A-Za-z_]\w*)""",
+    r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(?<![\w$])\$(?P<tag>[A-Za-z_]*)\$.*?(?:\$(?P=tag)\$|\Z)|::|:(?P<name>[A-Za-z_]\w*)""",
     re.DOTALL,
 )
 _COMMENT_MARK = re.compile(r"/\*|\*/")

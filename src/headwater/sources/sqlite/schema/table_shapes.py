@@ -117,7 +117,8 @@ def key_compares_as_columns_do(db: apsw.Connection, table: Table) -> bool:
 
 
 _SKIP = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*+(?:\]|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z)""", re.DOTALL
+    r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*(?:``[^`]*)*`|\[[^\]]*+(?:\]|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z)""",
+    re.DOTALL,
 )
 _ORDER = re.compile(r"(?:\s+|(?<![\w$]))(ASC|DESC)\s*$", re.IGNORECASE)
 
