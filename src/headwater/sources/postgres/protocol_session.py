@@ -414,6 +414,33 @@ def _check(result: pq.abc.PGresult) -> None:
         raise from_result(result)
 
 
+class RunningLinks:
+    """The links that are in use. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _links
+        self._links: set[Link] = set()
+
+    @contextlib.contextmanager
+    def use(self, link: Link) -> Iterator[None]:
+        """Count `link` as in use while the context is open."""
+        with self._lock:
+            self._links.add(link)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._links.discard(link)
+
+    def cancel(self) -> bool:
+        """Cancel the running statements, from another thread; return whether there were any."""
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            link.cancel()
+        return bool(links)
+
+
 class Pool:
     """Links for short work, at most `most` at a time. Thread-safe; work must not ask for another link."""
 
@@ -423,11 +450,11 @@ class Pool:
         """Create a pool; `is_trusted`: for our own statements and those of owners."""
         self._connect, self._is_trusted = connect, is_trusted
         self.abandoned = AbandonedStatements() if abandoned is None else abandoned
+        self.running = RunningLinks()
         self._places = threading.BoundedSemaphore(most)
         self._most = most
         self._lock = threading.Lock()  # guards the fields below
         self._idle: list[Link] = []
-        self._used: set[Link] = set()
         self._epoch = 0
         self._closed = False
 
@@ -447,15 +474,16 @@ class Pool:
             while True:
                 link, was_idle, epoch = self._take()
                 try:
-                    try:
-                        link.begin(read_only=read_only, seconds=seconds, is_trusted=self._is_trusted)
-                    except HeadwaterError:
-                        if link.is_alive or link.is_tainted or not was_idle:
-                            raise
-                        continue
-                    value = work(link)  # never twice: a statement that ended its connection may do so again
-                    link.rollback()  # nothing to keep, and a rollback is never refused
-                    return value
+                    with self.running.use(link):
+                        try:
+                            link.begin(read_only=read_only, seconds=seconds, is_trusted=self._is_trusted)
+                        except HeadwaterError:
+                            if link.is_alive or link.is_tainted or not was_idle:
+                                raise
+                            continue
+                        value = work(link)  # never twice: a statement that ended its connection may do so again
+                        link.rollback()  # nothing to keep, and a rollback is never refused
+                        return value
                 finally:
                     self._give_back(link, epoch)
         finally:
@@ -466,26 +494,11 @@ class Pool:
             if self._closed:
                 raise Unavailable("the database is closed", hint="Try again in a moment.")
             epoch = self._epoch
-            link = self._idle.pop() if self._idle else None
-            if link is not None:
-                self._used.add(link)
-                return link, True, epoch
-        link = Link(self._connect, self.abandoned)
-        with self._lock:
-            self._used.add(link)
-        return link, False, epoch
-
-    def cancel_running(self) -> bool:
-        """Cancel the running statements, from another thread; return whether there were any."""
-        with self._lock:
-            used = list(self._used)
-        for link in used:
-            link.cancel()
-        return bool(used)
+            if self._idle:
+                return self._idle.pop(), True, epoch
+        return Link(self._connect, self.abandoned), False, epoch
 
     def _give_back(self, link: Link, epoch: int) -> None:
-        with self._lock:
-            self._used.discard(link)
         with contextlib.suppress(HeadwaterError):
             link.rollback()
         is_fit = link.is_alive and not link.in_transaction and not link.is_tainted

@@ -85,7 +85,7 @@ class PostgresSource(PostgresCapture, PostgresReads, PostgresQueries, PostgresWr
     def stop_statements(self) -> None:
         """Cancel the statements of callers, again and again: one that has not begun yet cannot be cancelled."""
         until = time.monotonic() + STOP_SECONDS
-        while any([self._callers.cancel_running(), self._writers.cancel_running()]) and time.monotonic() < until:
+        while any([self._callers.cancel_running(), self._writers.running.cancel()]) and time.monotonic() < until:
             time.sleep(0.02)
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Callers:
 
     def cancel_running(self) -> bool:
         """Cancel the running statements; return whether there were any."""
-        return sum(pool.cancel_running() for pool in self._pools.values()) > 0
+        return sum(pool.running.cancel() for pool in self._pools.values()) > 0
 
     def check(self, role: str, sql: str, args: Args) -> None:
         """See Source.check_sql."""

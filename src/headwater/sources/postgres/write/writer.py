@@ -22,7 +22,7 @@ from headwater.sources.postgres.abandoned_statements import AbandonedStatements
 from headwater.sources.postgres.capture.log_positions import Positions
 from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.errors import RETRIED, state_of
-from headwater.sources.postgres.protocol_session import Link
+from headwater.sources.postgres.protocol_session import Link, RunningLinks
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.write.session import PostgresSession
 from headwater.sources.write import Session, WriteResult
@@ -137,12 +137,11 @@ class Writers:
     ) -> None:
         self._connect, self._shapes, self._positions, self._grants = connect, shapes, positions, grants
         self._publish, self._abandoned = publish, AbandonedStatements() if abandoned is None else abandoned
-        self._seconds = statement_seconds
-        # Guards _queue, _settling, _running and _closing. Never held while work runs.
+        self._seconds, self.running = statement_seconds, RunningLinks()
+        # Guards _queue, _settling and _closing. Never held while work runs.
         self._ready = threading.Condition()
         self._queue: FairQueue[_Job] = FairQueue(max(threads - 1, 1))
         self._settling: deque[tuple[_Job, Any, int | None]] = deque()
-        self._running: set[Link] = set()
         self._closing = False
         self._working = 0
         self.commits = 0  # approximate: threads may count at once
@@ -168,14 +167,6 @@ class Writers:
     def waiting(self) -> int:
         """Return the number of writes in the queue."""
         return len(self._queue)
-
-    def cancel_running(self) -> bool:
-        """Cancel the running statements, from another thread; return whether there were any."""
-        with self._ready:
-            running = list(self._running)
-        for link in running:
-            link.cancel()
-        return bool(running)
 
     def close(self) -> None:
         """Finish the queued writes, then stop."""
@@ -225,22 +216,18 @@ class Writers:
             link = hand.link(job.role)
             session = PostgresSession(link, self._shapes, grants=self._grants, publish=self._publish)
             begun = False
-            with self._ready:
-                self._running.add(link)
             try:
-                link.begin(seconds=self._seconds, lock_seconds=LOCK_SECONDS, is_trusted=job.role == OWNER)
-                begun = True
-                value = job.work(session)
-                return value, finish(link, self._positions)
+                with self.running.use(link):
+                    link.begin(seconds=self._seconds, lock_seconds=LOCK_SECONDS, is_trusted=job.role == OWNER)
+                    begun = True
+                    value = job.work(session)
+                    return value, finish(link, self._positions)
             except BaseException as error:
                 with contextlib.suppress(HeadwaterError):
                     link.rollback()
                 is_last = attempt == TRIES - 1
                 if is_last or not self._may_repeat(error, session, attempt, begun, link):
                     raise
-            finally:
-                with self._ready:
-                    self._running.discard(link)
             time.sleep(random.uniform(0, 0.002 * 2**attempt))
         raise AssertionError("the last attempt returns or raises")
 
