@@ -26,10 +26,10 @@ SMALL_ROW = 8 << 20  # bytes: larger rows are read in a way that does not block 
 
 
 def run_statement(
-    own: GuardedConnection, sql: str, args: Args, *, most: int | None = None, seconds: float | None = None
+    connection: GuardedConnection, sql: str, args: Args, *, most: int | None = None, seconds: float | None = None
 ) -> Result:
     """Run one statement and return its result: at most `most` rows, within `seconds`, where given."""
-    db, guard = own.db, own.guard
+    db, guard = connection.db, connection.guard
     statement = guard.examine(sql)
     _check_count(statement, args)
     guard.forget_statement()
@@ -38,7 +38,7 @@ def run_statement(
     try:
         with sqlite_errors(), guard.limited(seconds) as within, _memory_errors():
             limit = MAX_ROWS if most is None else most
-            bound, read = _bindings(args), _reader(own.catalog, statement)
+            bound, read = _bindings(args), _reader(connection.catalog, statement)
             rows, more = guard.in_tiers(
                 statement, lambda last: _fetch(db, sql, bound, statement, limit, within, read, is_last=last)
             )

@@ -72,7 +72,7 @@ class SqliteTx(Interactive):
 
     def __init__(
         self,
-        own: GuardedConnection,
+        connection: GuardedConnection,
         make_session: Callable[[Callable[[], None]], Session],
         writer: Writer,
         *,
@@ -83,7 +83,7 @@ class SqliteTx(Interactive):
         lost: Callable[[], BaseException | None],
     ) -> None:
         super().__init__(read_only=read_only)
-        self._db, self._guard, self._ledger = own.db, own.guard, Ledger(own)
+        self._db, self._guard, self._ledger = connection.db, connection.guard, Ledger(connection)
         self._session = make_session(self._take_place)
         self._writer = writer
         self._seconds, self._idle_seconds = seconds, idle_seconds
@@ -93,7 +93,7 @@ class SqliteTx(Interactive):
         # Guards `_steps`; also held during an interrupt, so that nothing interrupts a connection being closed.
         self._side = threading.Lock()
         self._steps = 0  # queued or running
-        own.guard.run("BEGIN")
+        connection.guard.run("BEGIN")
         self._timer = threading.Timer(READ_SECONDS, self.expire)
         self._timer.daemon = True
         self._timer.start()

@@ -37,14 +37,14 @@ class SqliteSession:
 
     def __init__(
         self,
-        own: GuardedConnection,
+        connection: GuardedConnection,
         wanted: Collection[str] = (),
         *,
         known_good: Callable[[], int] = lambda: 0,
         before_write: Callable[[], None] = lambda: None,
     ) -> None:
-        self._own, self._wanted = own, wanted
-        self._db, self._guard, self._catalog = own.db, own.guard, own.catalog
+        self._connection, self._wanted = connection, wanted
+        self._db, self._guard, self._catalog = connection.db, connection.guard, connection.catalog
         self._known_good, self._before_write = known_good, before_write
         self._reconciled: tuple[int, int] | None = None  # the schema to which we adapted capture last
 
@@ -105,7 +105,7 @@ class SqliteSession:
             self._before_write()
         if statement.schema:
             return self._change_schema(sql, args, statement.alters)
-        return run_statement(self._own, sql, args)
+        return run_statement(self._connection, sql, args)
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
         """Create `table` from its kinds; return False if it exists."""
@@ -165,13 +165,13 @@ class SqliteSession:
                 reconcile(db, self._wanted, known_good=self._known_good())
             before = intruders(db)
         try:
-            result = run_statement(self._own, sql, args)
+            result = run_statement(self._connection, sql, args)
         except HeadwaterError as error:
             # DROP COLUMN fails while one of our triggers names the column: remove our triggers and retry.
             if alters is None or f"in trigger {OURS}" not in error.message:
                 raise
             self._release(alters)
-            result = run_statement(self._own, sql, args)
+            result = run_statement(self._connection, sql, args)
         with self._guard.own() as db, sqlite_errors():
             if names := intruders(db) - before:
                 raise InvalidRequest(

@@ -59,8 +59,8 @@ Outcome = tuple[Job, WriteResult[Any] | BaseException]
 class Ledger:
     """Record of the offsets that each transaction on one connection took."""
 
-    def __init__(self, own: GuardedConnection) -> None:
-        self._guard, self._catalog = own.guard, own.catalog
+    def __init__(self, connection: GuardedConnection) -> None:
+        self._guard, self._catalog = connection.guard, connection.catalog
         self.head = 0
 
     def open(self) -> None:
@@ -102,14 +102,14 @@ class Writer:
 
     def __init__(
         self,
-        own: GuardedConnection,
+        connection: GuardedConnection,
         session: Session,
         committed: Callable[[], None],
         lost: Callable[[], BaseException | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._db, self._guard, self._catalog, self._session = own.db, own.guard, own.catalog, session
-        self._ledger = Ledger(own)
+        self._db, self._guard, self._catalog = connection.db, connection.guard, connection.catalog
+        self._session, self._ledger = session, Ledger(connection)
         self._committed, self._lost, self._clock = committed, lost, clock
         # Guards _queue, _aside and _closing. Never held while work runs.
         self._ready = threading.Condition()

@@ -30,12 +30,12 @@ class SqliteWrites:
     ) -> None:
         self._file, self._config, self._committed, self._known_good = file, config, committed, known_good
         self._transactions: set[SqliteTx] = set()
-        own = file.connect()
-        self._guard = own.guard
-        self._writer = Writer(own, self._session(own), committed, self._lost)
+        connection = file.connect()
+        self._guard = connection.guard
+        self._writer = Writer(connection, self._session(connection), committed, self._lost)
 
-    def _session(self, own: GuardedConnection, before_write: Callable[[], None] = lambda: None) -> SqliteSession:
-        return SqliteSession(own, self._config.tables, known_good=self._known_good, before_write=before_write)
+    def _session(self, connection: GuardedConnection, before_write: Callable[[], None] = lambda: None) -> SqliteSession:
+        return SqliteSession(connection, self._config.tables, known_good=self._known_good, before_write=before_write)
 
     def _lost(self) -> Unavailable | None:
         if self._file.is_there():
@@ -50,18 +50,18 @@ class SqliteWrites:
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> SqliteTx:
         """Open an interactive transaction."""
-        own = self._file.connect()
+        connection = self._file.connect()
         with sqlite_errors(self._file.path):
             if read_only:
-                limit_temporary(own)
+                limit_temporary(connection)
             tx = SqliteTx(
-                own,
-                lambda hook: self._session(own, hook),
+                connection,
+                lambda hook: self._session(connection, hook),
                 self._writer,
                 read_only=read_only,
                 seconds=self._config.tx_seconds,
                 idle_seconds=self._config.tx_idle_seconds,
-                finished=lambda tx, offset: self._finished(tx, own.db, offset),
+                finished=lambda tx, offset: self._finished(tx, connection.db, offset),
                 lost=self._lost,
             )
         self._transactions.add(tx)
