@@ -88,7 +88,7 @@ class Acceptor:
     def cut(self, *, only_idle: bool = False) -> None:
         """Close connections at once: all of them, or those for whose client no bytes wait."""
         for client in list(self._clients):
-            if not only_idle or client.is_idle:
+            if not only_idle or client.has_nothing_unsent:
                 client.abort()
 
     def drop(self, peer: str, why: str) -> None:

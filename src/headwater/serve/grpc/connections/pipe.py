@@ -197,7 +197,7 @@ class ClientEnd(_End):
         return True
 
     @property
-    def is_idle(self) -> bool:
+    def has_nothing_unsent(self) -> bool:
         """Return whether no bytes wait for the client."""
         return self.transport is not None and not self.transport.get_write_buffer_size()
 
