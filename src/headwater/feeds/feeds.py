@@ -126,8 +126,8 @@ class Feeds:
         await watching.add(subscription.id, subscription.options, instance)
         hub = self._hub(instance.db, self.databases.database(instance.db))
         view = hub.view(subscription.options, instance, who.tables(instance.db))
-        if isinstance(view, QueryView) and view.confirming is not None:
-            await self.run(view.confirming.prime, instance)
+        if isinstance(view, QueryView) and view.confirmation is not None:
+            await self.run(view.confirmation.prime, instance)
         return {**answer}
 
     async def open_query(

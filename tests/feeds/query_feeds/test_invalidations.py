@@ -345,8 +345,8 @@ def test_result_known_to_be_unchanged_is_not_read_again() -> None:
     for id in range(1, 5):
         fed.commit(insert(id))
     seen = confirmed(fed, instance, (1, b"a"), (4, b"a"))
-    assert seen.confirming is not None
-    seen.confirming.prime(instance)
+    assert seen.confirmation is not None
+    seen.confirmation.prime(instance)
     instance.steady_from = 1
     assert offsets(everything(fed, seen, after=1)) == []
     assert len(instance.answers) == 1, "the query did not run"
@@ -361,8 +361,8 @@ def test_knowledge_of_an_earlier_result_is_not_used_for_a_later_one() -> None:
     for id in range(1, 4):
         fed.commit(insert(id))
     seen = confirmed(fed, instance, (1, b"a"), (3, b"a"))
-    assert seen.confirming is not None
-    seen.confirming.prime(instance)
+    assert seen.confirmation is not None
+    seen.confirmation.prime(instance)
     instance.steady_from = 2  # the change at 2 is delivered, and the result may differ since then
     assert offsets(everything(fed, seen, after=2)) == []
     instance.steady_from = None
@@ -373,7 +373,7 @@ def test_knowledge_of_an_earlier_result_is_not_used_for_a_later_one() -> None:
 
 def confirmed(fed: Fed, instance: Fake, *answers: tuple[int, bytes] | None) -> QueryView:
     instance.answers = [None if one is None else AnswerHash(*one) for one in answers]
-    return QueryView(options(instance, confirm=True), fed.source, instance, confirming=AnswerConfirmation())
+    return QueryView(options(instance, confirm=True), fed.source, instance, confirmation=AnswerConfirmation())
 
 
 def test_unchanged_result_suppresses_the_invalidation() -> None:

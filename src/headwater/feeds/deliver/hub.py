@@ -130,8 +130,8 @@ class Hub:
     def _query_view(self, options: Options, instance: QueryInstance, allowed_tables: frozenset[str] | None) -> View:
         assert self._instances is not None
         made = self._invalidations(shape_of(options, allowed_tables is not None))
-        confirming = self._instances.confirming(instance.key) if options.confirm else None
-        return QueryView(options, self._source, instance, made, confirming, allowed_tables)
+        confirmation = self._instances.confirmation_of(instance.key) if options.confirm else None
+        return QueryView(options, self._source, instance, made, confirmation, allowed_tables)
 
     def join(self, view: View, frame: Frame) -> Group:
         """Add a member to the group of `view` and `frame` and return the group. Its frames begin after `upto`."""

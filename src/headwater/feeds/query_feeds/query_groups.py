@@ -19,7 +19,7 @@ from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.feeds.query_feeds.relevant_changes import RelevantChange, RelevantChanges, transaction_of
 from headwater.model.change import Op
 
-CONFIRMING = 4096  # instances whose last result is remembered
+CONFIRMATIONS = 4096  # instances whose last result is remembered
 Find = Callable[[Options], Awaitable[QueryInstance]]
 Frames = list[tuple[int, bytes]]
 Allowed = frozenset[str] | None  # the tables that the readers of a group may see; None: all tables
@@ -54,8 +54,8 @@ class InstanceGroups:
         # Transactions whose end is not published yet, by instance and scope: some readers see only a part of them.
         self._open: dict[Hashable, dict[Allowed, _OpenTransaction]] = {}
         self._found: dict[Hashable, list[tuple[int, int]]] = {}  # positions in this batch and dependency numbers
-        # Returns what is known of the results of an instance, by its key.
-        self.confirming: Callable[[Hashable], AnswerConfirmation] = functools.lru_cache(CONFIRMING)(
+        # Returns the confirmation of the instance with this key, which all its views share.
+        self.confirmation_of: Callable[[Hashable], AnswerConfirmation] = functools.lru_cache(CONFIRMATIONS)(
             lambda key: AnswerConfirmation()
         )
         self._all_outdated = False

@@ -37,7 +37,7 @@ class QueryView(View):
         source: Readable,
         instance: QueryInstance,
         made: Invalidations | None = None,
-        confirming: AnswerConfirmation | None = None,
+        confirmation: AnswerConfirmation | None = None,
         allowed_tables: frozenset[str] | None = None,
     ) -> None:
         unused = Native(Shape(options.db), PLAIN)  # no change is sent
@@ -46,8 +46,8 @@ class QueryView(View):
         self.allowed_tables = allowed_tables  # the tables that the readers may see; None: all tables
         self.signature = signature_of(options, allowed_tables)
         self.invalidations = invalidations(shape_of(options, allowed_tables is not None)) if made is None else made
-        self.confirming = confirming
-        self.is_slow = confirming is not None  # a confirmation queries the database, for which no other reader may wait
+        self.confirmation = confirmation
+        self.is_slow = confirmation is not None  # it queries the database, for which no other reader may wait
 
     def set_instance(self, instance: QueryInstance) -> None:
         """Use the newly analysed `instance` from now on."""
@@ -179,5 +179,5 @@ class _Pages:
         return matched
 
     def _is_needless(self, found: RelevantChanges) -> bool:
-        confirming, last = self._view.confirming, found.last.offset
-        return confirming is not None and confirming.is_needless(self._instance, self._log, found.transaction, last)
+        confirmation, last = self._view.confirmation, found.last.offset
+        return confirmation is not None and confirmation.is_needless(self._instance, self._log, found.transaction, last)
