@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from headwater.config import QuotasConfig
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.sources.read import SourceHead
@@ -87,6 +88,9 @@ class ManagedDatabases(Databases, Protocol):
 
     def stop_statements(self) -> None:
         """End the statements of callers that are running, because the server stops."""
+
+    def quota(self, name: str) -> QuotasConfig | None:
+        """Return the quotas of the database `name`; None if there is no such database."""
 
     def status(self) -> dict[str, DatabaseStatus]:
         """Return the status of every database."""

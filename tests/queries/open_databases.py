@@ -7,7 +7,7 @@ import apsw
 from tests.suite.deadlines import PATIENCE, TRANSACTIONS
 
 from headwater.app import App
-from headwater.config import Config
+from headwater.config import Config, QuotasConfig
 from headwater.database import DatabaseStatus
 from headwater.errors import NotFound
 from headwater.feeds.subscriptions.registry import Registry
@@ -68,6 +68,9 @@ class Files:
     def stop_statements(self) -> None:
         for source in self._open.values():
             source.stop_statements()
+
+    def quota(self, name: str) -> QuotasConfig:
+        return QuotasConfig()
 
     def status(self) -> dict[str, DatabaseStatus]:
         return {

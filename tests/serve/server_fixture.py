@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from tests.suite.deadlines import PATIENCE
 
-from headwater.config import ServeConfig
+from headwater.config import QuotasConfig, ServeConfig
 from headwater.database import ManagedDatabases
 from headwater.errors import NotFound
 from headwater.serve.api import Api
@@ -124,6 +124,9 @@ class NoDatabases:
 
     def stop_statements(self) -> None:
         pass
+
+    def quota(self, name: str) -> QuotasConfig:
+        return QuotasConfig()
 
     def status(self) -> dict[str, Any]:
         return {}

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headwater.config import QuotasConfig, ServeConfig
+from headwater.config import ServeConfig
 from headwater.errors import HeadwaterError
 from headwater.model.database_name import real_name
 from headwater.model.principal import Principal
@@ -29,7 +29,7 @@ class Limits:
     def __init__(self, config: ServeConfig, api: Api, places: StreamCounts) -> None:
         self._api, self._places = api, places
         self._callers = None if config.rate is None else Buckets(config.rate, config.burst)
-        self.tenants = Tenants(getattr(api.databases, "quota", lambda _: QuotasConfig()))
+        self.tenants = Tenants(api.databases.quota)
         self._ranges: dict[int, str] = {}  # database of each range that was requested
         self.refused_callers = 0  # requests
         self.connections = ConnectionLimits(config.max_connections, config.max_connections_per_client)
