@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -69,7 +68,7 @@ class Kv:
             )
         return await self._bridge.call(self._read, db, keys)
 
-    async def put(self, who: Principal, namespace: str, entries: Sequence[Any]) -> int:
+    async def put(self, who: Principal, namespace: str, entries: Sequence[Entry]) -> int:
         """Put all entries or none, in one transaction; return their number. The last entry of a key wins.
 
         An entry is an Entry, or a gRPC message with the same fields.
