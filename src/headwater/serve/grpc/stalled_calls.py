@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from grpc import aio
 
-from headwater.errors import Busy, Unavailable
+from headwater.errors import Busy, HeadwaterError, Unavailable
 from headwater.model.work.usage import Usage
 from headwater.serve.grpc.connections.acceptor import address_in
 from headwater.serve.limits.rates import place_of
@@ -20,19 +20,27 @@ MAX_UNREAD = 2_000  # answers to the calls of one address; each takes the gRPC l
 MAX_FACTOR = 12  # by which a large answer may take longer than a small one
 
 
-class StalledCalls:
-    """Ends a call whose current message waits for `seconds`, plus at most one check interval. Not thread-safe.
+class StreamingCall(Protocol):
+    """A call with a stream of answers."""
 
-    A call has `pending`, the number of the message that its caller has not received yet or None, and `cut`.
-    """
+    @property
+    def pending(self) -> int | None:
+        """Return the number of the message that the caller has not received yet; None if there is none."""
+
+    def cut(self, error: HeadwaterError) -> None:
+        """End the call with `error`."""
+
+
+class StalledCalls:
+    """Ends a call whose current message waits for `seconds`, plus at most one check interval. Not thread-safe."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._seen: dict[Any, tuple[int | None, float]] = {}  # the message that waited, and since when
+        self._seen: dict[StreamingCall, tuple[int | None, float]] = {}  # the message that waited, and since when
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def watch(self, call: Any) -> Iterator[None]:
+    def watch(self, call: StreamingCall) -> Iterator[None]:
         """Watch a call while the context is open."""
         self._seen[call] = None, 0.0
         if self._timer is None:
