@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import ConfigError
 from headwater.model.table import Table
-from headwater.pipeline.sinks.ledger import LedgerSink
+from headwater.pipeline.sinks.ledger import Ledger, LedgerSink
 from headwater.pipeline.sinks.sink import Part, Step
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Function = Callable[["DataFrame", Step | list[Part], Table], object]
 class ForeachSink(LedgerSink):
     """A sink that calls `function` with rows, then with changes."""
 
-    def __init__(self, name: str, ledger: Any, function: Function) -> None:
+    def __init__(self, name: str, ledger: Ledger, function: Function) -> None:
         super().__init__(name, ledger)
         self._function = function
 

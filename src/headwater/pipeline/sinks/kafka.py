@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.errors import PipelineError
 from headwater.model.table import Table
 from headwater.pipeline.sinks.envelope import Envelope
-from headwater.pipeline.sinks.ledger import LedgerSink
+from headwater.pipeline.sinks.ledger import Ledger, LedgerSink
 from headwater.pipeline.sinks.sink import PLAIN, Part, Step
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class KafkaSink(LedgerSink):
     """One Kafka topic. `options` are those of Spark's writer: the topic, and settings of the producer (`kafka.…`)."""
 
-    def __init__(self, name: str, ledger: Any, envelope: Envelope, options: Mapping[str, str]) -> None:
+    def __init__(self, name: str, ledger: Ledger, envelope: Envelope, options: Mapping[str, str]) -> None:
         super().__init__(name, ledger)
         self._envelope, self._options = envelope, options
 

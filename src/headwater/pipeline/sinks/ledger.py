@@ -6,7 +6,7 @@ Rows that a run wrote before it died, and before it wrote the ledger, are writte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -19,13 +19,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+class Ledger(Protocol):
+    """A store for the state of one sink."""
+
+    def load(self) -> State | None:
+        """Return the state last saved; None before the first `begin`."""
+
+    def save(self, state: State) -> None:
+        """Store the state."""
+
+
 class LedgerSink(Sink):
     """A sink whose state is in a ledger; subclasses have `_send_rows` and `_send_changes`."""
 
     mode = HISTORY
 
-    def __init__(self, name: str, ledger: Any) -> None:
-        self.name, self._ledger = name, ledger  # see SinkContext
+    def __init__(self, name: str, ledger: Ledger) -> None:
+        self.name, self._ledger = name, ledger
 
     def _send_rows(self, frame: DataFrame, parts: Sequence[Part], table: Table) -> None:
         raise NotImplementedError
@@ -34,8 +44,7 @@ class LedgerSink(Sink):
         raise NotImplementedError
 
     def state(self) -> State | None:
-        found: State | None = self._ledger.load()
-        return found
+        return self._ledger.load()
 
     def begin(self, plan: Plan) -> None:
         """See Sink. Data already sent stays at the destination; rows of a new snapshot are sent in addition."""
