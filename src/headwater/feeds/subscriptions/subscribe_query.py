@@ -14,17 +14,13 @@ from headwater.feeds.subscriptions.subscribe_table import (
     SNAPSHOT,
     Request,
     Start,
+    SubscriptionParams,
     check_rules,
     check_size,
-    checked_columns,
     checked_images,
     checked_name,
-    checked_ops,
-    checked_range,
-    checked_shard,
-    checked_spans,
+    checked_options,
     checked_start,
-    checked_where,
 )
 from headwater.model.formats import CHANGE_FORMATS
 from headwater.model.formats import INVALIDATION_FORMATS as FORMATS
@@ -38,22 +34,11 @@ NARROW = ("pk", "pk_range", "spans", "shard", "where", "columns")  # filters tha
 STARTS = 'Send "latest", "earliest", {"offset": n}, {"ts": "<ms>.<counter>"} or {"etag": tag} of a result.'
 
 
-class SubscribeQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class SubscribeQuery(SubscriptionParams, forbid_unknown_fields=True, kw_only=True):
     """cdc.subscribe_query"""
 
     query_id: str
     args: list[Any] | dict[str, Any] | None = None
-    ops: list[str] | None = None
-    pk: list[Any] | None = None
-    pk_range: dict[str, Any] | None = None
-    spans: list[dict[str, Any]] | None = None
-    shard: dict[str, Any] | None = None
-    where: str | None = None
-    columns: list[str] | None = None
-    include: dict[str, Any] | None = None
-    format: str | None = None
-    start: str | dict[str, Any] | None = None
-    name: str | None = None
     confirm: bool = False
 
 
@@ -63,23 +48,10 @@ def check_query(
     """Check `params` against the instance that they name; raise InvalidRequest with the invalid field."""
     start = _start(params.start, instance)
     form = _format(params.format)
-    before, after = checked_images(params.include, "", start)
-    options = Options(
-        db=db,
-        ops=checked_ops(params.ops),
-        pk=params.pk,
-        pk_range=checked_range(params.pk_range),
-        spans=checked_spans(params.spans),
-        shard=checked_shard(params.shard),
-        where=checked_where(params.where, source, who),
-        columns=checked_columns(params.columns),
-        before=before,
-        after=after,
-        format=form,
-        query_id=instance.query_id,
-        args=args or None,
-        confirm=params.confirm,
-    )
+    images = checked_images(params.include, "", start)
+    options = checked_options(params, db, form, images, source, who)
+    of_query = {"query_id": instance.query_id, "args": args or None, "confirm": params.confirm}
+    options = msgspec.structs.replace(options, **of_query)
     check_size(options)
     options = msgspec.structs.replace(options, tables=_fitting(options, instance, source, who))
     return Request(options, start, checked_name(params.name), params.include is not None)

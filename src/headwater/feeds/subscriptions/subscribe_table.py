@@ -32,12 +32,9 @@ MOST_TABLES = 1000
 MOST_BYTES = 64 << 10  # of all options together, because every subscription keeps its own in memory
 
 
-class SubscribeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """cdc.subscribe_table"""
+class SubscriptionParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The parameters that subscriptions to tables and to queries have in common."""
 
-    db: str | None = None
-    table: str | None = None
-    tables: list[str] | None = None
     ops: list[str] | None = None
     pk: list[Any] | None = None
     pk_range: dict[str, Any] | None = None
@@ -49,6 +46,14 @@ class SubscribeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     format: str | None = None
     start: str | dict[str, Any] | None = None
     name: str | None = None
+
+
+class SubscribeTable(SubscriptionParams, forbid_unknown_fields=True, kw_only=True):
+    """cdc.subscribe_table"""
+
+    db: str | None = None
+    table: str | None = None
+    tables: list[str] | None = None
     txn: str | None = None
 
 
@@ -79,26 +84,39 @@ def check(params: SubscribeTable, source: Readable, who: Principal = ADMIN) -> R
     start = checked_start(params.start)
     tables = _tables(who, params, source)
     form = _format(params.format)
-    before, after = checked_images(params.include, form, start)
-    options = Options(
-        db=real_name(params.db),
-        tables=tuple(sorted(tables)) if named_tables(params) else (),
-        ops=checked_ops(params.ops),
-        pk=params.pk,
-        pk_range=checked_range(params.pk_range),
-        spans=checked_spans(params.spans),
-        shard=checked_shard(params.shard),
-        where=checked_where(params.where, source, who),
-        columns=checked_columns(params.columns, *tables.values()),
-        before=before,
-        after=after,
-        format=form,
-        txn=_txn(params.txn),
-    )
+    images = checked_images(params.include, form, start)
+    options = checked_options(params, real_name(params.db), form, images, source, who, *tables.values())
+    named = tuple(sorted(tables)) if named_tables(params) else ()
+    options = msgspec.structs.replace(options, tables=named, txn=_txn(params.txn))
     check_size(options)
     for table in tables.values():
         check_rules(options, table, source, who)
     return Request(options, start, checked_name(params.name), params.include is not None)
+
+
+def checked_options(
+    params: SubscriptionParams,
+    db: str,
+    form: str,
+    images: tuple[bool, bool],
+    source: Readable,
+    who: Principal,
+    *tables: Table,
+) -> Options:
+    """Return the options of a subscription to `db` in the format `form`; `columns` must be columns of all `tables`."""
+    return Options(
+        db=db,
+        ops=_ops(params.ops),
+        pk=params.pk,
+        pk_range=None if params.pk_range is None else _bounds("pk_range", params.pk_range),
+        spans=checked_spans(params.spans),
+        shard=_shard(params.shard),
+        where=_where(params.where, source, who),
+        columns=_columns(params.columns, *tables),
+        before=images[0],
+        after=images[1],
+        format=form,
+    )
 
 
 # --- which tables ----------------------------------------------------------------------------------------
@@ -148,7 +166,7 @@ def _captured_table(name: str, known: dict[str, Table], status: dict[str, Any], 
 # --- which changes ---------------------------------------------------------------------------------------
 
 
-def checked_ops(given: list[str] | None) -> tuple[str, ...]:
+def _ops(given: list[str] | None) -> tuple[str, ...]:
     """Return the given ops, sorted; empty: all."""
     if given is None:
         return ()
@@ -160,7 +178,7 @@ def checked_ops(given: list[str] | None) -> tuple[str, ...]:
     return tuple(sorted(words))
 
 
-def checked_columns(given: list[str] | None, *tables: Table) -> tuple[str, ...]:
+def _columns(given: list[str] | None, *tables: Table) -> tuple[str, ...]:
     """Return the given names, sorted, which must be columns of all `tables`; empty: all columns."""
     names = {name.strip() for name in given or ()}
     if given is not None and (not names or "" in names):
@@ -172,11 +190,6 @@ def checked_columns(given: list[str] | None, *tables: Table) -> tuple[str, ...]:
                 f"`columns`: table {table.name!r} has no column {name[:40]!r}", hint=nearest(name, visible)
             )
     return tuple(sorted(names))
-
-
-def checked_range(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the bounds of a key range; raise InvalidRequest if they are malformed."""
-    return None if given is None else _bounds("pk_range", given)
 
 
 def checked_spans(given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -211,7 +224,7 @@ def _bounds(field: str, given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def checked_shard(given: dict[str, Any] | None) -> Shard | None:
+def _shard(given: dict[str, Any] | None) -> Shard | None:
     """Return the shard; raise InvalidRequest if it is malformed."""
     if given is None:
         return None
@@ -223,7 +236,7 @@ def checked_shard(given: dict[str, Any] | None) -> Shard | None:
     return Shard(index, of)
 
 
-def checked_where(given: str | None, source: Readable, who: Principal) -> str | None:
+def _where(given: str | None, source: Readable, who: Principal) -> str | None:
     """Return the predicate, not yet parsed; raise Forbidden if the caller may not send SQL."""
     if given is not None and not given.strip():
         raise InvalidRequest("`where` is empty", hint="Leave it out to see every row.")
