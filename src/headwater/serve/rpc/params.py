@@ -72,19 +72,6 @@ class Insert(Params):
     tx: str | None = None
 
 
-class Update(Params):
-    """data.update"""
-
-    table: TableName
-    where: Any
-    set: dict[str, Any]
-    limit: Count | None = None
-    if_match: str | None = None
-    expected_etag: str | None = None
-    args: list[Any] = []
-    tx: str | None = None
-
-
 class Delete(Params):
     """data.delete"""
 
@@ -95,6 +82,12 @@ class Delete(Params):
     expected_etag: str | None = None
     args: list[Any] = []
     tx: str | None = None
+
+
+class Update(Delete, kw_only=True):
+    """data.update: the parameters of data.delete, and the columns to set."""
+
+    set: dict[str, Any]
 
 
 class SqlExec(Params):
@@ -158,23 +151,19 @@ class ColumnDesc(Params):
     auto_increment: bool = False
 
 
-class CreateTable(Params):
+class CreateTable(TableName, kw_only=True):
     """schema.create_table"""
 
     unserved = ("compat_mysql",)
-    table: str
     columns: list[ColumnDesc]
-    db: str | None = None
     primary_key: list[str] = []
     if_not_exists: bool = False
     compat_mysql: Any = None
 
 
-class DropTable(Params):
+class DropTable(TableName):
     """schema.drop_table"""
 
-    table: str
-    db: str | None = None
     if_exists: bool = False
 
 
@@ -230,11 +219,9 @@ class ListSubscriptions(Params):
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
-class PullDescribe(Params):
+class PullDescribe(TableName):
     """pull.describe"""
 
-    table: str
-    db: str | None = None
     after: Count | None = None
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
     shape: Count | None = None
@@ -242,40 +229,32 @@ class PullDescribe(Params):
     step_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**53)] = 256 << 20
 
 
-class PullRanges(Params):
+class PullRanges(TableName):
     """pull.ranges"""
 
-    table: str
-    db: str | None = None
     target_bytes: Positive | None = None
 
 
-class PullRegister(Params):
+class PullRegister(TableName, kw_only=True):
     """pull.register"""
 
-    table: str
     subscriber: str
-    db: str | None = None
     range: Count | None = None
     epoch: Count | None = None
     keep: Count | None = None
 
 
-class PullRelease(Params):
+class PullRelease(TableName, kw_only=True):
     """pull.release"""
 
-    table: str
     subscriber: str
-    db: str | None = None
 
 
-class PullSplit(Params):
+class PullSplit(TableName, kw_only=True):
     """pull.split"""
 
-    table: str
     range: Count
     epoch: Count
-    db: str | None = None
     at: str | None = None
 
 
@@ -286,12 +265,10 @@ class RangeName(Params):
     epoch: Count
 
 
-class PullMerge(Params):
+class PullMerge(TableName, kw_only=True):
     """pull.merge"""
 
-    table: str
     ranges: Annotated[list[RangeName], msgspec.Meta(min_length=2, max_length=2)]
-    db: str | None = None
 
 
 def decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
