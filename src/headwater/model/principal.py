@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from headwater.errors import Forbidden, InvalidRequest, NotFound
+from headwater.model.dependencies.dependency import Dependency
 
 VIEWER, EDITOR, OWNER = "viewer", "editor", "owner"
 RANK = {VIEWER: 1, EDITOR: 2, OWNER: 3}
@@ -30,14 +31,6 @@ class Scope(msgspec.Struct, frozen=True, order=True):
         return ",".join(f"{self.db}.{table}" for table in self.tables) or self.db
 
 
-class TableDependency(Protocol):
-    """A table whose changes can change an answer."""
-
-    @property
-    def table(self) -> str:
-        """Return the name of the table."""
-
-
 class Reads(Protocol):
     """The objects that a statement reads."""
 
@@ -50,7 +43,7 @@ class Reads(Protocol):
         """Return other stored objects that it may read."""
 
     @property
-    def dependencies(self) -> Sequence[TableDependency]:
+    def dependencies(self) -> Sequence[Dependency]:
         """Return the tables whose changes its subscribers receive."""
 
 

@@ -6,13 +6,13 @@ Feeds and queries are on the same level and do not import each other:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, Protocol
 
 import msgspec
 
 from headwater.model.change import Change
-from headwater.model.principal import Principal, TableDependency
+from headwater.model.principal import Principal, Reads
 
 Args = list[Any] | dict[str, Any]  # Lits, by position or by name
 
@@ -32,22 +32,16 @@ class AnswerHash(msgspec.Struct, frozen=True):
     digest: bytes
 
 
-class QueryInstance(Protocol):
+class QueryInstance(Reads, Protocol):
     """A prepared query with its arguments, analysed for one version of the schema. Thread-safe."""
 
     key: Hashable  # equal for the same query with the same arguments in every version of the schema
     query_id: str  # of the prepared query
     db: str  # that the query reads
     url: str  # the path at which the result is available
-    tables: tuple[str, ...]  # base tables that the query reads
-    beyond: tuple[str, ...]  # other stored data that the query may read
     follows_all: bool  # every change of the database invalidates the instance: its dependencies are unknown
     prefix: str  # of the ETags; differs whenever the analysis differs, because such ETags do not compare
     head: int  # the offset of the analysis: after a later change of the schema the query must be analysed again
-
-    @property
-    def dependencies(self) -> Sequence[TableDependency]:
-        """The dependencies: tables whose changes may invalidate the instance."""
 
     def matters(self, change: Change) -> int | None:
         """Return the number of the first dependency that `change` matches; None if the result cannot change."""

@@ -11,11 +11,11 @@ import msgspec
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.change import Change, Op
-from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Condition, Const, Param
+from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Condition, Const, Dependency, Param
 from headwater.model.dependencies.description import of_condition
 from headwater.model.formats import ANSWER_FORMATS
 from headwater.model.literal import Value, from_lit
-from headwater.model.principal import ADMIN, Principal, TableDependency
+from headwater.model.principal import ADMIN, Principal
 from headwater.model.row_msgpack import encode_row
 from headwater.queries.answers import ENCODED_AT_ONCE, Answering
 from headwater.queries.dependencies.instance_router import Router
@@ -127,7 +127,7 @@ class UnusableInstance:
 
     tables: tuple[str, ...] = ()
     beyond: tuple[str, ...] = ("what is gone ()",)  # makes every change of the schema relevant
-    dependencies: tuple[TableDependency, ...] = ()
+    dependencies: tuple[Dependency, ...] = ()
     follows_all = False
     is_guarded = False
 
