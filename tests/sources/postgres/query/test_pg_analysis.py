@@ -309,6 +309,14 @@ def test_query_with_a_result_chosen_by_the_plan_is_not_cacheable(own: PgRig, sql
     assert any(reason in each for each in own.source.analyse(sql).volatile)
 
 
+@pytest.mark.parametrize("call", ["any_value(d%s)", "json_object_agg_unique(a, d%s)"])
+def test_aggregate_of_postgresql_16_that_takes_rows_in_any_order_is_not_cacheable(own: PgRig, call: str) -> None:
+    if own.db.info.server_version < 160000:
+        pytest.skip("PostgreSQL has these functions since version 16")
+    assert "takes rows in any order" in own.source.analyse(f"SELECT {call % ''} FROM t").volatile[0]
+    assert own.source.analyse(f"SELECT {call % ' ORDER BY id'} FROM t").is_cacheable
+
+
 @pytest.mark.parametrize(
     ("sql", "key"),
     [

@@ -23,7 +23,9 @@ _EXACT = _TEXTS | {types.BOOL, types.BYTEA, types.INT2, types.INT4, types.INT8, 
 _EXACT |= {types.DATE, types.TIME, types.TIMETZ, types.TIMESTAMP, types.TIMESTAMPTZ}
 _IN_ORDER = frozenset({"array_agg", "string_agg", "json_agg", "jsonb_agg", "json_object_agg", "jsonb_object_agg"})
 _IN_ORDER |= {f"{name}_{more}" for name in ("json_agg", "jsonb_agg") for more in ("strict",)} | {"xmlagg", "mode"}
-_IN_ORDER |= {"json_object_agg_strict", "jsonb_object_agg_strict"}
+_IN_ORDER |= {"json_object_agg_strict", "jsonb_object_agg_strict", "any_value"}
+_IN_ORDER |= {"json_object_agg_unique", "json_object_agg_unique_strict"}
+_CHOOSING = frozenset({"min", "max", "percentile_disc", "range_agg", "range_intersect_agg"})
 _BY_PLACE = frozenset({"row_number", "ntile", "lag", "lead", "first_value", "last_value", "nth_value"})
 _BY_PEERS = frozenset({"rank", "dense_rank", "percent_rank", "cume_dist"})
 _ROUNDED = frozenset({"sum", "avg", "corr", "covar_pop", "covar_samp", "variance", "stddev", "var_pop", "var_samp"})
@@ -144,7 +146,7 @@ class _QueryLevel:
                 args = [each["expr"] if each.tag == "TARGETENTRY" else each for each in node.items("args")]
                 if (name in _ROUNDED or name.startswith("regr_")) and any(type_of(arg) in _FLOATS for arg in args):
                     yield f"{name}() of floats depends on the order of its rows"
-                is_choosing = name in ("min", "max") or (node.fields.get("aggdistinct") is not None and name != "count")
+                is_choosing = name in _CHOOSING or (node.fields.get("aggdistinct") is not None and name != "count")
                 if is_choosing and not all(map(self._is_exact, args)):
                     yield f"{name}() may take any of several equal values"
         clauses = self._query.items("groupClause") + self._query.items("distinctClause")
