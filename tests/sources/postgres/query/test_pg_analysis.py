@@ -317,6 +317,20 @@ def test_aggregate_of_postgresql_16_that_takes_rows_in_any_order_is_not_cacheabl
     assert own.source.analyse(f"SELECT {call % ' ORDER BY id'} FROM t").is_cacheable
 
 
+@pytest.mark.every_server
+def test_key_compared_by_an_odd_collation_does_not_order_the_result(rig: Callable[..., PgRig]) -> None:
+    own = rig("CREATE TABLE t(id text PRIMARY KEY)")
+    if not own.db.execute("SELECT 1 FROM pg_collation WHERE collname = 'en-x-icu'").fetchall():
+        pytest.skip("this PostgreSQL was built without ICU")
+    own.run(
+        "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
+        "CREATE TABLE u(id int PRIMARY KEY, a text COLLATE ci)",
+    )
+    for join in ("JOIN t ON u.a = t.id", "LEFT JOIN t ON t.id = u.a"):
+        found = own.source.analyse(f"SELECT t.id FROM u {join} ORDER BY u.id LIMIT 1")
+        assert "LIMIT without a total order" in found.volatile[0]
+
+
 @pytest.mark.parametrize(
     ("sql", "key"),
     [

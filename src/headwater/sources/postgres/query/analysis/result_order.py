@@ -261,7 +261,9 @@ class _Keys:
 
     def _pairs(self, quals: Item, among: frozenset[int] | None) -> None:
         for qual in conjuncts(quals):
-            if qual.tag == "OPEXPR" and qual.number("opno") in self._known.equals:
+            is_equality = qual.tag == "OPEXPR" and qual.number("opno") in self._known.equals
+            # Under an odd collation, one text equals several keys of a column with another collation.
+            if is_equality and qual.number("inputcollid") not in self._known.odd:
                 one, other = map(bare, qual.items("args"))
                 for mine, value in ((one, other), (other, one)):
                     cell = _cell(mine)
