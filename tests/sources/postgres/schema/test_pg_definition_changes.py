@@ -32,10 +32,13 @@ TYPES = (
     "CREATE DOMAIN d8 AS d7",
     "CREATE TYPE mood AS ENUM ('a', 'z')",
     "CREATE DOMAIN moods AS mood[]",
+    "CREATE TYPE mood_range AS RANGE (SUBTYPE = mood, MULTIRANGE_TYPE_NAME = mood_ranges)",
     "CREATE TYPE pair AS (x int, y int)",
     TABLE,
     "ALTER TABLE t ADD m mood, ADD ms moods, ADD p pair, ADD v varchar(5), ADD l int",
     "CREATE TABLE by_mood(m mood PRIMARY KEY)",
+    "CREATE TABLE by_range(k int PRIMARY KEY, r mood_range)",
+    "CREATE TABLE by_ranges(k int PRIMARY KEY, r mood_ranges)",
     "CREATE TABLE beside(k int PRIMARY KEY, l int)",
     ROWS,
 )
@@ -53,7 +56,7 @@ ANOTHER = {  # each changes what every row says
     "the name of a column": "RENAME a TO x",
 }
 LABELS = {
-    "ALTER TYPE mood RENAME VALUE 'a' TO 'b'": {"t", "by_mood"},
+    "ALTER TYPE mood RENAME VALUE 'a' TO 'b'": {"t", "by_mood", "by_range", "by_ranges"},
     "ALTER TYPE pair ADD ATTRIBUTE w int": {"t"},
     "ALTER TYPE pair DROP ATTRIBUTE y": {"t"},
 }

@@ -34,8 +34,9 @@ WITH RECURSIVE relation AS (
 ), typed (root, oid) AS (
   SELECT attrelid, atttypid FROM pg_attribute
   WHERE attrelid IN (SELECT oid FROM relation) AND attnum > 0 AND NOT attisdropped AND atttypid >= 16384
-  UNION SELECT u.root, i.oid FROM typed u JOIN pg_type t ON t.oid = u.oid CROSS JOIN LATERAL (
-    VALUES (t.typelem), (t.typbasetype)
+  UNION SELECT u.root, i.oid FROM typed u JOIN pg_type t ON t.oid = u.oid
+  LEFT JOIN pg_range r ON t.oid IN (r.rngtypid, r.rngmultitypid) CROSS JOIN LATERAL (
+    VALUES (t.typelem), (t.typbasetype), (r.rngsubtype)
     UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0
       AND NOT a.attisdropped) i (oid)
   WHERE i.oid >= 16384
