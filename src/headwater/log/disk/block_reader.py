@@ -18,7 +18,7 @@ from headwater.log.log import BlockInfo
 from headwater.model.change import Transaction
 from headwater.model.table import Table
 
-PAGE_RAW = 16 << 20  # a page of very large rows ends early
+PAGE_RAW = 4 << 20  # a page of large rows ends early: a scan holds a page while its reader waits
 
 _STORED = "first, count, raw, codec, crc, schemas, data"
 _FROM_OFFSET = f"""
