@@ -76,7 +76,7 @@ def bytes_of(pieces: Iterable[BodyPiece]) -> bytes:
     found = b""
     for piece in pieces:
         if isinstance(piece.data, Slice):
-            found += piece.data.body()
+            found += piece.data.read(0, piece.data.length)
             piece.data.close()
         else:
             found += piece.data

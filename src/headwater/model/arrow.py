@@ -55,6 +55,13 @@ class Columnar(Protocol):
         """Return a column, as an Arrow array of its kind's type or as values."""
 
 
+def release_unused() -> None:
+    """Return the memory that Arrow keeps for later batches of this thread."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
+
+
 def schema(table: Table, columns: Collection[str] | None = None) -> pa.Schema:
     """Return the schema of rows of `table`; each field's metadata has its kind and declared type."""
     return _schema(table, _fields(table, shown_places(table, columns)))
@@ -125,6 +132,12 @@ class Images:
         self.stamps.append(part.commit_ts_ms or ts_ms(part.ts))
         self.offsets.append(offset)
         self.transactions.append(part.id)
+
+    def taken(self) -> Images:
+        """Return the images in another object and become empty: a generator must not keep what its reader has."""
+        taken = Images()
+        taken.__dict__, self.__dict__ = self.__dict__, taken.__dict__
+        return taken
 
     @property
     def about(self) -> tuple[list[Any], ...]:

@@ -31,7 +31,7 @@ def body(cache: Cache, which: SliceName) -> bytes | None:
     if found is None:
         return None
     try:
-        return found.body()
+        return found.read(0, found.length)
     finally:
         found.close()
 
@@ -50,7 +50,12 @@ def test_cached_slice_is_read_back(cache: Cache) -> None:
     keep(cache, name(0), b"some bytes of Arrow", [(5, "truncated")])
     found = cache.get(name(0))
     assert found is not None
-    assert (found.body(), found.rows, found.stops, found.length) == (b"some bytes of Arrow", 3, [(5, "truncated")], 19)
+    assert (found.read(0, found.length), found.rows, found.stops, found.length) == (
+        b"some bytes of Arrow",
+        3,
+        [(5, "truncated")],
+        19,
+    )
     found.close()
     assert (cache.hits, cache.misses) == (1, 1)
     assert cache.bytes == sum(path.stat().st_size for path in files(cache._folder))
@@ -145,7 +150,7 @@ def test_open_slice_is_readable_after_eviction(cache: Cache) -> None:
     found = cache.get(name(0))
     assert found is not None
     keep(cache, name(0, "g2"), b"new")
-    assert found.body() == b"x" * 100
+    assert found.read(0, found.length) == b"x" * 100
     found.close()
 
 

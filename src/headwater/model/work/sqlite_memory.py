@@ -12,7 +12,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's mallo
 SETTINGS = {
     "MALLOC_ARENA_MAX": (M_ARENA_MAX, 2),  # otherwise each thread keeps an arena of its own
     "MALLOC_MMAP_THRESHOLD_": (M_MMAP_THRESHOLD, 256 << 10),  # larger blocks are unmapped as soon as they are freed
-    "MALLOC_TRIM_THRESHOLD_": (M_TRIM_THRESHOLD, 1 << 20),
+    "MALLOC_TRIM_THRESHOLD_": (M_TRIM_THRESHOLD, 16 << 20),  # a batch of rows is not returned and mapped again
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,12 +19,11 @@ from headwater.model.table import Row, Table
 from headwater.model.table_ddl import with_table_ddl
 from headwater.ranges.pull.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, changes_gone
 from headwater.ranges.pull.slice_cache import Slice
-from headwater.ranges.pull.snapshot import PastLog, read_as_of, shape_of
-from headwater.ranges.pull.table_changes import TransactionEnds, condition_of, holding
+from headwater.ranges.pull.snapshot import PastLog, Piece, read_as_of, shape_of
+from headwater.ranges.pull.table_changes import BATCH_BYTES, TransactionEnds, condition_of, holding
 from headwater.sources.read import BulkReader, Condition, Reader
 
 TABLES_ROWS = 4_096  # changes in one batch of several tables
-TABLES_BYTES = 16 << 20
 
 Gone = Callable[[], bool]
 
@@ -56,14 +55,27 @@ def snapshot_pieces(reader: BulkReader, log: PastLog, job: SnapshotJob, left: Go
     stream = arrow.ArrowStream(arrow.schema(table, columns))
     rows_each = reader.chunk_rows
     chunks = read_as_of(reader, log, table, job.offset, span=job.pick.span, chunk_rows=rows_each, gone=left)
-    start = stream.start()
-    for _, rows in chunks:
+
+    def encoded(chunk: Piece) -> BodyPiece:
+        rows = chunk[1]
         last = place(table.key_of(rows[-1])).hex()
         kept = rows if condition is None else _passing(condition, list(rows), left)
         batch = arrow.rows_batch(table, kept, columns)
-        yield BodyPiece(start + stream.batch(batch, {"last_key": last}), len(kept))
-        start = b""
-    yield BodyPiece(start + stream.end(), 0)
+        return BodyPiece(stream.batch(batch, {"last_key": last}), len(kept))
+
+    yield from _whole_stream(stream, map(encoded, chunks))
+
+
+def _whole_stream(stream: arrow.ArrowStream, batches: Iterator[BodyPiece]) -> Iterator[BodyPiece]:
+    """Yield the stream of `batches`. A map does not keep a batch or its rows while the reader takes the last piece."""
+    pieces = chain(batches, [BodyPiece(stream.end(), 0)])
+    yield _joined(stream.start(), next(pieces))
+    yield from pieces
+
+
+def _joined(start: bytes, piece: BodyPiece) -> BodyPiece:
+    assert isinstance(piece.data, bytes)
+    return BodyPiece(start + piece.data, piece.rows)
 
 
 def _passing(condition: Condition, rows: list[Row], left: Gone) -> list[Row]:
@@ -97,14 +109,15 @@ def _tables(log: Log, job: TablesJob, left: Gone) -> Iterator[BodyPiece]:
 
     texts = [pa.field(name, pa.string()) for name in ("_table", "_key", "before", "after")]
     stream = arrow.ArrowStream(pa.schema([*texts, *arrow.about_fields()]))
-    start = stream.start()
-    for images, upto in _gathered(log, job, left):
+
+    def encoded(gathered: tuple[arrow.Images, int]) -> BodyPiece:
+        images, upto = gathered
         cells = list(zip(*images.rows, strict=True)) if images.rows else [()] * len(texts)
         columns = [pa.array(column, pa.string()) for column in cells]
         batch = pa.record_batch([*columns, *arrow.about_columns(images)], schema=stream.schema)
-        yield BodyPiece(start + stream.batch(batch, {"upto": str(upto)}), len(images.rows))
-        start = b""
-    yield BodyPiece(start + stream.end(), 0)
+        return BodyPiece(stream.batch(batch, {"upto": str(upto)}), len(images.rows))
+
+    return _whole_stream(stream, map(encoded, _gathered(log, job, left)))
 
 
 def _gathered(log: Log, job: TablesJob, left: Gone) -> Iterator[tuple[arrow.Images, int]]:
@@ -120,10 +133,10 @@ def _gathered(log: Log, job: TablesJob, left: Gone) -> Iterator[tuple[arrow.Imag
             row = writer(change.table).cells(with_table_ddl(change) if job.hides_ddl else change)
             images.add(row, change.op.word, ends.of(part), offset, part)
             weight += sum(map(len, filter(None, row)))
-            if (len(images.rows) >= TABLES_ROWS or weight >= TABLES_BYTES) and offset < job.upto:
-                yield images, offset
-                images, weight = arrow.Images(), 0
-    yield images, job.upto
+            if (len(images.rows) >= TABLES_ROWS or weight >= BATCH_BYTES) and offset < job.upto:
+                yield images.taken(), offset
+                weight = 0
+    yield images.taken(), job.upto
 
 
 class _Writer:

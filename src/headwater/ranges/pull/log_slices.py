@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import NotSupported, OffsetExpired
@@ -89,11 +90,8 @@ class _LogAnswer:
         if self._as_kept and self._bounds(low) == (low, low + SLICE):
             yield BodyPiece(found, found.rows)
             return
-        try:
-            body = found.body()
-        finally:
-            found.close()
-        yield from self._cut(body, *self._bounds(low))
+        with closing(found):
+            yield from self._cut(found, *self._bounds(low))
 
     def _kept(self, low: int) -> Slice | None:
         """Return the slice from the cache, after adding it if necessary; None if it cannot be cached."""
@@ -123,28 +121,39 @@ class _LogAnswer:
         return True
 
     def _fresh(self, after: int, upto: int) -> Iterator[BodyPiece]:
-        for images, reached in self._gatherer.batches(after, upto):
-            self._check(self._gatherer.stops)
-            batch = arrow.images_batch(self._target, images, self._columns)
-            yield BodyPiece(self._stream.batch(batch, {"upto": str(reached)}), len(images.rows))
+        return map(self._encoded, self._gatherer.batches(after, upto))
 
-    def _cut(self, body: bytes, after: int, upto: int) -> Iterator[BodyPiece]:
-        """Yield the part of a cached slice in (after, upto], with the requested columns."""
+    def _encoded(self, gathered: tuple[arrow.Images, int]) -> BodyPiece:
+        self._check(self._gatherer.stops)
+        images, reached = gathered
+        batch = arrow.images_batch(self._target, images, self._columns)
+        return BodyPiece(self._stream.batch(batch, {"upto": str(reached)}), len(images.rows))
+
+    def _cut(self, kept: Slice, after: int, upto: int) -> Iterator[BodyPiece]:
+        """Yield the part of a cached slice in (after, upto], with the requested columns, one batch at a time."""
+        import pyarrow as pa
+
+        misfits = len(self._target.columns)
+        with pa.ipc.open_stream(_SliceStream(self._whole.start(), kept)) as stream:
+            while after < upto:
+                batch, metadata = stream.read_next_batch_with_custom_metadata()
+                reached = min(int(metadata[b"upto"]), upto)
+                if after < reached:
+                    if self._columns is not None and batch[misfits].null_count < len(batch):
+                        # The cached column of misfits includes columns not requested.
+                        yield from self._fresh(after, reached)
+                    else:
+                        part = [_between(batch, after, reached)]
+                        del batch  # the reader may take long
+                        yield self._chosen(part.pop(), reached)
+                    after = reached
+
+    def _chosen(self, part: pa.RecordBatch, reached: int) -> BodyPiece:
         import pyarrow as pa
 
         schema = self._stream.schema
-        found = list(_batches(self._whole.start() + body + self._whole.end()))
-        misfits = len(self._target.columns)
-        if self._columns is not None and any(batch[misfits].null_count < len(batch) for batch, _ in found):
-            yield from self._fresh(after, upto)  # the cached column of misfits includes columns not requested
-            return
-        reached = after
-        for batch, covers in found:
-            if reached < min(covers, upto):
-                reached = min(covers, upto)
-                part = _between(batch, after, upto)
-                part = pa.record_batch([part[name] for name in schema.names], schema=schema)
-                yield BodyPiece(self._stream.batch(part, {"upto": str(reached)}), len(part))
+        part = pa.record_batch([part[name] for name in schema.names], schema=schema)
+        return BodyPiece(self._stream.batch(part, {"upto": str(reached)}), len(part))
 
     def _check(self, stops: list[Stop]) -> None:
         for offset, reason in stops:
@@ -153,17 +162,22 @@ class _LogAnswer:
                 raise changes_gone(self._job.after, self._horizon, self._latest, reason, message)
 
 
-def _batches(data: bytes) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield the batches of a stream, each with the offset up to which all changes are covered."""
-    import pyarrow as pa
+class _SliceStream:
+    """An Arrow stream of a schema and the batches of a slice, as a file for pyarrow, which reads message by message."""
 
-    with pa.ipc.open_stream(data) as reader:
-        while True:
-            try:
-                batch, metadata = reader.read_next_batch_with_custom_metadata()
-            except StopIteration:
-                return
-            yield batch, int(metadata[b"upto"])
+    closed = False
+
+    def __init__(self, start: bytes, kept: Slice) -> None:
+        self._start, self._kept, self._place = start, kept, 0
+
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes."""
+        if self._start:
+            data, self._start = self._start[:size], self._start[size:]
+        else:
+            data = self._kept.read(self._place, size)
+            self._place += len(data)
+        return data
 
 
 def _between(batch: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:

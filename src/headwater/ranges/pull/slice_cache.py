@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from headwater.errors import StorageFull
 from headwater.model.table import Table
 
 _HEAD = struct.Struct(">8sQQII")  # mark, bytes of the body, rows, bytes of the notes, checksum
@@ -54,13 +55,12 @@ class SliceName(msgspec.Struct, frozen=True):
 class Slice:
     """An open, verified file of a slice. The user closes it."""
 
-    def __init__(self, file: BinaryIO, length: int, rows: int, stops: list[Stop]) -> None:
-        self.file, self.length, self.rows, self.stops = file, length, rows, stops
-        self.start = _HEAD.size
+    def __init__(self, file: BinaryIO, length: int, rows: int, stops: list[Stop], start: int = _HEAD.size) -> None:
+        self.file, self.length, self.rows, self.stops, self.start = file, length, rows, stops, start
 
-    def body(self) -> bytes:
-        """Return the whole body."""
-        return os.pread(self.file.fileno(), self.length, self.start)
+    def read(self, place: int, size: int) -> bytes:
+        """Return at most `size` bytes of the body from `place`."""
+        return os.pread(self.file.fileno(), min(size, self.length - place), self.start + place)
 
     def close(self) -> None:
         """Close the file, which may have been deleted."""
@@ -189,6 +189,17 @@ class Cache:
             return SliceWriter(self, path, self._most // 4)
         except OSError:
             return None
+
+    def temporary(self, data: bytes, rows: int) -> Slice:
+        """Return `data` as a slice in a file of its own, which is gone once it is closed; StorageFull."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file: BinaryIO = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  # the user closes it
+            file.write(data)
+            file.flush()
+        except OSError as error:
+            raise StorageFull(f"no space left for pulls that are not read: {error.strerror}") from error
+        return Slice(file, len(data), rows, [], start=0)
 
     def _make(self, folder: Path) -> None:
         """Create the folder of a generation, and delete those of other generations of the database."""

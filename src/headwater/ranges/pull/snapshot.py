@@ -19,7 +19,7 @@ from headwater.ranges.pull.undo import EVERYTHING, Undo
 from headwater.sources.read import Chunk, Reader
 
 CHUNK_ROWS = 10_000
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 4 << 20
 CHECK_EVERY = 256  # changes between two checks whether the reader left
 LOG_SECONDS = 30.0  # how long a chunk waits for the log to reach its offset
 
@@ -44,11 +44,11 @@ def read_as_of(
     chunk_rows: int = CHUNK_ROWS,
     gone: Gone = lambda: False,
 ) -> Iterator[Piece]:
-    """Yield the rows of `table` in `span` as of `offset`, in key order, up to `chunk_rows` or 16 MiB at a time.
+    """Yield the rows of `table` in `span` as of `offset`, in key order, up to `chunk_rows` or about 4 MiB at a time.
 
     Raise, as early as possible, OffsetExpired if later changes were trimmed, Conflict if the table was altered since
     or the log is not its history, and Unavailable soon after the reader is `gone`. Blocks: do
-    not call it in an event loop. Nothing is open at the source between two chunks.
+    not call it in an event loop. Between two pieces, nothing is open at the source and no rows are kept.
     """
     return _PastTable(source, log, table, offset, span, gone).pieces(chunk_rows)
 
@@ -72,6 +72,8 @@ class _PastTable:
             raise InvalidRequest(f"offset {offset} does not exist yet; the newest is {head}")
         self._source, self._log, self._table, self._offset, self._span = source, log, table, offset, span
         self._generation, self._gone = log.generation, gone
+        self._key: Key | None = None  # of the last row read
+        self._start: bytes | None = span.start  # where the next chunk begins; None at the end
         self._undone = offset  # changes in (offset, undone] are in `_undo`
         self._place: Callable[[Key], bytes] = source.order(table, table.key)
         self._is_ours = PerTable(lambda shape: _is_same(shape, table))
@@ -85,32 +87,26 @@ class _PastTable:
     def pieces(self, limit: int) -> Iterator[Piece]:
         """Yield all rows, at most `limit` at a time."""
         try:
-            for chunk, span in self._chunks(limit):
-                if not self._undo.touches(span):
-                    if chunk.rows:
-                        yield self._table, chunk.rows
-                else:
-                    yield from self._cut(self._undo.rows(chunk.rows, span), limit)
+            while self._start is not None:
+                # `pop` leaves the rows to the reader alone, who may take long for them.
+                chunk, span = self._next_chunk(self._start, limit)
+                if self._undo.touches(span):
+                    yield from self._cut(self._undo.rows(chunk.pop().rows, span), limit)
+                elif chunk[0].rows:
+                    yield self._table, chunk.pop().rows
         finally:
             self._undo.close()
 
-    def _chunks(self, limit: int) -> Iterator[tuple[Chunk, Span]]:
-        """Yield the chunks, each with the part of the span that it covers."""
-        key: Key | None = None
-        start = self._span.start
-        while True:
-            chunk = self._source.chunk(self._table.name, after=key, span=self._span, limit=limit)
-            if not _is_same(chunk.table, self._table):
-                raise self._reshaped()
-            self._undo_upto(chunk.offset)
-            if chunk.next_key is None:
-                yield chunk, Span(start, self._span.end)
-                return
-            key = chunk.next_key
-            # The smallest bytes after the place of the key, but not before the start of the span.
-            end = max(self._place(key) + b"\0", start)
-            yield chunk, Span(start, end)
-            start = end
+    def _next_chunk(self, start: bytes, limit: int) -> tuple[list[Chunk], Span]:
+        """Return the chunk from `start`, and the part of the span that it covers."""
+        chunk = self._source.chunk(self._table.name, after=self._key, span=self._span, limit=limit)
+        if not _is_same(chunk.table, self._table):
+            raise self._reshaped()
+        self._undo_upto(chunk.offset)
+        self._key = chunk.next_key
+        # The smallest bytes after the place of the key, but not before the start of the span.
+        self._start = None if self._key is None else max(self._place(self._key) + b"\0", start)
+        return [chunk], Span(start, self._span.end if self._start is None else self._start)
 
     def _cut(self, rows: Iterator[Row], limit: int) -> Iterator[Piece]:
         """Yield `rows` in pieces; rows that share a key (it contains NULLs) stay in one piece."""
@@ -121,12 +117,12 @@ class _PastTable:
             if len(piece) >= limit or weight >= PIECE_BYTES:
                 key = key_of(row)
                 if None not in key or key != key_of(piece[-1]):
-                    yield self._table, piece
-                    piece, weight = [], 0
+                    yield self._table, _taken(piece)
+                    weight = 0
             piece.append(row)
             weight += _weight(row)
         if piece:
-            yield self._table, piece
+            yield self._table, _taken(piece)
 
     def _undo_upto(self, offset: int) -> None:
         """Add the changes up to `offset` to the undo, after a wait for the log if necessary."""
@@ -164,6 +160,13 @@ class _PastTable:
 
 def _left() -> Unavailable:
     return Unavailable("the reader of this snapshot left")
+
+
+def _taken(rows: list[Row]) -> Sequence[Row]:
+    """Return the rows and empty the list."""
+    taken = tuple(rows)
+    rows.clear()
+    return taken
 
 
 def _weight(row: Row) -> int:

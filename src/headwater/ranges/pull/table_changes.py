@@ -20,7 +20,7 @@ from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED,
 from headwater.ranges.pull.slice_cache import Stop
 from headwater.sources.read import Condition, Reader, permitted_filter
 
-BATCH_BYTES = 16 << 20
+BATCH_BYTES = 4 << 20  # of one batch: jobs that wait for their turn hold batches in preparation
 WEIGHED = 16  # the size of one row in so many is measured
 CHECK_EVERY = 64  # parts between two checks whether the reader left
 JUDGED = 1_000  # rows evaluated by a condition, which may be slow, between two checks whether the reader left
@@ -152,9 +152,9 @@ class ChangeCollector:
                 weight += _weight(images.rows[-1]) * (len(images.rows) - weighed)
                 weighed = len(images.rows)
                 if weight >= BATCH_BYTES and part.upto < upto:
-                    yield self._passed(images), part.upto
-                    images, weighed, weight = Images(), 0, 0
-        yield self._passed(images), upto
+                    yield self._passed(images.taken()), part.upto
+                    weighed = weight = 0
+        yield self._passed(images.taken()), upto
 
     def _take(self, part: Transaction, images: Images) -> None:
         """Add the images of one part."""

@@ -105,6 +105,7 @@ class Undo:
         with _storage_errors():
             past = [self._db.execute(query.format(within), bounds) for query in _PAST]
             placed = ((self._place(self._key_of(row)), _NOW, row, None) for row in now)
+            del now  # `placed` drops the rows at its end, when the reader may still have to take the last of them
             for _, entries in groupby(merge(placed, *past, key=_place_of), key=_place_of):
                 yield from self._of_then(list(entries))
 

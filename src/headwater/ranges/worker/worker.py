@@ -10,11 +10,13 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.errors import Busy, HeadwaterError, InvalidRequest
+from headwater.model.arrow import release_unused
+from headwater.model.work.answer_limits import AnswerMemory
 from headwater.model.work.fair_shares import FairPlaces
 from headwater.model.work.work_context import CALLER, Holder
 from headwater.ranges.pull.arrow_pieces import BodyPiece, snapshot_pieces, tables_pieces
@@ -41,6 +43,7 @@ logger = logging.getLogger("headwater.worker")
 AT_ONCE = 8  # jobs that compute concurrently; a job that waits for a slow reader does not count
 CALLER_SHARE = 3  # of these jobs for one caller: fewer than a PostgreSQL reader has connections for conditions
 FRAME = 1 << 20  # largest body of one frame, in bytes: the server buffers about one frame per answer
+UNREAD = 64 << 20  # bytes of all pieces over one frame that are sent from memory; other pieces wait in files
 
 
 class Worker:
@@ -49,6 +52,8 @@ class Worker:
     def __init__(self, open_reader: OpenReader, cache: Cache) -> None:
         self._databases, self._cache = Databases(open_reader), cache
         self._places = FairPlaces(AT_ONCE, CALLER_SHARE)
+        self._unread = AnswerMemory()
+        self._unread.configure(max_bytes=0, max_memory=UNREAD)
 
     def serve(self, listener: socket.socket) -> None:
         """Answer jobs until the listener is closed."""
@@ -75,12 +80,25 @@ class Worker:
             self._databases.use(job.place) as opened,
             contextlib.closing(self._pieces(connection, job, opened)) as pieces,
         ):
-            while True:
-                with self._places.held(whose_job(job)):
-                    piece = next(pieces, None)
-                if piece is None:
-                    return
-                _send(connection, piece)
+            while (piece := self._next(pieces, whose_job(job))) is not None:
+                try:
+                    _send(connection, piece)
+                finally:
+                    self._unread.release(_counted(piece))
+                del piece  # the next one is made without it
+
+    def _next(self, pieces: Iterator[BodyPiece], whose: Holder) -> BodyPiece | None:
+        """Return the next piece; in a file if it does not fit into the memory for pieces. None at the end."""
+        with self._places.held(whose):
+            piece = next(pieces, None)
+        if piece is not None:
+            try:
+                self._unread.reserve(_counted(piece))
+            except Busy:
+                assert isinstance(piece.data, bytes)
+                piece = BodyPiece(self._cache.temporary(piece.data, piece.rows), piece.rows)
+                release_unused()
+        return piece
 
     def _pieces(self, connection: socket.socket, job: Job, opened: OpenDatabase) -> Generator[BodyPiece, None, None]:
         def left() -> bool:
@@ -122,6 +140,11 @@ def _has_left(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+def _counted(piece: BodyPiece) -> int:
+    """Return the bytes of memory that a piece counts as while it is sent."""
+    return len(piece.data) if isinstance(piece.data, bytes) and len(piece.data) > FRAME else 0
 
 
 def _send(connection: socket.socket, piece: BodyPiece) -> None:

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import repeat
+from operator import itemgetter
 from typing import Any
 from urllib.parse import quote
 
@@ -221,9 +223,13 @@ def _opened(database: Database, db: str, table: str, offset: int, kind: bytes, f
 def _lines(chunks: Iterator[Piece], db: str, format: str) -> Pieces:
     form = LIT if format == OBJECTS else PLAIN
     shape = Shape(db, format, after=True)
-    for table, rows in chunks:
+
+    def encoded(chunk: Piece) -> bytes:
+        table, rows = chunk
         image = Image(table, image_columns(table, shape), form)
-        yield b"".join([image(row, set()) + b"\n" for row in rows])
+        return b"".join([image(row, set()) + b"\n" for row in rows])
+
+    yield from map(encoded, chunks)
 
 
 def _arrow(chunks: Iterator[Piece], table: Table) -> Pieces:
@@ -231,8 +237,7 @@ def _arrow(chunks: Iterator[Piece], table: Table) -> Pieces:
 
     stream = arrow.ArrowStream(arrow.schema(table))
     yield stream.start()
-    for _, rows in chunks:
-        yield stream.batch(arrow.rows_batch(table, rows))
+    yield from map(stream.batch, map(arrow.rows_batch, repeat(table), map(itemgetter(1), chunks)))
     yield stream.end()
 
 

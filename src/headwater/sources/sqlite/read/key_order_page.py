@@ -25,7 +25,7 @@ from headwater.sources.sqlite.row_fetch import fetch, fetch_upto
 from headwater.sources.sqlite.sql import column_list, order_by
 from headwater.sources.sqlite.types import Stored, to_stored
 
-MAX_BYTES = 16 * 1024 * 1024
+MAX_BYTES = 4 << 20  # approximate size of a chunk
 SLICE = 64  # rows fetched from SQLite at a time
 WEIGHED = 32  # one of so many rows is measured for all of them
 
@@ -35,7 +35,7 @@ _NUMERIC = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 
 
 def read_chunk(reader: GuardedConnection, name: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
-    """Return at most `limit` rows (and about 16 MiB) with keys after `after`, inside `span`."""
+    """Return at most `limit` rows (and about 4 MiB) with keys after `after`, inside `span`."""
     shape = reader.catalog.shape(name)
     table = shape.table
     offset = reader.offset()
