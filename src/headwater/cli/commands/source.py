@@ -125,10 +125,8 @@ def _first_status(config: Config, name: str) -> dict[str, Any]:
 
     app = App(config)
     app.start()
-    try:
+    with closing(app):
         return app.get(name).status()
-    finally:
-        app.close()
 
 
 def _setup(args: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -117,12 +117,8 @@ class Reader:
     @contextmanager
     def sizes(self, offset: int) -> Iterator[Iterator[BlockInfo]]:
         """Yield the sizes of the blocks from the one that holds `offset` on."""
-        with self._connection() as connection:
-            rows = connection.execute(_SIZES, (offset,))
-            try:
-                yield (BlockInfo(*row) for row in rows)
-            finally:
-                rows.close()
+        with self._connection() as connection, closing(connection.execute(_SIZES, (offset,))) as rows:
+            yield (BlockInfo(*row) for row in rows)
 
     def at_time(self, ts: int) -> list[Transaction]:
         """Return the last block that begins at or below `ts`."""

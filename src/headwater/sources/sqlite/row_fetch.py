@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -56,15 +57,13 @@ def _sliced(cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], weight:
     found: list[tuple[Any, ...]] = []
     heavy = 0
     rows = paced(cursor)
-    try:
+    with closing(cursor):  # an unfinished statement would keep its read transaction open
         while heavy <= weight:
             some = [make(row) for row in islice(rows, SLICE if heavy < weight // 2 else 1)]
             if not some:
                 break
             found += some
             heavy += len(some) * weigh(some[-1])
-    finally:
-        cursor.close()  # an unfinished statement would keep its read transaction open
     return found
 
 
@@ -84,14 +83,12 @@ def take(
     """Return the first rows of `cursor`, and whether there are more."""
     found: list[tuple[Any, ...]] = []
     heavy = 0
-    try:
+    with closing(cursor):  # an unfinished statement would keep its read transaction open
         for row in paced(cursor):
             if len(found) >= rows or heavy > weight:
                 return found, True
             found.append(make(row))
             heavy += weigh(row)
-    finally:
-        cursor.close()  # an unfinished statement would keep its read transaction open
     return found, False
 
 

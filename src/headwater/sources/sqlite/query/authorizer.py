@@ -347,11 +347,8 @@ class Guard:
         cursor.exec_trace = trace
         self.forget_statement()
         self._called = set()
-        try:
-            with sqlite_errors(), contextlib.suppress(apsw.ExecTraceAbort):
-                self._prepared(lambda: cursor.execute(sql, ANY_BINDINGS, can_cache=False))
-        finally:
-            cursor.close()
+        with contextlib.closing(cursor), sqlite_errors(), contextlib.suppress(apsw.ExecTraceAbort):
+            self._prepared(lambda: cursor.execute(sql, ANY_BINDINGS, can_cache=False))
         if not seen:
             raise InvalidRequest("there is no statement in the text", hint="Send one, such as SELECT 1.")
         text, read_only, columns, parameters = seen[0]
@@ -363,28 +360,31 @@ class Guard:
         cost = self._cost(text) if is_costly else Cost()
         return Statement(read_only, is_schema, is_of_rows, alters, columns, parameters, functions, cost)
 
-    def views(self) -> dict[str, str]:
-        """Return the views of the file: name to definition."""
+    @contextlib.contextmanager
+    def _unnoted(self) -> Iterator[None]:
+        """Do not note the authorizer calls of our own statements inside."""
         noted, self._noted = self._noted, None
         try:
-            with sqlite_errors():
-                found = self.run("SELECT name, sql FROM sqlite_schema WHERE type = 'view'").fetchall()
+            yield
         finally:
             self._noted = noted
+
+    def views(self) -> dict[str, str]:
+        """Return the views of the file: name to definition."""
+        with self._unnoted(), sqlite_errors():
+            found = self.run("SELECT name, sql FROM sqlite_schema WHERE type = 'view'").fetchall()
         return {str(name): str(text) for name, text in found}
 
     def _cost(self, sql: str) -> Cost:
         """Return the cost of a prepared statement's program."""
-        noted, self._noted = self._noted, None
-        try:
-            with self.own() as db, sqlite_errors(), self.preparing():
-                listed = db.execute(f"EXPLAIN {sql}", ANY_BINDINGS, can_cache=False)
-                try:
-                    return cost_of(sql, listed, SLOW)
-                finally:
-                    listed.close()
-        finally:
-            self._noted = noted
+        with (
+            self._unnoted(),
+            self.own() as db,
+            sqlite_errors(),
+            self.preparing(),
+            contextlib.closing(db.execute(f"EXPLAIN {sql}", ANY_BINDINGS, can_cache=False)) as listed,
+        ):
+            return cost_of(sql, listed, SLOW)
 
     def _prepared(self, prepare: Callable[[], object]) -> None:
         """Prepare a statement; retry with linear functions if a value in it is too long."""

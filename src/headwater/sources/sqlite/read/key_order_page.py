@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -72,7 +73,7 @@ def _fetch(
 def _taken(cursor: apsw.Cursor, limit: int, bounds: SpanRows | None) -> tuple[list[StoredRow], bool]:
     found: list[StoredRow] = []
     weight = heaviest = 0
-    try:
+    with closing(cursor):  # an unfinished statement would keep its read transaction open
         while len(found) <= limit and weight < MAX_BYTES:
             # A slice of rows as large as the largest so far takes an eighth of the rest: one large row is harmless.
             size = min(SLICE, limit + 1 - len(found), max((MAX_BYTES - weight) // (8 * heaviest or MAX_BYTES), 1))
@@ -85,8 +86,6 @@ def _taken(cursor: apsw.Cursor, limit: int, bounds: SpanRows | None) -> tuple[li
             weight += sum(weighed) * len(some) // len(weighed)
             if bounds is not None and bounds.is_past(some[-1]):
                 return found, True
-    finally:
-        cursor.close()  # an unfinished statement would keep its read transaction open
     return found[:limit], True
 
 
