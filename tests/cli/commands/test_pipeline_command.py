@@ -639,7 +639,7 @@ def test_verification_result_is_printed_with_its_differences() -> None:
     assert compared(report(bad=2)).startswith("2 ranges differed: 1,000 rows")
     assert compared(report(bad=1)).splitlines()[1:] == [
         "  rows: 1 missing, 2,000 different in the sink; keys like 6 | 41 | 42",
-        "hint: `headwater pipeline verify --repair` mends them.",
+        "hint: `headwater pipeline verify --repair` repairs them.",
     ]
     assert compared(report(bad=1, repaired=1, known=False)).splitlines()[1:] == ["repaired: 1 range"]
     assert compared(report(error=PipelineError("no"))) == "could not be compared: no (pipeline_failed)"

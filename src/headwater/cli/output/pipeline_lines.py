@@ -103,10 +103,10 @@ def compared(report: TableReport) -> str:
     found = [each.difference for each in report.bad if each.difference is not None]
     bad = "\n".join([f"{counted(len(report.bad), 'range')} differed: {what}", *map(_differing, found)])
     if not report.is_good:
-        return f"{bad}\nhint: `headwater pipeline verify --repair` mends them."
+        return f"{bad}\nhint: `headwater pipeline verify --repair` repairs them."
     rows = sum(each.rows for each in found)
-    mended = counted(rows, "row") if len(found) == len(report.bad) else counted(report.repaired, "range")
-    return f"{bad}\nrepaired: {mended}"
+    repaired = counted(rows, "row") if len(found) == len(report.bad) else counted(report.repaired, "range")
+    return f"{bad}\nrepaired: {repaired}"
 
 
 def _differing(found: Difference) -> str:
