@@ -54,16 +54,16 @@ def announce(
     # A table that is new in a publication of some tables may have had rows before.
     wanted = meant.keys() if all_tables else meant.keys() | now.tables.keys()
     is_late = not all_tables and any(shapes.oids.get(name, oid) != oid for name, oid in now.oids.items())
-    anew, unseen = ({}, {}) if told is None else (rewritten(told, means), remarked(told, means))
+    replaced, unseen = ({}, {}) if told is None else (rewritten(told, means), remarked(told, means))
     if told is not None and not all_tables:
         unseen |= dict.fromkeys(reattached(told, means) & shapes.tables.keys(), "it was not published for a while")
-    reshaped = {*unseen, *(name for name in anew if _is_retyped(shapes, now, name))}
+    reshaped = {*unseen, *(name for name in replaced if _is_retyped(shapes, now, name))}
     found = _find_differences(connection, now, shapes, wanted, reshaped)
     others = {name: why for name, why in meant.items() if name in shapes.tables and not _is_in(found, name)}
     rest = Announcement(
         moved=others,
         unseen={name: why for name, why in unseen.items() if _is_ours(shapes, now, name)},
-        rewritten={name: xid for name, xid in anew.items() if _is_ours(shapes, now, name)},
+        rewritten={name: xid for name, xid in replaced.items() if _is_ours(shapes, now, name)},
     )
     is_told = _announce(connection, publication, shapes, found, rest, reshaped)
     return is_told and not is_late, remembered(told or {}, means)

@@ -227,9 +227,9 @@ class Relations:
                 self._forget(oid)
         self.changed += bool(changes)
         told = {change.table.name: change.resnapshot for change in changes}
-        anew = [name for name, xid in found.rewritten.items() if (name, xid) not in self.truncated]
+        redone = [name for name, xid in found.rewritten.items() if (name, xid) not in self.truncated]
         why = "its rows were rewritten: it may not have been published meanwhile"
-        unseen = {**dict.fromkeys(anew, why), **found.unseen}
+        unseen = {**dict.fromkeys(redone, why), **found.unseen}
         for name, why in {**found.moved, **unseen}.items():
             if name in self.tables and (name not in told or (name in unseen and not told[name])):
                 # A comment of one line: whatever names it contains, it is not a statement.
