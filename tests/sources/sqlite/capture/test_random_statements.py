@@ -13,7 +13,7 @@ from tests.sources.sqlite_source import Rig
 Attach = Callable[..., Rig]
 
 TABLES, FAMILIES, STEPS = 7, 3, 12  # tables of one file, families of tables, steps on each
-MAX_ASKED = 6  # of the 36 steps on families: 56 seeds had at most two; with a capture that always asks, seed 0 had twelve
+MAX_ASKED = 6  # of the 36 steps on families: 56 seeds had at most two; a capture that always asks had 12 in seed 0
 
 
 def run_seed(rig: Attach, seed: int) -> None:
