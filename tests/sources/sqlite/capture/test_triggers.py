@@ -360,3 +360,15 @@ def test_deleting_everything_is_a_delete_per_row(rig: Attach) -> None:
     r = rig(T, "INSERT INTO t VALUES (1, 1, 1), (2, 2, 2), (3, 3, 3)")
     r.foreign.run("DELETE FROM t")
     assert ops(r.check()) == ["delete"] * 3
+
+
+@pytest.mark.parametrize("name", ["t"])
+def test_rows_displaced_by_a_qualified_partial_index_are_captured(rig: Attach, name: str) -> None:
+    r = rig(
+        f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, u, v, p REFERENCES {name}(id) ON DELETE CASCADE)",
+        f"CREATE UNIQUE INDEX i ON {name}(u) WHERE {name}.v > .5 AND main.[{name}] . \"v\" <> 't.v'",
+    )
+    r.foreign.run(f"INSERT INTO {name}(id, u, v) VALUES (1, 1, 1), (2, 2, 1)")
+    r.foreign.run(f"REPLACE INTO {name}(id, u, v) VALUES (3, 1, 1)")
+    r.foreign.run(f"UPDATE OR REPLACE {name} SET u = 1 WHERE id = 2")
+    assert ops(r.check()) == ["insert", "insert", "delete", "insert", "delete", "update"]

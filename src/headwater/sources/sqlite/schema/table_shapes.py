@@ -120,6 +120,10 @@ _SKIP = re.compile(
     r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*(?:``[^`]*)*`|\[[^\]]*+(?:\]|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z)""",
     re.DOTALL,
 )
+# A text, or a name with the dot behind it where it is a qualifier.
+_NAME = re.compile(
+    r"""'(?:[^']|'')*'|(?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|(?<![\w$])[^\W\d][\w$]*)(?P<dot>\s*\.\s*)?"""
+)
 _ORDER = re.compile(r"(?:\s+|(?<![\w$]))(ASC|DESC)\s*$", re.IGNORECASE)
 
 
@@ -131,6 +135,11 @@ def mask(sql: str) -> str:
 def _without_comments(sql: str) -> str:
     """Return `sql` with a space for each comment: text copied into a longer statement must not end in a comment."""
     return _SKIP.sub(lambda found: " " if found.group().startswith(("--", "/*")) else found.group(), sql)
+
+
+def _unqualified(sql: str) -> str:
+    """Return `sql` with its columns as `v` for `t.v`: our triggers read the table under other names."""
+    return _NAME.sub(lambda found: "" if found["dot"] else found.group(), sql)
 
 
 def split_index(sql: str) -> tuple[list[str], str]:
@@ -151,4 +160,4 @@ def split_index(sql: str) -> tuple[list[str], str]:
         if depth == 0:
             break
     found = re.search(r"\bWHERE\b", masked[start:], re.IGNORECASE)
-    return terms, sql[start + found.end() :].strip() if found else ""
+    return terms, _unqualified(sql[start + found.end() :].strip()) if found else ""
