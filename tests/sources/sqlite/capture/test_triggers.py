@@ -362,7 +362,7 @@ def test_deleting_everything_is_a_delete_per_row(rig: Attach) -> None:
     assert ops(r.check()) == ["delete"] * 3
 
 
-@pytest.mark.parametrize("name", ["t"])
+@pytest.mark.parametrize("name", ["t", "old", "new"])
 def test_rows_displaced_by_a_qualified_partial_index_are_captured(rig: Attach, name: str) -> None:
     r = rig(
         f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, u, v, p REFERENCES {name}(id) ON DELETE CASCADE)",
@@ -372,3 +372,11 @@ def test_rows_displaced_by_a_qualified_partial_index_are_captured(rig: Attach, n
     r.foreign.run(f"REPLACE INTO {name}(id, u, v) VALUES (3, 1, 1)")
     r.foreign.run(f"UPDATE OR REPLACE {name} SET u = 1 WHERE id = 2")
     assert ops(r.check()) == ["insert", "insert", "delete", "insert", "delete", "update"]
+
+
+@pytest.mark.parametrize("name", ["old", "new"])
+def test_rows_displaced_in_a_table_called_as_a_row_of_a_trigger_are_captured(rig: Attach, name: str) -> None:
+    r = rig(f"CREATE TABLE {name}(k TEXT PRIMARY KEY, u UNIQUE) WITHOUT ROWID")
+    r.foreign.run(f"INSERT INTO {name} VALUES ('a', 1), ('b', 2)")
+    r.foreign.run(f"UPDATE OR REPLACE {name} SET u = 5")
+    assert ops(r.check()) == ["insert", "insert", "update", "delete", "update"]

@@ -102,6 +102,8 @@ class _TriggerSql:
     def __init__(self, shape: Shape, layout: int, nests: bool) -> None:
         self.shape, self.layout, self.nests = shape, layout, nests
         self.target = ident(shape.table.name)
+        # In a subquery on a table called new or old, NEW or OLD would be that table.
+        self.rows = f"{self.target} AS x" if shape.table.name.lower() in ("new", "old") else self.target
         self.names = [ident(name) for name in shape.table.names]
         self.key = [ident(name) for name in shape.table.key]
         self.width = len(self.names)
@@ -144,7 +146,7 @@ class _TriggerSql:
             + " "
             + " ".join(
                 f"INSERT INTO {REPLACED}(head, t, {cells(self.width)}) SELECT (SELECT max(seq) FROM {CAPTURE}), "
-                f"{mark}, {self._list('')} FROM {self.target} WHERE {hit};"
+                f"{mark}, {self._list('')} FROM {self.rows} WHERE {hit};"
                 for mark, hit in found
             )
         )
@@ -227,7 +229,7 @@ class _TriggerSql:
         return f"{rule} AND ({unique.where})" if unique.where else rule
 
     def _collides(self, further: str) -> str:
-        return " OR ".join(f"EXISTS (SELECT 1 FROM {self.target} WHERE ({rule}){further})" for rule in self._rules())
+        return " OR ".join(f"EXISTS (SELECT 1 FROM {self.rows} WHERE ({rule}){further})" for rule in self._rules())
 
     def _of_new(self, term: str) -> str:
         if term in self.names:
@@ -239,7 +241,7 @@ class _TriggerSql:
         rowid = ident(self.shape.rowid) if self.shape.rowid else "NULL"
         # UNION removes duplicates: one row may break several rules.
         found = " UNION ".join(
-            f"SELECT {self.layout}, {rowid}, {updated}, {self._list('')} FROM {self.target} WHERE ({rule}){further}"
+            f"SELECT {self.layout}, {rowid}, {updated}, {self._list('')} FROM {self.rows} WHERE ({rule}){further}"
             for rule in self._rules()
         )
         done = self._is_there()  # or about to be displaced by a statement in which this one nests
