@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from typing import Any
 
 from headwater.config import FeedsConfig
@@ -12,7 +13,7 @@ from headwater.database import Database, Databases
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, Unavailable
 from headwater.feeds.arrow_batches import Batches
 from headwater.feeds.deliver.consumer import Consumer
-from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.deliver.hub import TURN_SECONDS, Hub
 from headwater.feeds.deliver.hub_wait import silent
 from headwater.feeds.deliver.poll import Poll, PollRequest
 from headwater.feeds.deliver.source_head import SharedHeadCheck
@@ -53,6 +54,8 @@ class Feeds:
         self.readers = OpenReaders(max_streams)
         self._unsubscribed = 0  # streams without a subscription, for the names of their leases
         self._heads = SharedHeadCheck(self.run)
+        # Held while the queries of a caller are checked: many requests would otherwise share the loop with the others.
+        self._listing: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._watching: WatchedInstances | None = None
         self.subscriptions = Subscriptions(databases, registry, self._report_change)
         self._ticking = self._loop.create_task(self._tick())
@@ -205,11 +208,16 @@ class Feeds:
     async def hidden_queries(self, who: Principal) -> set[str]:
         """Return the subscribed queries that read data that `who` may not read, of the subscriptions of `who`."""
         hidden = set()
-        for subscription in await self.run(self._registry.queries_to_check, who):
-            try:
-                await allowed(subscription, who, self._queries)
-            except NotFound:  # for every subscription to it: the tables that it reads do not depend on its arguments
-                hidden.add(subscription.options.query_id)
+        async with self._listing.setdefault(who.account, asyncio.Lock()):
+            began = time.perf_counter()
+            for subscription in await self.run(self._registry.queries_to_check, who):
+                try:
+                    await allowed(subscription, who, self._queries)
+                except NotFound:  # for every subscription to it: its tables do not depend on the arguments
+                    hidden.add(subscription.options.query_id)
+                if time.perf_counter() - began > TURN_SECONDS:
+                    await asyncio.sleep(0)
+                    began = time.perf_counter()
         return hidden
 
     async def open(self, who: Principal, id: str, opening: Transport, begin: ReaderPosition) -> Stream:

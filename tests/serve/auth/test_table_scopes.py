@@ -1,5 +1,6 @@
 """Principals with table scopes: no statement reads other tables, and no answer names hidden ones."""
 
+import asyncio
 import itertools
 import json
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ from tests.serve.server_fixture import serving
 from tests.suite.deadlines import PATIENCE
 
 from headwater.config import Secret
+from headwater.feeds import feeds
+from headwater.feeds.options import Options
+from headwater.feeds.query_feeds.query_instances import QueryInstance
+from headwater.feeds.watched_instances import WatchedInstances
 
 ADMIN = "admin-token"
 HIDDEN = ("payroll", "payrolls", "diary", "vault", "pay_seen")  # names that the callers below must not learn
@@ -242,6 +247,31 @@ def test_new_key_with_narrower_scopes_lists_only_query_subscriptions_in_its_scop
     for left in (("payroll", 1), ("payroll", 2), ("pay", 2)):
         assert world.call(world.admin, "cdc.close", sub_id=subs[left])["ok"], "an owner may close it"
     world.call(world.admin, "security.token.revoke", id=key)
+
+
+def test_list_of_many_query_subscriptions_lets_the_event_loop_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, turns = WatchedInstances.find, list[int]()
+
+    async def noted(self: WatchedInstances, options: Options) -> QueryInstance:
+        asyncio.get_running_loop().call_soon(turns.append, len(turns))
+        return await find(self, options)
+
+    made = world.call(world.admin, "security.token.create", name="lister", role="viewer", scopes=["main.pay"])["result"]
+    with httpx.Client(base_url=world.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE) as client:
+        for number in range(20):
+            query = world.call(client, "query.prepare", sql=f"SELECT v FROM pay WHERE k = {number}")["result"][
+                "query_id"
+            ]
+            assert world.call(client, "cdc.subscribe_query", query_id=query)["ok"]
+        monkeypatch.setattr(feeds, "TURN_SECONDS", 0)
+        monkeypatch.setattr(WatchedInstances, "find", noted)
+        listed = world.call(client, "cdc.list")["result"]["subscriptions"]
+        assert len(listed) == 20 and turns == list(range(20))
+        for each in listed:
+            world.call(client, "cdc.close", sub_id=each["sub_id"])
+    world.call(world.admin, "security.token.revoke", id=made["id"])
 
 
 # --- names -----------------------------------------------------------------------------------------------
