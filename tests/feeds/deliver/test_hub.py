@@ -131,6 +131,8 @@ def test_every_member_receives_passing_changes_once_and_in_order(seed: int, monk
     monkeypatch.setattr(group_module, "PIECE", 600)
     if seed % 2:
         monkeypatch.setattr(hub_module, "TURN_SECONDS", -1.0)  # other tasks run between any two groups
+    if seed % 4 == 0:
+        monkeypatch.setattr(hub_module, "MOST_ROUTED", 10)
     if seed % 5 == 0:
         monkeypatch.setattr(batch_module, "MOST_WORK", 30)
 
@@ -758,6 +760,26 @@ def test_publishing_to_many_groups_yields_the_loop(monkeypatch: pytest.MonkeyPat
                 turns += 1
             assert all(taker.group.published == 1 for taker in takers)
             assert turns >= 2 * len(takers), "after each filter and each encoding"
+
+    in_loop(work)
+
+
+def test_changes_for_many_groups_are_published_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MOST_ROUTED", 20)
+
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            takers = [Taker(fed, hub, options(tables=("items",), where=f"size > {-n}")) for n in range(1, 9)]
+            fed.commit(insert(1))
+            fed.commit(*(insert(id) for id in range(2, 10)))
+            passed = {hub.upto}
+            while hub.upto < fed.log.latest:
+                await asyncio.sleep(0)
+                passed.add(hub.upto)
+            assert passed == {0, 2, 4, 6, 8, 9}, "two changes for eight groups at a time"
+            for taker in takers:
+                await taker.finish()
 
     in_loop(work)
 

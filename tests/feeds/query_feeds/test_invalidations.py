@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from typing import Any
@@ -241,12 +242,33 @@ def test_many_instances_cost_one_routing_per_change() -> None:
         asked = groups(*known)
         hub = Hub(fed.log, fed.source, run, asked)
         takers = [Taker(fed, hub, one) for one in known]
-        fed.commit(*(insert(id) for id in range(50)))
+        fed.commit(*(insert(id) for id in range(20)))
         await settled(hub, fed)
-        assert asked._routes.routed == 50  # type: ignore[attr-defined]
+        assert asked._routes.routed == 20  # type: ignore[attr-defined]
         for taker in takers:
             taker.take()
-        assert [len(taker.found) for taker in takers] == [1] * 50 + [0] * 150
+        assert [len(taker.found) for taker in takers] == [1] * 20 + [0] * 180
+        await hub.close()
+
+    in_loop(work)
+
+
+def test_transaction_relevant_to_many_instances_is_published_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MOST_ROUTED", 20)
+
+    async def work() -> None:
+        fed, known = Fed(), [Fake(key=number) for number in range(8)]
+        hub = Hub(fed.log, fed.source, run, groups(*known))
+        takers = [Taker(fed, hub, one) for one in known]
+        fed.commit(*(insert(id) for id in range(10)))
+        passed = {hub.upto}
+        while hub.upto < fed.log.latest:
+            await asyncio.sleep(0)
+            passed.add(hub.upto)
+        assert passed == {0, 2, 4, 6, 8, 10}, "two changes for eight instances at a time"
+        for taker in takers:
+            taker.take()
+            assert [one.id for one in taker.found] == ["10"]
         await hub.close()
 
     in_loop(work)

@@ -71,6 +71,11 @@ class Router(Generic[T]):
                         places.append(place)
         return found
 
+    def count(self, change: Change) -> int:
+        """Return the number of tokens that `route` finds for `change`; a token may count more than once."""
+        index = self._index(change.table)
+        return 0 if index is None else sum([len([*tokens]) for tokens in index.concerned(change)])
+
     def _groups(self, filter: Filter) -> list[dict[T, Filter]]:
         return [self._named.setdefault(name, {}) for name in filter.tables] or [self._everywhere]
 

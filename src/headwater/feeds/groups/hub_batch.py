@@ -164,3 +164,14 @@ def bounded(parts: list[Transaction], most: int) -> list[Transaction]:
         kept.append(part)
         size += weight
     return kept
+
+
+def first_changes(parts: list[Transaction], count: int) -> list[Transaction]:
+    """Return the first `count` changes of `parts`, which have more."""
+    kept: list[Transaction] = []
+    for part in parts:
+        if count < len(part.changes):
+            return [*kept, part.cut(part.first - 1, part.first - 1 + count)] if count else kept
+        kept.append(part)
+        count -= len(part.changes)
+    return kept

@@ -17,7 +17,7 @@ from headwater.feeds.query_feeds.invalidation import Invalidations
 from headwater.feeds.query_feeds.query_instances import QueryInstance, Routes
 from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.feeds.query_feeds.relevant_changes import RelevantChange, RelevantChanges, transaction_of
-from headwater.model.change import Op
+from headwater.model.change import Change, Op
 
 CONFIRMATIONS = 4096  # instances whose last result is remembered
 Find = Callable[[Options], Awaitable[QueryInstance]]
@@ -153,6 +153,10 @@ class InstanceGroups:
                 if visible := [at for at, _ in places if view.sees(batch.changes[at])]:
                     seen[group] = visible
         return seen
+
+    def count(self, change: Change) -> int:
+        """Return the number of groups to whose instance `change` is relevant."""
+        return sum([len(self._groups.get(key, ())) for key, _ in self._routes.route(change)])
 
     def guarded(self) -> dict[Hashable, QueryInstance]:
         """Return the instances with relevant changes in this batch whose result may nevertheless be unchanged."""
