@@ -13,6 +13,7 @@ import pytest
 from tests.queries.open_databases import Whole
 from tests.suite.deadlines import PATIENCE
 
+from headwater.config import FeedsConfig
 from headwater.errors import NotFound
 from headwater.model.principal import ADMIN, VIEWER, Principal, Scope
 from headwater.queries import answers as answering_module
@@ -329,6 +330,8 @@ def test_loop_applies_fewer_changes_if_many_instances_are_watched(
     whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = instance_versions.InstanceVersions(whole.database("main").source, whole.database("main").log)
+    half = FeedsConfig().max_subscriptions // 2  # instances that one viewer may subscribe to
+    assert instance_versions.LEAST_BEHIND * half <= instance_versions.ROUTED_AT_ONCE
     write(whole, instance_versions.LEAST_BEHIND + 1)
     with found.try_hold() as is_held:
         assert is_held

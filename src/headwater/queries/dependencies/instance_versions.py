@@ -24,7 +24,7 @@ from headwater.sources.query import Queryable
 
 MAX_SCAN = 10_000  # changes scanned to check one tag; beyond that executing the query costs less
 MAX_BEHIND = 100  # changes that the event loop itself may apply or scan; fewer if many instances are watched
-LEAST_BEHIND = 8
+LEAST_BEHIND = 1  # one change can be relevant to all of 50,000 watched instances: about 40 ms
 ROUTED_AT_ONCE = 50_000  # changes times watched instances that the event loop may apply
 
 
