@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError, Unauthorized
 from headwater.model.principal import Scope
-from headwater.serve.auth.gate import Gate
+from headwater.serve.auth.gate import MAX_CREDENTIAL, Gate
 from headwater.serve.auth.json_web_tokens import Jwts
 
 SECRET = "s" * 40
@@ -214,3 +214,15 @@ def test_bad_settings_are_said_at_the_start(tmp_path: Path) -> None:
     for path in (tmp_path / "absent", tmp_path / "bad"):
         with pytest.raises(ConfigError, match="cannot be read"):
             Jwts.of(ServeConfig(jwt_keys=str(path)))
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+def test_token_of_more_than_8_kib_is_refused_before_it_is_decoded(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(None, jwts=checker(), locked=True)
+    prefix = b"Bearer " if header == "authorization" else b""
+    short, long = (signed({"note": "x" * size}) for size in (1_000, 8_000))
+    assert len(long) > MAX_CREDENTIAL
+    assert gate.admit_call([(header.encode(), prefix + short)]).name == "ann"
+    monkeypatch.setattr(jwt, "get_unverified_header", None)
+    with pytest.raises(Unauthorized, match="too long"):
+        gate.admit_call([(header.encode(), prefix + long)])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
 SHORTEST = 16  # minimum length in characters of an admin token on an address that other machines reach
+MAX_CREDENTIAL = 8 << 10  # bytes: decoding a longer JWT would block the event loop
 MAX_CREDENTIALS = 2  # per request: a proxy may add its own to the client's
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@?#]+)(?::\d{1,5})?\Z")
 _ORIGIN = re.compile(r"https?://(.+)\Z")
@@ -129,6 +130,8 @@ class Gate:
         """
         if self._token is not None and hmac.compare_digest(credential, self._token):
             return ADMIN
+        if len(credential) > MAX_CREDENTIAL:
+            raise Unauthorized("the credential is too long", hint=f"Send at most {MAX_CREDENTIAL} bytes.")
         if self.keys is not None and (key := self.keys.find(credential)) is not None:
             return self.recheck(key.principal())
         if self._jwts is not None and credential.count(b".") == 2:  # the form of a JWT
