@@ -784,6 +784,26 @@ def test_changes_for_many_groups_are_published_in_several_turns(monkeypatch: pyt
     in_loop(work)
 
 
+def test_new_filters_with_many_values_are_indexed_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MOST_INDEXED", 10)
+
+    async def work() -> None:
+        fed, turns = Fed(), 0
+        async with opened(fed) as hub:
+            wheres = [f"size in ({', '.join(map(str, range(n, n + 20)))})" for n in range(8)]
+            takers = [Taker(fed, hub, options(tables=("items",), where=where)) for where in wheres]
+            fed.commit(insert(1, 10))
+            while hub.upto < fed.log.latest:
+                await asyncio.sleep(0)
+                turns += 1
+            assert turns >= len(takers)
+            for taker in takers:
+                await taker.finish()
+                assert len(taker.found) == 1
+
+    in_loop(work)
+
+
 def test_batch_of_many_shapes_is_encoded_up_to_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEPT_BYTES", 20_000)
 

@@ -6,7 +6,8 @@ whether a change passes a filter that it found is decided by the filter itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -71,6 +72,11 @@ class Router(Generic[T]):
                         places.append(place)
         return found
 
+    def prepare(self, table: Table, most: int) -> bool:
+        """Index new filters on `table` until about `most` of their values are indexed; return whether some are left."""
+        index = self._index(table)
+        return index is not None and index.place(most)
+
     def count(self, change: Change) -> int:
         """Return the number of tokens that `route` finds for `change`; a token may count more than once."""
         index = self._index(change.table)
@@ -129,7 +135,7 @@ class _TableIndex(Generic[T]):
         if change.before is None and change.after is None:
             return [self.filters]
         if self._fresh:
-            self._place()
+            self.place()
         images = _Images(change, self._writers)
         found: list[Iterable[T]] = []
         try:
@@ -139,9 +145,12 @@ class _TableIndex(Generic[T]):
         except HeadwaterError:  # a value without a byte encoding cannot be looked up: every filter must decide
             return [self.filters]
 
-    def _place(self) -> None:
-        fresh, self._fresh = self._fresh, {}
-        for token, filter in fresh.items():
+    def place(self, most: float = math.inf) -> bool:
+        """Index new filters until about `most` values are indexed; return whether filters are left."""
+        values = 0
+        while self._fresh and values <= most:
+            token = next(iter(self._fresh))
+            filter = self._fresh.pop(token)
             try:
                 ops, trait = filter.raw_ops(), _trait(filter.interest(self.table), self.table)
                 if trait.columns and trait.columns not in self._writers:
@@ -151,6 +160,8 @@ class _TableIndex(Generic[T]):
             lookup = self._lookup(ops)
             lookup.add(token, trait)
             self._homes[token] = lookup, trait
+            values += 1 + len(trait.wanted)
+        return bool(self._fresh)
 
     def _lookup(self, ops: frozenset[Op] | None) -> _Lookup[T]:
         if ops not in self._lookups:
@@ -165,7 +176,7 @@ class _Trait(msgspec.Struct, frozen=True):
 
     columns: Columns = ()  # empty: the filter matches every row
     of: int = 0  # not 0: `wanted` holds shard numbers out of `of`
-    wanted: Iterable[bytes | int] = ()
+    wanted: Collection[bytes | int] = ()
     spans: tuple[Span, ...] | None = None
 
 
