@@ -10,7 +10,7 @@ from typing import Any
 
 from headwater.config import FeedsConfig
 from headwater.database import Database, Databases
-from headwater.errors import HeadwaterError, InvalidRequest, NotFound, Unavailable
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from headwater.feeds.arrow_batches import Batches
 from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.hub import TURN_SECONDS, Hub
@@ -35,10 +35,13 @@ from headwater.feeds.subscriptions.subscribe_query import SubscribeQuery
 from headwater.feeds.subscriptions.subscribe_table import SNAPSHOT, Request, SubscribeTable, check, named_tables
 from headwater.feeds.watched_instances import WatchedInstances, allowed
 from headwater.model.database_name import real_name
-from headwater.model.principal import Principal
+from headwater.model.principal import OWNER, Principal
+from headwater.model.work.usage import Usage
 
 THREADS = 4  # for log pages, snapshots and backtests; more would only share the interpreter
 TICK_SECONDS = 0.25
+SHORT_OPTIONS = 512  # bytes of the options of a stream that do not count
+MOST_OPTIONS = 4 << 20  # of all open streams of one viewer or editor; a byte of a filter takes about 110 in memory
 FLUSH_SECONDS = 5.0  # between two writes of the positions of quiet subscriptions
 
 
@@ -54,6 +57,8 @@ class Feeds:
         self.readers = OpenReaders(max_streams)
         self._unsubscribed = 0  # streams without a subscription, for the names of their leases
         self._heads = SharedHeadCheck(self.run)
+        self._option_bytes: Usage[str] = Usage()  # of open streams, by account
+        self._counted: dict[Stream | Batches, tuple[str, int]] = {}  # the account and bytes of each such stream
         # Held while the queries of a caller are checked: many requests would otherwise share the loop with the others.
         self._listing: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._watching: WatchedInstances | None = None
@@ -148,7 +153,7 @@ class Feeds:
         offset = begin.cursor
         if offset is not None:
             check_reached(database.log, offset, "from_offset", caught_up)
-        stream = self._opened(consumer, opening, database.log.latest if offset is None else offset, None)
+        stream = self._opened(who, consumer, opening, database.log.latest if offset is None else offset, None)
         try:
             await self._queries().add(stream, options, instance)
         except BaseException:
@@ -236,7 +241,7 @@ class Feeds:
         await self._note_rows_received(subscription, offset)
         if state is not None and owes_rows(state, begin.place, offset):
             reader = self._rows(consumer, subscription, state, begin.place or state.confirmed)
-        stream = self._opened(consumer, opening, cursor, reader)
+        stream = self._opened(who, consumer, opening, cursor, reader)
         self._add_reader(who, id, stream)
         return stream
 
@@ -284,7 +289,7 @@ class Feeds:
         if offset is not None:
             check_reached(database.log, offset, "from_offset", caught_up)
         cursor = await self.run(self._start, database, request) if offset is None else offset
-        stream = self._opened(consumer, opening, cursor, reader, upto=upto)
+        stream = self._opened(who, consumer, opening, cursor, reader, upto=upto)
         if name not in self.databases.names():  # dropped while the stream was opened
             consumer.closed = True
         return stream
@@ -308,7 +313,7 @@ class Feeds:
         consumer = Consumer(database, hub, view, self.run, self._registry)
         await self.run(consumer.view.warm, database.source)
         batches = Batches(consumer, cursor=cursor, upto=upto)
-        self.readers.streams[batches] = Transport("arrow", silent)
+        self._add_stream(who, batches, Transport("arrow", silent))
         return batches
 
     def _start(self, database: Database, request: Request) -> int:
@@ -320,6 +325,8 @@ class Feeds:
         if self._watching is not None:
             self._watching.remove(stream)
         self.readers.remove_stream(stream)
+        if stream in self._counted:
+            self._option_bytes.remove(*self._counted.pop(stream))
 
     # --- making ------------------------------------------------------------------------------------------------------
 
@@ -373,6 +380,7 @@ class Feeds:
 
     def _opened(
         self,
+        who: Principal,
         consumer: Consumer,
         opening: Transport,
         cursor: int,
@@ -382,5 +390,19 @@ class Feeds:
     ) -> Stream:
         seconds = self.config.checkpoint_seconds
         stream = Stream(consumer, opening, cursor=cursor, snapshot=reader, upto=upto, checkpoint_seconds=seconds)
-        self.readers.streams[stream] = opening
+        self._add_stream(who, stream, opening)
         return stream
+
+    def _add_stream(self, who: Principal, stream: Stream | Batches, opening: Transport) -> None:
+        """Register an open stream; close it and raise LimitExceeded if the caller's streams have too long options."""
+        self.readers.streams[stream] = opening
+        size = len(stream.consumer.view.signature)
+        if who.role == OWNER or size <= SHORT_OPTIONS:
+            return
+        self._counted[stream] = who.account, size
+        if self._option_bytes.add(who.account, size) > MOST_OPTIONS:
+            self.close_stream(stream)
+            raise LimitExceeded(
+                f"the options of your open streams have more than {MOST_OPTIONS} bytes together",
+                hint="Close some streams, or use shorter filters.",
+            )

@@ -1,6 +1,7 @@
 """Principals with table scopes: no statement reads other tables, and no answer names hidden ones."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from tests.queries.open_databases import Whole
 from tests.serve.hidden_tables import FORMS, mentioning
 from tests.serve.server_fixture import serving
-from tests.suite.deadlines import PATIENCE
+from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.config import Secret
 from headwater.feeds import feeds
@@ -271,6 +272,29 @@ def test_list_of_many_query_subscriptions_lets_the_event_loop_run(
         assert len(listed) == 20 and turns == list(range(20))
         for each in listed:
             world.call(client, "cdc.close", sub_id=each["sub_id"])
+    world.call(world.admin, "security.token.revoke", id=made["id"])
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/vnd.apache.arrow.stream"])
+def test_long_filters_of_open_streams_are_limited_for_each_caller(
+    world: World, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "MOST_OPTIONS", 5_000)
+    where = f"k IN ({', '.join(map(str, range(10_000, 10_300)))})"
+    path = f"/api/v1/changes/main/pay?where={where}"
+    made = world.call(world.admin, "security.token.create", name="many", role="viewer", scopes=["main.pay"])["result"]
+    with httpx.Client(base_url=world.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE) as client:
+
+        def opened() -> list[int]:
+            asked = [(client, path)] * 3 + [(client, "/api/v1/changes/main/pay"), (world.admin, path)]
+            with contextlib.ExitStack() as streams:
+                return [
+                    streams.enter_context(who.stream("GET", url, headers={"accept": kind})).status_code
+                    for who, url in asked
+                ]
+
+        assert opened() == [200, 200, 429, 200, 200]
+        wait_until(lambda: opened() == [200, 200, 429, 200, 200], "closed streams do not count")
     world.call(world.admin, "security.token.revoke", id=made["id"])
 
 
