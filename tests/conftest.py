@@ -63,6 +63,8 @@ SERVERS |= {
     "test_tls.py",
 }
 SERVERS |= {"test_faulty_server.py", "test_live_feeds.py", "test_live_pulls.py", "test_pg_logins.py", "test_app.py"}
+SERVERS |= {"test_ddl_scopes.py", "test_grpc_connections.py", "test_grpc_server.py", "test_http_floods.py"}
+SERVERS |= {"test_pipelined_requests.py", "test_stalled_streams.py", "test_unread_pulls.py"}
 SERVERS |= {"test_grpc_pull.py", "test_grpc_watch.py", "test_conflicts.py", "test_data_api.py", "test_pull_snapshot.py"}
 POSTGRES = {"db", "pg", "server", "shared", "tls"}  # fixtures of tests/sources/postgres that start one
 
