@@ -17,7 +17,7 @@ from headwater.errors import SourceMismatch
 from headwater.model.change import Transaction
 from headwater.sources.sqlite.capture.change_decoder import Aside, CaptureRow, Decoder, Numbered, Replaced
 from headwater.sources.sqlite.capture.image_chain import ImageChain
-from headwater.sources.sqlite.capture.trigger_installation import capture_cells, meta, read_layouts
+from headwater.sources.sqlite.capture.trigger_installation import capture_cells, may_nest, meta, read_layouts
 from headwater.sources.sqlite.capture.triggers import CAPTURE, REPLACED, TXN, cells
 from headwater.sources.sqlite.connection import OURS, sqlite_errors
 from headwater.sources.sqlite.row_fetch import fetch, fetch_about
@@ -66,6 +66,7 @@ class Follower:
         self._saw_foreign = saw_foreign
         self._schema_version = -1
         self._decoder = Decoder({})
+        self._may_nest = False  # stays true: rows of a dropped trigger may be left to read
         self._cells = 0
         self.known_good = 0  # newest offset read while the schema matched the loaded layouts
         self._nothing_after = (-1, -1)  # SQLite's data_version and the offset when the last read found no more rows
@@ -100,7 +101,7 @@ class Follower:
             self._boundary = page.rows[-1]
             after = page.rows[-1][0]
             decoded = self._decoder.page(page.rows, page.replaced, aside)
-            changes, broken = chain.page(decoded, is_last=after >= head)
+            changes, broken = chain.page(decoded, is_followed=self._may_nest and after < head)
             yield from grouping.parts(changes, page.own, head, time.time_ns() // 1_000)
             if broken := (broken | self._decoder.doubtful(page.replaced)) - demanded:
                 self._demand(broken)
@@ -199,6 +200,7 @@ class Follower:
             try:
                 self._schema_version = _one(self._db, "PRAGMA schema_version")
                 self._decoder = Decoder(read_layouts(self._db))
+                self._may_nest |= may_nest(self._db)
                 self._cells = capture_cells(self._db)
             finally:
                 self._db.execute("COMMIT")

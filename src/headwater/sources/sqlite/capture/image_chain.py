@@ -7,7 +7,8 @@ new snapshot.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+import marshal
+from collections import Counter, OrderedDict, defaultdict, deque
 from decimal import Decimal
 
 from headwater.model.change import Change
@@ -16,6 +17,7 @@ from headwater.model.table import Key, Row
 from headwater.sources.sqlite.capture.change_decoder import Numbered
 
 Place = tuple[str, int, Key]  # table, its version (images of two shapes are not comparable), key
+Places = tuple[Place | None, Place | None]  # of the row before and after a change
 
 MAX_EARLIER = 1 << 16  # keys of earlier pages with which a page is compared
 
@@ -24,27 +26,39 @@ class ImageChain:
     """Puts the pages of one call of the reader in order: a transaction is in one call, in one page or several."""
 
     def __init__(self) -> None:
-        self._last: dict[int, int | None] = {}  # the image that earlier pages left under a key, by the key's hash
+        # The image that earlier pages left under a key, by the key's hash; the newest are at the end.
+        self._last: OrderedDict[int, int | None] = OrderedDict()
 
-    def page(self, changes: list[Numbered], *, is_last: bool = False) -> tuple[list[Numbered], set[str]]:
-        """Return `changes` in an order in which the images of each key chain, and the tables without such an order."""
-        places, are_apart = _all_places(changes)
-        earlier = {place: self._last[known] for place in places if (known := _hash(place)) in self._last}
-        ordered, lost = (changes, set[str]()) if are_apart and not earlier else _in_order(changes, earlier)
-        if not is_last:
-            self._remember(ordered)
+    def page(self, changes: list[Numbered], *, is_followed: bool = True) -> tuple[list[Numbered], set[str]]:
+        """Return `changes` in an order in which the images of each key chain, and the tables without such an order.
+
+        `is_followed`: the images of these changes are compared with those of the next page.
+        """
+        found = [_places(change) for _, change in changes]
+        count = sum([(before is not None) + (after is not None and after != before) for before, after in found])
+        places = {place for pair in found for place in pair if place is not None}
+        hashes = {place: _hash(place) for place in places} if self._last or is_followed else {}
+        earlier = {place: self._last[known] for place, known in hashes.items() if known in self._last}
+        if len(places) == count and not earlier:  # the usual case: no key occurs twice
+            ordered, lost = changes, set[str]()
+        else:
+            ordered, lost = _in_order(changes, earlier)
+            found = [_places(change) for _, change in ordered]
+        if is_followed:
+            self._remember(ordered, found, hashes)
         return ordered, lost
 
-    def _remember(self, changes: list[Numbered]) -> None:
+    def _remember(self, changes: list[Numbered], found: list[Places], hashes: dict[Place, int]) -> None:
         last = self._last
-        for _, change in changes:
-            for place, row in zip(_places(change), (None, change.after), strict=True):
-                if place is not None:
-                    known = _hash(place)
-                    last.pop(known, None)  # the newest are at the end
-                    last[known] = image(row)
+        for (_, change), (before, after) in zip(changes, found, strict=True):
+            if before is not None and before != after:
+                last[hashes[before]] = None
+                last.move_to_end(hashes[before])
+            if after is not None:
+                last[hashes[after]] = image(change.after)
+                last.move_to_end(hashes[after])
         while len(last) > MAX_EARLIER:
-            del last[next(iter(last))]
+            last.popitem(last=False)
 
 
 def _in_order(changes: list[Numbered], earlier: dict[Place, int | None]) -> tuple[list[Numbered], set[str]]:
@@ -66,16 +80,23 @@ def _in_order(changes: list[Numbered], earlier: dict[Place, int | None]) -> tupl
 
 def image(row: Row | None) -> int | None:
     """Return a hash of the encoded row, in which 1 differs from 1.0, and NaN equals NaN."""
-    return None if row is None else hash(encode_row(row))
+    return None if row is None else hash(_encoded(row))
 
 
 def _hash(place: Place) -> int:
     """Return a hash of table and key, encoded: Python's hashes of -1 and -2 are equal."""
     table, version, key = place
-    return hash((table, version, encode_row(key)))
+    return hash((table, version, _encoded(key)))
 
 
-def _places(change: Change) -> tuple[Place | None, Place | None]:
+def _encoded(row: Row) -> bytes:
+    try:
+        return marshal.dumps(row, 0)  # type: ignore[arg-type]  # faster; this version encodes equal values alike
+    except ValueError:  # a decimal
+        return encode_row(row)
+
+
+def _places(change: Change) -> Places:
     """Return table and key of both images; None for a key with a NULL, because such keys do not identify a row."""
     table = change.table
     keys = [None if row is None else _apart(table.key_of(row)) for row in (change.before, change.after)]
@@ -86,17 +107,6 @@ def _places(change: Change) -> tuple[Place | None, Place | None]:
 def _apart(key: Key) -> Key:
     """Return `key` with decimals as text, as SQLite compares them: 1.0 and 1.00 are two keys."""
     return tuple(str(v) if type(v) is Decimal else v for v in key) if Decimal in map(type, key) else key
-
-
-def _all_places(changes: list[Numbered]) -> tuple[set[Place], bool]:
-    """Return table and key of all images, and whether no key occurs twice, the usual case."""
-    count = 0
-    seen: set[Place] = set()
-    for _, change in changes:
-        mine = {place for place in _places(change) if place is not None}
-        count += len(mine)
-        seen |= mine
-    return seen, len(seen) == count
 
 
 def _reorder(

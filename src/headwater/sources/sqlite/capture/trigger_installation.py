@@ -155,6 +155,11 @@ def read_parents(db: apsw.Connection) -> set[str]:
     return {name for (name,) in rows}
 
 
+def may_nest(db: apsw.Connection) -> bool:
+    """Return whether a user's trigger or a foreign key may write rows inside a captured statement."""
+    return any(not trigger.is_ours for trigger in read_triggers(db)) or bool(read_parents(db))
+
+
 def capturable(db: apsw.Connection, wanted: Collection[str]) -> tuple[dict[str, Shape], dict[str, str]]:
     """Return the shapes of the wanted tables (all, if none is named), and why other tables cannot be captured."""
     shapes = {}
