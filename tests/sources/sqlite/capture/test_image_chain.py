@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import apsw
 import pytest
 from tests.sources.sqlite_source import Rig, schema_changes
 
@@ -14,6 +15,7 @@ from headwater.model.change import Change, Op
 from headwater.model.table import Column, Row, Table
 from headwater.sources.sqlite.capture.capture_table import Follower
 from headwater.sources.sqlite.capture.image_chain import ImageChain
+from headwater.sources.sqlite.capture.trigger_installation import may_nest
 
 TABLE = Table("t", (Column("k"), Column("v")), ("k",))
 
@@ -131,3 +133,26 @@ def test_action_of_a_foreign_key_in_another_page_than_its_cause_asks_for_a_snaps
         r.after = parts[-1].upto
         found += [each for part in parts for each in part.changes]
     assert [each.resnapshot for each in schema_changes(found)] == [True]
+
+
+def test_page_that_is_not_followed_is_not_compared_with_the_next() -> None:
+    chain = ImageChain()
+    _, lost = chain.page([(1, change(*INNER))], is_followed=False)
+    ordered, also_lost = chain.page([(2, change(*OUTER))], is_followed=False)
+    assert (lost, also_lost) == (set(), set()) and ordered == [(2, change(*OUTER))]
+
+
+@pytest.mark.parametrize(
+    ("statement", "nests"),
+    [
+        ("CREATE INDEX plain ON t(v)", False),
+        ("CREATE TRIGGER theirs AFTER INSERT ON t BEGIN DELETE FROM t WHERE k = 0; END", True),
+        ("CREATE TABLE child(k INTEGER PRIMARY KEY, t INTEGER REFERENCES t(k) ON DELETE CASCADE)", True),
+        ("CREATE TABLE child(k INTEGER PRIMARY KEY, t INTEGER REFERENCES t(k))", False),
+    ],
+)
+def test_statements_may_nest_with_triggers_and_actions_of_foreign_keys(statement: str, nests: bool) -> None:
+    db = apsw.Connection(":memory:")
+    db.execute("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")
+    db.execute(statement)
+    assert may_nest(db) == nests
