@@ -42,10 +42,8 @@ AS_STATUS = (Unauthorized, Forbidden, InvalidRequest)  # reported by the status;
 LOST = (WAL_HORIZON_EXCEEDED, LOG_GENERATION_CHANGED)  # reasons that mean that the log was evicted
 
 
-class OutOfBound(HeadwaterError):
+class OutOfBound(HeadwaterError, code="out_of_bound"):
     """A key outside the range of its request."""
-
-    code = "out_of_bound"
 
     def __init__(self, key: bytes, of: Range) -> None:
         super().__init__(f"the key is outside range {of.id}", hint="Send keys of the range, or none.")
