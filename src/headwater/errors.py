@@ -36,7 +36,11 @@ class HeadwaterError(Exception):
         cls, *, code: str = "", status: int = 0, grpc_status: str = "", retryable: bool | None = None
     ) -> None:
         """Set what the class statement names; a class inherits everything else."""
-        cls.code, cls.status = code or cls.code, status or cls.status
+        if code:
+            cls.code = code
+            if cls.__module__ == __name__:  # an error that only one room knows is never sent by its code
+                CLASSES[code] = cls
+        cls.status = status or cls.status
         cls.grpc_status = grpc_status or (GRPC_STATUS[status] if status else cls.grpc_status)
         cls.retryable = cls.retryable if retryable is None else retryable
 
@@ -55,6 +59,9 @@ class HeadwaterError(Exception):
         if self.retryable:
             found["retryable"] = True
         return found
+
+
+CLASSES: dict[Any, type[HeadwaterError]] = {HeadwaterError.code: HeadwaterError}  # by code
 
 
 def _shortened(value: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from headwater import errors
-from headwater.client import protocol as client_protocol
 from headwater.client.protocol import (
     RetryPolicy,
     error_of,
@@ -39,7 +38,7 @@ KINDS = [kind for kind in every_kind() if kind.__module__ == errors.__name__]
 
 def test_error_kinds_of_the_client_are_exactly_the_shared_kinds() -> None:
 
-    assert set(client_protocol._KINDS.values()) == set(KINDS)
+    assert set(errors.CLASSES.values()) == set(KINDS)
 
 
 def made(kind: type[HeadwaterError]) -> HeadwaterError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -13,6 +13,7 @@ import msgspec
 
 from headwater.client.responses import WireRange
 from headwater.errors import (
+    CLASSES,
     ConfigError,
     Forbidden,
     HeadwaterError,
@@ -171,11 +172,11 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes) -> HeadwaterEr
 
 def error_of(code: Any, message: Any, details: Mapping[str, Any]) -> HeadwaterError:
     """Return the error of headwater.errors with this code; `extra` holds the details."""
-    kind = _KINDS.get(code, HeadwaterError)
+    kind = CLASSES.get(code, HeadwaterError)
     error = kind.__new__(kind)
     HeadwaterError.__init__(error, str(message or "the server refused"), hint=str(details.get("hint") or ""))
     error.extra = {name: value for name, value in details.items() if name not in ("hint", "retryable")}
-    if code not in _KINDS:  # the server is newer
+    if code not in CLASSES:  # the server is newer
         error.extra |= {"code": code, "retryable": bool(details.get("retryable"))}
     if isinstance(error, OffsetExpired):
         place = error.extra.get
@@ -260,15 +261,3 @@ def _with_wait(error: HeadwaterError, headers: Mapping[str, str]) -> HeadwaterEr
     if text.isascii() and text.isdigit():
         error.extra["retry_after"] = int(text)
     return error
-
-
-def _tree(kind: type[HeadwaterError]) -> Iterator[type[HeadwaterError]]:
-    yield kind
-    for below in kind.__subclasses__():
-        yield from _tree(below)
-
-
-# Of headwater.errors alone: a room may have subclasses of its own, with the same code.
-_KINDS: dict[Any, type[HeadwaterError]] = {
-    kind.code: kind for kind in _tree(HeadwaterError) if kind.__module__ == HeadwaterError.__module__
-}

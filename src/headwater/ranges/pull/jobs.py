@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headwater import errors
-from headwater.errors import HeadwaterError, NotFound, OffsetExpired
+from headwater.errors import CLASSES, HeadwaterError, NotFound, OffsetExpired
 from headwater.model.keys.key import Span
 from headwater.sources.read import BulkAddress
 
@@ -153,15 +152,10 @@ def failed_of(error: HeadwaterError) -> Failed:
 
 def error_in(failed: Failed) -> HeadwaterError:
     """Return the error that was sent."""
-    kind = _BY_CODE.get(failed.code, HeadwaterError)
+    kind = CLASSES.get(failed.code, HeadwaterError)
     error = kind.__new__(kind)
     HeadwaterError.__init__(error, failed.message, hint=failed.hint, **failed.extra)
     return error
-
-
-_BY_CODE = {
-    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HeadwaterError)
-}
 
 
 def stop_message(table: str, offset: int, reason: str) -> str:
