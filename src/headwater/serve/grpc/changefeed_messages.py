@@ -15,7 +15,7 @@ from headwater.model.per_table import PerTable
 from headwater.ranges.changefeed.changefeed import CaughtUp, Checkpoint, Event
 from headwater.ranges.changefeed.watched_spans import KeyChanged, SpanDeleted, TableChanged, WatchedSpan
 from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED
-from headwater.serve.grpc.messages import message
+from headwater.serve.grpc.messages import headwater_v1
 
 EXPIRED = {
     WAL_HORIZON_EXCEEDED: "BASE_TOO_OLD",
@@ -39,7 +39,9 @@ class EventEncoder:
             SpanDeleted: _delete_range,
             TableChanged: _schema_change,
             Checkpoint: _checkpoint,
-            CaughtUp: lambda steady: _made("ChangeFeedEvent", steady_state=_made("SteadyState", **steady._asdict())),
+            CaughtUp: lambda steady: headwater_v1(
+                "ChangeFeedEvent", steady_state=headwater_v1("SteadyState", **steady._asdict())
+            ),
         }
 
     def __call__(self, event: Event) -> bytes:
@@ -55,7 +57,7 @@ class EventEncoder:
             fields["value"] = write(put.after, unknown)
         if put.before is not None and self._with_diff:
             fields["prev_value"] = write(put.before, unknown)
-        value = _made(
+        value = headwater_v1(
             "Value",
             table=put.table.name,
             key=put.key,
@@ -65,7 +67,7 @@ class EventEncoder:
             unavailable=sorted(unknown),
             **fields,
         )
-        return _made("ChangeFeedEvent", value=value)
+        return headwater_v1("ChangeFeedEvent", value=value)
 
 
 def images() -> PerTable[Image]:
@@ -81,19 +83,19 @@ def encoded(event: Any) -> bytes:
 
 def timestamp(ts: Timestamp) -> Any:
     """Return a hybrid timestamp as a message."""
-    return _made("Timestamp", ms=ts_ms(ts), counter=ts & MAX_COUNTER)
+    return headwater_v1("Timestamp", ms=ts_ms(ts), counter=ts & MAX_COUNTER)
 
 
 def _delete_range(emptied: SpanDeleted) -> Any:
     part = emptied.part
-    content = _made(
+    content = headwater_v1(
         "DeleteRange", span=_span(emptied.watched), ts=timestamp(part.ts), offset=emptied.offset, txn_id=part.id
     )
-    return _made("ChangeFeedEvent", delete_range=content)
+    return headwater_v1("ChangeFeedEvent", delete_range=content)
 
 
 def _schema_change(reshaped: TableChanged) -> Any:
-    content = _made(
+    content = headwater_v1(
         "SchemaChange",
         table=reshaped.table.name,
         ddl=reshaped.ddl,
@@ -101,30 +103,30 @@ def _schema_change(reshaped: TableChanged) -> Any:
         ts=timestamp(reshaped.part.ts),
         offset=reshaped.offset,
     )
-    return _made("ChangeFeedEvent", schema_change=content)
+    return headwater_v1("ChangeFeedEvent", schema_change=content)
 
 
 def _checkpoint(checkpoint: Checkpoint) -> Any:
     watched, ts, offset, generation = checkpoint
-    content = _made("Checkpoint", ts=timestamp(ts), offset=offset, generation=generation)
+    content = headwater_v1("Checkpoint", ts=timestamp(ts), offset=offset, generation=generation)
     if watched is not None:
         content.span.CopyFrom(_span(watched))
-    return _made("ChangeFeedEvent", checkpoint=content)
+    return headwater_v1("ChangeFeedEvent", checkpoint=content)
 
 
 def _span(watched: WatchedSpan) -> Any:
-    return _made("KeySpan", table=watched.table, start_key=watched.span.start, end_key=watched.span.end or b"")
+    return headwater_v1("KeySpan", table=watched.table, start_key=watched.span.start, end_key=watched.span.end or b"")
 
 
 def failure(error: HeadwaterError) -> Any:
     """Return the event that reports why a stream ends."""
     words = f"{error.message}. {error.hint}" if error.hint else error.message
-    content = _made("Error", reason=_reason(error), message=words, retryable=error.retryable)
+    content = headwater_v1("Error", reason=_reason(error), message=words, retryable=error.retryable)
     if "threshold" in error.extra:
         content.threshold.CopyFrom(timestamp(parse_ts(error.extra["threshold"])))
     if isinstance(error, StaleEpoch):
         content.spans.extend([_heir(error.extra["table"], one) for one in error.extra["ranges"]])
-    return _made("ChangeFeedEvent", error=content)
+    return headwater_v1("ChangeFeedEvent", error=content)
 
 
 def _reason(error: HeadwaterError) -> str:
@@ -143,7 +145,7 @@ def _reason(error: HeadwaterError) -> str:
 
 def _heir(table: str, one: dict[str, Any]) -> Any:
     end = bytes.fromhex(one.get("end", ""))
-    return _made(
+    return headwater_v1(
         "KeySpan",
         table=table,
         start_key=bytes.fromhex(one["start"]),
@@ -151,7 +153,3 @@ def _heir(table: str, one: dict[str, Any]) -> Any:
         range_id=one["id"],
         range_epoch=one["epoch"],
     )
-
-
-def _made(name: str, **fields: Any) -> Any:
-    return message(f"headwater.v1.{name}")(**fields)

@@ -8,7 +8,7 @@ from typing import Any
 
 from headwater.serve.gateway.kv import Kv
 from headwater.serve.grpc.calls import Answer, Caller, Pour, Service
-from headwater.serve.grpc.messages import LARGE, message
+from headwater.serve.grpc.messages import LARGE, sochdb_v1
 from headwater.serve.thread_bridge import Bridge
 
 
@@ -33,20 +33,20 @@ class KvService(Service):
     async def _get(self, caller: Caller, request: Any) -> Any:
         found = await self._kv.get(caller.who, request.namespace, request.key)
         value = found or b""
-        return await self._encoded(len(value), lambda: _made("KvGetResponse", value=value, found=found is not None))
+        return await self._encoded(len(value), lambda: sochdb_v1("KvGetResponse", value=value, found=found is not None))
 
     async def _put(self, caller: Caller, request: Any) -> Any:
         await self._kv.put(caller.who, request.namespace, [request])
-        return _made("KvPutResponse", success=True)
+        return sochdb_v1("KvPutResponse", success=True)
 
     async def _delete(self, caller: Caller, request: Any) -> Any:
         """Delete a key; `success` is whether it existed."""
-        return _made("KvDeleteResponse", success=await self._kv.delete(caller.who, request.namespace, request.key))
+        return sochdb_v1("KvDeleteResponse", success=await self._kv.delete(caller.who, request.namespace, request.key))
 
     async def _scan(self, caller: Caller, request: Any) -> AsyncIterator[bytes]:
         pairs = self._kv.scan(caller.who, request.namespace, request.prefix, request.limit, caller.hold)
         async for key, value in pairs:
-            made = functools.partial(_made, "KvScanResponse", key=key, value=value)
+            made = functools.partial(sochdb_v1, "KvScanResponse", key=key, value=value)
             yield await self._encoded(len(key) + len(value), made)
 
     async def _batch_get(self, caller: Caller, request: Any) -> Any:
@@ -54,15 +54,17 @@ class KvService(Service):
         pairs = list(zip(request.keys, found, strict=True))
 
         def made() -> Any:
-            entries = [_made("KvEntry", key=key, value=value or b"", found=value is not None) for key, value in pairs]
-            return _made("KvBatchGetResponse", entries=entries)
+            entries = [
+                sochdb_v1("KvEntry", key=key, value=value or b"", found=value is not None) for key, value in pairs
+            ]
+            return sochdb_v1("KvBatchGetResponse", entries=entries)
 
         return await self._encoded(sum(len(key) + len(value or b"") for key, value in pairs), made)
 
     async def _batch_put(self, caller: Caller, request: Any) -> Any:
         """Put all entries or none."""
         count = await self._kv.put(caller.who, request.namespace, request.entries)
-        return _made("KvBatchPutResponse", success_count=count)
+        return sochdb_v1("KvBatchPutResponse", success_count=count)
 
     async def _encoded(self, size: int, made: Callable[[], Any]) -> bytes:
         """Return the message from `made`, encoded; a large one in a thread."""
@@ -73,7 +75,3 @@ class KvService(Service):
 
 def _bytes(made: Callable[[], Any]) -> bytes:
     return bytes(made().SerializeToString())
-
-
-def _made(name: str, **fields: Any) -> Any:
-    return message(f"sochdb.v1.{name}")(**fields)

@@ -51,6 +51,15 @@ def message(name: str) -> Any:
     return found
 
 
+def _new(package: str, name: str, /, **fields: Any) -> Any:
+    return message(f"{package}.{name}")(**fields)
+
+
+# Return a new message, by its name in one of our packages.
+headwater_v1 = functools.partial(_new, "headwater.v1")
+sochdb_v1 = functools.partial(_new, "sochdb.v1")
+
+
 def check_fields(data: bytes) -> None:
     """Raise ValueError if a large message has more than `MAX_FIELDS` fields, or cannot be walked.
 

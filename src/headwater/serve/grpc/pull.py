@@ -17,14 +17,11 @@ from headwater.errors import (
     StaleEpoch,
     Unauthorized,
 )
-from headwater.feeds.formats.images import Image, Unknown, image_columns
-from headwater.feeds.formats.values import PLAIN
-from headwater.feeds.options import Shape
+from headwater.feeds.formats.images import Unknown
 from headwater.model.change import Op
 from headwater.model.clock import ts_text
 from headwater.model.keys.key import Span
 from headwater.model.keys.range import Range
-from headwater.model.per_table import PerTable
 from headwater.model.principal import VIEWER, Principal
 from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.ranges.pull.pages import KeyChange, PageLimits, Rows, check_log, log_page, rows_page
@@ -32,7 +29,8 @@ from headwater.ranges.ranges.lease import check_subscriber, durable_now
 from headwater.ranges.ranges.ranges import RangeInTable, Ranges
 from headwater.serve.api import Api
 from headwater.serve.grpc.calls import Answer, Caller, Pour, Service
-from headwater.serve.grpc.messages import message
+from headwater.serve.grpc.changefeed_messages import images
+from headwater.serve.grpc.messages import headwater_v1, message
 from headwater.serve.thread_bridge import Bridge
 
 PAGE_ROWS = 2_000
@@ -57,7 +55,7 @@ class PullService(Service):
 
     def __init__(self, api: Api, bridge: Bridge) -> None:
         self._api, self._run = api, bridge.call
-        self._image = PerTable(lambda table: Image(table, image_columns(table, Shape("")), PLAIN))
+        self._image = images()
 
     def methods(self) -> Mapping[str, Answer | Pour]:
         return {
@@ -71,7 +69,7 @@ class PullService(Service):
         caller.who.need(VIEWER, "a pull")
         ranges, target = self._api.pulling(), _number(request.target_bytes, "target_bytes")
         found = await self._run(ranges.listed, caller.who, request.db or None, request.table, target or None)
-        return _made("ListRangesResponse", ranges=[_range(one) for one in found.ranges])
+        return headwater_v1("ListRangesResponse", ranges=[_range(one) for one in found.ranges])
 
     async def _register(self, who: Principal, request: Any) -> Any:
         check_subscriber(request.subscriber_name)
@@ -81,7 +79,7 @@ class PullService(Service):
         ranges, one = self._api.pulling(), self._enter(who, request)
         name = request.subscriber_name
         found = ranges.register(who, one.db, one.table.name, name, range=one.range.id, epoch=one.range.epoch)
-        return _made("CdcRegisterResponse", init_snapshot_version=found.version)
+        return headwater_v1("CdcRegisterResponse", init_snapshot_version=found.version)
 
     def _enter(self, who: Principal, request: Any) -> RangeInTable:
         # Ranges have no replicas here, so an epoch with another configuration belongs to no range.
@@ -143,7 +141,7 @@ class PullService(Service):
     def _change_message(self, seen: KeyChange) -> Any:
         unknown: Unknown = set()
         write = self._image(seen.table)
-        return _made(
+        return headwater_v1(
             "CdcChangeData",
             type=1 if seen.op is Op.DELETE else 0,
             key=seen.key,
@@ -197,22 +195,18 @@ def _behind(span: Span, last_key: bytes, one: Range) -> Span | None:
 # --- answers -------------------------------------------------------------------------------------------------
 
 
-def _made(name: str, **fields: Any) -> Any:
-    return message(f"headwater.v1.{name}")(**fields)
-
-
 def _encoded(name: str, **fields: Any) -> bytes:
     """Return a message as bytes, encoded in the calling thread, because a page of large rows takes time."""
-    return bytes(_made(name, **fields).SerializeToString())
+    return bytes(headwater_v1(name, **fields).SerializeToString())
 
 
 def _range(one: Range) -> Any:
-    return _made(
+    return headwater_v1(
         "Range",
         id=one.id,
         start_key=one.span.start,
         end_key=one.span.end or b"",
-        range_epoch=_made("RangeEpoch", version=one.epoch),
+        range_epoch=headwater_v1("RangeEpoch", version=one.epoch),
         rows=one.rows,
         bytes=one.bytes,
     )
@@ -228,14 +222,14 @@ def _with_error_field(name: str, answer: Callable[[Principal, Any], Awaitable[An
         except AS_STATUS:
             raise
         except HeadwaterError as error:
-            return _made(name, error=cdc_error(error, request))
+            return headwater_v1(name, error=cdc_error(error, request))
 
     return answer_or_error
 
 
 def cdc_error(error: HeadwaterError, request: Any) -> Any:
     """Return an error as a CDCError message."""
-    made = _made("CDCError", detail=f"{error.message}. {error.hint}" if error.hint else error.message)
+    made = headwater_v1("CDCError", detail=f"{error.message}. {error.hint}" if error.hint else error.message)
     reason = str(error.extra.get("resnapshot_reason", WAL_HORIZON_EXCEEDED))
     if isinstance(error, StaleEpoch):
         made.stale_epoch.ranges.extend([_of_wire(one) for one in error.extra["ranges"]])

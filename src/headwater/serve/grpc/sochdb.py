@@ -24,7 +24,7 @@ from headwater.model.principal import VIEWER, Principal
 from headwater.serve.api import Api
 from headwater.serve.gateway.sochdb_refusals import in_sequences, overrun
 from headwater.serve.grpc.calls import Answer, Caller, Pour, Service
-from headwater.serve.grpc.messages import LARGE, message
+from headwater.serve.grpc.messages import LARGE, message, sochdb_v1
 from headwater.serve.thread_bridge import Bridge
 
 OPS = {1: ("insert",), 2: ("update",), 3: ("delete", "truncate"), 4: ("schema_change",)}
@@ -186,11 +186,11 @@ class SubscriptionService(Service):
         subscription = self._open_subscriptions.get(request.subscription_id)
         if subscription is None or not subscription.is_for(caller.who):
             error = f"Subscription '{request.subscription_id}' not found"
-            return _made("CancelSubscriptionResponse", success=False, error=error)
+            return sochdb_v1("CancelSubscriptionResponse", success=False, error=error)
         subscription.cancelled = True
         del self._open_subscriptions[subscription.id]
         subscription.stream.leave()
-        return _made("CancelSubscriptionResponse", success=True)
+        return sochdb_v1("CancelSubscriptionResponse", success=True)
 
 
 # --- requests ------------------------------------------------------------------------------------------------------
@@ -212,17 +212,13 @@ def _place(key: bytes, *, raw: bool) -> bytes | None:
 # --- answers -------------------------------------------------------------------------------------------------------
 
 
-def _made(name: str, **fields: Any) -> Any:
-    return message(f"sochdb.v1.{name}")(**fields)
-
-
 def _listed(found: list[OpenSubscription]) -> bytes:
-    listed = _made("ListSubscriptionsResponse", subscriptions=[_info(subscription) for subscription in found])
+    listed = sochdb_v1("ListSubscriptionsResponse", subscriptions=[_info(subscription) for subscription in found])
     return bytes(listed.SerializeToString())
 
 
 def _info(subscription: OpenSubscription) -> Any:
-    return _made(
+    return sochdb_v1(
         "SubscriptionInfo",
         subscription_id=subscription.id,
         namespace=subscription.namespace,
@@ -243,13 +239,15 @@ def _seen(event: bytes, key: bytes) -> bytes:
     fields = {name: getattr(found, name) for name in ("sequence", "timestamp_us", "unavailable")}
     is_all = not found.key and bool(found.ddl)  # a table was emptied
     if found.before_key == key:  # the row moved to another key, so this key was deleted
-        return bytes(_made("WatchKeyEvent", **fields, operation=3, before_value=found.before_value).SerializeToString())
+        return bytes(
+            sochdb_v1("WatchKeyEvent", **fields, operation=3, before_value=found.before_value).SerializeToString()
+        )
     if found.key != key and not is_all:
         return b""
     moved = bool(found.before_key)
     before = b"" if moved else found.before_value
     fields |= {"operation": 1 if moved else found.operation, "after_value": found.after_value, "before_value": before}
-    return bytes(_made("WatchKeyEvent", **fields).SerializeToString())
+    return bytes(sochdb_v1("WatchKeyEvent", **fields).SerializeToString())
 
 
 async def _pieces(caller: Caller, stream: Stream) -> AsyncIterator[list[bytes]]:
