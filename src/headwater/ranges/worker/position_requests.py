@@ -19,6 +19,7 @@ from headwater.database import Database
 from headwater.errors import HeadwaterError, NotSupported, SourceMismatch, Unavailable
 from headwater.model.table import Table
 from headwater.ranges.pull.jobs import Failed, error_in, failed_of
+from headwater.sources.read import ServerPositions
 
 PATIENCE = 60.0  # seconds to wait for one answer
 DESCRIBE, HEAD, BEGIN, EXACT = "describe", "head", "begin", "exact"
@@ -97,15 +98,14 @@ class PositionServer:
         return PositionReply(offset=positions.exact(request.snapshot))
 
 
-class PositionClient:
-    """The worker's side, for one database; implements `ServerPositions`. Thread-safe."""
+class PositionClient(ServerPositions):
+    """The worker's side, for one database. Thread-safe."""
 
     def __init__(self, path: str, db: str, generation: str) -> None:
         self._path, self._db, self._generation = path, db, generation
         self._own = threading.local()
 
     def describe(self) -> dict[str, Table]:
-        """Return the tables as they are now."""
         with self._connected() as connection:
             return self._ask(connection, DESCRIBE).tables
 
@@ -116,7 +116,6 @@ class PositionClient:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Keep the state that `exact` needs, around a read and its call of `exact`, in one thread."""
         with self._connected() as connection:
             self._ask(connection, BEGIN)
             self._own.connection = connection
@@ -126,7 +125,6 @@ class PositionClient:
                 del self._own.connection
 
     def exact(self, snapshot: str) -> int | None:
-        """See SnapshotPositions; call it inside `reading`."""
         return self._ask(self._own.connection, EXACT, snapshot).offset
 
     def _connected(self) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The log offsets of our reads and writes. Fulfils `SnapshotOffsets`.
+"""The log offsets of our reads and writes.
 
 A write is registered before its commit, so that nothing is kept for transactions of other clients.
 """
@@ -14,7 +14,7 @@ import msgspec
 from headwater.errors import Unavailable
 from headwater.model.change import Transaction
 from headwater.sources.postgres.capture.barriers import BarrierResult, Barriers
-from headwater.sources.postgres.snapshot_visibility import Snapshot, Visibility, VisibleOffset
+from headwater.sources.postgres.snapshot_visibility import Snapshot, SnapshotOffsets, Visibility, VisibleOffset
 
 MOST = 100_000  # registered transactions; those whose commit failed are never asked for
 _ROUND = 1 << 32  # the stream carries only the lower 32 bits of a transaction number
@@ -27,7 +27,7 @@ class _TransactionOffset(msgspec.Struct):
     tables: dict[str, int]
 
 
-class Positions:
+class Positions(SnapshotOffsets):
     """Log offsets of one database. Thread-safe. `xid` is the 64-bit number of pg_current_xact_id()."""
 
     def __init__(self, barriers: Barriers, visibility: Visibility, passed: Callable[[BarrierResult], None]) -> None:
@@ -92,15 +92,12 @@ class Positions:
     # --- reads -------------------------------------------------------------------------------------------
 
     def reading(self) -> AbstractContextManager[None]:
-        """Keep the state that `exact` needs, around a read and its call of `exact`, in one thread."""
         return self._visibility.reading()
 
     def seen(self, snapshot: str) -> int:
-        """Return an offset up to which `snapshot` certainly sees everything; it may see more."""
         return self._visibility.offset_seen(Snapshot.of(snapshot))
 
     def exact(self, snapshot: str) -> int | None:
-        """Return the offset up to which `snapshot` sees all changes, and none after; None: the caller must retry."""
         return self._visibility.exact(Snapshot.of(snapshot), self.barrier())
 
     def place(self, snapshot: str) -> VisibleOffset:

@@ -44,7 +44,7 @@ class PageRows(Protocol):
 Take = Callable[[Shape], PageRows]
 
 
-class Decoded:
+class Decoded(PageRows):
     """Rows as values."""
 
     def __init__(self, shape: Shape) -> None:
@@ -53,7 +53,6 @@ class Decoded:
         self.count = self.weight = self.heaviest = 0
 
     def add(self, result: pq.abc.PGresult) -> None:
-        """Add the next rows. Raises OverflowError, and adds none, if they are too large together."""
         cells = cells_of(result)
         readers = self._readers
         self._rows += [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in cells]
@@ -63,7 +62,6 @@ class Decoded:
         self.heaviest = max([self.heaviest, *weights])
 
     def rows(self, limit: int) -> Sequence[Row]:
-        """Return the first `limit` rows."""
         return tuple(self._rows[:limit])
 
 

@@ -9,6 +9,7 @@ from psycopg import pq
 
 from headwater.model.literal import Value
 from headwater.model.table import Row
+from headwater.sources.postgres.read.key_order_page import PageRows
 from headwater.sources.postgres.read.text_cells import MOST, texts_of
 from headwater.sources.postgres.schema.table_shapes import Shape
 from headwater.sources.postgres.values import cell_reader
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class TextColumns:
-    """Rows kept as columns of text. Fulfils `key_order_page.PageRows`."""
+class TextColumns(PageRows):
+    """Rows kept as columns of text."""
 
     def __init__(self, shape: Shape) -> None:
         self._types = shape.types
@@ -26,7 +27,6 @@ class TextColumns:
         self.count = self.weight = self.heaviest = 0
 
     def add(self, result: pq.abc.PGresult) -> None:
-        """Add the next rows. Raises OverflowError, and adds none, if they are too large together."""
         found = texts_of(result)
         if self._parts and self.weight + found.weight > MOST:
             raise OverflowError
@@ -36,7 +36,6 @@ class TextColumns:
         self.heaviest = max(self.heaviest, found.heaviest)
 
     def rows(self, limit: int) -> PackedRows:
-        """Return the first `limit` rows."""
         import pyarrow as pa
 
         columns = [pa.concat_arrays(parts) for parts in zip(*self._parts, strict=True)]

@@ -15,7 +15,7 @@ from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.schema.lock_free_catalog import COUNTS, published_sql
 from headwater.sources.postgres.schema.relations import table_of
 from headwater.sources.postgres.schema.shape_changes import is_same_shape
-from headwater.sources.postgres.schema.table_facts import ColumnFact, TableFact
+from headwater.sources.postgres.schema.table_facts import Catalogue, ColumnFact, TableFact
 from headwater.sources.postgres.snapshot_visibility import Snapshot
 from headwater.sources.postgres.types import TypeFact, Types
 
@@ -180,8 +180,8 @@ def read_types(connection: Connection) -> Types:
     return {oid: TypeFact(name, base) for oid, name, base in rows}
 
 
-class CatalogReader:
-    """PostgreSQL's system catalogue, read through a connection. Fulfils `table_facts.Catalogue`."""
+class CatalogReader(Catalogue):
+    """PostgreSQL's system catalogue, read through a connection."""
 
     def __init__(self, connection: Connection, born_published: Collection[int] = ()) -> None:
         """Set `born_published`, the oids of tables that were published before their first row."""
@@ -189,18 +189,16 @@ class CatalogReader:
         self._settled = 0  # the last transaction waited for
 
     def table(self, oid: int) -> TableFact | None:
-        """Return the facts of a table; None if it was dropped."""
         rows = self._connection.execute(_ONE, [oid]).fetchall()
         if not rows:
             return None
         return msgspec.structs.replace(_fact(rows), is_born_published=oid in self._born_published)
 
     def types(self) -> Types:
-        """Return all known types."""
         return read_types(self._connection)
 
     def settle(self, xid: int) -> None:
-        """See Catalogue. A commit that a standby must confirm may take long; facts unknown until then are announced
+        """Wait as inherited. A commit that a standby must confirm may take long; facts unknown until then are announced
         later. Waits once per transaction, which may bring many tables."""
         if xid == self._settled:
             return

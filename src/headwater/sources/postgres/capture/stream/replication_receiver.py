@@ -45,8 +45,8 @@ class FrameReceiver(Protocol):
         """Stop using the connection, which stays with its owner."""
 
 
-class DirectReceiver:
-    """A wire read by its caller. See FrameReceiver."""
+class DirectReceiver(FrameReceiver):
+    """A wire read by its caller."""
 
     def __init__(self, connection: PGconn) -> None:
         self._connection = connection
@@ -64,24 +64,21 @@ class DirectReceiver:
         return found
 
     def read(self) -> None:
-        """Read the received bytes, once `socket` is readable."""
         self._connection.consume_input()
 
     def is_ended(self) -> bool:
-        """Return False: `get` reports the end. See FrameReceiver."""
-        return False
+        return False  # `get` reports the end
 
     def send(self, data: bytes) -> None:
-        """Send `data` to the server."""
         self._connection.put_copy_data(data)
         self._connection.flush()
 
     def close(self) -> None:
-        """Stop using the connection, which stays with its owner."""
+        return
 
 
-class ThreadReceiver:
-    """A wire read by a thread of its own. See FrameReceiver. Until `close`, nobody else may use the connection."""
+class ThreadReceiver(FrameReceiver):
+    """A wire read by a thread of its own. Until `close`, nobody else may use the connection."""
 
     def __init__(self, connection: PGconn, name: str) -> None:
         made = _made()
@@ -113,12 +110,10 @@ class ThreadReceiver:
         return frames
 
     def read(self) -> None:
-        """Read the received bytes, once `socket` is readable."""
         with contextlib.suppress(BlockingIOError):
             self._news.recv(64)
 
     def is_ended(self) -> bool:
-        """Return whether no more frames follow, though `get` does not show it; raise if the connection broke."""
         if self._ended == self._open:
             return False
         if self._ended == _DONE:
@@ -132,7 +127,6 @@ class ThreadReceiver:
         raise SourceError("the connection broke")
 
     def send(self, data: bytes) -> None:
-        """Send `data` to the server."""
         self._receiver.lock()
         try:
             self._connection.put_copy_data(data)
@@ -141,7 +135,7 @@ class ThreadReceiver:
             self._receiver.unlock()
 
     def close(self) -> None:
-        """See FrameReceiver. May be called more than once."""
+        """Stop the thread, too. May be called more than once."""
         if self._thread.is_alive():
             self._receiver.stop()
             with contextlib.suppress(BlockingIOError):
