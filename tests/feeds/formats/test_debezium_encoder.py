@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.feeds.formats.test_fast_rows import BY_TEXT, PAIRED, QUOTED, VALUE, WIDE
+from tests.model.model_values import VALUES
 from tests.suite.examples import examples
 
 from headwater.feeds.formats.debezium import Debezium
@@ -19,6 +19,21 @@ from headwater.serve.http import transport_frames
 
 pytestmark = pytest.mark.skipif(not IS_BUILT, reason="there was no C compiler at the installation")
 
+KINDS = ("i64", "str", "f64", "bool", "any", "dec")
+NAMES = ("id", "a%db", "ü", "100%", "b", "%b")
+WIDE = Table("t%d", tuple(map(Column, NAMES, KINDS)), ("id",))
+BY_TEXT = Table("t", WIDE.columns, ("a%db",))
+PAIRED = Table("t", WIDE.columns, ("id", "b"))
+QUOTED = Table('q"', (Column('a"', "i64"), *WIDE.columns[1:]), ('a"',))
+PLAIN = (
+    st.integers(-(2**63), 2**63 - 1) | st.integers(-9, 9) | st.sampled_from([2**53, 2**53 + 1, -(2**53) - 1]),
+    st.text(max_size=5) | st.just("\udc80") | st.just('"\\\n\u2028'),
+    st.floats(),
+    st.booleans(),
+    st.none() | st.text(max_size=3),
+    st.none(),
+)
+VALUE = [st.one_of(plain, plain, plain, st.none(), VALUES) for plain in PLAIN]
 BARE = Table("bare", WIDE.columns, ())
 HIDDEN = Table("h", (Column("_rowid_", "i64", hidden=True), *WIDE.columns[1:]), ("_rowid_",))
 TABLES = [WIDE, BY_TEXT, PAIRED, QUOTED, BARE, HIDDEN]

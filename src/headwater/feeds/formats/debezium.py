@@ -6,15 +6,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
-
-import msgspec
 
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.envelope import Plan
-from headwater.feeds.formats.fast_rows import Made, UnsupportedRow
 from headwater.feeds.formats.images import Key, delivered_images
-from headwater.feeds.formats.values import PLAIN, clean, encode
+from headwater.feeds.formats.values import clean, encode
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import ts_ms
@@ -25,19 +21,6 @@ _OPS = (b"", b"c", b"u", b"d", b"", b"t")  # by number
 _OF_TABLE = re.compile(r"\s*(CREATE|DROP)\s+(?:VIRTUAL\s+)?TABLE\b", re.IGNORECASE)
 
 
-class _Images(msgspec.Struct, frozen=True, gc=False):
-    before: Any
-    after: Any
-
-
-class _Shared(NamedTuple):
-    """The bytes that all changes of one part to one table have in common."""
-
-    part: Transaction
-    plan: Plan
-    form: bytes
-
-
 class Debezium(Encoder):
     """Writes Debezium's envelope with the key inside, because streams have no separate message key."""
 
@@ -45,18 +28,12 @@ class Debezium(Encoder):
         self._db = shape.db
         self._before, self._after = shape.before, shape.after
         self.plan = PerTable(lambda table: Plan(table, shape))
-        self._shared: _Shared | None = None  # the newest; any thread may replace it, as one object
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         plan = self.plan(change.table)
         if op is Op.SCHEMA_CHANGE:
             return self._schema_change(plan, part, offset, change)
         before, after = delivered_images(change, op)
-        if plan.made is not None:
-            try:
-                return self._quick(plan, plan.made, part, offset, op, before, after)
-            except (UnsupportedRow, UnicodeEncodeError):  # the encoder rejects text that is not UTF-8
-                pass
         row = before if after is None else after
         first, second, third = plan.around(part)
         parts = (
@@ -67,31 +44,6 @@ class Debezium(Encoder):
             b"}",
         )
         return b"".join(parts)
-
-    def _quick(
-        self, plan: Plan, made: Made, part: Transaction, offset: int, op: Op, before: Row | None, after: Row | None
-    ) -> bytes:
-        """Return the same bytes with less work per value; raise UnsupportedRow where that is not possible."""
-        row, place = before if after is None else after, plan.key_place
-        if row is None or place is None:
-            raise UnsupportedRow
-        key = row[place]
-        if (key.__class__ is not int and key.__class__ is not str) or (
-            before is not None and (before[place].__class__ is not key.__class__ or before[place] != key)
-        ):
-            raise UnsupportedRow  # the update may have changed the key
-        images = encode(
-            _Images(
-                made(before) if self._before and before is not None else None,
-                made(after) if self._after and after is not None else None,
-            )
-        )
-        shared = self._shared
-        if shared is None or shared.part is not part or shared.plan is not plan:
-            self._shared = shared = _Shared(part, plan, _form(plan, part))
-        written = PLAIN[key.__class__](key)
-        rest = shared.form % (offset, offset, _OPS[op], part.start + offset - part.first + 1, plan.key_whole, written)
-        return images[:-1] + rest
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
         plan = self.plan(table)
@@ -125,12 +77,6 @@ class Debezium(Encoder):
         }
         first, second, _ = plan.around(part)
         return b"{%b%d%b%d}," % (first[1:], offset, second, offset) + encode(body)[1:]
-
-
-def _form(plan: Plan, part: Transaction) -> bytes:
-    """Return a format for the bytes after the images: offset, offset, op, position in the transaction, key."""
-    first, second, third = (piece.replace(b"%", b"%%") for piece in plan.around(part))
-    return first + b"%d" + second + b'%d},"op":"%b' + third + b"%d}%b%b}}"
 
 
 def _key(key: Key, before: Row | None, row: Row) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headwater import __version__
-from headwater.feeds.formats.fast_rows import quick
 from headwater.feeds.formats.images import Image, Key, image_columns
 from headwater.feeds.formats.values import PLAIN, Form, name
 from headwater.feeds.options import Shape
@@ -28,10 +27,7 @@ class Plan:
         self.columns = fields(table, names)
         self.keys = fields(table, table.key)
         self.image = Image(table, names, _FORM)
-        self.made = quick(table, names)
         self.key = Key(table, _FORM, named=True)
-        self.key_place = table.key_places[0] if len(table.key) == 1 else None
-        self.key_whole = b',"key":{%b:' % name(table.key[0]) if len(table.key) == 1 else b""
         source = b'"source":{"version":%b,"connector":"headwater","name":%b,"ts_ms":'
         self.source = source % (name(__version__), db)
         self.db = b'","db":' + db + b',"sequence":"'
