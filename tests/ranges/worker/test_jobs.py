@@ -2,6 +2,7 @@
 
 import inspect
 
+import msgspec
 import pytest
 
 from headwater import errors
@@ -11,21 +12,20 @@ from headwater.ranges.pull.jobs import (
     END,
     FAILURE,
     HEAD,
+    JOB_HEAD,
     CacheCounters,
     DatabaseLocation,
+    Failed,
     Job,
     LogJob,
     Selection,
     SnapshotJob,
     TablesJob,
     changes_gone,
-    decode_end,
-    decode_failure,
     decode_job,
     encode_end,
-    encode_failure,
     encode_job,
-    job_length,
+    error_in,
 )
 from headwater.sources.read import BulkAddress
 
@@ -43,8 +43,8 @@ PLACE = DatabaseLocation("main", BulkAddress("sqlite", "/a/b.db", 7), "/a/b.log.
 )
 def test_bulk_job_round_trips_through_its_encoding(job: Job) -> None:
     data = encode_job(job)
-    assert job_length(data[:4]) == len(data) - 4
-    assert decode_job(data[4:]) == job
+    assert int.from_bytes(data[:JOB_HEAD], "big") == len(data) - JOB_HEAD
+    assert decode_job(data[JOB_HEAD:]) == job
 
 
 def test_job_with_a_table_name_that_is_not_utf8_raises_not_found() -> None:
@@ -56,13 +56,13 @@ def test_end_frame_has_the_cache_counters() -> None:
     data = encode_end(CacheCounters(3, 2, 10))
     kind, rows, length = HEAD.unpack(data[: HEAD.size])
     assert (kind, rows, length) == (END, 0, len(data) - HEAD.size)
-    assert decode_end(data[HEAD.size :]) == CacheCounters(3, 2, 10)
+    assert msgspec.msgpack.decode(data[HEAD.size :], type=CacheCounters) == CacheCounters(3, 2, 10)
 
 
 def through(error: HeadwaterError) -> HeadwaterError:
-    data = encode_failure(error)
+    data = encode_end(error)
     assert HEAD.unpack(data[: HEAD.size])[0] == FAILURE
-    return decode_failure(data[HEAD.size :])
+    return error_in(msgspec.msgpack.decode(data[HEAD.size :], type=Failed))
 
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HeadwaterError)]

@@ -18,7 +18,7 @@ WAL_HORIZON_EXCEEDED, LOG_GENERATION_CHANGED = "wal_horizon_exceeded", "log_gene
 HEAD = struct.Struct(">BII")  # head of a frame of an answer: kind, number of rows, length
 PIECE, END, FAILURE = range(3)  # kinds of frames: a part of the body, its end, an error
 MAX_JOB = 1 << 20  # bytes
-_LENGTH = struct.Struct(">I")
+JOB_HEAD = 4  # bytes of the length before a job
 
 
 class DatabaseLocation(msgspec.Struct, frozen=True):
@@ -109,13 +109,7 @@ def encode_job(job: Job) -> bytes:
         data = _encoder.encode(job)
     except UnicodeEncodeError:
         raise NotFound("there is no table with a name that is not UTF-8", hint="Send names as UTF-8.") from None
-    return _LENGTH.pack(len(data)) + data
-
-
-def job_length(head: bytes) -> int:
-    """Return the length of the job that follows these four bytes."""
-    (length,) = _LENGTH.unpack(head)
-    return int(length)
+    return len(data).to_bytes(JOB_HEAD, "big") + data
 
 
 def decode_job(data: bytes) -> Job:
@@ -123,26 +117,11 @@ def decode_job(data: bytes) -> Job:
     return _jobs.decode(data)
 
 
-def encode_end(done: CacheCounters) -> bytes:
-    """Return the frame that ends a complete body."""
-    data = _encoder.encode(done)
-    return HEAD.pack(END, 0, len(data)) + data
-
-
-def decode_end(data: bytes) -> CacheCounters:
-    """Return the counters in the frame that ends a body."""
-    return msgspec.msgpack.decode(data, type=CacheCounters)
-
-
-def encode_failure(error: HeadwaterError) -> bytes:
-    """Return the frame of an error, which ends the answer."""
-    data = _encoder.encode(failed_of(error))
-    return HEAD.pack(FAILURE, 0, len(data)) + data
-
-
-def decode_failure(data: bytes) -> HeadwaterError:
-    """Return the error in a frame."""
-    return error_in(msgspec.msgpack.decode(data, type=Failed))
+def encode_end(done: CacheCounters | HeadwaterError) -> bytes:
+    """Return the frame that ends an answer: a complete body by its counters, any other by its error."""
+    kind, value = (FAILURE, failed_of(done)) if isinstance(done, HeadwaterError) else (END, done)
+    data = _encoder.encode(value)
+    return HEAD.pack(kind, 0, len(data)) + data
 
 
 def failed_of(error: HeadwaterError) -> Failed:

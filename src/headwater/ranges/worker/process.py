@@ -23,10 +23,10 @@ from headwater.ranges.pull.jobs import (
     PIECE,
     CacheCounters,
     DatabaseLocation,
+    Failed,
     Job,
-    decode_end,
-    decode_failure,
     encode_job,
+    error_in,
 )
 from headwater.ranges.worker.position_requests import PositionServer
 
@@ -206,10 +206,10 @@ class Answer:
                 numbers.bytes += length
                 yield data
             elif kind == END:
-                self._process.report(decode_end(data))
+                self._process.report(msgspec.msgpack.decode(data, type=CacheCounters))
                 return
             elif kind == FAILURE:
-                raise decode_failure(data)
+                raise error_in(msgspec.msgpack.decode(data, type=Failed))
             else:
                 raise HeadwaterError(f"the bulk worker sent a frame of unknown kind {kind}")
 

@@ -22,6 +22,7 @@ from headwater.model.work.work_context import CALLER, Holder
 from headwater.ranges.pull.arrow_pieces import BodyPiece, snapshot_pieces, tables_pieces
 from headwater.ranges.pull.jobs import (
     HEAD,
+    JOB_HEAD,
     MAX_JOB,
     PIECE,
     CacheCounters,
@@ -30,8 +31,6 @@ from headwater.ranges.pull.jobs import (
     SnapshotJob,
     decode_job,
     encode_end,
-    encode_failure,
-    job_length,
 )
 from headwater.ranges.pull.log_slices import log_pieces
 from headwater.ranges.pull.slice_cache import Cache, Slice
@@ -66,13 +65,13 @@ class Worker:
                 done = CacheCounters(self._cache.hits, self._cache.misses, self._cache.bytes)
                 connection.sendall(encode_end(done))
             except HeadwaterError as error:
-                connection.sendall(encode_failure(error))
+                connection.sendall(encode_end(error))
             except OSError:
                 raise
             except Exception as error:
                 logger.exception("a bulk job failed")
                 failure = HeadwaterError(f"the bulk worker failed: {type(error).__name__}")
-                connection.sendall(encode_failure(failure))
+                connection.sendall(encode_end(failure))
 
     def _run(self, connection: socket.socket, job: Job) -> None:
         CALLER.set(job.caller)  # for this thread, which runs only this job
@@ -121,7 +120,7 @@ def whose_job(job: Job) -> Holder:
 
 
 def _read_job(connection: socket.socket) -> Job:
-    length = job_length(receive_exactly(connection, 4))
+    length = int.from_bytes(receive_exactly(connection, JOB_HEAD), "big")
     if length > MAX_JOB:
         raise InvalidRequest(
             f"the request exceeds {MAX_JOB} bytes", hint="Select fewer columns, or use a shorter condition."
