@@ -22,7 +22,7 @@ class Twin(msgspec.Struct, frozen=True):
     take: Take
 
 
-PYTHON = Twin("python", row_decoder_python.write, row_decoder_python.take)
+PYTHON = Twin("python", row_decoder_python.Decoder, row_decoder_python.take)
 
 
 def _compiled() -> Twin | None:
@@ -65,7 +65,7 @@ class RowDecoders:
 
     def of(self, head: bytes) -> Decode | None:
         """Return the decoder of messages that begin with `head`; None if there is none. Decoders are made on demand:
-        making one may take milliseconds, and few tables see all kinds of changes."""
+        few tables see all kinds of changes."""
         found = _FUNCTIONS.get((head[:1], head[5:]))
         if found is None or head[1:5] != self._oid:
             return None

@@ -1,28 +1,30 @@
-"""Row decoding in Python: a decoder is generated for each shape of a table, because it runs for every row.
+"""Row decoding in Python: the twin of `row_decoder_compiled`.
 
-The generated code reads a value's mark and length in one step and converts in place. A message that it cannot read
-(a text that is not UTF-8, a value that does not convert, a broken message) is read again by `DiagnosticDecoder`.
-Its compiled twin is `row_decoder_compiled`.
+A message that it cannot read (a text that is not UTF-8, a value that does not convert, a broken message) is read again
+by `DiagnosticDecoder`.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Container
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from headwater.model.change import Change, Op
-from headwater.model.literal import UNAVAILABLE
+from headwater.model.literal import UNAVAILABLE, Value
+from headwater.model.table import Row
 from headwater.sources.postgres.capture.decode.replication_frames import DATA, DATA_HEAD
 from headwater.sources.postgres.capture.decode.row_plan import ERRORS, HEAD, Decode, Get, Plan
-from headwater.sources.postgres.types import TRUTH
+from headwater.sources.postgres.types import TRUTH, Convert
 
 _END = DATA_HEAD + HEAD
-_INLINE = {  # conversions that are faster inline; other kinds use their converter
-    "i64": "int({})",
-    "f64": "float({})",
-    "str": "{}.decode()",
-    "bool": "truth[{}]",
+_TEXT = ord("t")  # mark of a value with a text
+_NO_TEXT = {ord("n"): None, ord("u"): UNAVAILABLE}  # values by their mark
+_OLD_MARKS = {"key": b"K", "all": b"O"}  # marks of rows
+_READ: dict[str, Callable[[bytes], Value]] = {  # of kinds that need no text
+    "i64": int,
+    "f64": float,
+    "str": bytes.decode,
+    "bool": TRUTH.__getitem__,
 }
 
 
@@ -43,100 +45,75 @@ def take(
         taken += size - DATA_HEAD
 
 
-def write(plan: Plan) -> Decode:
-    """Generate a decoder, which takes milliseconds."""
-    scope: dict[str, Any] = {
-        "head": struct.Struct(">BI").unpack_from,
-        "Change": Change,
-        "op": plan.op,
-        "table": plan.table,
-        "unavailable": UNAVAILABLE,
-        "truth": TRUTH,
-        "errors": ERRORS,
-        "careful": plan.careful,
-        **{f"convert{place}": convert for place, convert in enumerate(plan.converts)},
-    }
-    name = f"{plan.op.word}_{plan.sent}"
-    exec(compile(_source(name, plan), f"<{name}>", "exec"), scope)
-    made: Decode = scope[name]
-    return made
+class Decoder:
+    """Decodes the messages of its plan."""
 
+    def __init__(self, plan: Plan) -> None:
+        self._op, self._table, self._careful = plan.op, plan.table, plan.careful
+        self._known, self._old_mark = plan.known, _OLD_MARKS.get(plan.sent)
+        self._width = len(plan.converts).to_bytes(2, "big")
+        pairs = zip(plan.table.columns, plan.converts, strict=True)
+        self._reads = [_READ.get(column.kind) or _of_text(convert) for column, convert in pairs]
 
-def _source(name: str, plan: Plan) -> str:
-    """Return the source of a function, made only of numbers and our own words, never of a user's name."""
-    kinds = [column.kind for column in plan.table.columns]
-    width = len(kinds)
-    known = {place for place, is_known in enumerate(plan.known) if is_known}
-    lines: list[str] = []
-    if plan.sent == "new":
-        before, shared = _row("n", known, width) if plan.op is Op.UPDATE else "None", set[int]()
-    else:
-        lines += _begins(b"K" if plan.sent == "key" else b"O", width)
-        for place, kind in enumerate(kinds):
-            lines += _value(f"o{place}", _old(place, kind)) if place in known else _value("_", "pass")
-        before, shared = _row("o", known, width), known
-    if plan.op is Op.DELETE:
-        return _function(name, [*lines, f"change = Change(op, table, {before}, None)"])
-    lines += _begins(b"N", width)
-    for place, kind in enumerate(kinds):
-        if place in shared:
-            lines += _value(f"n{place}", _new(place, kind), f"o{place}")
+    def __call__(self, message: bytes) -> Change:
+        try:
+            return self._change(message)
+        except ERRORS:
+            return self._careful(message)
+
+    def _change(self, message: bytes) -> Change:
+        at, old = 5, None
+        if self._old_mark is not None:
+            sent, at = self._cells(message, at, self._old_mark)
+            old = self._known_of([_value(*each) for each in zip(sent, self._reads, strict=True)])
+        if self._op is Op.DELETE:
+            new = None
         else:
-            lines += _value(f"n{place}", f"n{place} = {_converted(place, kind, 'data[a:at]')}")
-    return _function(name, [*lines, f"change = Change(op, table, {before}, {_row('n', range(width), width)})"])
+            cells, at = self._cells(message, at, b"N")
+            if old is None:
+                new = tuple([_value(*each) for each in zip(cells, self._reads, strict=True)])
+            else:  # most values of an update are the old ones
+                new = tuple(
+                    [
+                        was if cell is UNAVAILABLE or (is_known and cell == text) else _value(cell, read)
+                        for cell, text, was, is_known, read in zip(
+                            cells, sent, old, self._known, self._reads, strict=True
+                        )
+                    ]
+                )
+        if at != len(message):
+            raise ValueError
+        if self._op is Op.UPDATE and old is None and new is not None:
+            old = self._known_of(new)
+        return Change(self._op, self._table, old, new)
+
+    def _cells(self, message: bytes, at: int, mark: bytes) -> tuple[list[Any], int]:
+        """Return the cells of the row at `at` (texts, None and UNAVAILABLE), and the end of the row."""
+        if message[at : at + 3] != mark + self._width:
+            raise ValueError
+        at += 3
+        cells: list[Any] = []
+        for _ in self._reads:
+            kind = message[at]
+            at += 1
+            if kind == _TEXT:
+                start = at + 4
+                at = start + int.from_bytes(message[at:start], "big")
+                cells.append(message[start:at])
+            elif kind in _NO_TEXT:
+                cells.append(_NO_TEXT[kind])
+            else:
+                raise ValueError
+        return cells, at
+
+    def _known_of(self, row: Iterable[Value]) -> Row:
+        """Return the row with UNAVAILABLE in place of the columns that are not known of an old row."""
+        return tuple([value if is_known else UNAVAILABLE for value, is_known in zip(row, self._known, strict=True)])
 
 
-def _begins(mark: bytes, width: int) -> list[str]:
-    """Return lines that check the mark of a row and its number of values."""
-    return [f"if data[at : at + 3] != {mark + width.to_bytes(2, 'big')!r}: raise ValueError", "at += 3"]
+def _value(cell: Any, read: Callable[[bytes], Value]) -> Value:
+    return read(cell) if cell.__class__ is bytes else cell
 
 
-def _function(name: str, lines: list[str]) -> str:
-    whole = [
-        f"def {name}(message):",
-        "  try:",
-        r"    data = message + b'\0\0\0\0'",  # a value's mark and length are read together, even without a length
-        "    at = 5",
-        *("    " + line for line in lines),
-        "    if at != len(message): raise ValueError",
-        "    return change",
-        "  except errors: return careful(message)",
-    ]
-    return "\n".join(whole)
-
-
-def _value(variable: str, convert: str, unchanged: str = "unavailable") -> list[str]:
-    """Return lines that read the value at `at`."""
-    return [
-        "mark, size = head(data, at)",
-        f"if mark == {ord('t')}:",
-        "  a = at + 5; at = a + size",
-        f"  {convert}",
-        f"elif mark == {ord('n')}: at += 1; {variable} = {_text(variable)}None",
-        f"elif mark == {ord('u')}: at += 1; {variable} = {_text(variable)}{unchanged}",
-        "else: raise ValueError",
-    ]
-
-
-def _text(variable: str) -> str:
-    """Return the assignment that also keeps the text of an old value; "" for other variables."""
-    return f"t{variable[1:]} = " if variable.startswith("o") else ""
-
-
-def _converted(place: int, kind: str, text: str) -> str:
-    return _INLINE.get(kind, f"convert{place}({{}}.decode())").format(text)
-
-
-def _old(place: int, kind: str) -> str:
-    return f"t{place} = data[a:at]; o{place} = {_converted(place, kind, f't{place}')}"
-
-
-def _new(place: int, kind: str) -> str:
-    """Return the line that reuses the old value if the text is equal, as for most values of an update."""
-    return f"text = data[a:at]; n{place} = o{place} if text == t{place} else {_converted(place, kind, 'text')}"
-
-
-def _row(name: str, known: Container[int], width: int) -> str:
-    """Return a tuple of the variables of the columns `known`, with UNAVAILABLE for the others."""
-    parts = [f"{name}{place}" if place in known else "unavailable" for place in range(width)]
-    return f"({''.join(part + ',' for part in parts)})"
+def _of_text(convert: Convert) -> Callable[[bytes], Value]:
+    return lambda cell: convert(cell.decode())
