@@ -14,7 +14,7 @@ import msgspec
 
 from headwater.capture.capture import Capture
 from headwater.config import Config, DatabaseConfig, QuotasConfig
-from headwater.database import DatabaseStatus
+from headwater.database import DatabaseStatus, ManagedDatabases
 from headwater.errors import (
     ConfigError,
     HeadwaterError,
@@ -40,7 +40,7 @@ from headwater.ranges.ranges.lease import restore_leases
 from headwater.ranges.ranges.ranges import Ranges
 from headwater.ranges.ranges.store import Store
 from headwater.ranges.worker.position_requests import PositionServer
-from headwater.ranges.worker.process import WorkerProcess
+from headwater.ranges.worker.process import BulkDatabases, WorkerProcess
 from headwater.sources import registry
 from headwater.sources.capture_stream import LogNotes
 from headwater.sources.file_lock import FileLock
@@ -93,8 +93,8 @@ class Database(msgspec.Struct, frozen=True):
         self.log.close()
 
 
-class App:
-    """The databases of one server; implements `ManagedDatabases`."""
+class App(ManagedDatabases, BulkDatabases):
+    """The databases of one server."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -219,14 +219,12 @@ class App:
         self._files.close()
 
     def stop_statements(self) -> None:
-        """End the statements of callers that are running, because the server stops."""
         with self._lock:
             databases = list(self._open.values())
         for database in databases:
             database.source.stop_statements()
 
     def database(self, name: str) -> Database:
-        """Return the open database `name`; raise NotFound if there is none."""
         with self._lock:
             found, error = self._open.get(name), self._unopened.get(name)
         if error is not None:
@@ -249,33 +247,27 @@ class App:
         return Queries(self, self._prepared, run, sample=settings.sample, public=settings.public)
 
     def open_worker(self) -> WorkerProcess:
-        """Return the process that reads the databases in bulk, not yet started."""
         return WorkerProcess(
             str(self._data / "pull-cache"), self._config.pull.cache_bytes, PositionServer(self.database)
         )
 
     def place(self, name: str) -> DatabaseLocation:
-        """Return the address of the database `name` for the bulk worker."""
         found = self.database(name)
         log = os.path.abspath(found.disk.path)
         return DatabaseLocation(name, found.source.bulk_address(), log, os.stat(log).st_ino, found.log.generation)
 
     def quota(self, name: str) -> QuotasConfig | None:
-        """Return the quotas of the database `name`; None if there is no such database."""
         return self._config.quotas_of(name) if name in self._open else None
 
     # --- Databases -------------------------------------------------------------------------------------------
 
     def get(self, name: str) -> Source:
-        """Return the source of the database `name`."""
         return self.database(name).source
 
     def names(self) -> list[str]:
-        """Return the names of the open databases, sorted."""
         return sorted(self._open)
 
     def create(self, name: str) -> bool:
-        """Create an embedded database and open it; return False if it exists."""
         with self._building:
             if name in self._open:
                 return False
@@ -286,7 +278,6 @@ class App:
             return True
 
     def drop(self, name: str) -> bool:
-        """Close an embedded database and delete its files; return False if there is none."""
         with self._building:
             found = self._open.get(name)
             if found is None and name in self._unopened:
@@ -308,7 +299,6 @@ class App:
             return True
 
     def status(self) -> dict[str, DatabaseStatus]:
-        """Return the status of every database."""
         with self._lock:
             opened, unopened = sorted(self._open.items()), sorted(self._unopened.items())
         found = {name: self._status(database) for name, database in opened}

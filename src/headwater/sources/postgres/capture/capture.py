@@ -12,7 +12,7 @@ from typing import Any
 from headwater.errors import HeadwaterError, SourceError, Unavailable
 from headwater.model.change import Transaction
 from headwater.model.table import Table
-from headwater.sources.capture_stream import LogNotes
+from headwater.sources.capture_stream import Capturable, LogNotes
 from headwater.sources.postgres.capture.barriers import BarrierResult, Barriers, SideSession
 from headwater.sources.postgres.capture.log_attachment import Attachment
 from headwater.sources.postgres.capture.log_positions import Positions
@@ -35,8 +35,8 @@ DOWN_SECONDS = 1.0  # a longer outage of the connection is an error
 CHECK_SECONDS = 5.0  # between two checks for changes that the stream does not carry: of the publication and of tables
 
 
-class PostgresCapture:
-    """The capture of a database. Fulfils `Capturable`; reads and writes share `snapshot_positions` and `_shapes`.
+class PostgresCapture(Capturable):
+    """The capture of a database. Reads and writes share `snapshot_positions` and `_shapes`.
 
     `reconnect` is called when the name leads to another server, `schema_changed` when the schema number changed.
     """
@@ -105,7 +105,6 @@ class PostgresCapture:
         return first
 
     def reopen(self) -> None:
-        """Connect again: the name now leads to another database."""
         self._halt()
         self._renew()
 
@@ -210,16 +209,13 @@ class PostgresCapture:
         return parts
 
     def wait(self, timeout: float) -> None:
-        """Sleep until the stream delivers something, `wake` is called, or `timeout` passes."""
         if self._arrived.wait(timeout):
             self._arrived.clear()
 
     def wake(self) -> None:
-        """End a wait now."""
         self._arrived.set()
 
     def acknowledge(self, upto: int) -> None:
-        """Let the server discard everything at or below `upto`, which the log holds."""
         held, stream = self._running()
         point = held.acknowledge(upto)
         stream.confirm(point.position)

@@ -13,14 +13,14 @@ from headwater.sources.postgres.read.reads import PostgresReads
 from headwater.sources.postgres.read.text_columns import TextColumns
 from headwater.sources.postgres.schema.column_probe import Columns
 from headwater.sources.postgres.schema.table_shapes import Shapes
-from headwater.sources.read import PastShapes, ServerPositions
+from headwater.sources.read import BulkReader, PastShapes, ServerPositions
 
 READERS = 4  # few, because PostgreSQL's connections are scarce
 CHUNK_ROWS = 65_536  # finding the offset of a chunk takes as long as reading some thousand rows
 
 
-class PostgresReader(PostgresReads):
-    """The bulk reads of a database. Fulfils `BulkReader`."""
+class PostgresReader(PostgresReads, BulkReader):
+    """The bulk reads of a database."""
 
     chunk_rows = CHUNK_ROWS
 
@@ -32,12 +32,10 @@ class PostgresReader(PostgresReads):
         super().__init__(pool, self._judges, shapes, _ServerOffsets(server), Columns(pool), take=TextColumns)
 
     def describe(self) -> dict[str, Table]:
-        """Return the tables as they are now."""
         self._columns.renew()  # each job begins here, and its table may have a new collation
         return self._server.describe()
 
     def shape(self, name: str, version: int | None = None) -> Table:
-        """Return the table as it is now, or as it was at `version`."""
         found = self.describe().get(name)
         if version is None or (found is not None and found.version == version):
             if found is None:
@@ -51,7 +49,6 @@ class PostgresReader(PostgresReads):
         return was
 
     def head(self) -> int:
-        """Return the newest offset."""
         return self._server.head()
 
     def status(self) -> dict[str, Any]:
@@ -62,7 +59,6 @@ class PostgresReader(PostgresReads):
         """Do nothing: no capture waits in this process."""
 
     def close(self) -> None:
-        """Close the sessions."""
         self._pool.close()
         self._judges.close()
 
