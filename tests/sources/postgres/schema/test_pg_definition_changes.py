@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.sources.postgres.pg_server import PATIENCE
@@ -11,6 +12,7 @@ from tests.sources.postgres.pg_source import PgRig
 
 from headwater.model.change import Change, Op
 from headwater.sources.postgres.schema import definition_changes
+from headwater.sources.postgres.schema.shape_changes import Shapes
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, a int, b int)"
 ROWS = "INSERT INTO t VALUES (1, 10, 20)"
@@ -216,6 +218,40 @@ def test_table_renamed_before_a_kill_keeps_its_identity(rig: Callable[..., PgRig
 def test_table_dropped_before_the_stream_delivers_it_is_reported_as_dropped(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     changes(own)
+    with reader_behind(own) as announce:
+        own.run("CREATE TABLE x(k int PRIMARY KEY)", "INSERT INTO x VALUES (1)", "DROP TABLE x")
+        announce()
+    told = changes(own)
+    assert "x" in {change.table.name for change in told}
+    assert [change.ddl.partition(" (")[0] for change in told if change.ddl] == ["CREATE TABLE x", "DROP TABLE x"]
+    assert sorted(shapes(own).tables) == ["t"]
+
+
+def test_view_replaced_before_the_stream_delivers_its_new_table_is_reported(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, publish_all=False)
+    changes(own)
+    with reader_behind(own) as announce:
+        own.run("CREATE TABLE x(k int PRIMARY KEY)", "CREATE VIEW v AS SELECT k FROM x")
+        own.source._attachment.join()
+        announce()
+        own.run("CREATE OR REPLACE VIEW v AS SELECT k + 1 AS k FROM x")
+        announce()
+    told = [(change.table.name, change.ddl) for change in changes(own) if change.ddl]
+    assert told == [
+        ("x", 'CREATE TABLE x ("k" integer NOT NULL, PRIMARY KEY ("k"))'),
+        ("x", "-- view v was defined anew"),
+    ]
+
+
+def shapes(own: PgRig) -> Shapes:
+    held = own.source._held
+    assert held is not None
+    return held.whole.shapes
+
+
+@contextlib.contextmanager
+def reader_behind(own: PgRig) -> Iterator[Callable[[], None]]:
+    """Hold the reader of the stream; yield a function that compares the catalogue with what the reader knows."""
     held, attachment = own.source._held, own.source._attachment
     assert held is not None
     held._most_changes = 10  # a reader that is behind by ten changes instead of 32,768
@@ -224,11 +260,6 @@ def test_table_dropped_before_the_stream_delivers_it_is_reported_as_dropped(rig:
     while held.has_room:
         assert time.monotonic() < end
         own.source.wait(0.01)
-    own.run("CREATE TABLE x(k int PRIMARY KEY)", "INSERT INTO x VALUES (1)", "DROP TABLE x")
-    attachment.announce(held.whole.shapes)
+    yield lambda: attachment.announce(held.whole.shapes)
     held._most_changes = 32_768
     held.acknowledge(0)  # wakes the reader
-    told = changes(own)
-    assert "x" in {change.table.name for change in told}
-    assert [change.ddl.partition(" (")[0] for change in told if change.ddl] == ["CREATE TABLE x", "DROP TABLE x"]
-    assert sorted(held.whole.shapes.tables) == ["t"]

@@ -59,7 +59,8 @@ def announce(
         unseen |= dict.fromkeys(reattached(told, means) & shapes.tables.keys(), "it was not published for a while")
     reshaped = {*unseen, *(name for name in replaced if _is_retyped(shapes, now, name))}
     found = _find_differences(connection, now, shapes, wanted, reshaped)
-    others = {name: why for name, why in meant.items() if name in shapes.tables and not _is_in(found, name)}
+    # A table in `found` is announced by that alone, unless the stream may deliver its first announcement only now.
+    others = {name: why for name, why in meant.items() if (name in shapes.tables) != _is_in(found, name)}
     rest = Announcement(
         moved=others,
         unseen={name: why for name, why in unseen.items() if _is_ours(shapes, now, name)},
