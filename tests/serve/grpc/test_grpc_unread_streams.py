@@ -140,13 +140,14 @@ def test_message_is_released_when_its_call_ends(
 
 def test_page_of_a_scan_is_counted_until_all_of_it_is_read(files: Whole) -> None:
     with served(files) as client, calling(client, ADMIN) as admin:
+        size = LENGTH // 10  # a page ends after 4 MiB
         for number in range(3):
-            admin.call(f"{KV}/Put", key=b"large%d" % number, value=bytes(LENGTH // 10))
-        stream = admin.stream(f"{KV}/Scan", prefix=b"large")
+            admin.call(f"{KV}/Put", key=b"page%d" % number, value=bytes(size))
+        stream = admin.stream(f"{KV}/Scan", prefix=b"page")
         stream.take(1)
-        small = range(14 * LENGTH // 10, 15 * LENGTH // 10)
-        wait_until(lambda: UNREAD.used in small, "the page and its second message are counted")
-        assert len(stream.rest()) == 3
+        four = range(4 * size, 5 * size)
+        wait_until(lambda: UNREAD.used in four, "the page of three values and its second message are counted")
+        assert len(stream.rest()) == 2
         wait_until(lambda: UNREAD.used == 0, "the memory was released")
 
 

@@ -387,7 +387,7 @@ def test_snapshot_is_cut_once_too_many_rows_are_unread(locked: Client, monkeypat
     for key in range(2):
         locked.rows("INSERT INTO wide VALUES (?, hex(zeroblob(5242880)))", key)
     wait_until(lambda: UNREAD.used == 0, "answers of other tests were released")
-    monkeypatch.setattr(UNREAD, "max_memory", 50 * MIB)  # 25 for one caller: one piece with both rows
+    monkeypatch.setattr(UNREAD, "max_memory", 30 * MIB)  # 15 for one caller: one piece, which has one row
     ada = locked.ok("security.token.create", name="ada", role="viewer")["token"]
     headers = {"authorization": f"Bearer {ada}"}
     path = locked.http.get("/api/v1/snapshot/main/wide", headers=headers).headers["location"]
