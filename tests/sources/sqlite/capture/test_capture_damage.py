@@ -14,7 +14,10 @@ from tests.sources.sqlite_writer_process import Foreign
 
 from headwater.errors import Busy, HeadwaterError, LogDamaged, SourceMismatch, Unavailable
 from headwater.log.disk.disk_log import DiskLog
+from headwater.model.change import Change
 from headwater.sources.file_lock import SUFFIX, FileLock
+from headwater.sources.sqlite.capture import trigger_installation
+from headwater.sources.sqlite.capture.capture_table import Follower
 
 Attach = Callable[..., Rig]
 M = "CREATE TABLE m(id INTEGER PRIMARY KEY, v)"
@@ -65,6 +68,118 @@ def test_vacuum_alone_asks_for_no_snapshot(rig: Attach) -> None:
     assert not any(change.resnapshot for change in schema_changes(r.check()))
     r.foreign.run("INSERT INTO m VALUES (2, 'b')")
     r.check()
+
+
+U = "CREATE TABLE t(id INTEGER PRIMARY KEY, u, v)"
+INDEX = ("CREATE UNIQUE INDEX i ON t(u)", "DROP INDEX i")
+TRIGGER = (
+    "CREATE TRIGGER i AFTER INSERT ON t WHEN NEW.v = 'x' BEGIN DELETE FROM t WHERE id = 2; END",
+    "DROP TRIGGER i",
+)
+
+
+def asked(changes: list[Change]) -> set[str]:
+    return {change.table.name for change in changes if change.resnapshot}
+
+
+@pytest.mark.parametrize("others", [(), ("CREATE TABLE o(a)",), ("ALTER TABLE m ADD COLUMN w",)])
+@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("made, dropped", [INDEX, TRIGGER])
+def test_rule_made_and_dropped_unseen_asks_for_snapshots_of_written_tables(
+    rig: Attach, made: str, dropped: str, is_stopped: bool, others: tuple[str, ...]
+) -> None:
+    r = rig(U, M, "INSERT INTO t VALUES (1, 1, 'a'), (2, 2, 'b')")
+    r.foreign.run("INSERT INTO m VALUES (1, 'a')")
+    r.check()
+    if is_stopped:
+        r.close()
+    r.foreign.script("BEGIN", *others, made, "INSERT OR REPLACE INTO t VALUES (3, 2, 'x')", dropped, "COMMIT")
+    if is_stopped:
+        r.open()
+    assert asked(r.settle()) == {"t"}
+    r.foreign.run("INSERT INTO t VALUES (4, 4, 'y')")
+    r.check()
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        (*INDEX,),
+        ("CREATE INDEX i ON t(u)",),
+        ("CREATE TABLE o(a PRIMARY KEY, b UNIQUE)", "CREATE INDEX o_a ON o(b, a)", "INSERT INTO t VALUES (5, 5, 5)"),
+        ("DROP TABLE k", "INSERT INTO t VALUES (5, 5, 5)"),
+        ("DROP INDEX k_v", "INSERT INTO t VALUES (5, 5, 5)", "CREATE INDEX k_v ON k(v)"),
+        ("ALTER TABLE k RENAME TO l", "INSERT INTO t VALUES (5, 5, 5)"),
+        ("ALTER TABLE k ADD COLUMN w", "ALTER TABLE k ADD COLUMN x", "INSERT INTO t VALUES (5, 5, 5)"),
+        (
+            "CREATE TABLE l(id INTEGER PRIMARY KEY, v TEXT)",
+            "DROP TABLE k",
+            "ALTER TABLE l RENAME TO k",
+            "CREATE INDEX k_v ON k(v)",
+            "INSERT INTO t VALUES (5, 5, 5)",
+        ),
+        ("ANALYZE", "INSERT INTO t VALUES (5, 5, 5)"),
+        ("CREATE VIEW w AS SELECT * FROM t", "INSERT INTO t VALUES (5, 5, 5)"),
+    ],
+)
+def test_schema_changes_that_show_ask_for_no_snapshot_of_other_tables(rig: Attach, statements: tuple[str, ...]) -> None:
+    r = rig(U, "CREATE TABLE k(id INTEGER PRIMARY KEY, v)", "CREATE INDEX k_v ON k(v)")
+    r.check()
+    r.foreign.script("BEGIN", *statements, "COMMIT")
+    assert "t" not in asked(r.settle())
+
+
+def test_schema_changes_through_the_server_ask_for_no_snapshot(rig: Attach) -> None:
+    r = rig(U)
+    r.write(*INDEX, "CREATE TABLE o(a)", "DROP TABLE o", "INSERT INTO t VALUES (1, 1, 1)")
+    r.check()
+    r.foreign.run("CREATE TABLE o(a INTEGER PRIMARY KEY)")
+    r.foreign.run("INSERT INTO t VALUES (2, 2, 2)")
+    assert asked(r.settle()) == set()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_action_of_a_foreign_key_added_before_a_replace_asks_for_a_snapshot(rig: Attach, is_stopped: bool) -> None:
+    r = rig("CREATE TABLE p(id INTEGER PRIMARY KEY, u UNIQUE, v)", "INSERT INTO p VALUES (1, 1, 'a'), (2, 2, 'b')")
+    r.foreign.run("PRAGMA foreign_keys = ON")
+    if is_stopped:
+        r.close()
+    r.foreign.script(
+        "BEGIN",
+        "CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES p(id) ON DELETE CASCADE)",
+        "CREATE TRIGGER x AFTER DELETE ON c BEGIN INSERT OR REPLACE INTO p VALUES (8, 8, 'log'); END",
+        "INSERT INTO c VALUES (1, 1)",
+        "INSERT OR REPLACE INTO p VALUES (1, 2, 'new')",
+        "COMMIT",
+    )
+    if is_stopped:
+        r.open()
+    assert "p" in asked(r.settle())
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_pages_captured_under_a_dropped_trigger_are_compared(
+    rig: Attach, is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Follower._read, "__defaults__", (7,))  # rows of a page
+    monkeypatch.setattr(trigger_installation, "_is_undone", lambda db: False)
+    r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, v, n)", "CREATE TABLE o(id INTEGER PRIMARY KEY)")
+    r.foreign.run(f"INSERT INTO t VALUES {', '.join(f'({number}, 0, 0)' for number in range(20))}")
+    r.check()
+    if is_stopped:
+        r.close()
+    r.foreign.script(
+        "BEGIN",
+        "CREATE TRIGGER x AFTER UPDATE OF v ON t BEGIN UPDATE t SET n = n + 1 WHERE id = NEW.id; END",
+        "INSERT INTO o VALUES (1)",  # changes of one row are in two pages then
+        "UPDATE t SET v = 1",
+        "DROP TRIGGER x",
+        "COMMIT",
+    )
+    if is_stopped:
+        r.open()
+    r.fold.unknown.add("t")
+    assert asked(r.settle()) == {"t"}
 
 
 def attempt(write: Callable[[], object]) -> bool:

@@ -85,6 +85,7 @@ class Follower:
 
     def _parts(self, after: int) -> Iterator[Transaction]:
         head: int | None = None
+        is_followed = self._may_nest
         grouping = Grouping(self._saw_foreign)
         chain, demanded = ImageChain(), set[str]()  # a demand follows the head, hence all changes of this call
         aside: Aside = {}  # A replaced row and the insert that replaced it are in one transaction, hence in one call.
@@ -92,6 +93,7 @@ class Follower:
             page = self._read(after, head)
             if page.schema_version != self._schema_version:
                 self._adopt(page, after)
+                is_followed = True  # these changes may be of a trigger that was dropped again
                 continue
             self._check(page, after)
             head = page.head if head is None else head
@@ -101,7 +103,7 @@ class Follower:
             self._boundary = page.rows[-1]
             after = page.rows[-1][0]
             decoded = self._decoder.page(page.rows, page.replaced, aside)
-            changes, broken = chain.page(decoded, is_followed=self._may_nest and after < head)
+            changes, broken = chain.page(decoded, is_followed=is_followed and after < head)
             yield from grouping.parts(changes, page.own, head, time.time_ns() // 1_000)
             if broken := (broken | self._decoder.doubtful(page.replaced)) - demanded:
                 self._demand(broken)
@@ -130,7 +132,8 @@ class Follower:
             try:
                 return self._page(after, head, limit)
             finally:
-                self._db.execute("COMMIT")
+                if self._db.in_transaction:  # SQLite ends the transaction itself when it runs out of memory
+                    self._db.execute("COMMIT")
 
     def _page(self, after: int, head: int | None, limit: int) -> Page:
         version = _one(self._db, "PRAGMA schema_version")

@@ -6,6 +6,7 @@ All functions run inside a write transaction of the caller.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Collection
 
 import apsw
@@ -14,7 +15,17 @@ import msgspec
 from headwater.errors import SourceUnfit
 from headwater.model.change import Op
 from headwater.model.table import Table
-from headwater.sources.sqlite.capture.trigger_plan import Add, Drop, Layout, Renew, Reshape, Step, Trigger, plan
+from headwater.sources.sqlite.capture.trigger_plan import (
+    Add,
+    Drop,
+    Layout,
+    Renew,
+    Reshape,
+    Step,
+    Trigger,
+    plan,
+    visible_statements,
+)
 from headwater.sources.sqlite.capture.triggers import (
     ANCHOR,
     CANARY,
@@ -44,6 +55,7 @@ from headwater.sources.sqlite.schema.table_shapes import (
 )
 
 FORMAT = "1"  # format of our tables in the user's file
+UNDONE = "-- a schema change was made and undone unseen"
 REBUILD = 16  # above this number of columns to add, re-creating our tables is cheaper
 
 
@@ -192,6 +204,8 @@ def reconcile(
     shapes, _ = capturable(db, wanted)
     active = [layout for layout in read_layouts(db).values() if layout.active]
     vacuumed = renumbered(db)
+    doubtful = [] if ddl or vacuumed or not _is_undone(db) else active
+    doubtful = [layout for layout in doubtful if _captured_since(db, layout.id, known_good)]
     steps = plan(shapes, active, read_triggers(db), parents=read_parents(db), vacuumed=vacuumed)
     for step in steps:
         _apply(db, step, known_good=known_good, ddl=ddl, first=first)
@@ -202,8 +216,38 @@ def reconcile(
             if layout.active and not layout.table.primary_key:
                 _announce(db, layout.id, ddl or "VACUUM", resnapshot=True)
         db.execute(f"UPDATE {CANARY} SET rowid = 2")
+    for layout in doubtful:
+        if read_layouts(db)[layout.id].active:
+            _announce(db, layout.id, UNDONE, resnapshot=True)
     _reconcile_views(db, ddl)
+    _note_schema(db)
     return steps
+
+
+def _is_undone(db: apsw.Connection) -> bool:
+    """Return whether other programs changed the schema more often than it shows. Capture did not know a UNIQUE index
+    or a trigger that was dropped again, so changes that it caused may be missing or out of order."""
+    if not (note := meta(db, "schema")):
+        return False
+    version, before = msgspec.json.decode(note, type=tuple[int, dict[str, str]])
+    return db.execute("PRAGMA schema_version").get - version > visible_statements(before, _read_objects(db))
+
+
+def _note_schema(db: apsw.Connection) -> None:
+    """Record the schema, for `_is_undone`."""
+    now = msgspec.json.encode((db.execute("PRAGMA schema_version").get, _read_objects(db))).decode()
+    if now != meta(db, "schema"):
+        set_meta(db, "schema", now)
+
+
+def _read_objects(db: apsw.Connection) -> dict[str, str]:
+    """Return the objects of other programs as `visible_statements` takes them."""
+    rows = db.execute(
+        "SELECT type || ' ' || name, rowid, sql FROM sqlite_schema WHERE sql IS NOT NULL AND ?1 NOT IN "
+        "(substr(name, 1, length(?1)), substr(tbl_name, 1, length(?1)))",
+        (OURS,),
+    )
+    return {name: f"{rowid} {hashlib.blake2b(sql.encode(), digest_size=6).hexdigest()}" for name, rowid, sql in rows}
 
 
 def _reconcile_views(db: apsw.Connection, ddl: str) -> None:

@@ -63,7 +63,7 @@ class Renew(msgspec.Struct, frozen=True):
     layout: Layout
     nests: bool
     unseen: bool
-    overtaken: bool = False  # a user's trigger fired before ours, so changes may be captured out of order
+    overtaken: bool = False  # changes may be captured wrongly: a user's trigger fired first, or wrote in between
 
 
 class Drop(msgspec.Struct, frozen=True):
@@ -116,9 +116,23 @@ def plan(
         overtaken = bool(present) and _overtaken(present, on_table, expected)
         if _bare(layout.shape) != _bare(shape):
             steps.append(Reshape(layout, shape, nesting, unseen or overtaken or vacuumed))
-        elif unseen or overtaken or [t.sql for t in present] != list(expected.values()):
-            steps.append(Renew(layout, nesting, unseen, overtaken))
+        elif unseen or overtaken or (texts := [t.sql for t in present]) != list(expected.values()):
+            begins_nesting = nesting and texts == [*create_triggers(layout.shape, layout.id, nests=False).values()]
+            steps.append(Renew(layout, nesting, unseen, overtaken or begins_nesting))
     return gone + steps + [Add(shape, nests(name)) for name, shape in sorted(shapes.items()) if name not in claimed]
+
+
+def visible_statements(before: Mapping[str, str], now: Mapping[str, str]) -> int:
+    """Return how many schema changes can explain the difference between two schemas; more have left no trace.
+
+    The keys are type and name of each object, the values its rowid in sqlite_schema, a space and a digest of its text.
+    """
+    found = len(before.keys() ^ now.keys())
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            is_new = before[name].partition(" ")[0] != now[name].partition(" ")[0]
+            found += 3 if is_new and name.startswith("table ") else 2  # a rebuilt table was renamed, too
+    return found
 
 
 def _made_again(layout: Layout, present: Sequence[Trigger]) -> bool:
