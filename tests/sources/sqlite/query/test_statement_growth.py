@@ -61,6 +61,18 @@ BOMBS = {
             " FROM (SELECT x||x FROM (" + nested(lambda i: "x||x AS x", inner="SELECT a AS x FROM t", levels=18) + "))",
         ]
     ),
+    "outer source of the same name": "SELECT ("
+    + nested(
+        lambda i: "a.x||a.x AS x", "SELECT {column} FROM ({inner}) AS a NATURAL JOIN (SELECT 1 AS k)", "SELECT 1 AS x"
+    )
+    + ") FROM (SELECT 1 AS x) AS a",
+    "outer column called like a text": "SELECT ("
+    + nested(
+        lambda i: 'b."a.x||a.x" AS x',
+        "SELECT {column} FROM (SELECT a.x||a.x FROM ({inner}) AS a) AS b",
+        "SELECT a AS x FROM t",
+    )
+    + ') FROM (SELECT 1 AS "a.x||a.x") AS b',
     "with": chained(" AS (SELECT a AS x FROM t)", " AS (SELECT x||x AS x FROM {before})"),
     "with names": chained("(x) AS (SELECT a FROM t)", "(x) AS NOT MATERIALIZED (SELECT x||x FROM {before})"),
     "with same name": nested(

@@ -265,13 +265,15 @@ class _Growth:
         self._step(len(outer))
         sizes, is_renaming = dict(outer), any(item.word in _RENAMING for item in _flat(items))
         own: Sizes = {}
-        for prefixes, column in [(source.aliases, column) for source in sources for column in source.columns]:
-            self._step(1 + len(prefixes))
+        for column in [column for source in sources for column in source.columns]:
             for name in column.names or ("",):
                 before = own.get(name, 0)
                 own[name] = before + column.size if is_renaming else max(before, column.size)
-                if not is_renaming:
-                    _widen(own, {(prefix, name): column.size for prefix in prefixes})
+        for prefixes, column in [(source.aliases, column) for source in sources for column in source.columns]:
+            self._step(1 + len(prefixes))
+            for name in column.names or ("",):
+                size = own[name] if is_renaming else column.size
+                _widen(own, {(prefix, name): size for prefix in prefixes})
         _widen(sizes, own)
         columns: list[Column] = []
         is_exact, size = True, 0
@@ -407,16 +409,14 @@ class _Growth:
         after = items[place + 1] if place + 1 < len(items) else None
         if isinstance(after, Group) or (after is not None and after.word == "."):
             return 1  # a function or a table
+        is_quoted = token.kind == "quoted" or (token.kind == "str" and before == ".")
+        if is_quoted and not _PLAIN_NAME.fullmatch(name) and ("" in sizes or ":" in name):
+            self._step(len(sizes))
+            return max(sizes.values(), default=1)  # the name may be the text of an expression
         qualifier = items[place - 2] if before == "." and place > 1 else None
         if isinstance(qualifier, Token) and (size := sizes.get((folded(name_of(qualifier)), name))):
             return size
-        if name in sizes:
-            return max(sizes[name], 1)
-        is_quoted = token.kind == "quoted" or (token.kind == "str" and before == ".")
-        if is_quoted and sizes and not _PLAIN_NAME.fullmatch(name):
-            self._step(len(sizes))
-            return max(sizes.values())  # the name may be the text of an expression
-        return 1
+        return max(sizes.get(name, 1), 1)
 
 
 _FROM = Token("word", "FROM", 0, 0, "FROM")
