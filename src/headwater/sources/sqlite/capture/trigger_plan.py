@@ -114,11 +114,12 @@ def plan(
         claimed.add(layout.table.name)
         unseen = len(present) < len(expected) or (not vacuumed and _made_again(layout, present))
         overtaken = bool(present) and _overtaken(present, on_table, expected)
+        texts = [trigger.sql for trigger in present]
+        begins_to_nest = nesting and texts == [*create_triggers(layout.shape, layout.id, nests=False).values()]
         if _bare(layout.shape) != _bare(shape):
             steps.append(Reshape(layout, shape, nesting, unseen or overtaken or vacuumed))
-        elif unseen or overtaken or (texts := [t.sql for t in present]) != list(expected.values()):
-            begins_nesting = nesting and texts == [*create_triggers(layout.shape, layout.id, nests=False).values()]
-            steps.append(Renew(layout, nesting, unseen, overtaken or begins_nesting))
+        elif unseen or overtaken or texts != [*expected.values()]:
+            steps.append(Renew(layout, nesting, unseen, overtaken or begins_to_nest))
     return gone + steps + [Add(shape, nests(name)) for name, shape in sorted(shapes.items()) if name not in claimed]
 
 
