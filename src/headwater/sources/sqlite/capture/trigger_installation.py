@@ -230,7 +230,7 @@ def _is_undone(db: apsw.Connection) -> bool:
     if not (note := meta(db, "schema")):
         return False
     version, before = msgspec.json.decode(note, type=tuple[int, dict[str, str]])
-    return db.execute("PRAGMA schema_version").get - version > visible_statements(before, _read_objects(db))
+    return int(db.execute("PRAGMA schema_version").get) - version > visible_statements(before, _read_objects(db))
 
 
 def _note_schema(db: apsw.Connection) -> None:
