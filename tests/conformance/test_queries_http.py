@@ -375,6 +375,11 @@ def test_invalid_query_parameters_are_refused_with_a_message(server: Live, param
     assert error["code"] in ("invalid_request", "not_supported", "not_found") and error["message"]
 
 
+def test_request_without_a_query_or_with_two_is_refused_by_its_reason(server: Live) -> None:
+    assert "neither `sql` nor `query`" in server.error("query.select")["message"]
+    assert "both `sql` and `query`" in server.error("query.select", sql="SELECT 1", query={})["message"]
+
+
 @pytest.mark.parametrize("args", ["{", "7", '"x"', "null", "[1,2]", "[]", '{"x":1}', "[" * 5000, quote("[1]") * 4000])
 def test_invalid_query_arguments_are_refused(server: Live, query: str, args: str) -> None:
     response = server.http.get(f"/api/v1/q/{query}?args={quote(args)}")

@@ -29,7 +29,7 @@ def _unready(status: DatabaseStatus) -> str:
 
 @dataclass
 class Api:
-    """The services behind the network interfaces. Feeds and gate are set when the server starts, in its event loop."""
+    """The services behind the network interfaces; `feeds`, `queries` and `gate` are set when the server starts."""
 
     databases: ManagedDatabases
     rows: Rows
@@ -75,7 +75,7 @@ class Api:
 
     @property
     def ranges(self) -> Ranges | None:
-        """Return the ranges once the databases are open; None if they have none."""
+        """Return the ranges; None while the databases are closed, or on a server without ranges."""
         return getattr(self.databases, "ranges", None)
 
     def pulling(self) -> Ranges:

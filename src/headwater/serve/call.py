@@ -59,11 +59,11 @@ class Call:
         return next((value for name, value in self.scope["headers"] if name == wanted), b"")
 
     def joined(self, wanted: bytes) -> bytes:
-        """Return all headers with this name as one list; see `list_header`."""
+        """Return all headers with this name, joined by commas; see `list_header`."""
         return list_header(self.scope["headers"], wanted)
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Raise Aborted, so that the connection is cut."""
         raise Aborted
 
 
@@ -90,7 +90,7 @@ def matches(if_none_match: bytes, tag: bytes) -> bool:
 
 
 async def gone(receive: Receive) -> None:
-    """Return when the client has disconnected. `send` does not report that."""
+    """Wait until the client has disconnected, which `send` does not report; ignore everything received before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,4 +1,4 @@
-"""Listening sockets, bound before the server touches anything else."""
+"""Sockets of the server's addresses, bound before the server touches anything else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwater.errors import ConfigError
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Return one listening socket per address of `host`, all on the same port."""
+    """Return one bound socket per address of `host`, all on the same port; ConfigError if one cannot be bound."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

@@ -35,8 +35,10 @@ class Tls:
         """Load the certificate that `config` names; None without one, ConfigError if it cannot be loaded."""
         if config.tls_cert is not None:
             if config.tls_http_clients and config.tls_ca is None:
-                hint = "Set serve.tls_ca to the certificates of their authorities."
-                raise ConfigError("serve.tls_http_clients is set and serve.tls_ca is not", hint=hint)
+                raise ConfigError(
+                    "serve.tls_http_clients demands client certificates, but serve.tls_ca is not set",
+                    hint="Set serve.tls_ca to the authorities that signed them.",
+                )
             return cls(config)
         for name in ("tls_key", "tls_ca", "tls_http_clients"):
             if getattr(config, name):
@@ -70,7 +72,7 @@ class Tls:
             log.warning("the private key %s is readable by other users: chmod 600 %s", self._key, self._key)
 
     def _loaded(self, protocol: str, *, asks: bool) -> ssl.SSLContext:
-        """Return a context for `protocol`, which asks clients for a certificate or does not."""
+        """Return a TLS context for `protocol`, which demands a certificate from clients if `asks`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols([protocol])

@@ -209,7 +209,7 @@ def test_remote_address_without_a_credential_is_refused_at_start(settings: dict[
 
 def test_pepper_under_32_characters_is_a_config_error(tmp_path: Path) -> None:
     """The pepper signs tickets: a caller who guesses it can forge any identity."""
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError, match=r"^serve\.key_pepper \(HEADWATER_KEY_PEPPER\) is shorter") as found:
         Gate.of(ServeConfig(token=Secret(TOKEN), key_pepper=Secret("x" * 31)), tmp_path)
     assert "openssl rand -hex 32" in found.value.hint
     Gate.of(ServeConfig(token=Secret(TOKEN), key_pepper=Secret("x" * 32)), tmp_path)

@@ -67,7 +67,7 @@ class Keys:
         *,
         now_ms: int | None = None,
     ) -> tuple[str, Key]:
-        """Create a key; return its text, which is shown once, and the stored record."""
+        """Create a key; return its text, which is not stored, and its record; LimitExceeded at too many keys."""
         created_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         secret = secrets.token_urlsafe(32)
         id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
@@ -157,7 +157,7 @@ def _read(path: Path) -> list[Key]:
 
 
 def _pepper(folder: Path) -> bytes:
-    """Return the secret that keys the hashes, created at first start; without it the file of keys proves nothing."""
+    """Return the secret of the hashes from the file `pepper`, created at first use; ConfigError if it is too short."""
     path = folder / "pepper"
     try:
         found = path.read_bytes()

@@ -67,7 +67,7 @@ class Gate:
 
     @classmethod
     def of(cls, config: ServeConfig, folder: Path | None = None) -> Gate:
-        """Build the gate from `config`; ConfigError if it would admit every remote caller or nobody at all.
+        """Build the gate; ConfigError for a short secret, or if the gate would admit every remote caller or nobody.
 
         `folder` is where API keys are stored.
         """
@@ -111,7 +111,7 @@ class Gate:
         return self._first_valid(metadata) if self.locked else ANONYMOUS
 
     def _first_valid(self, headers: Headers) -> Principal:
-        """Return the owner of the first valid credential."""
+        """Return the owner of the first valid credential; Unauthorized if none is valid, or too many were sent."""
         why = Unauthorized("a credential is required, and the request has no valid one")
         sent = _credentials(headers)
         if len(sent) > MAX_CREDENTIALS:  # so that one request cannot try many guesses
@@ -124,10 +124,7 @@ class Gate:
         raise why
 
     def _owner_of(self, credential: bytes) -> Principal:
-        """Return the owner of `credential`.
-
-        The time may reveal the kind of the credential, but not whether its secret is correct.
-        """
+        """Return the owner of `credential`, or raise Unauthorized; the time it takes reveals no part of a secret."""
         if self._token is not None and hmac.compare_digest(credential, self._token):
             return ADMIN
         if len(credential) > MAX_CREDENTIAL:
@@ -157,7 +154,7 @@ class Gate:
 
 
 def _check_reached(address: str, token: bytes | None, locked: bool) -> None:
-    """Raise ConfigError if other machines reach `address` without a credential, or with one that is easy to guess."""
+    """Raise ConfigError if `address`, which other machines reach, needs no credential, or the admin token is short."""
     if not locked:
         raise ConfigError(
             f"{address} can be reached from other machines, and no credential is set",
@@ -175,7 +172,8 @@ def _pepper(config: ServeConfig) -> bytes | None:
     pepper = None if config.key_pepper is None else config.key_pepper.encode()
     if pepper is not None and len(pepper) < 32:
         raise ConfigError(
-            "HEADWATER_KEY_PEPPER is shorter than 32 bytes", hint="Use HEADWATER_KEY_PEPPER=$(openssl rand -hex 32)."
+            "serve.key_pepper (HEADWATER_KEY_PEPPER) is shorter than 32 bytes",
+            hint="Use HEADWATER_KEY_PEPPER=$(openssl rand -hex 32).",
         )
     return pepper
 
@@ -195,7 +193,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def grpc_address(config: ServeConfig) -> str | None:
-    """Return the address of gRPC, or None if it is off; a free port if HTTP takes one and gRPC's is the default."""
+    """Return the address of gRPC, None if it is off; its default port becomes 0 (any free port) if HTTP's port is 0."""
     if config.grpc == "off":
         return None
     if config.grpc == ServeConfig().grpc and split_address(config.http)[1] == 0:

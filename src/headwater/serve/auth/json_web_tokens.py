@@ -66,14 +66,14 @@ class Jwts:
         secret = None if config.jwt_secret is None else config.jwt_secret.encode()
         if secret is not None and len(secret) < 32:
             raise ConfigError(
-                "HEADWATER_JWT_SECRET is shorter than 32 bytes",
+                "serve.jwt_secret (HEADWATER_JWT_SECRET) is shorter than 32 bytes",
                 hint="Use HEADWATER_JWT_SECRET=$(openssl rand -hex 32).",
             )
         keys = None if config.jwt_keys is None else _read(Path(config.jwt_keys))
         return cls(secret=secret, keys=keys, issuer=config.jwt_issuer, audience=config.jwt_audience)
 
     def check(self, text: bytes) -> Principal:
-        """Return the caller that the token names; Unauthorized if it is not valid."""
+        """Return the caller that the token names; Unauthorized if the token is not valid or has expired."""
         try:
             found = self._checked(text.decode("ascii"))
         except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
@@ -112,7 +112,7 @@ class Jwts:
         return _principal(claims)
 
     def _public(self, kid: object) -> Any:
-        """Return the key with this id; without an id the only key, if there is just one."""
+        """Return the RSA key with this id, or without an id the only RSA key; InvalidKeyError unless just one fits."""
         keys = [key for key in (self._keys.keys if self._keys is not None else ()) if key.key_type == "RSA"]
         fitting = [key for key in keys if kid is None or key.key_id == kid]
         if len(fitting) != 1:
@@ -177,7 +177,7 @@ def _scopes(claims: dict[str, Any]) -> tuple[Scope, ...] | None:
 
 
 def scopes_of(given: Any) -> tuple[Scope, ...]:
-    """Parse `["shop", "main.orders"]` as scopes: a database, or one of its tables."""
+    """Return the scopes of `["shop", "main.orders"]`: databases, or single tables; InvalidClaim if it is malformed."""
     if not isinstance(given, list) or not all(isinstance(each, str) and each for each in given):
         raise InvalidClaim("its `scopes` are no list of texts")
     found: dict[str, set[str]] = {}

@@ -15,7 +15,7 @@ End = Callable[[], object]
 
 
 class Sessions:
-    """Open streams by the credential of their reader; `holds` returns whether it was not revoked. Not thread-safe."""
+    """Open streams by their reader's credential; `holds` returns whether a credential is unrevoked. Not thread-safe."""
 
     def __init__(self, holds: Callable[[Principal], bool] = lambda who: True) -> None:
         self._holds = holds
@@ -47,7 +47,7 @@ class Sessions:
     def cancelling(
         self, who: Principal, on_end: End = lambda: None, has_response: Callable[[], bool] = lambda: False
     ) -> Iterator[None]:
-        """Cancel the current task when the credential ends; raise Unauthorized if there is no response yet."""
+        """Call `on_end` and cancel the task when the credential ends; raise Unauthorized if no response has begun."""
         task = asyncio.current_task()
         assert task is not None
         has_ended = False

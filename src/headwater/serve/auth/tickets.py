@@ -25,7 +25,7 @@ class Tickets:
         self._seconds = seconds
 
     def create(self, who: Principal) -> dict[str, Any]:
-        """Return a ticket for `who` and the time at which it expires."""
+        """Return a `ticket` for `who`, and `expires_at_ms`, the time at which it expires."""
         until = time.time_ns() // 1_000_000 + int(self._seconds * 1000)
         body = msgspec.msgpack.encode((who, until))
         ticket = base64.urlsafe_b64encode(self._sign(body) + body).rstrip(b"=").decode()

@@ -66,7 +66,7 @@ class Gateway:
         }
 
     async def serve(self, call: Call) -> int:
-        """Serve one socket until it closes; an error before it is accepted is raised unchanged."""
+        """Serve one socket until it closes and return 101, its status; raise the error of a socket that is refused."""
         call.who.need(VIEWER, "the gateway")
         if self._is_stopping:
             raise Unavailable("the server is stopping", hint="Reconnect in a moment.")
@@ -83,7 +83,7 @@ class Gateway:
         return 101
 
     async def drain(self, seconds: float) -> None:
-        """Finish current answers for at most `seconds`, then close every socket and ask its client to reconnect."""
+        """Close each socket after its current answer, with a code that asks to reconnect; wait at most `seconds`."""
         self._is_stopping = True
         for socket in list(self._open):
             socket.drain()
@@ -207,7 +207,7 @@ def _found(value: bytes) -> bytes | Pieces:
 
 
 def _charged(socket: GatewaySocket, payload: bytes | Pieces, *, is_written: bool = False) -> bytes | Pieces:
-    """Return `payload`, charged to its reader. Raises Busy, unless a write is done: its answer must not be rejected."""
+    """Return `payload`, charged to its reader. Raises Busy, unless `is_written`: a commit must be answered."""
     if isinstance(payload, Pieces) and socket.who.role != OWNER:
         try:
             payload.charge(identity(socket.who, socket.client))

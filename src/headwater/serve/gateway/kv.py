@@ -199,7 +199,7 @@ class Kv:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _admit(self, who: Principal, namespace: str, role: str, what: str) -> str:
-        """Return the name of the database, before checking that it exists: only callers in its scope may learn that."""
+        """Return the database's name if `role` and scope admit `who`; whether it exists is checked later."""
         db = real_name(namespace)
         who.need(role, what)
         who.check(db, [TABLE])
@@ -211,7 +211,7 @@ class Kv:
 
 
 def _table(session: Session) -> None:
-    """Create the table if it does not exist."""
+    """Create the table `kv` with its index, unless it exists; InvalidRequest if it has other columns."""
     try:
         _checked(session.describe(TABLE))
     except NotFound:
@@ -220,7 +220,7 @@ def _table(session: Session) -> None:
 
 
 def _checked(table: Table) -> Table:
-    """Return `table` if it has the columns of a key-value table."""
+    """Return `table`; InvalidRequest unless it has the columns of a key-value table."""
     if not holds_pairs(table):
         raise InvalidRequest(
             f"the table {TABLE!r} does not have the columns of a key-value table",
@@ -252,7 +252,7 @@ def _of(table: Table, row: Row, column: str) -> bytes:
 
 
 def _beginning(prefix: bytes) -> Span | None:
-    """Return the span of the keys that begin with `prefix`."""
+    """Return the span of the keys that begin with `prefix`; None, for all keys, if it is empty."""
     if not prefix:
         return None
     behind = prefix_end(prefix)

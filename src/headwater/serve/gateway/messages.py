@@ -41,7 +41,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Sql(Params):
-    """sql"""
+    """Parameters of `sql`: a statement and its arguments."""
 
     query: str
     params: list[Any] | dict[str, Any] = []
@@ -49,7 +49,7 @@ class Sql(Params):
 
 
 class KvKey(Params):
-    """kv_get, kv_delete"""
+    """Parameters of `kv_get` and `kv_delete`: the key, as text or base64."""
 
     key: str | None = None
     key_base64: str | None = None
@@ -57,7 +57,7 @@ class KvKey(Params):
 
 
 class KvPut(Params):
-    """kv_put"""
+    """Parameters of `kv_put`: key and value, as text or base64, and when they expire."""
 
     key: str | None = None
     key_base64: str | None = None
@@ -68,7 +68,7 @@ class KvPut(Params):
 
 
 class Subscribe(Params):
-    """subscribe"""
+    """Parameters of `subscribe`: filters, and the sequence to begin with."""
 
     tables: list[str] = []
     operations: list[str] = []
@@ -78,7 +78,7 @@ class Subscribe(Params):
 
 
 class Unsubscribe(Params):
-    """unsubscribe"""
+    """Parameters of `unsubscribe`: the id of the `subscribe` message."""
 
     id: Id
 
@@ -123,7 +123,7 @@ def undecoded(text: str | None) -> Request:
 
 
 def read(text: str | None) -> Request:
-    """Decode a frame; None is a binary frame. Call it in a thread for a large one."""
+    """Return the request in a frame (None: a binary one), which may be an error; call it in a thread if large."""
     if text is None:
         return Request(error=InvalidRequest("frames are JSON text, not binary", hint=EXAMPLE))
     try:
@@ -148,7 +148,7 @@ def read(text: str | None) -> Request:
 
 
 def _unread(text: str, fault: Exception) -> Request:
-    """Return the error for a text that is no message, with its id if there is one."""
+    """Return a request with the error of a text that is not a message, and the text's id if it has one."""
     try:
         found = msgspec.json.decode(text)
     except _FAULTS:
@@ -164,10 +164,10 @@ def _unread(text: str, fault: Exception) -> Request:
 
 
 def bytes_of(field: str, text: str | None, encoded: str | None) -> bytes:
-    """Return the bytes of `field`: a text, or base64."""
+    """Return the bytes of `field`, given as text or as base64; InvalidRequest if neither or both are given."""
     if (text is None) == (encoded is None):
         raise InvalidRequest(
-            f"payload: one of `{field}` and `{field}_base64` is needed",
+            f"payload: exactly one of `{field}` and `{field}_base64` is needed",
             hint=f"Send `{field}` as text, or `{field}_base64` for bytes that are not text.",
         )
     if text is not None:
@@ -223,7 +223,7 @@ def rows_payload(outcome: Outcome) -> bytes | Pieces:
 
 
 def line(id: int | str, word: str, data: bytes) -> bytes:
-    """Return an event of a stream as a line; it is the same for every reader, `event_frames` adds the id."""
+    """Return an event as a line, to which `event_frames` adds each reader's id; b"" for most control events."""
     if word in OPS:
         return data + b"\n"
     if word == ControlEvent.FAILED:

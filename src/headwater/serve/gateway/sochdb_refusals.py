@@ -11,7 +11,7 @@ _BEYOND = "Send the last sequence that you received plus 1, or 0 to begin now."
 
 
 def in_sequences(error: InvalidRequest, start: int, fields: Mapping[str, str]) -> InvalidRequest:
-    """Return `error` of a feed that should begin with sequence `start`; `fields` maps our field names to SochDB's."""
+    """Return `error`, reworded in place for a request from sequence `start` on; `fields` maps our names to SochDB's."""
     place = f"from_offset {start - 1} "
     if place in error.message:
         message = error.message.replace(place, f"start_sequence {start} ")

@@ -4,7 +4,7 @@
                                              ├──> one write at a time ──> socket
     subscriptions, each a cursor ──> pieces ─┘
 
-To a client that does not read nothing is written: its subscriptions stay at their cursors, its requests unread.
+While a client does not read, nothing is written: its subscriptions stay at their cursors, its requests unread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Answer = Callable[["GatewaySocket", str | None], Awaitable[None]]
 
 
 class ReceivedRequest(NamedTuple):
-    """A request, and its size in memory."""
+    """The text of a frame (None: a binary frame), and the frame's size in memory."""
 
     text: str | None
     size: int
@@ -53,7 +53,7 @@ class Inbox:
         self._moved = asyncio.Event()
 
     async def put(self, received: ReceivedRequest) -> None:
-        """Add a request as soon as there is room."""
+        """Add a request; wait while the queue is full."""
         while len(self._waiting) >= MOST_WAITING or self._bytes >= MOST_BYTES:
             await self._wait()
         self._waiting.append(received)
@@ -61,7 +61,7 @@ class Inbox:
         self._moved.set()
 
     async def take(self) -> ReceivedRequest:
-        """Remove and return the oldest request."""
+        """Remove and return the oldest request; wait while the queue is empty."""
         while not self._waiting:
             await self._wait()
         received = self._waiting.popleft()
@@ -135,8 +135,8 @@ class GatewaySocket:
     async def _send(self, make: Callable[..., bytes], *args: Any) -> None:
         """Send the frames that `make(*args)` returns, one message at a time.
 
-        Otherwise all waiting messages would be written at once when the client reads again. `make` is called when it
-        is their turn, so that waiting messages hold no copy.
+        Otherwise all waiting messages would be written at once when the client reads again. `make` is called only when
+        the message is written, so that waiting messages hold no copy.
         """
         async with self._writing:
             await self._call.raw({"type": websocket_protocol.FRAMES, "frames": make(*args)})
@@ -149,7 +149,7 @@ class GatewaySocket:
     # --- subscriptions -------------------------------------------------------------------------------------------
 
     def check_free(self, id: str | int) -> None:
-        """Raise an error if the id is in use, or the socket has too many subscriptions."""
+        """Raise InvalidRequest if the id is in use, LimitExceeded if the socket has too many subscriptions."""
         if id in self._followed:
             raise InvalidRequest(f"a subscription with the id {str(id)[:40]!r} is open", hint="Use another id.")
         if len(self._followed) >= MOST_SUBSCRIPTIONS:

@@ -52,7 +52,7 @@ _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
 
 
 class Caller(NamedTuple):
-    """The caller of a method, its address and call, and functions that end the call although it waits for its caller.
+    """The caller of a method, the call, and `cut`, which ends the call with an error even if it waits for its caller.
 
     `hold` counts the bytes of the page from which a stream sends, in place of the page before; it raises Busy.
     """
@@ -259,7 +259,7 @@ class Calls:
         return grpc.stream_stream_rpc_method_handler(refuse)  # fits a call of any kind
 
     def _admitted(self, context: aio.ServicerContext[Any, Any], call: _Call) -> Caller:
-        """Return the caller; LimitExceeded if it exceeds its rate."""
+        """Return the caller; Unauthorized if the credential has ended, LimitExceeded if the caller exceeds its rate."""
         caller = Caller(self._gate.recheck(_who.get()), address_of(context), context, call.cut, call.hold_page)
         call.redact = lambda error: without_hidden_names(error, caller.who, self._databases)
         call.unread, call.page = (Unread(caller.who, caller.address) for _ in range(2))
@@ -359,7 +359,7 @@ class _Call:
         return self._written if self._writing else None
 
     def cut(self, error: HeadwaterError) -> None:
-        """End the call with `error`; a caller that does not read gets no status, because half a message is pending."""
+        """End the call with `error` after the message being written; if that takes too long, close the connection."""
         if self._cut is None and self._task is not None:
             self._cut = error
             if self._writing:

@@ -47,7 +47,7 @@ class ServerConnection:
     def feed(
         self, db: str, spans: list[dict[str, str]], base: int | None, *, is_offset: bool = False, **more: Any
     ) -> Iterator[dict[str, Any]]:
-        """Yield the events of a feed after `base`, a time or an offset, as dicts with their kind; Ended at its end."""
+        """Yield a feed's events after `base`, a time or an offset, as dicts; FeedEnded if it ends with an error."""
         request = message("headwater.v1.ChangeFeedRequest")(db=db, spans=spans, **more)
         if base is not None and is_offset:
             request.base_offset = base

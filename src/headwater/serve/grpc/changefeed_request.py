@@ -34,11 +34,11 @@ class RangeEpoch(NamedTuple):
 
 
 def base_of(request: Any) -> FeedStart:
-    """Return the position after which the feed begins."""
+    """Return the position after which the feed begins; InvalidRequest if the request has no valid position."""
     generation = request.generation
     if request.WhichOneof("start") is None or request.skip_catchup:
         if generation and request.WhichOneof("start") is None:
-            raise InvalidRequest("a generation without a base", hint="Send the ts of the checkpoint as base, too.")
+            raise InvalidRequest("the request has a generation, but no base", hint="Send the checkpoint's ts as base.")
         return FeedStart()
     if request.HasField("base"):
         return FeedStart(ts=_ts(request.base), generation=generation)
@@ -59,7 +59,7 @@ def _ts(given: Any) -> Timestamp:
 
 
 def interval_of(request: Any, usual: float) -> float:
-    """Return the seconds between two checkpoints."""
+    """Return the requested seconds between two checkpoints, or else `usual`; InvalidRequest if out of range."""
     wanted = request.checkpoint_interval_ms
     if not wanted:
         return usual
@@ -76,7 +76,7 @@ def least_interval(spans: int) -> float:
 def spans_of(
     who: Principal, name: str, database: Database, ranges: Ranges, request: Any
 ) -> tuple[list[WatchedSpan], list[RangeEpoch]]:
-    """Return the spans without repeats, and which of them are ranges. Checks that the caller may see the tables."""
+    """Return the distinct spans, and the ranges among them; raise an error for a span that `who` may not watch."""
     if len(request.spans) > MOST_SPANS:
         raise InvalidRequest(f"{len(request.spans)} spans are requested", hint=f"Send at most {MOST_SPANS}.")
     watched, range_epochs = [], []
@@ -93,7 +93,7 @@ def spans_of(
 
 
 def tables_of(request: Any) -> list[str] | None:
-    """Return the named tables; None for the whole database."""
+    """Return the tables that the spans name; None without spans, which is the whole database."""
     return sorted({each.table for each in request.spans if each.table}) if request.spans else None
 
 
@@ -116,7 +116,7 @@ def _of_range(who: Principal, name: str, ranges: Ranges, each: Any) -> WatchedSp
     db, table, span = enter(who, ranges, RangeEpoch(each.range_id, each.range_epoch))
     if db != name or each.table not in ("", table):
         raise InvalidRequest(
-            f"range {each.range_id} belongs to table {table!r} of {db!r}", hint="Send this table, or none."
+            f"range {each.range_id} belongs to table {table!r} of {db!r}", hint="Send this db, and this table or none."
         )
     if not each.start_key and not each.end_key:
         return WatchedSpan(table, span)
@@ -132,7 +132,7 @@ def _span(who: Principal, name: str, database: Database, each: Any) -> Span:
             "the span has no table", hint="Send the table; without a span the feed covers the database."
         )
     if each.range_epoch:
-        raise InvalidRequest("a range_epoch without a range_id", hint="Send both, or none.")
+        raise InvalidRequest("the span has a range_epoch, but no range_id", hint="Send both, or none.")
     table = keyed_table(database.source, each.table, who, name)
     if not (each.keys or each.start_key or each.end_key):
         return Span()

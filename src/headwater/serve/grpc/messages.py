@@ -61,27 +61,27 @@ sochdb_v1 = functools.partial(_new, "sochdb.v1")
 
 
 def check_fields(data: bytes) -> None:
-    """Raise ValueError if a large message has more than `MAX_FIELDS` fields, or cannot be walked.
+    """Raise ValueError if a large message has more than `MAX_FIELDS` fields, or is malformed.
 
     Only the outermost fields count: no request of ours repeats a field further inside.
     """
     if len(data) <= LARGE:
         return
-    place, count, end = 0, 0, len(data)
+    at, count, end = 0, 0, len(data)
     try:
-        while place < end:
+        while at < end:
             count += 1
             if count > MAX_FIELDS:
                 raise ValueError(f"the message has more than {MAX_FIELDS} fields")
-            tag, place = _varint(data, place)
+            tag, at = _varint(data, at)
             kind = tag & 7
             if kind == _VARINT:
-                _, place = _varint(data, place)
+                _, at = _varint(data, at)
             elif kind == _BYTES:
-                size, place = _varint(data, place)
-                place += size
+                size, at = _varint(data, at)
+                at += size
             else:
-                place += _SIZES[kind]
+                at += _SIZES[kind]
     except (IndexError, KeyError):
         raise ValueError("the message cannot be read") from None
 
@@ -90,18 +90,18 @@ _VARINT, _BYTES = 0, 2
 _SIZES = {1: 8, 3: 0, 4: 0, 5: 4}  # bytes after a tag, by kind; 3 and 4 are the ends of a group
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return the number at `place`, and its end."""
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at `at`, and its end."""
     value = shift = 0
     while True:
-        byte = data[place]
-        place += 1
+        byte = data[at]
+        at += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, place
+            return value, at
         shift += 7
         if shift > 63:
-            raise IndexError(place)
+            raise IndexError(at)
 
 
 def decode(name: str, data: bytes) -> Any:

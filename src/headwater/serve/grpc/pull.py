@@ -172,7 +172,7 @@ def _number(value: int, field: str) -> int:
 
 
 def _part(one: Range, request: Any) -> Span:
-    """Return the requested part of the range."""
+    """Return the requested part of the range; OutOfBound if the request exceeds the range."""
     if not request.start_key and not request.end_key:
         return one.span
     start, end = max(request.start_key, one.span.start), request.end_key or one.span.end
@@ -184,7 +184,7 @@ def _part(one: Range, request: Any) -> Span:
 
 
 def _behind(span: Span, last_key: bytes, one: Range) -> Span | None:
-    """Return the part of `span` after a key; None if it is empty."""
+    """Return the part of `span` after `last_key`, None if it is empty; OutOfBound if the key is not in `span`."""
     if not last_key:
         return span
     if not span.contains(last_key):

@@ -1,7 +1,7 @@
 """Limits on gRPC requests that are being received: how many at a time, and for how long.
 
-gRPC grants a message its whole announced length as soon as it is read for, so each read that waits for the rest of its
-message may hold `serve.max_body_bytes` of memory. An unread stream holds the first `WINDOW` bytes.
+gRPC lets a client send the whole announced length of a message once a read has begun, so each read that waits for the
+rest may hold `serve.max_body_bytes` of memory. A stream without a read holds only the first `WINDOW` bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONTENDED_SECONDS = 5.0  # limit for receiving a request while another one waits
 class RequestSlots:
     """Receives `total` requests concurrently, at most `each` of one caller. Not thread-safe.
 
-    A request that does not arrive within `seconds` is refused, and so is one of a caller with `waiting` requests that
+    A request that does not arrive within `seconds` is refused, and so is a request of a caller of whom `waiting` others
     wait already.
     """
 
@@ -34,7 +34,7 @@ class RequestSlots:
         self._arriving: dict[asyncio.Timeout, float] = {}  # oldest first: when the read of each began
 
     async def receive(self, key: Hashable, context: aio.ServicerContext[Any, Any]) -> Any:
-        """Return the next request of a call; None after the last. Raises Busy, InvalidRequest."""
+        """Return a call's next request, None after the last. Raises Busy without a slot, InvalidRequest if late."""
         is_read = False
         try:
             async with asyncio.timeout(self.seconds) as deadline, self._slot(key, deadline):

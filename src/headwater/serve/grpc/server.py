@@ -89,7 +89,7 @@ class GrpcServer:
         await self._acceptor.listen(sockets, tls, backlog)
 
     async def stop(self, seconds: float) -> None:
-        """Accept no more calls; open ones may finish within `seconds`."""
+        """Accept no more calls, wait up to `seconds` for open calls to finish, and end the rest."""
         if self._server is not None and self._acceptor is not None:
             await self._acceptor.close()
             for service in self._services:
@@ -123,7 +123,7 @@ class GrpcServer:
 
 
 class _OpenCalls(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """The calls for which a stop waits: those that were admitted, without health, each in a task of its own."""
+    """The open calls that a stop waits for: every admitted call except health checks."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()

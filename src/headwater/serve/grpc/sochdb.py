@@ -36,13 +36,13 @@ SIZE = 4  # bytes of the length before each message
 
 
 def frame(id: int | str, word: str, data: bytes) -> bytes:
-    """Return a message with its length; other events have no message, gRPC reports them by the status."""
+    """Return the message of a change with its length before it; b"" for control events, which the status reports."""
     return len(data).to_bytes(SIZE, "big") + data if word in WORDS else b""
 
 
 @functools.lru_cache(maxsize=8)  # streams at the same position receive the same piece
 def messages(piece: bytes) -> list[bytes]:
-    """Return the messages in `piece`."""
+    """Return the messages in `piece`, the joined results of `frame`."""
     found, at = [], 0
     while at < len(piece):
         end = at + SIZE + int.from_bytes(piece[at : at + SIZE], "big")
@@ -69,14 +69,14 @@ class OpenSubscription:
     cancelled: bool = False
 
     def is_for(self, who: Principal) -> bool:
-        """Return whether `who` may see it."""
+        """Return whether `who` may list and cancel this subscription."""
         mine = who.tables(self.db)
         fits = mine is None or (bool(self.tables) and mine.issuperset(self.tables))
         return fits and may_see(who, self.owner)
 
 
 class SubscriptionService(Service):
-    """Streams without a stored subscription; the list contains the open ones."""
+    """Change streams without a stored subscription; ListSubscriptions returns those that are open on this server."""
 
     service = "sochdb.v1.SubscriptionService"
 
@@ -132,7 +132,7 @@ class SubscriptionService(Service):
         db, table, key = real_name(request.namespace), request.table, request.key
         everywhere = bool(key) and not table  # one key, in any table
         raw = not everywhere and table == kv_table.TABLE and await self._holds_pairs(caller.who, db)
-        opening = EVENTS if everywhere else Transport("grpc", frame, format=WATCH, key=_place(key, raw=raw))
+        opening = EVENTS if everywhere else Transport("grpc", frame, format=WATCH, key=_watched_key(key, raw=raw))
         params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS)
         stream = await self._open(caller, params, opening)
         try:
@@ -150,14 +150,14 @@ class SubscriptionService(Service):
         return await self._bridge.call(_all_seen, events, key)
 
     async def _holds_pairs(self, who: Principal, db: str) -> bool:
-        """Return whether the keys of the table `kv` are the bytes that were put; `kv` may be a table of the user."""
+        """Return whether `kv` is a key-value table or does not exist; it may be another table of the user."""
         who.need(VIEWER, "a stream")
         who.check(db, [kv_table.TABLE])
         table = (await self._bridge.call(self._api.databases.get(db).describe)).get(kv_table.TABLE)
         return table is None or kv_table.holds_pairs(table)
 
     async def _open(self, caller: Caller, params: SubscribeTable, opening: Transport, start: int = 0) -> Stream:
-        """Open a stream from the sequence `start` on; 0 is now."""
+        """Open a stream of changes from the sequence `start` on; 0 is now."""
         caller.who.need(VIEWER, "a stream")
         begin = ReaderPosition(start - 1) if start else ReaderPosition()
         try:
@@ -204,8 +204,8 @@ def _ops(numbers: Any) -> list[str] | None:
     return [word for number in sorted(set(numbers)) for word in OPS[number]] or None
 
 
-def _place(key: bytes, *, raw: bool) -> bytes | None:
-    """Return `key` as ordered bytes of the source, or as it is if `raw`; None means every key."""
+def _watched_key(key: bytes, *, raw: bool) -> bytes | None:
+    """Return the encoded key to watch: `key`, which is encoded first if `raw`; None, every key, if it is empty."""
     return (encode_key((key,)) if raw else key) if key else None
 
 

@@ -32,7 +32,7 @@ class StreamingCall(Protocol):
 
 
 class StalledCalls:
-    """Ends a call whose current message waits for `seconds`, plus at most one check interval. Not thread-safe."""
+    """Ends a call whose current message is unread for `seconds`, at most one check later. Not thread-safe."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -79,7 +79,7 @@ class _Answer(NamedTuple):
 class UnreadAnswers:
     """Closes the connection of a caller that leaves an answer unread for `seconds`; larger ones may take longer.
 
-    For calls with one answer, health and reflection: the gRPC library has no way to end one of them while its answer
+    For calls with one answer, health and reflection: the gRPC library has no way to end such a call while its answer
     waits. Not thread-safe.
     """
 
@@ -92,14 +92,14 @@ class UnreadAnswers:
         self.close: Callable[[str, str], None] = lambda peer, why: None  # closes a connection; set by the server
 
     def add(self, context: aio.ServicerContext[Any, Any], size: int) -> None:
-        """Watch an answer of `size` bytes until its call has ended. Raises Busy if its address has too many."""
+        """Watch an answer of `size` bytes until its call has ended; Busy if the caller's address has too many."""
         answer = self._add(context.peer(), size)
         done: Any = lambda _: self._remove(answer)  # noqa: E731  # the stubs name its argument
         context.add_done_callback(done)
 
     @contextmanager
     def sending(self, context: aio.ServicerContext[Any, Any]) -> Iterator[None]:
-        """Watch a small message while the block sends it. Raises Busy if its address has too many."""
+        """Watch a small message while the block sends it; Busy if too many wait for the caller's address."""
         answer = self._add(context.peer(), 0)
         try:
             yield

@@ -18,7 +18,7 @@ MAX_AGE = b"600"
 
 
 class Cors:
-    """With a credential the configured origins may use the server; without one only pages of this machine."""
+    """Admits the configured origins on a server that requires credentials, else only pages of this machine."""
 
     def __init__(self, origins: tuple[str, ...], *, locked: bool) -> None:
         self._origins = frozenset(origin.rstrip("/").encode() for origin in origins)

@@ -15,12 +15,12 @@ FRAGMENT = 1 << 20  # approximate bytes
 _CONTINUATION, _TEXT, _FINAL = 0x00, 0x01, 0x80  # in the first byte of a WebSocket frame
 
 
-def sse_opening(place: int | None) -> bytes:
+def sse_opening(offset: int | None) -> bytes:
     """Return the first bytes of a stream without a stored position, with its current offset as id.
 
     A browser that is disconnected before the first event reconnects with this id.
     """
-    return SSE_OPENING if place is None else SSE_OPENING + b"id: %d\n\n" % place
+    return SSE_OPENING if offset is None else SSE_OPENING + b"id: %d\n\n" % offset
 
 
 OPS = frozenset(op.word for op in Op)

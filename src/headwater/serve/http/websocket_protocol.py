@@ -273,7 +273,7 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
         self.drop()
 
     def _close(self) -> None:
-        """Abort the connection: the client did not answer the close frame."""
+        """Close the transport of a client that did not answer the close frame; abort it if the client does not read."""
         self.transport.close()
         self.watch()
 

@@ -54,7 +54,7 @@ class ConnectionLimits:
 
     @property
     def open(self) -> int:
-        """The number of open connections."""
+        """Return the number of open connections."""
         return self._from.total
 
     def enter(self, address: str) -> LimitExceeded | None:

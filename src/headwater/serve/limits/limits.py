@@ -26,8 +26,8 @@ _ALL = ("db", "sub_id")  # cdc.list without both fields covers every database
 class Limits:
     """The limits of one server; not thread-safe. Without a configured limit a request costs one lookup."""
 
-    def __init__(self, config: ServeConfig, api: Api, places: StreamCounts) -> None:
-        self._api, self._places = api, places
+    def __init__(self, config: ServeConfig, api: Api, streams: StreamCounts) -> None:
+        self._api, self._streams = api, streams
         self._callers = None if config.rate is None else Buckets(config.rate, config.burst)
         self.tenants = Tenants(api.databases.quota)
         self._ranges: dict[int, str] = {}  # database of each range that was requested
@@ -55,7 +55,7 @@ class Limits:
     # --- per database ------------------------------------------------------------------------------------------------
 
     def enter(self, who: Principal, db: str | None) -> None:
-        """Count a request for `db` and do its work in the name of `db`; LimitExceeded if its rate is exceeded.
+        """Count a request for `db`, and charge the work of this task to `db`; LimitExceeded if its rate is exceeded.
 
         A caller who may not see `db` is not counted here: the scope check rejects the request later.
         """
@@ -79,7 +79,7 @@ class Limits:
     def count_stream(self, who: Principal, db: str | None, address: str) -> Iterator[None]:
         """Count a stream or waiting poll of `db` while it is open; LimitExceeded if there are too many."""
         tenant = self.tenants.get(db) if db is not None and who.sees(db) else None
-        with self._places.take(address):
+        with self._streams.take(address):
             if tenant is None:
                 yield
                 return
@@ -87,7 +87,7 @@ class Limits:
                 yield
 
     def of_path(self, who: Principal, values: dict[str, str]) -> str | None:
-        """Return the database that the values of a route name, if they name one."""
+        """Return the database that the placeholders of a route name; None if they name none."""
         if "db" in values:
             return real_name(values["db"])
         if "sub_id" in values:
@@ -95,7 +95,7 @@ class Limits:
         return self._of_query(who, values["query_id"]) if "query_id" in values else None
 
     def of_params(self, who: Principal, found: Any) -> str | None:
-        """Return the database that the parameters of a method name, if they name one."""
+        """Return the database that the parameters of a method name; None if they name none."""
         names = found.__struct_fields__
         if ("tx" in names or "tx_id" in names) and (tx := found.tx or getattr(found, "tx_id", None)):
             return self._api.transactions.database_of(tx)
@@ -111,7 +111,7 @@ class Limits:
         return real_name(found.db or getattr(found, "default_db", None))
 
     def of_message(self, request: object) -> str | None:
-        """Return the database that a gRPC request names, if it names one."""
+        """Return the database in `namespace` or `db` of a gRPC or gateway request; None without these fields."""
         for name in ("namespace", "db"):
             given = getattr(request, name, None)
             if isinstance(given, str):

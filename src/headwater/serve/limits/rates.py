@@ -52,17 +52,17 @@ class Buckets:
         self._full = not_full
 
 
-def too_often(who: str, rate: float, wait: float, hint: str) -> LimitExceeded:
-    """Return the error for a caller who must wait `wait` seconds before the next request."""
+def too_often(subject: str, rate: float, wait: float, hint: str) -> LimitExceeded:
+    """Return the error for a rate exceeded by `subject` ("by 'ann'"), who must wait for `wait` seconds."""
     after = max(int(wait * 1000 + 0.999), 1)
     return LimitExceeded(
-        f"more than {rate:g} requests per second {who}", hint=f"Wait {after} ms. {hint}", retry_after_ms=after
+        f"more than {rate:g} requests per second {subject}", hint=f"Wait {after} ms. {hint}", retry_after_ms=after
     )
 
 
 @functools.lru_cache(maxsize=4096)
 def place_of(address: str) -> str:
-    """Return the network that counts as one client: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return the network that counts as one client: the /64 of an IPv6 address, any other `address` unchanged."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -116,7 +116,7 @@ def _outside_texts(body: bytes, most: int) -> bytes | None:
 
 
 def _has_many_exponents(body: bytes, most: int) -> bool:
-    """Return whether there are more than `most`; of two pieces, a number in both is not counted."""
+    """Return whether more than `most` numbers have three-digit exponents; not all are found in large bodies."""
     if body.translate(_SHAPES, b"+-").count(b"e111") <= most:  # zeros at the beginning included
         return False
     pieces = (_EXPONENT.finditer(body, start, start + _PIECE) for start in range(0, len(body), _PIECE))
@@ -186,7 +186,7 @@ class BodyReservation:
 
 
 async def read_body(scope: Scope, receive: Receive, most: int, memory: BodyReservation) -> bytes:
-    """Return the whole body; RejectedRequest if it exceeds `most` bytes, arrives too slowly, or memory is short."""
+    """Return the body; RejectedRequest or Busy if it exceeds `most` bytes, is too slow, or memory is short."""
     if int(header(scope["headers"], b"content-length") or 0) > most:
         raise await _too_large(scope, receive, most, 0)
     message = await receive()
@@ -229,7 +229,7 @@ async def _read_parts(scope: Scope, receive: Receive, most: int, message: Any, m
 
 
 async def _too_large(scope: Scope, receive: Receive, most: int, seen: int, *, more: bool = True) -> RejectedRequest:
-    """Return the refusal, after reading a little more of the body."""
+    """Return the error for a body of more than `most` bytes, after reading on, up to twice as many."""
     if more:
         await _pass_over(scope, receive, 2 * most - seen)
     error = RequestTooLarge(f"the body is larger than {most} bytes", hint="Split it into several requests.")

@@ -1,4 +1,4 @@
-"""Limits on responses that are open concurrently, in total and per caller; owners have no share of their own."""
+"""Limits on responses that are open concurrently, in total and per caller; for owners only in total."""
 
 from __future__ import annotations
 

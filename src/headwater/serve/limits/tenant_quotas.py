@@ -37,7 +37,7 @@ class Tenant:
             self.refused_streams += 1
             raise LimitExceeded(
                 f"{self.streams} streams and waiting polls of {self._name!r} are open, the limit is reached",
-                hint="Close one, read several tables by one subscription, or raise its max_streams.",
+                hint="Close one, read several tables by one subscription, or raise the quota max_streams.",
             )
         self.streams += 1
         try:

@@ -14,7 +14,7 @@ UNREAD.configure(max_memory=256 << 20)
 
 
 class Unread:
-    """The memory of what one call has not taken yet, counted in `UNREAD`."""
+    """The bytes of one call's answer that its caller has not read yet, counted in `UNREAD`."""
 
     def __init__(self, who: Principal, address: str) -> None:
         self._key = None if who.role == OWNER else identity(who, address)

@@ -77,7 +77,7 @@ SUBSCRIPTION_METRICS = {  # name -> help, field of stats.snapshot.cdc
     "headwater_subscriptions": ("Stored subscriptions.", "active_subscriptions"),
     "headwater_subscriptions_paused": ("Subscriptions that are paused.", "paused_subscriptions"),
     "headwater_subscriptions_pressured": (
-        "Subscriptions that lag by more than half of the retained log.",
+        "Subscriptions whose lag uses at least half of the changes, bytes or age that the log retains.",
         "pressured_subscriptions",
     ),
     "headwater_subscriptions_lost": ("Subscriptions that need a new snapshot.", "resnapshot_subscriptions"),

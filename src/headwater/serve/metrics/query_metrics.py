@@ -45,7 +45,7 @@ Samples = list[tuple[tuple[str, ...], float]]
 
 
 def asked(queries: Queries) -> Iterator[tuple[str, Samples]]:
-    """Yield the name and the samples of each metric."""
+    """Yield the name and the samples of each metric in QUERY_METRICS."""
     numbers, versions = queries.numbers, queries.versions()
     plain = {
         "headwater_queries_prepared": queries.kept,

@@ -25,7 +25,7 @@ _BASE64 = PIECE // 4 * 3  # input bytes whose base64 is one piece
 _CELL = 24  # bytes of a value in JSON besides its text
 _BROKEN = re.compile("[\udc80-\udcff]")  # surrogates that represent bytes that are not UTF-8
 _SPECIAL = re.compile(r'[",\r\n]')  # in CSV
-_PLACE = f'"{secrets.token_hex(16)}"'.encode()  # the place of the pieces in JSON text; random: no value contains it
+_MARKER = f'"{secrets.token_hex(16)}"'.encode()  # stands for the pieces in JSON text; random: no value contains it
 
 Write = Callable[[Any], Any]
 _encode = msgspec.json.Encoder().encode
@@ -72,7 +72,7 @@ class Pieces:
         return iter(self._pieces)
 
     def add(self, piece: bytes) -> None:
-        """Append `piece`."""
+        """Append `piece`; if the body becomes too large, release all pieces and raise AnswerTooLarge or Busy."""
         self.size += len(piece)
         try:
             if self.size > self._most:
@@ -122,19 +122,19 @@ async def send_body(send: Send, body: bytes | Pieces) -> None:
 
 
 def encode_with(value: Any) -> bytes | Pieces:
-    """Return `value` as JSON; it may contain the pieces of one answer."""
+    """Return `value` as JSON; the result is Pieces if `value` contains a Pieces, at most one."""
     found_pieces: list[Pieces] = []
 
-    def place(found: Any) -> msgspec.Raw:
+    def mark(found: Any) -> msgspec.Raw:
         if not isinstance(found, Pieces):
             raise TypeError(f"{type(found)} cannot be encoded")
         found_pieces.append(found)
-        return msgspec.Raw(_PLACE)
+        return msgspec.Raw(_MARKER)
 
-    text = msgspec.json.encode(value, enc_hook=place)
+    text = msgspec.json.encode(value, enc_hook=mark)
     if not found_pieces:
         return text
-    before, _, after = text.partition(_PLACE)
+    before, _, after = text.partition(_MARKER)
     return found_pieces[0].around(before, after)
 
 

@@ -135,7 +135,7 @@ class Rpc:
         return await self._answer(who, Envelope(method.name, id=SQL_ID, params=msgspec.Raw(body)), client)
 
     async def _decode(self, who: Principal, in_thread: bool, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(*args)`, which decodes JSON."""
+        """Return `function(*args)`, which decodes JSON, in a thread if `in_thread`."""
         if not in_thread:
             return function(*args)
         CALLER.set(who.account)
@@ -195,7 +195,7 @@ class Rpc:
                 await self._api.feeding().check_subscription(who, found.sub_id)  # needs the event loop
             result = await self._bridge.call(self._block, who, method, found)
         elif is_large:
-            result = await self._bridge.call(self._convert, who, method, found)
+            result = await self._bridge.call(self._call_in_thread, who, method, found)
         else:
             result = method.call(self._api, who, found)
         if isinstance(result, PendingAnswer):
@@ -209,8 +209,8 @@ class Rpc:
         if self._api.gate is not None:
             self._api.gate.recheck(who)
 
-    def _convert(self, who: Principal, method: Method, found: params.Params) -> Any:
-        """Call a method with large parameters, in a thread: converting them would block the event loop."""
+    def _call_in_thread(self, who: Principal, method: Method, found: params.Params) -> Any:
+        """Call a method in a thread: before its first await, it converts parameters that are large."""
         self._check_credential(who)  # the credential may have ended while the call waited for a thread
         return method.call(self._api, who, found)
 
@@ -264,7 +264,7 @@ def _envelope(body: bytes) -> Envelope | Reply:
 
 
 def _no_envelope(body: bytes, error: Exception) -> Reply:
-    """Return the error for a `body` that is not a request: 400 unless it is an object, else an error with its id."""
+    """Return the error for a `body` that is not a request: status 400, or 200 with the request's id for an object."""
     fault = _no_object(body, _EXAMPLE)
     if fault is not None:
         return 400, error_body(None, fault)

@@ -39,7 +39,7 @@ VIEWERS_READ = "Viewers can read with query.select, query.prepare and data.get."
 
 @dataclass(frozen=True)
 class Method:
-    """One method. A `blocking` one runs in a thread; the others only submit work to the writer."""
+    """An RPC method. `call` runs in a thread if `blocking`; else it returns at once, maybe with an awaitable result."""
 
     name: str
     call: Callable[[Api, Principal, Any], Any]
@@ -59,7 +59,7 @@ def _then(result: Any, step: Callable[[Any], Any]) -> Any:
     return result.then(step) if isinstance(result, PendingAnswer) else step(result)
 
 
-def _place(name: params.TableName) -> TableAddress:
+def _address(name: params.TableName) -> TableAddress:
     return TableAddress(name.table, name.db)
 
 
@@ -115,25 +115,25 @@ def _stats(api: Api, who: Principal, p: params.MaybeDatabase) -> Any:
 
 def _get(api: Api, who: Principal, p: params.Get) -> Any:
     results.check_row_format(p.format)
-    found = api.rows.get(who, _place(p.table), _values(p.pk, "pk"), tx=p.tx)
+    found = api.rows.get(who, _address(p.table), _values(p.pk, "pk"), tx=p.tx)
     return _then(found, lambda result: results.found(result, p.format))
 
 
 def _insert(api: Api, who: Principal, p: params.Insert) -> Any:
     rows = [_columns(row, f"rows[{place}]") for place, row in enumerate(p.rows)]
-    return api.rows.insert(who, _place(p.into), rows, returning=p.returning, tx=p.tx).then(results.stored)
+    return api.rows.insert(who, _address(p.into), rows, returning=p.returning, tx=p.tx).then(results.stored)
 
 
 def _update(api: Api, who: Principal, p: params.Update) -> Any:
     tag = one_tag(p.if_match, p.expected_etag)
     values = _columns(p.set, "set")
-    pending = api.rows.update(who, _place(p.table), _where(p), values, limit=p.limit, if_match=tag, tx=p.tx)
+    pending = api.rows.update(who, _address(p.table), _where(p), values, limit=p.limit, if_match=tag, tx=p.tx)
     return pending.then(results.stored)
 
 
 def _delete(api: Api, who: Principal, p: params.Delete) -> Any:
     tag = one_tag(p.if_match, p.expected_etag)
-    pending = api.rows.delete(who, _place(p.table), _where(p), limit=p.limit, if_match=tag, tx=p.tx)
+    pending = api.rows.delete(who, _address(p.table), _where(p), limit=p.limit, if_match=tag, tx=p.tx)
     return pending.then(results.stored)
 
 
@@ -214,10 +214,10 @@ def _query_subscribe(api: Api, who: Principal, p: query_params.QuerySubscribe) -
 async def _stream_urls(
     api: Api, who: Principal, p: query_params.QuerySubscribe, args: list[Any] | dict[str, Any]
 ) -> Any:
-    question = await SubscribedInstances(api.asking()).find(None, p.query_id, args, who=who)
-    path, mark, query = question.url.partition("?")
+    instance = await SubscribedInstances(api.asking()).find(None, p.query_id, args, who=who)
+    path, mark, query = instance.url.partition("?")
     url = f"{path}/events{mark}{query}"
-    keys = [f"{question.db}.{name}" for name in question.tables]
+    keys = [f"{instance.db}.{name}" for name in instance.tables]
     return {"query_id": p.query_id, "sse_url": url, "ws_url": url, "table_keys": keys}
 
 

@@ -35,7 +35,7 @@ class TableName(Params):
 
 
 class TokenCreate(Params):
-    """security.token.create. `label` and `ttl_ms` are SkeinDB's names of `name` and of the lifetime."""
+    """Parameters of security.token.create; `label` and `ttl_ms` are SkeinDB's names of `name` and of the lifetime."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
     label: Annotated[str, msgspec.Meta(max_length=200)] | None = None
@@ -46,14 +46,14 @@ class TokenCreate(Params):
 
 
 class TokenRevoke(Params):
-    """security.token.revoke. `token_id` is SkeinDB's name of `id`."""
+    """Parameters of security.token.revoke; `token_id` is SkeinDB's name of `id`."""
 
     id: str | None = None
     token_id: str | None = None
 
 
 class Get(Params):
-    """data.get"""
+    """Parameters of data.get: the row's table and primary key."""
 
     table: TableName
     pk: list[Any]
@@ -62,7 +62,7 @@ class Get(Params):
 
 
 class Insert(Params):
-    """data.insert"""
+    """Parameters of data.insert: the table, the rows, and the columns to return."""
 
     unserved = ("hints",)
     into: TableName
@@ -73,7 +73,7 @@ class Insert(Params):
 
 
 class Delete(Params):
-    """data.delete"""
+    """Parameters of data.delete: the table, the condition, and the ETag that the row must have."""
 
     table: TableName
     where: Any
@@ -85,13 +85,13 @@ class Delete(Params):
 
 
 class Update(Delete, kw_only=True):
-    """data.update: the parameters of data.delete, and the columns to set."""
+    """Parameters of data.update: those of data.delete, and the columns to set."""
 
     set: dict[str, Any]
 
 
 class SqlExec(Params):
-    """sql.exec; `default_db` is another name of `db`."""
+    """Parameters of sql.exec; `default_db` is another name of `db`."""
 
     unserved = ("explain", "as_of_ms")
     sql: str
@@ -105,14 +105,14 @@ class SqlExec(Params):
 
 
 class Begin(Params):
-    """tx.begin"""
+    """Parameters of tx.begin."""
 
     db: str | None = None
     read_only: bool = False
 
 
 class Finish(Params):
-    """tx.commit, tx.rollback"""
+    """Parameters of tx.commit and tx.rollback: the transaction, by either name."""
 
     tx: str | None = None
     tx_id: str | None = None
@@ -152,7 +152,7 @@ class ColumnDesc(Params):
 
 
 class CreateTable(TableName, kw_only=True):
-    """schema.create_table"""
+    """Parameters of schema.create_table: the table, its columns and primary key."""
 
     unserved = ("compat_mysql",)
     columns: list[ColumnDesc]
@@ -162,17 +162,17 @@ class CreateTable(TableName, kw_only=True):
 
 
 class DropTable(TableName):
-    """schema.drop_table"""
+    """Parameters of schema.drop_table."""
 
     if_exists: bool = False
 
 
 class Subscribe(SubscribeTable, Params, kw_only=True, forbid_unknown_fields=True):
-    """cdc.subscribe_table, cdc.backtest"""
+    """Parameters of cdc.subscribe_table and cdc.backtest."""
 
 
 class SubscribeToQuery(SubscribeQuery, Params, kw_only=True, forbid_unknown_fields=True):
-    """cdc.subscribe_query"""
+    """Parameters of cdc.subscribe_query."""
 
 
 class Subscription(Params):
@@ -182,7 +182,7 @@ class Subscription(Params):
 
 
 class Poll(Params):
-    """cdc.poll"""
+    """Parameters of cdc.poll: the subscription, and the page to return."""
 
     sub_id: str
     from_offset: Count | None = None
@@ -192,7 +192,7 @@ class Poll(Params):
 
 
 class Ack(Params):
-    """cdc.ack"""
+    """Parameters of cdc.ack: the offset, or the cursor of a snapshot, up to which the caller has read."""
 
     sub_id: str
     offset: Count | None = None
@@ -200,7 +200,7 @@ class Ack(Params):
 
 
 class Seek(Params):
-    """cdc.seek"""
+    """Parameters of cdc.seek: the offset or the time to continue after."""
 
     sub_id: str
     offset: Count | None = None
@@ -208,7 +208,7 @@ class Seek(Params):
 
 
 class ListSubscriptions(Params):
-    """cdc.list"""
+    """Parameters of cdc.list: one subscription, or a page of those of a database or of all."""
 
     db: str | None = None
     sub_id: str | None = None
@@ -220,7 +220,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
 class PullDescribe(TableName):
-    """pull.describe"""
+    """Parameters of pull.describe; with `after` and `wait_ms`, the call waits for a newer offset."""
 
     after: Count | None = None
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
@@ -230,13 +230,13 @@ class PullDescribe(TableName):
 
 
 class PullRanges(TableName):
-    """pull.ranges"""
+    """Parameters of pull.ranges: the table, and the target size of its ranges."""
 
     target_bytes: Positive | None = None
 
 
 class PullRegister(TableName, kw_only=True):
-    """pull.register"""
+    """Parameters of pull.register: the table or a range of it, and the subscriber."""
 
     subscriber: str
     range: Count | None = None
@@ -245,13 +245,13 @@ class PullRegister(TableName, kw_only=True):
 
 
 class PullRelease(TableName, kw_only=True):
-    """pull.release"""
+    """Parameters of pull.release: the table, and the subscriber whose lease ends."""
 
     subscriber: str
 
 
 class PullSplit(TableName, kw_only=True):
-    """pull.split"""
+    """Parameters of pull.split: the range, and the key `at` which to split it."""
 
     range: Count
     epoch: Count
@@ -266,13 +266,13 @@ class RangeName(Params):
 
 
 class PullMerge(TableName, kw_only=True):
-    """pull.merge"""
+    """Parameters of pull.merge: the two adjacent ranges."""
 
     ranges: Annotated[list[RangeName], msgspec.Meta(min_length=2, max_length=2)]
 
 
 def decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
-    """Return the parameters in `raw`; InvalidRequest names the wrong field."""
+    """Return the parameters in `raw`; InvalidRequest names a wrong field, NotSupported a field that is not served."""
     try:
         found = decoder.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

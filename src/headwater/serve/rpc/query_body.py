@@ -31,7 +31,7 @@ def rpc_format(name: str | None) -> str:
 
 
 def data_of(read: ReadResult, format: str) -> dict[str, Any]:
-    """Return `data` of an answer."""
+    """Return the field `data` of an answer, with columns and rows in `format`, not encoded yet."""
     write = to_plain if format == PLAIN else to_lit
     rows: list[Any]
     if format == OBJECTS:
@@ -44,7 +44,7 @@ def data_of(read: ReadResult, format: str) -> dict[str, Any]:
 
 
 def columns_of(read: ReadResult) -> list[dict[str, Any]]:
-    """Return `columns` of an answer."""
+    """Return the field `columns` of an answer."""
     return [{"name": name} for name in read.columns]
 
 
@@ -59,14 +59,14 @@ def check_names(columns: tuple[str, ...]) -> None:
 
 
 def encode_data(read: ReadResult, format: str) -> Pieces:
-    """Return `data` of an answer, encoded piece by piece."""
+    """Return the field `data` of an answer, encoded piece by piece; AnswerTooLarge or Busy if it takes too much."""
     if format == OBJECTS:
         check_names(read.columns)
     return data_pieces(read, to_plain if format == PLAIN else to_lit, named=format == OBJECTS)
 
 
 def body_of(answer: Answer, format: str) -> bytes | Pieces:
-    """Return the body of a GET response."""
+    """Return the body of a GET response as CSV, Arrow or JSON; AnswerTooLarge or Busy if it takes too much."""
     assert answer.read is not None
     if format == CSV:
         return csv_pieces(answer.read)
@@ -76,7 +76,7 @@ def body_of(answer: Answer, format: str) -> bytes | Pieces:
 
 
 def written_data(read: ReadResult, format: str) -> dict[str, Any] | Pieces:
-    """Return `data` of an answer, for `encode_with`."""
+    """Return the field `data` of an answer, for `encode_with`: encoded already if it is large."""
     return data_of(read, format) if is_small(read) else encode_data(read, format)
 
 
@@ -128,7 +128,7 @@ def about(answer: Answer) -> dict[str, Any]:
 
 
 def prepared(found: Explanation) -> dict[str, Any]:
-    """query.prepare"""
+    """Return the result of query.prepare."""
     query, analysis = found.prepared, found.analysis
     answer: dict[str, Any] = {
         "query_id": query.id,
@@ -142,7 +142,7 @@ def prepared(found: Explanation) -> dict[str, Any]:
 
 
 def explained(found: Explanation) -> dict[str, Any]:
-    """query.explain"""
+    """Return the result of query.explain."""
     analysis: Analysis = found.analysis
     return {
         **prepared(found),

@@ -37,13 +37,13 @@ class QueryText(NamedTuple):
 
 
 def text_of(api: Api, who: Principal, p: Text, *, tx: str | None = None) -> QueryText:
-    """Return the query of a request, in the database of `tx` if it has one.
+    """Return the query of a request, in the database of `tx` if it has one; InvalidRequest unless there is one query.
 
-    A method calls this, like every conversion of its parameters, before its coroutine: for a large request that is in
-    a thread, not in the event loop. Raises InvalidRequest unless the request has either `sql` or `query`.
+    A method calls this, like all conversion of parameters, before its coroutine: in a thread if the request is large.
     """
     if (p.sql is None) == (p.query is None):
-        raise InvalidRequest("the request needs either `sql` or `query`", hint="Send one of them.")
+        given = "neither `sql` nor `query`" if p.sql is None else "both `sql` and `query`"
+        raise InvalidRequest(f"a query is needed, and the request has {given}", hint="Send one of them.")
     if p.sql is not None:
         return QueryText(p.sql, real_name(p.db))
     tx_db = None if tx is None else api.transactions.database_of(tx)
@@ -61,7 +61,7 @@ def check_alone(p: Text) -> None:
 
 
 def prepare(api: Api, who: Principal, p: Prepare) -> Any:
-    """query.prepare"""
+    """Store a query and return its id, a hash of it (query.prepare)."""
     return _prepare(api, who, p, text_of(api, who, p))
 
 
@@ -70,7 +70,7 @@ async def _prepare(api: Api, who: Principal, p: Prepare, text: QueryText) -> Any
 
 
 def explain(api: Api, who: Principal, p: Explain) -> Any:
-    """query.explain"""
+    """Return the dependencies of a query, stored or not (query.explain)."""
     if p.query_id is not None:
         check_alone(p)
         return _explained(api.asking().explain_prepared(who, p.query_id))
@@ -83,13 +83,13 @@ async def _explained(explanation: Coroutine[Any, Any, Explanation]) -> Any:
 
 
 def execute(api: Api, who: Principal, p: Execute) -> Any:
-    """query.execute_prepared"""
+    """Execute a stored query and return its result (query.execute_prepared)."""
     prepared = api.asking().get(who, p.query_id)
     return _execute(api, who, prepared, values_of(p.args), p, p.if_none_match, _floor(p.min_causality))
 
 
 def select(api: Api, who: Principal, p: Select) -> Any:
-    """query.select"""
+    """Execute a query without storing it and return its result (query.select)."""
     check_cache(p.cache)
     text, args = text_of(api, who, p, tx=p.tx), values_of(p.args)
     if p.tx is not None:

@@ -22,19 +22,19 @@ class Text(Params):
 
 
 class Prepare(Text):
-    """query.prepare"""
+    """Parameters of query.prepare."""
 
     name: str | None = None
 
 
 class Explain(Text):
-    """query.explain"""
+    """Parameters of query.explain: a query, or the id of a stored one."""
 
     query_id: str | None = None
 
 
 class Cache(Params):
-    """`cache` of query.select."""
+    """The parameter `cache` of query.select."""
 
     want_etag: bool = True
     if_none_match: str | None = None
@@ -44,7 +44,7 @@ class Cache(Params):
 
 
 class Select(Text):
-    """query.select"""
+    """Parameters of query.select."""
 
     unserved = ("wire", "as_of")
     args: list[Any] | dict[str, Any] = []
@@ -56,7 +56,7 @@ class Select(Text):
 
 
 class Execute(Params):
-    """query.execute_prepared"""
+    """Parameters of query.execute_prepared."""
 
     unserved = ("wire",)
     query_id: str
@@ -68,14 +68,14 @@ class Execute(Params):
 
 
 class QuerySubscribe(Params):
-    """query.subscribe"""
+    """Parameters of query.subscribe."""
 
     query_id: str
     args: list[Any] | dict[str, Any] = []
 
 
 class Patch(Text):
-    """query.patch"""
+    """Parameters of query.patch: a query, and the result that the caller has, by ETag or by `client_state`."""
 
     unserved = ("wire",)
     query_id: str | None = None

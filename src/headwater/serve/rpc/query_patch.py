@@ -30,7 +30,7 @@ PATCHED = 226  # IM Used, RFC 3229
 
 
 def has_patches(read: ReadResult) -> bool:
-    """Return whether results like this one can be patched."""
+    """Return whether a result is whole, and small enough for patches."""
     return not read.truncated and bytes_of(read.rows) <= MAX_PATCHED
 
 
@@ -41,10 +41,10 @@ def wants_patch(a_im: bytes, format: str) -> bool:
 
 
 def patched(results: Results, answer: Answer, format: str, tags: Sequence[str]) -> tuple[int, bytes]:
-    """Return status and body for a client that accepts patches, and may have the result that one of `tags` names."""
+    """Return 226 and the patch from a stored result that one of `tags` names, or 200 and the whole result."""
     assert answer.read is not None
-    place = answer.instance.prefix(format)
-    base = next((found for tag in tags if (found := results.find(place, tag)) is not None), None)
+    prefix = answer.instance.prefix(format)
+    base = next((found for tag in tags if (found := results.find(prefix, tag)) is not None), None)
     fresh = _remembered(results, answer, format, base)
     if base is not None:
         made = patch.diff(base, fresh, include_full=False)
@@ -57,7 +57,7 @@ def patched(results: Results, answer: Answer, format: str, tags: Sequence[str]) 
 def _remembered(results: Results, answer: Answer, format: str, base: patch.Answer | None) -> patch.Answer:
     """Return the result as it is sent, and store it as the base of the next patch."""
     assert answer.read is not None and answer.etag is not None
-    place, analysis = answer.instance.prefix(format), answer.instance.analysis
+    prefix, analysis = answer.instance.prefix(format), answer.instance.analysis
     fresh = patch.Answer.of(
         answer.etag,
         columns_of(answer.read),
@@ -65,14 +65,14 @@ def _remembered(results: Results, answer: Answer, format: str, base: patch.Answe
         key=analysis.key,
         ordered=analysis.is_total,
         form=patch.FORMS[format],
-        like=base or results.latest(place),
+        like=base or results.latest(prefix),
     )
-    results.keep(place, fresh)
+    results.keep(prefix, fresh)
     return fresh
 
 
 def patch_method(api: Api, who: Principal, p: Patch) -> Any:
-    """query.patch"""
+    """Return the difference of a query's result to the result that the caller has (query.patch)."""
     format, args = rpc_format(p.result_format), values_of(p.args)
     if p.query_id is not None:
         check_alone(p)
@@ -91,8 +91,7 @@ async def _patch(api: Api, who: Principal, p: Patch, query: PreparedQuery, args:
         reason = "is not cacheable" if has_patches(answer.read) else "is too large"
         raise NotSupported(f"there are no patches: the result {reason}", hint="Request the whole result.")
     if answer.etag is None:
-        problem = "there is no patch yet: the offset of the result is not known"
-        raise Unavailable(problem, hint="Retry in a moment, or request the whole result.")
+        raise Unavailable("the result has no offset yet, so no patch", hint="Retry, or request the whole result.")
     made: bytes = await asking.run(_diff, asking.results, answer, format, p)
     return about(answer) | {"data": msgspec.Raw(made)}
 

@@ -36,7 +36,7 @@ def _known(**fields: Any) -> dict[str, Any]:
 
 
 def found(result: FoundRow, format: str | None) -> dict[str, Any]:
-    """data.get"""
+    """Return the result of data.get."""
     write, index = ROW_FORMATS[format], result.table.index
     row = {column.name: write(result.row[index[column.name]]) for column in result.table.visible}
     return {"row": row, **_known(etag=result.etag)}
@@ -51,7 +51,7 @@ def row_body(table: Table, row: Row, *, lits: bool) -> bytes:
 
 
 def stored(result: StoredResult) -> dict[str, Any]:
-    """data.insert, data.update, data.delete"""
+    """Return the result of data.insert, data.update or data.delete."""
     written = {"affected": result.affected, "last_insert_id": result.last_insert_id}
     rows = result.returning
     lits = None if rows is None else [dict(zip(result.columns, map(to_lit, row), strict=True)) for row in rows]
@@ -59,7 +59,7 @@ def stored(result: StoredResult) -> dict[str, Any]:
 
 
 def outcome(result: Outcome, as_objects: bool) -> dict[str, Any]:
-    """sql.exec"""
+    """Return the result of sql.exec."""
     read = ReadResult(result.columns, result.rows, 0, result.truncated)
     data = written_data(read, formats.OBJECTS if as_objects else formats.ROWS)
     written = {"affected": result.affected, "last_insert_id": result.last_insert_id}
@@ -67,22 +67,22 @@ def outcome(result: Outcome, as_objects: bool) -> dict[str, Any]:
 
 
 def begun(result: BeginResult) -> dict[str, Any]:
-    """tx.begin"""
+    """Return the result of tx.begin."""
     return {"tx": result.tx, "tx_id": result.tx, "db": result.db, "read_only": result.read_only}
 
 
 def finished(result: EndResult) -> dict[str, Any]:
-    """tx.commit, tx.rollback"""
+    """Return the result of tx.commit or tx.rollback."""
     return {"tx": result.tx, "tx_id": result.tx, "status": result.status, **_known(causality=result.causality)}
 
 
 def done(result: SchemaChangeResult) -> dict[str, Any]:
-    """schema.create_* and schema.drop_*"""
+    """Return the result of a schema.create_* or schema.drop_* method."""
     return {"ok": True, "changed": result.changed, **_known(causality=result.causality)}
 
 
 def described(db: str, table: Table) -> dict[str, Any]:
-    """schema.describe_table"""
+    """Return the result of schema.describe_table."""
     return {
         "db": db,
         "table": table.name,
@@ -103,7 +103,7 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 def pulled(seen: Described) -> dict[str, Any]:
-    """pull.describe"""
+    """Return the result of pull.describe."""
     table, changed_to = seen.table, seen.changed_to
     answer: dict[str, Any] = {
         "db": seen.db,
@@ -129,12 +129,12 @@ def _shape(table: Table) -> dict[str, Any]:
 
 
 def listed(found: RangeList) -> dict[str, Any]:
-    """pull.ranges, pull.split, pull.merge"""
+    """Return the result of pull.ranges, pull.split or pull.merge."""
     return {"generation": found.generation, "ranges": [one.wire() for one in found.ranges]}
 
 
 def registered(found: RegisteredLease) -> dict[str, Any]:
-    """pull.register"""
+    """Return the result of pull.register."""
     return {
         "generation": found.generation,
         "init_snapshot_version": found.version,

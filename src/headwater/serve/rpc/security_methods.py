@@ -19,12 +19,12 @@ ADMIN_ROLE = "admin"  # SkeinDB's word for owner
 
 
 def ticket(api: Api, who: Principal, p: params.Nothing) -> Any:
-    """security.ticket.create"""
+    """Return a ticket of the caller (security.ticket.create)."""
     return _gate(api).tickets.create(who)
 
 
 def create(api: Api, who: Principal, p: params.TokenCreate) -> Any:
-    """security.token.create. Scopes outside the caller's are refused; the key expires no later than the caller's."""
+    """Create an API key with at most the caller's scopes and lifetime; return it (security.token.create)."""
     name, role = _label(p), _role(p)
     scopes = who.scopes if p.scopes is None else _scopes(p.scopes)
     _check_within(who, scopes)
@@ -61,12 +61,12 @@ def _role(p: params.TokenCreate) -> str:
 
 
 def listed(api: Api, who: Principal, p: params.Nothing) -> Any:
-    """security.token.list"""
+    """Return the API keys whose scopes are within the caller's (security.token.list)."""
     return {"tokens": [_shown(key) for key in _keys(api).all() if _is_below(who, key)]}
 
 
 async def revoke(api: Api, who: Principal, p: params.TokenRevoke) -> Any:
-    """security.token.revoke. Open streams of the key end."""
+    """Revoke an API key and end its open streams (security.token.revoke)."""
     id = p.id if p.token_id is None else p.token_id
     if id is None or (p.id is not None and p.id != id):
         raise InvalidRequest(

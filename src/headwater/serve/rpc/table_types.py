@@ -57,7 +57,7 @@ def _column(column: ColumnDesc, key: tuple[str, ...]) -> Column:
 
 
 def _check_type(name: str, type: TypeDesc) -> None:
-    """Raise an error for a type, limit or collation that the database would not enforce, instead of dropping it."""
+    """Raise an error for a type, limit or collation that the database would not enforce, instead of ignoring it."""
     if type.kind not in _KINDS:
         raise InvalidRequest(f"column {name!r}: unknown kind {type.kind!r}", hint=nearest(type.kind, _KINDS))
     if type.unsigned and type.kind not in _WHOLE:

@@ -312,7 +312,7 @@ def _cut_off() -> HeadwaterError:
 
 
 async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Reply]) -> Reply:
-    """Return the answer; raise Gone and cancel the work as soon as the client disconnects."""
+    """Return the answer; raise ClientDisconnected and cancel the work as soon as the client disconnects."""
     working, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(receive())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -326,7 +326,7 @@ async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Reply]) -> 
 
 
 def _guarded(scope: Scope, send: Send, extra: Headers) -> Send:
-    """Return a `send` that adds the security headers to every response."""
+    """Return a `send` that adds `extra` to every response, and the security headers to every one except a 304."""
     tls = scope["scheme"] in ("https", "wss")
     full = [*extra, UNSHARED] if scope.get("method") in ("GET", "HEAD") else extra
 
@@ -342,7 +342,7 @@ def _guarded(scope: Scope, send: Send, extra: Headers) -> Send:
 
 
 def _as_http(send: Send) -> Send:
-    """Return a `send` for a WebSocket that is rejected with an HTTP status before it is accepted."""
+    """Return a `send` that sends an HTTP response on a WebSocket that is rejected before it is accepted."""
 
     async def refused(message: MutableMapping[str, Any]) -> None:
         if message["type"].startswith("http."):

@@ -403,7 +403,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         self._in_body = self.cycle is not None and self.cycle.scope is self.scope  # an upgrade has no cycle
 
     def on_body(self, body: bytes) -> None:
-        """Add to the body as inherited, and count."""
+        """Add to the body as inherited, and count its bytes."""
         if not self._in_body:
             raise ValueError("an upgrade has a body")  # stops the parser: no limit would hold for it
         self._steps += 1

@@ -161,7 +161,7 @@ class Server:
             await self._task
 
     def _limit_connections(self) -> int:
-        """Lower `serve.max_connections` to the limit of open files; return that limit."""
+        """Lower `serve.max_connections` to what the limit of open files allows; return the limit of open files."""
         files, most = raise_open_files(), self._config.max_connections
         allowed = connections_for(files, ports=2 if self.grpc_addresses else 1)
         is_noticed = most != ServeConfig().max_connections or allowed < self._config.max_connections_per_client
@@ -241,7 +241,7 @@ class Server:
         return max(seconds - (time.monotonic() - began), 0.0)
 
     def reload(self) -> bool:
-        """Reload the certificate; return whether it is valid. Open streams continue."""
+        """Reload the certificate for new connections; return False, and keep the old one, if it is not valid."""
         return self._tls is None or self._tls.reload()
 
     async def serve(self, *, started: Callable[[], None] = lambda: None) -> None:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """Accepts connections within `connections`. Start and stop it in one event loop."""
+    """Accepts connections within the limits of `connections`. Start and stop it in one event loop."""
 
     def __init__(self, connections: ConnectionLimits, stall_seconds: float = STALL_SECONDS) -> None:
         self._connections, self._stall_seconds = connections, stall_seconds
@@ -52,7 +52,7 @@ class Acceptor:
 
     @property
     def target(self) -> str:
-        """The address on which the gRPC library must listen."""
+        """Return the address on which the gRPC library must listen."""
         return f"unix:{self._folder.name}/{NAME}"
 
     async def listen(self, sockets: Sequence[socket.socket], tls: Tls | None, backlog: int) -> None:
@@ -86,7 +86,7 @@ class Acceptor:
         self._folder.cleanup()
 
     def cut(self, *, only_idle: bool = False) -> None:
-        """Close connections at once: all of them, or those for whose client no bytes wait."""
+        """Close all connections at once, or with `only_idle` only those without unsent bytes for their client."""
         for client in list(self._clients):
             if not only_idle or client.has_nothing_unsent:
                 client.abort()

@@ -1,4 +1,4 @@
-"""Limits on the header frames of an HTTP/2 client, by the headers of its frames only. No I/O.
+"""Limits on the header frames of an HTTP/2 client; frames are measured, not decoded. No I/O.
 
 The gRPC library limits the metadata of a call only after the client has acknowledged its SETTINGS, and accepts 16 MiB
 before that. It converts them to Python objects in the event loop, for which nothing else runs.
@@ -19,11 +19,11 @@ MAX_FRAMES = 17  # HEADERS and CONTINUATION frames of one call, empty ones inclu
 
 
 class RefusedFrame(Exception):
-    """A frame is over a limit; the connection must be closed."""
+    """A frame over a limit, or data that is not HTTP/2; the connection must be closed."""
 
 
 class Http2Frames:
-    """Checks what one client sends. The library itself checks the order and the length of the frames."""
+    """Checks the bytes from one client. The library itself checks the order and the length of the frames."""
 
     def __init__(self) -> None:
         self._preface = PREFACE  # the rest of it that has not been received
@@ -54,15 +54,15 @@ class Http2Frames:
         return frames
 
     def _after_preface(self, data: bytes) -> bytes:
-        """Return what follows the preface in `data`."""
+        """Return the part of `data` after the preface; RefusedFrame if another preface is sent."""
         size = min(len(self._preface), len(data))
         if data[:size] != self._preface[:size]:
-            raise RefusedFrame("it does not begin as HTTP/2")
+            raise RefusedFrame("the connection does not begin as HTTP/2")
         self._preface = self._preface[size:]
         return data[size:]
 
     def _count(self, size: int, flags: int) -> None:
-        """Count a header frame."""
+        """Count a header frame; RefusedFrame if it exceeds a limit."""
         self._bytes += size
         self._frames += 1
         if self._frames > MAX_FRAMES:
@@ -70,7 +70,7 @@ class Http2Frames:
         if self._bytes > MAX_BLOCK:
             raise RefusedFrame(f"the headers of one call are larger than {MAX_BLOCK} bytes")
         if self._bytes > MAX_UNACKNOWLEDGED and not self._is_acknowledged:
-            raise RefusedFrame(f"its headers before the ACK of SETTINGS are larger than {MAX_UNACKNOWLEDGED} bytes")
+            raise RefusedFrame(f"the headers before the ACK of SETTINGS are larger than {MAX_UNACKNOWLEDGED} bytes")
         if flags & END_HEADERS:
             self._frames = 0
             if self._is_acknowledged:

@@ -28,7 +28,7 @@ class Shared:
 
 
 class _End(asyncio.BufferedProtocol):
-    """Writes to the other end what this one receives, and reads only while the other end takes it."""
+    """One end of the pipe: writes received bytes to the other end, and reads only while that accepts them."""
 
     def __init__(self, buffer: memoryview) -> None:
         self._buffer = buffer
@@ -41,11 +41,11 @@ class _End(asyncio.BufferedProtocol):
         self.transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where to put the next bytes."""
+        """Return the buffer into which the next bytes are read."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Pass on the bytes."""
+        """Write the received bytes to the other end."""
         self._pass(bytes(self._buffer[:nbytes]))
 
     def _pass(self, data: bytes) -> None:
@@ -81,7 +81,7 @@ class _End(asyncio.BufferedProtocol):
 class ClientEnd(_End):
     """The end of a client, whose frames are checked. `lost` is called when the connection has ended.
 
-    A client that reads almost nothing for `stall_seconds`, while bytes wait for it, is closed. One that sends more
+    A client that reads almost nothing for `stall_seconds`, while bytes wait for it, is closed. A client that sends more
     than FRAMES_PER_SECOND, divided by the connections of its address that do so, is read at that rate.
     """
 
@@ -107,7 +107,7 @@ class ClientEnd(_End):
         self.lost: Callable[[], None] = lambda: None
 
     def connection_made(self, transport: Any) -> None:
-        """Start; what is received before the other end exists is kept for it."""
+        """Report the client as accepted; bytes received before the other end exists are kept for it."""
         super().connection_made(transport)
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
         self._place = place_of(self.address)
@@ -181,14 +181,14 @@ class ClientEnd(_End):
             self.abort()
 
     def join(self, other: LibraryEnd) -> None:
-        """Start to pass on bytes."""
+        """Set the other end, write to it the bytes received so far, and read again."""
         self.other = other
         early, self._early = self._early, b""
         super()._pass(early)
         self.release()
 
     def eof_received(self) -> bool:
-        """Tell the library that the client sends no more; it may still answer, unless TLS has ended."""
+        """Pass the end of the client's data to the library, which may still answer; with TLS, close the connection."""
         assert self.transport is not None
         if self.other is None or self.other.transport is None or not self.transport.can_write_eof():
             return False  # the transport closes itself
@@ -213,7 +213,7 @@ class ClientEnd(_End):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close the other end."""
+        """Close the other end and call `lost`."""
         for timer in (self._timer, self._stall_timer, self._slow_timer):
             if timer is not None:
                 timer.cancel()

@@ -23,7 +23,7 @@ def version_in(text: str) -> tuple[str, int]:
 
 
 def offset_in(query: dict[str, str], name: str) -> int:
-    """Return a required offset."""
+    """Return the offset in the parameter `name`; InvalidRequest without one."""
     found = number(query, name)
     if found is None:
         raise InvalidRequest(f"`{name}` is missing", hint="Send after=N&upto=M: changes after N up to and with M.")
@@ -39,7 +39,7 @@ def range_in(query: dict[str, str]) -> tuple[int, int] | None:
 
 
 def span_in(query: dict[str, str]) -> Span:
-    """Return the span of keys from `start` to before `end`."""
+    """Return the span of keys from `start` to before `end`; every key without both."""
     start, end = _key(query, "start") or b"", _key(query, "end")
     if end is not None and start >= end:
         raise InvalidRequest("`start` is not below `end`", hint="Send bounds in byte order.")
@@ -47,7 +47,7 @@ def span_in(query: dict[str, str]) -> Span:
 
 
 def rest_of(span: Span, query: dict[str, str]) -> Span:
-    """Return the part of `span` after the key `after`."""
+    """Return the part of `span` after the key `after`, which may be empty; `span` without `after`."""
     after = _key(query, "after")
     if after is None:
         return span
@@ -74,7 +74,7 @@ def names_in(query: dict[str, str], name: str) -> tuple[str, ...] | None:
 
 
 def compression_in(query: dict[str, str]) -> str | None:
-    """Return the requested compression of Arrow buffers."""
+    """Return the requested compression of Arrow buffers: LZ4 or None."""
     found = query.get("compression")
     if found not in (None, LZ4):
         raise InvalidRequest(f"compression {found[:60]!r} is not known", hint="Send compression=lz4, or omit it.")

@@ -103,7 +103,7 @@ class Pulls:
         return await self._pour(call, job, _offset_headers(upto))
 
     def _offsets(self, call: Call, database: Database) -> tuple[int, int]:
-        """Return the requested offsets; only durable ones are available."""
+        """Return the requested offsets; raise an error unless the log holds, durably, the changes between them."""
         after, upto = offset_in(call.query, "after"), offset_in(call.query, "upto")
         log = database.log
         if upto < after:
@@ -151,7 +151,7 @@ class Pulls:
         return 200
 
     async def _begun(self, call: Call, job: Job, answers: list[Answer]) -> tuple[AsyncIterator[bytes], bytes]:
-        """Return the answer and its first piece; errors are raised before a status is sent."""
+        """Return the answer's pieces and their first, so that errors become a status; retry once if the worker died."""
         while True:
             answers.append(await self._worker.answer(job))
             pieces = answers[-1].pieces()

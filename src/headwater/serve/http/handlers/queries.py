@@ -73,7 +73,7 @@ class QueryHandler:
         self._cached = (b"cache-control", b"public, no-cache" if public else b"private, no-cache")
 
     async def query(self, call: Call) -> int:
-        """Answer one request."""
+        """Answer a GET or HEAD of a prepared query; return the status."""
         reply = await self._reply(call)  # holds no rows: a slow reader may take its time
         if isinstance(reply.body, Pieces) and call.who.role != OWNER:
             reply.body.charge(identity(call.who, client_of(call.scope)))

@@ -102,7 +102,7 @@ class RowPages:
         return Response(body, status, {**headers, "etag": etag, "content-type": kind})
 
     def _answering(self, address: Address) -> Answering | None:
-        """Return the state of the log; None on a server without queries."""
+        """Return the query state of the database of `address`; None on a server without queries."""
         queries = self._api.queries
         return None if queries is None else queries.answering(real_name(address.db))
 
@@ -115,7 +115,7 @@ class RowPages:
         return msgspec.structs.replace(shown, causality=seen)
 
     async def _check_floor(self, request: Request) -> None:
-        """Check the causality token of a write, without waiting: waiting would not advance the database itself."""
+        """Raise an error if the database is behind the causality token of a write; waiting would not advance it."""
         floor, address = _floor(request), _address(request)
         if floor is not None:
             source_head = await self._bridge.call(self._api.databases.get(real_name(address.db)).read_head)
@@ -214,7 +214,7 @@ def _wants_lits(request: Request) -> bool:
 
 
 def _admit(who: Principal, role: str, request: Request) -> None:
-    """Raise Forbidden unless the caller may do this to rows of this table."""
+    """Raise Forbidden unless the caller has `role`, and a scope with the table of the request."""
     who.need(role, f"{request.method} of a row")
     who.check(real_name(request.path_params["db"]), [request.path_params["table"]])
 

@@ -86,7 +86,7 @@ class Streams:
         return {name: self._limited(handler) for name, handler in found.items()}
 
     def downloads(self, handlers: Handlers) -> Handlers:
-        """Return `handlers` of long answers: they count as streams and end with the caller's credential."""
+        """Return `handlers`, wrapped so that their answers count as streams and end with the caller's credential."""
 
         def guarded(handler: Handler) -> Handler:
             async def answer(call: Call) -> int:
@@ -204,7 +204,7 @@ class Streams:
         self._limits.ask(call.who, client_of(call.scope))
         self._limits.enter(call.who, self._limits.of_path(call.who, call.values))
         if frame == Frame():
-            raise InvalidRequest('the frame is empty; send one, such as {"ack": 17} or {"pause": true}')
+            raise InvalidRequest('the frame has no field; send, for example, {"ack": 17} or {"pause": true}')
         id, subscriptions = call.values["sub_id"], self._feeds.subscriptions
         if isinstance(frame.ack, str):
             place = frame.ack.removeprefix("s:")
@@ -225,7 +225,7 @@ def _expire(call: Call, stream: Stream | Batches) -> None:
 
 
 async def _carry(call: Call, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:
-    """Send every piece of `stream`, in a task of its own: each wake-up costs the depth of the coroutine."""
+    """Send every piece of `stream` in a task of its own, for cheap wake-ups; Aborted if too much is unread."""
     unread = Unread(call.who, client_of(call.scope))
     carrying = asyncio.ensure_future(_pieces(call.raw, stream, frame, field, writable_of(call.scope), unread))
     try:
@@ -270,7 +270,7 @@ async def _pieces(
 
 
 def begin(call: Call) -> ReaderPosition:
-    """Return the reader's position: the parameter precedes the header; an empty header counts as none."""
+    """Return the reader's position in `from_offset` and Last-Event-ID; an empty header counts as none."""
     offset = number(call.query, "from_offset")
     last_id = call.header(b"last-event-id").decode("latin-1").strip()
     if last_id and not _LAST_ID.fullmatch(last_id):

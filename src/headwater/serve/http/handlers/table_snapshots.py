@@ -49,7 +49,7 @@ Pieces = Generator[bytes, None, None]
 
 
 class Snapshots:
-    """Answers /api/v1/snapshot. `run` runs a short blocking call in a thread; tables are read in threads of its own."""
+    """Answers /api/v1/snapshot. `run` runs a short blocking call in a thread; tables are read in separate threads."""
 
     def __init__(self, databases: Databases, run: Run) -> None:
         self._databases, self._run = databases, run
@@ -158,7 +158,7 @@ class Snapshots:
 
 
 def _is_held(unread: Unread, size: int) -> bool:
-    """Count a piece as unread; return False if too many bytes are."""
+    """Count a piece of `size` bytes as unread; return False if that exceeds the limit on unread bytes."""
     try:
         unread.hold(size)
     except Busy:
