@@ -51,7 +51,7 @@ class ExactFile:
 
 
 def read_batches(read: Callable[[int], bytes]) -> Iterator[ReceivedBatch]:
-    """Yield the batches of a stream, first an empty one for its schema; raise if the end mark is missing."""
+    """Yield the batches of a stream, first an empty one for its schema; Unavailable without an end mark."""
     import pyarrow as pa
 
     try:
@@ -88,7 +88,7 @@ class BatchParser:
         self.ended = False  # the end mark was received
 
     def take(self, piece: bytes) -> Iterator[ReceivedBatch]:
-        """Yield the batches that `piece` completes."""
+        """Yield the batches that `piece` completes, first an empty one for the schema; Unavailable if malformed."""
         import pyarrow as pa
 
         self._rest += piece
@@ -125,7 +125,7 @@ def _header(data: bytearray) -> Header | None:
         return None
     mark, length = _PREFIX.unpack_from(data)
     if mark != _MARK:
-        raise broken("this is no Arrow stream")
+        raise broken("this is not an Arrow stream")
     if length == 0:
         return Header(_END, _PREFIX.size)
     if len(data) < _PREFIX.size + length:

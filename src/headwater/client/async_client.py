@@ -57,7 +57,7 @@ class AsyncClient(Methods):
         await self._http.aclose()
 
     async def call(self, method: str, **params: Any) -> Any:
-        """Return the result of an RPC method; raise its error as the class with its code."""
+        """Return the result of an RPC method; raise the server's error as the class with its code."""
         request = rpc_request(method, params)
         tries = self._backoff()
         while True:
@@ -103,7 +103,7 @@ class AsyncClient(Methods):
             raise broken()
 
     async def _pieces(self, request: Request) -> AsyncGenerator[bytes]:
-        """Yield the body of a response with status 200 until its end; raise the error of any other."""
+        """Yield the body of a response with status 200 until its end; raise the error of any other response."""
         async with self._send(request) as response:
             if response.status_code != 200:
                 raise refusal(response.status_code, response.headers, await _body(response))

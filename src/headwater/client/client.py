@@ -38,7 +38,7 @@ class Client(Methods):
         self._connections.close()
 
     def call(self, method: str, **params: Any) -> Any:
-        """Return the result of an RPC method; raise its error as the class with its code."""
+        """Return the result of an RPC method; raise the server's error as the class with its code."""
         request = rpc_request(method, params)
         tries = self._backoff()
         while True:

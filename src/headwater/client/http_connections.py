@@ -33,14 +33,14 @@ class Response:
         return self.status, self.headers, self.read()
 
     def read(self, size: int | None = None) -> bytes:
-        """Return exactly `size` bytes, fewer only at the end."""
+        """Return exactly `size` bytes (None: all), fewer only at the end; Unavailable if the connection breaks."""
         try:
             return self._response.read(size)
         except TRANSPORT_ERRORS as error:
             raise broken(error) from None
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield bytes as they arrive, until the end of a complete body."""
+        """Yield bytes as they arrive, until the end of the body; Unavailable if the connection breaks."""
         try:
             while piece := self._response.read1(PIECE):
                 yield piece
@@ -74,13 +74,13 @@ class Connections:
             self._idle.pop().close()
 
     def exchange(self, request: Request) -> Answer:
-        """Return status, headers and body of a response."""
+        """Send a request and return status, headers and body of its response, whatever its status."""
         with self.respond(request) as response:
             return response.answer()
 
     @contextmanager
     def opened(self, request: Request) -> Iterator[Response]:
-        """Open a response with status 200; raise the error of any other."""
+        """Send a request and open its response with status 200; raise the error of any other response."""
         with self.respond(request) as response:
             if response.status != 200:
                 raise refusal(*response.answer())

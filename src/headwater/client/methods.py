@@ -49,7 +49,7 @@ class _StreamMethod(Protocol[P, T_co]):
 
 
 def called(build: Callable[Concatenate[Any, P], Call[T]]) -> _CallMethod[P, T]:
-    """Make a method of a function that returns a call."""
+    """Return a client's method that carries out the call which `build` returns."""
 
     @functools.wraps(build)
     def method(self: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -59,7 +59,7 @@ def called(build: Callable[Concatenate[Any, P], Call[T]]) -> _CallMethod[P, T]:
 
 
 def transferred(build: Callable[Concatenate[Any, P], Transfer[T]]) -> _StreamMethod[P, T]:
-    """Make a method of a function that returns a transfer."""
+    """Return a client's method that carries out the transfer which `build` returns."""
 
     @functools.wraps(build)
     def method(self: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -138,7 +138,7 @@ class Methods:
 
     @called
     def release(self, db: str, table: str, subscriber: str) -> Call[None]:
-        """Give the lease back."""
+        """End the lease of `subscriber` on the log of the table."""
         return Call("pull.release", {"db": db, "table": table, "subscriber": subscriber}, lambda found: None)
 
     @called
@@ -180,14 +180,14 @@ class Methods:
         where: str | None = None,
         ranges: Sequence[Range] = (),
     ) -> Transfer[pa.RecordBatch]:
-        """Yield the rows in key order, all as of `version` (default: now), each exactly once, over any retries.
+        """Yield batches of the rows in key order, as of `version` (default: now), each row once despite retries.
 
-        With `ranges` it reads range by range; they must cover the span. There is at least one batch, an empty one
-        when there are no rows.
+        With `ranges`, which must cover the span, rows are read range by range. There is at least one batch, an empty
+        one when there are no rows.
         """
         query = {"version": version, "columns": list(columns) or None, "where": where}
-        walk = RangeScan(span or Span.all(), ranges)
-        pull = SnapshotPull(["pull", db, table, "snapshot"], query, walk, self._backoff())
+        scan = RangeScan(span or Span.all(), ranges)
+        pull = SnapshotPull(["pull", db, table, "snapshot"], query, scan, self._backoff())
         if not version:
             pull.question = Call("pull.describe", {"db": db, "table": table}, reader(Described))
         return pull
@@ -206,7 +206,7 @@ class Methods:
         columns: Sequence[str] = (),
         where: str | None = None,
     ) -> Transfer[pa.RecordBatch]:
-        """Yield the changes in (after, upto], each once, fitted to the shape `shape` or that of the first answer."""
+        """Yield batches of the changes in (after, upto], each once, all in the shape `shape` or of the first answer."""
         bounds: dict[str, Any] = {} if span is None else {"start": span.start or None, "end": span.end}
         query: dict[str, Any] = {"after": after, "upto": upto, "generation": generation, "shape": shape, **bounds}
         query |= {"columns": list(columns) or None, "where": where, "compression": "lz4"}
@@ -216,7 +216,7 @@ class Methods:
     def log_tables(
         self, db: str, tables: Sequence[str], *, generation: str, after: int, upto: int
     ) -> Transfer[pa.RecordBatch]:
-        """Yield the changes of `tables`, or of all when empty, in (after, upto]; rows are JSON here."""
+        """Yield batches of the changes in (after, upto] of `tables` (empty: of all), with rows as JSON."""
         query: dict[str, Any] = {"tables": list(tables) or "*", "after": after, "upto": upto, "generation": generation}
         return LogPull(["pull", db, "log"], query, self._backoff())
 
@@ -226,7 +226,7 @@ class Methods:
     def stream(
         self, sub_id: str, *, from_offset: int | None = None, control: Collection[str] = ()
     ) -> Transfer[dict[str, Any]]:
-        """Yield the changes of a subscription as they are committed, without acknowledging them."""
+        """Yield the changes of a subscription, for ever, as they are committed, without acknowledging them."""
         return Feed(["cdc", "sse", sub_id], {"from_offset": from_offset}, self._backoff(), control)
 
     @transferred
@@ -235,14 +235,14 @@ class Methods:
     ) -> Transfer[dict[str, Any]]:
         """Yield changes as they are committed, for ever or through `upto`; `filters` are those of /api/v1/changes.
 
-        It resumes after a broken connection. `control` names the control events to yield, too: objects with
-        `event`, `id` and `data`.
+        A broken connection is resumed. Control events that `control` names are yielded too: objects with `event`, `id`
+        and `data`.
         """
         return self._feed(db, table, control, filters)
 
     @transferred
     def follow(self, /, db: str, table: str, **filters: Any) -> Transfer[tuple[str, Any]]:
-        """Yield ("row", row) for every row there is, then ("change", change) for ever, with no gap and no repeat.
+        """Yield ("row", row) for every current row, then ("change", change) for ever, with no gap and no repeat.
 
         ("resnapshot", reason): discard everything before; all rows follow again.
         """

@@ -90,7 +90,7 @@ def parse_url(url: str) -> Server:
 
 
 def find_token(token: str | None, file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> str | None:
-    """Return the given credential, or the one in `file`, or in HEADWATER_TOKEN."""
+    """Return the credential `token`, or else that in `file`, or else in HEADWATER_TOKEN; None without any."""
     if token is None and file is not None:
         try:
             token = Path(file).read_text(encoding="utf-8").strip()
@@ -100,7 +100,7 @@ def find_token(token: str | None, file: str | os.PathLike[str] | None, environ: 
         token = environ.get("HEADWATER_TOKEN") or None
     if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
         # Checked here because the errors of HTTP libraries repeat such a header.
-        raise ConfigError("the token holds characters that no token has", hint="Check it for line breaks.")
+        raise ConfigError("the token is not printable ASCII text", hint="Check it for line breaks.")
     return token
 
 
@@ -119,7 +119,7 @@ def rpc_request(method: str, params: Mapping[str, Any]) -> Request:
 
 
 def get_request(parts: Sequence[str], query: Mapping[str, Any], accept: str, last_id: str = "") -> Request:
-    """Return a GET of /api/v1/<parts>."""
+    """Return the GET request for /api/v1/<parts>; parameters that are None are left out."""
     path = "/".join(["/api/v1", *(quote(part, safe="", errors="surrogateescape") for part in parts)])
     text = urlencode({name: _text(name, value) for name, value in query.items() if value is not None})
     headers = {"accept": accept} | ({"last-event-id": last_id} if last_id else {})
@@ -157,7 +157,7 @@ def rpc_result(status: int, headers: Mapping[str, str], body: bytes) -> Any:
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> HeadwaterError:
-    """Return the error of an unsuccessful response: our problem+json, or one by the status, as of a proxy."""
+    """Return the error of an unsuccessful response: as its problem+json says, or by its status if a proxy answered."""
     found = _object(body) or {}
     if "code" in found:
         details = {name: value for name, value in found.items() if name not in ("type", "title", "status", "code")}
@@ -191,12 +191,12 @@ def offset_expired(body: Mapping[str, Any]) -> HeadwaterError:
     kept = ("earliest_offset", "latest_offset", "resnapshot_from_offset", "snapshot_url", "snapshot_urls")
     details = {name: body[name] for name in kept if name in body}
     return error_of(
-        OffsetExpired.code, f"the place in the log is lost: {reason}", {**details, "resnapshot_reason": reason}
+        OffsetExpired.code, f"the log evicted the next changes: {reason}", {**details, "resnapshot_reason": reason}
     )
 
 
 def reader(kind: type[T]) -> Callable[[Any], T]:
-    """Return a function that converts the result of a call to `kind`."""
+    """Return a function that converts the result of a call to `kind`, or raises HeadwaterError."""
 
     def read(found: Any) -> T:
         try:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 class RangeScan:
     """The position of a scan of a span, range by range.
 
-    `place` is the first key that is not read yet. Of the ranges that hold it the one with the highest epoch is
-    current: a range made by a split or a merge has a higher epoch than its origins.
+    `next_key` is the first key that is not read yet. Of the ranges that contain it, the range with the highest epoch
+    is current: a range made by a split or a merge has a higher epoch than its origins.
     """
 
     def __init__(self, span: Span, ranges: Sequence[Range] = ()) -> None:
-        self._rest, self.place = span, span.start
+        self._rest, self.next_key = span, span.start
         self._after: bytes | None = None  # the last key that was read of the rest
         self._ranges = list(ranges)
         self._guided = bool(ranges)
@@ -48,7 +48,7 @@ class RangeScan:
 
     def took(self, last_key: bytes) -> None:
         """Note that the rows through `last_key` are read."""
-        self._after, self.place = last_key, last_key + b"\0"
+        self._after, self.next_key = last_key, last_key + b"\0"
 
     def finished(self) -> None:
         """Note that the answer was complete."""
@@ -56,7 +56,7 @@ class RangeScan:
         if end is None or (self._rest.end is not None and end >= self._rest.end):
             self.done = True
         else:
-            self._rest, self._after, self.place = Span(end, self._rest.end), None, end
+            self._rest, self._after, self.next_key = Span(end, self._rest.end), None, end
 
     def replace(self, ranges: Sequence[Range]) -> None:
         """Replace the current range, which was split or merged, by `ranges`, which hold its keys now."""
@@ -65,16 +65,16 @@ class RangeScan:
         self._ranges = [*kept, *ranges]
 
     def _holding(self) -> Range:
-        holding = [range for range in self._ranges if range.span.contains(self.place)]
+        holding = [range for range in self._ranges if range.span.contains(self.next_key)]
         if not holding:
             raise InvalidRequest(
-                f"no range holds the key {self.place.hex()!r}", hint="Pass every range that overlaps the span."
+                f"no range holds the key {self.next_key.hex()!r}", hint="Pass every range that overlaps the span."
             )
         return max(holding, key=lambda range: range.epoch)
 
 
 class Pull(Transfer["pa.RecordBatch"]):
-    """Record batches. Empty ones are left out, unless all are: then one shows the schema."""
+    """A transfer of record batches. Empty batches are left out, but if all are empty, one is yielded at the end."""
 
     is_arrow = True
     done = False
@@ -101,36 +101,36 @@ class Pull(Transfer["pa.RecordBatch"]):
 class SnapshotPull(Pull):
     """Rows of a span as of one version."""
 
-    def __init__(self, parts: Sequence[str], query: Mapping[str, Any], walk: RangeScan, backoff: Backoff) -> None:
+    def __init__(self, parts: Sequence[str], query: Mapping[str, Any], scan: RangeScan, backoff: Backoff) -> None:
         super().__init__(parts, query, backoff)
-        self._walk = walk
+        self._scan = scan
 
     def answered(self, found: Described) -> None:
         self._query["version"] = found.version
 
     def next(self) -> Request | None:
-        return None if self.done else get_request(self._parts, {**self._query, **self._walk.next()}, ARROW_KIND)
+        return None if self.done else get_request(self._parts, {**self._query, **self._scan.next()}, ARROW_KIND)
 
     def took(self, received: ReceivedBatch) -> None:
         if key := _position(received, b"last_key"):
-            self._walk.took(bytes.fromhex(key))
+            self._scan.took(bytes.fromhex(key))
         self._backoff.progress()
 
     def finished(self) -> float:
-        self._walk.finished()
-        self.done = self._walk.done
+        self._scan.finished()
+        self.done = self._scan.done
         self._backoff.progress()
         return 0.0
 
     def failed(self, error: HeadwaterError) -> float:
         if not isinstance(error, StaleEpoch):
             return super().failed(error)
-        self._walk.replace(ranges_of(error.extra.get("ranges", [])))
+        self._scan.replace(ranges_of(error.extra.get("ranges", [])))
         return self._backoff.wait(error)
 
 
 class LogPull(Pull):
-    """Changes of a slice of the log. After the first answer, all requests ask for the shape of that answer."""
+    """Changes of an offset range of the log; later requests ask for the table shape of the first answer."""
 
     def __init__(self, parts: Sequence[str], query: Mapping[str, Any], backoff: Backoff) -> None:
         super().__init__(parts, query, backoff)
@@ -160,5 +160,5 @@ def _position(received: ReceivedBatch, name: bytes) -> str:
     """Return the position to continue after; "" for an empty batch that has none."""
     position = received.metadata.get(name, b"").decode("ascii")
     if not position and received.batch.num_rows:
-        raise HeadwaterError(f"a batch came without its {name.decode()!r}", hint="Is the server of another version?")
+        raise HeadwaterError(f"a received batch has no {name.decode()!r}", hint="Is the server of another version?")
     return position

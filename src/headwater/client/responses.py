@@ -30,7 +30,7 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True, rename={"version": "init_snapshot_version"}):
-    """A lease on the log: changes after offset `version` are kept until it ends; register again to renew it."""
+    """A lease on the log: changes after offset `version` are kept until the lease ends; register again to renew it."""
 
     generation: str
     version: int

@@ -50,7 +50,7 @@ class EventParser:
 
 
 class Feed(Transfer[dict[str, Any]]):
-    """One stream of changes over as many connections as it takes."""
+    """A transfer of the changes of one stream, over as many connections as needed."""
 
     def __init__(
         self, parts: Sequence[str], query: Mapping[str, Any], backoff: Backoff, control: Collection[str] = ()
@@ -83,8 +83,8 @@ class Feed(Transfer[dict[str, Any]]):
     def finished(self) -> float:
         """Return the seconds to wait before `next`.
 
-        A body that ends without a farewell of the server is the end if it held no event. A proxy may end a body,
-        too: after any event the rest is requested once more.
+        With `upto`, a body without an event and without the server's farewell is the end. Other bodies may have been
+        ended by a proxy, so the rest is requested again.
         """
         reached = self.last_id.isdigit() and self._upto is not None and int(self.last_id) >= self._upto
         self._done = reached or (self._upto is not None and not self._events and not self._parser.farewell)
@@ -104,7 +104,7 @@ class Feed(Transfer[dict[str, Any]]):
 
 
 class Follow(Transfer[tuple[str, Any]]):
-    """Rows, then changes: feeds that begin with a snapshot, one after the other where the rows must be read again."""
+    """A transfer of rows, then changes, from a feed with a snapshot; a resnapshot begins a new feed."""
 
     def __init__(self, open_feed: Callable[[], Feed], filters: Mapping[str, Any], backoff: Backoff) -> None:
         super().__init__((), {}, backoff)
@@ -156,4 +156,4 @@ def check_follow(filters: Mapping[str, Any]) -> None:
     if taken:
         raise InvalidRequest(f"follow takes no {sorted(taken)[0]!r}", hint="It begins with a snapshot and never ends.")
     if filters.get("format", SNAPSHOT_FORMATS[0]) not in SNAPSHOT_FORMATS:
-        raise InvalidRequest("follow reads no envelopes of others", hint=f"Use one of {SNAPSHOT_FORMATS}.")
+        raise InvalidRequest("follow cannot read this format", hint=f"Set format to one of {SNAPSHOT_FORMATS}.")

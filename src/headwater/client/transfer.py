@@ -21,7 +21,7 @@ class Call(NamedTuple, Generic[T]):
 
 
 class Transfer(Generic[T]):
-    """Values read over as many connections as it takes: a client sends `next`, passes parts of the body to `take`."""
+    """Values read over as many connections as needed: a client sends `next` and passes parts of the body to `take`."""
 
     is_arrow = False  # parts are record batches; else they are bytes
     question: Call[Any] | None = None  # a call to make before the first request
@@ -31,7 +31,7 @@ class Transfer(Generic[T]):
         self._query = {name: value for name, value in query.items() if value is not None}
 
     def answered(self, found: Any) -> None:
-        """Take the answer to `question`."""
+        """Use the result of the call `question`."""
 
     def next(self) -> Request | None:
         """Return the next request; None when everything was read."""
@@ -52,5 +52,5 @@ class Transfer(Generic[T]):
         return self._backoff.wait(error)
 
     def rest(self) -> Iterator[T]:
-        """Yield what is due after a connection ended."""
+        """Yield the values that are due after a connection has ended."""
         return iter(())
