@@ -35,13 +35,13 @@ def unreachable(url: str, error: Exception) -> Failure:
 
 
 def no_answer(url: str, error: Exception) -> Failure:
-    """Return the failure when nothing more is known."""
+    """Return the failure for a server that does not answer, for any other reason."""
     hint = "Start one with `headwater serve`, or name another with --server."
     return Failure(f"no server answers at {url}: {reason(error)}", hint=hint, exit_code=UNREACHABLE)
 
 
 def reason(error: Exception) -> str:
-    """Return `error` in few words."""
+    """Return the system's text for `error`, else its message, else the name of its class."""
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 

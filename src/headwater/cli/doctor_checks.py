@@ -19,7 +19,7 @@ LITTLE_SPACE, NO_SPACE = 1 << 30, 64 << 20  # bytes: warn, fail
 
 
 def machine(data: Path) -> Iterator[Check]:
-    """Check the interpreter, the database libraries in it, and the data folder."""
+    """Yield the checks of the interpreter, its database libraries, and the data folder."""
     yield Check("python", "ok", sys.version.split()[0])
     for name in registry.KINDS:
         if version := registry.kind(name).library_version():
@@ -50,7 +50,7 @@ def _space(data: Path) -> Check:
 
 
 def database(name: str, url: str, log: Path, config: Config) -> Iterator[Check]:
-    """Check one database and its log."""
+    """Yield the checks of one database and its log."""
     kind = registry.kind_name(url)
     found = registry.kind(kind).inspect(name, url, config.sources[kind])
     yield from found.checks

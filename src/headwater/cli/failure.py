@@ -9,7 +9,7 @@ UNREACHABLE = 3  # no server answers
 
 
 class Failure(Exception):
-    """A command that cannot continue; message and hint are printed."""
+    """The failure of a command: `main` prints message and hint, and returns `exit_code`."""
 
     def __init__(self, message: str, *, hint: str = "", exit_code: int = FAILED) -> None:
         super().__init__(message)

@@ -35,12 +35,12 @@ class ConnectionBroken(Exception):
 
 
 class Feed:
-    """One stream of changes. `last_id` is that of the newest frame returned: a new connection resumes after it."""
+    """One stream of changes. `last_id` is the id of the newest frame returned: a new connection resumes after it."""
 
     def __init__(
         self,
         url: str,
-        place: FeedTarget,
+        target: FeedTarget,
         query: Mapping[str, Any],
         *,
         last_id: str = "",
@@ -48,23 +48,23 @@ class Feed:
         tls: ssl.SSLContext | None = None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._url, self._place, self._query = url, place, query
+        self._url, self._target, self._query = url, target, query
         self._connections = Connections(parse_url(url), token, SILENCE_SECONDS, tls)
         self.last_id, self._notice = last_id, notice
         self._response: Response | None = None
 
     def __str__(self) -> str:
-        return f"{self._place}{self._after}"
+        return f"{self._target}{self._after}"
 
     @property
     def _after(self) -> str:
-        """Return the position; nothing while there is no offset, as in a snapshot."""
+        """Return " after offset N" for messages; "" while there is no offset, as in a snapshot."""
         return f" after offset {self.last_id}" if self.last_id.isdigit() else ""
 
     def follow(self, *, sleep: Callable[[float], None] = time.sleep) -> Generator[list[Frame]]:
-        """Yield frames for ever, in batches as they arrive, an empty one for every connection.
+        """Yield frames for ever, in batches as they arrive, and an empty batch for every new connection.
 
-        It ends only if the first connection fails, or the server refuses the request.
+        Raises Failure if the first connection fails, or the server refuses the request; other failures are retried.
         """
         wait, connections, lost = FIRST_WAIT, 0, False
         while True:
@@ -89,19 +89,19 @@ class Feed:
             wait = min(wait * 2, LONGEST_WAIT)
 
     def connect(self) -> Generator[list[Frame]]:
-        """Open one connection; return a generator of the frames received, in batches, until it ends or is Broken."""
+        """Open a connection; return a generator of batches of frames. Both raise ConnectionBroken or Failure."""
         batches = self._batches()
         next(batches)
         return batches
 
     def hang_up(self) -> None:
-        """End the connection, from any thread; its reader sees it Broken."""
+        """End the connection, from any thread; its reader gets ConnectionBroken."""
         if self._response is not None:
             self._response.hang_up()
 
     def _batches(self) -> Generator[list[Frame]]:
         """Yield an empty batch when the connection is open, then the frames received."""
-        names = [self._place.db] if self._place.table is None else self._place
+        names = [self._target.db] if self._target.table is None else self._target
         request = get_request(["changes", *map(str, names)], self._query, EVENT_STREAM, self.last_id)
         parser, failure = EventParser(), unreachable
         try:
@@ -127,13 +127,13 @@ class Feed:
 
 
 def lost(body: dict[str, Any]) -> Failure:
-    """Return the failure that a `resnapshot` reports."""
+    """Return the failure that the control event `resnapshot` reports."""
     retained = f"offsets {body['earliest_offset']} to {body['latest_offset']} are retained"
     return Failure(f"changes that were still to come are gone ({body['reason']}); {retained}", hint=STAY)
 
 
 def ended(body: dict[str, Any]) -> Failure:
-    """Return the failure that a `failed` reports."""
+    """Return the failure that the control event `failed` reports."""
     hint = str((body.get("details") or {}).get("hint", ""))
     return Failure(f"{body.get('message', 'the server ended the stream')} ({body.get('code', 'internal')})", hint=hint)
 

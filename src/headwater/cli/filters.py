@@ -51,7 +51,7 @@ def key(text: str) -> list[Any]:
 
 
 def moment(text: str, now_ms: int | None = None) -> int:
-    """Return the time of `10m` (ago), or of an ISO time, in milliseconds; without a zone it is local time."""
+    """Return `10m` (ago), or an ISO time, local without a zone, in ms since 1970; ArgumentTypeError otherwise."""
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     if found := _SPAN.fullmatch(text):
         return max(now - round(float(found[1]) * SPAN_MS[found[2]]), 0)
@@ -63,7 +63,7 @@ def moment(text: str, now_ms: int | None = None) -> int:
 
 
 def start(text: str) -> str | dict[str, int]:
-    """Return the start position as RPC takes it."""
+    """Return the start position as RPC takes it: a word, or an offset or a time; ArgumentTypeError otherwise."""
     if text in WORDS:
         return text
     if found := _OFFSET.fullmatch(text):
@@ -75,14 +75,14 @@ def start(text: str) -> str | dict[str, int]:
 
 
 def natural(text: str) -> int:
-    """Return a number from 0 on."""
+    """Return `text` as an integer of at least 0; ArgumentTypeError otherwise."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number from 0 on")
     return int(text)
 
 
 def listed(given: Sequence[str] | None) -> list[str] | None:
-    """Return the words of a flag that is repeated, or holds commas, or both."""
+    """Return the words of a flag that may be repeated and contain commas; None without the flag."""
     return None if given is None else [word.strip() for text in given for word in text.split(",")]
 
 
@@ -139,14 +139,14 @@ def _missing(remote: Remote, what: str, text: str, databases: Sequence[str]) -> 
 # --- parameters ------------------------------------------------------------------------------------------
 
 
-def filters(args: argparse.Namespace, place: FeedTarget) -> dict[str, Any]:
-    """Return the given flags as parameters of RPC."""
+def filters(args: argparse.Namespace, target: FeedTarget) -> dict[str, Any]:
+    """Return `target` and the filters among the flags as parameters of RPC."""
     from headwater.model.literal import from_json, to_lit
 
     pk = None if args.pk is None else [to_lit(from_json(value)) for value in args.pk]
     found = {
-        "db": place.db,
-        "table": place.table,
+        "db": target.db,
+        "table": target.table,
         "where": args.where,
         "ops": listed(args.op),
         "columns": listed(args.columns),

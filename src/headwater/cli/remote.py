@@ -49,7 +49,7 @@ class Remote:
         self._connections = Connections(server, token, TIMEOUT_SECONDS, self.tls)
 
     def call(self, method: str, **params: Any) -> Any:
-        """Return the result of an RPC method."""
+        """Return the result of an RPC method; Failure if the server refuses the call or does not answer."""
         from headwater.client.protocol import RPC, Request
 
         body = json.dumps({"id": 1, "method": method, "params": params}).encode()
@@ -77,7 +77,7 @@ class Remote:
 
 
 def open_remote(args: argparse.Namespace) -> Remote:
-    """Return the server of --server, or else the one that `headwater serve` starts with the settings here."""
+    """Return calls to the server of --server, or else to the one that `headwater serve` starts with these settings."""
     config = load_config(args)
     return Remote(args.server or _here(config.serve), credential(config), getattr(args, "ca", None) or config.ca)
 

@@ -154,8 +154,8 @@ def test_debug_changefeed_reads_its_credential_from_the_environment_or_a_file(tm
         (2, ("orders", "--base", "soon"), "is not a time"),
         (2, ("orders", "--base", "offset:x"), "not a number"),
         (2, ("orders", "--until", "soon"), "is not a time"),
-        (2, ("orders", ".."), "at least one end"),
-        (2, ("main.*", "1"), "a span is one of a table"),
+        (2, ("orders", ".."), "the span `..` has no key"),
+        (2, ("main.*", "1"), "a span needs one table"),
     ],
 )
 def test_refused_debug_changefeed_prints_a_remedy(

@@ -195,14 +195,14 @@ def test_cancel_command_stops_a_table_or_a_pipeline_and_is_undone(meta: MetaStor
 @pytest.mark.usefixtures("meta")
 @pytest.mark.parametrize("verb", ["cancel", "reset"])
 def test_unknown_pipeline_or_table_is_refused_by_its_name(ask: Asked, verb: str) -> None:
-    assert "knows no pipeline 'lak'" in ask.refused(1, verb, "lak")
+    assert "has no pipeline 'lak'" in ask.refused(1, verb, "lak")
     said = ask.refused(1, verb, "lake", "shop.orders")
-    assert "knows no table 'shop.orders' of pipeline 'lake'" in said
+    assert "has no table 'shop.orders' of pipeline 'lake'" in said
 
 
 def test_reset_command_requires_yes_and_is_refused_while_a_run_owns_the_table(meta: MetaStore, ask: Asked) -> None:
     customers, orders = meta.tasks()
-    assert "Say --yes" in ask.refused(2, "reset", "lake", "customers")
+    assert "Confirm with --yes" in ask.refused(2, "reset", "lake", "customers")
     assert not meta.is_reset(customers)
     done = ask("reset", "lake", "customers", "--yes")
     assert done == "main.customers of lake takes a new snapshot when it is run again\n"
@@ -221,7 +221,7 @@ def test_init_refuses_to_overwrite_a_pipeline_file_without_force(ask: Asked, fol
     assert done.endswith("headwater pipeline run pipeline.toml\n")
     assert read_spec(folder / "pipeline.toml").name == "lake"
     (folder / "pipeline.toml").write_text("mine")
-    assert "is there already" in ask.refused(2, "init")
+    assert "exists already" in ask.refused(2, "init")
     assert (folder / "pipeline.toml").read_text() == "mine"
     assert ask("init", "--force")
 

@@ -27,7 +27,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_databases(parser: argparse.ArgumentParser) -> None:
-    """Add the databases of a command."""
+    """Add the positional argument for any number of databases."""
     parser.add_argument(
         "database", nargs="*", metavar="DATABASE_URL", help="a SQLite file, postgresql://…, or NAME=URL"
     )
@@ -41,7 +41,7 @@ def add_token_file(parser: argparse.ArgumentParser) -> None:
 
 
 def load_config(args: argparse.Namespace, **flags: Any) -> Config:
-    """Return the settings of this command; `flags` are setting names with `__` for the dot."""
+    """Return the settings of this command; keywords are names of settings, with `__` for the dot."""
     from headwater.settings import load
 
     given: dict[str, Any] = {name.replace("__", "."): value for name, value in flags.items()}
@@ -53,7 +53,7 @@ def load_config(args: argparse.Namespace, **flags: Any) -> Config:
 
 
 def credential(config: Config) -> str | None:
-    """Return the credential in HEADWATER_TOKEN or --token-file, in clear text."""
+    """Return the credential of the settings in clear text; None without one."""
     return None if config.serve.token is None else config.serve.token.encode().decode()
 
 
@@ -72,14 +72,14 @@ def read_token(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(f"cannot read the token file {file}: {error}", exit_code=USAGE) from None
     if stat.S_IMODE(mode) & 0o077:
-        raise Failure(f"others may read the token file {file}", hint=f"chmod 600 {file}", exit_code=USAGE)
+        raise Failure(f"other users may read the token file {file}", hint=f"chmod 600 {file}", exit_code=USAGE)
     if not text:
         raise Failure(f"the token file {file} is empty", exit_code=USAGE)
     return text
 
 
 def name_databases(urls: Sequence[str]) -> dict[str, str]:
-    """Return URLs by name. A single database is `main`, the default of requests; several have their file names."""
+    """Return URLs by name: a single unnamed database is `main`, several have their file names; Failure for a clash."""
     named: dict[str, str] = {}
     for text in urls:
         name, equals, url = text.partition("=")

@@ -57,7 +57,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _events(args: argparse.Namespace) -> Generator[dict[str, Any], None, None]:
-    """Yield the events of one stream after the other, each from the last checkpoint of the one before."""
+    """Yield the events of the feed; after a retryable end, reconnect from the last checkpoint."""
     from headwater.serve.grpc.changefeed_client import FeedEnded
 
     db, spans = asked_for(args.table, args.span)
@@ -93,12 +93,12 @@ def _failure(ended: Any, args: argparse.Namespace) -> Failure:
 
 
 def asked_for(table: str, span: str | None) -> tuple[str, list[dict[str, str]]]:
-    """Return the database and the spans of a request; no spans mean all of it."""
+    """Return the database and the spans of a request; an empty list means the whole database."""
     db, dot, name = table.partition(".")
     db, name = (db, name) if dot else (MAIN, table)
     if name == EVERY:
         if span is not None:
-            raise Failure("a span is one of a table", hint="Name the table.", exit_code=USAGE)
+            raise Failure("a span needs one table, not all", hint="Name the table.", exit_code=USAGE)
         return db, []
     found = {"table": name}
     if span is not None:
@@ -119,7 +119,7 @@ def keys_of(text: str) -> dict[str, Any]:
     bounds = {"lower_bound": low, "upper_bound": high}
     found = {name: lits(part) for name, part in bounds.items() if part}
     if not found:
-        raise Failure("a span has at least one end", hint="5..9, 5.. or ..9; leave it out for all.", exit_code=USAGE)
+        raise Failure("the span `..` has no key", hint="Write 5..9, 5.. or ..9; omit it for all keys.", exit_code=USAGE)
     return found
 
 
@@ -141,7 +141,7 @@ def _time(text: str, flag: str) -> Timestamp:
             return parse_ts(text)
         return ts_of_ms(moment(text))
     except argparse.ArgumentTypeError as error:
-        raise Failure(f"{flag}: {error}", hint="Or MS.COUNTER, as checkpoints have it.", exit_code=USAGE) from None
+        raise Failure(f"{flag}: {error}", hint="The ts of a checkpoint is valid, too.", exit_code=USAGE) from None
 
 
 def _address(args: argparse.Namespace) -> str:
@@ -153,12 +153,12 @@ def _dial(args: argparse.Namespace) -> ServerConnection:
     import importlib.util
 
     if importlib.util.find_spec("grpc") is None:
-        raise Failure("this needs the library grpcio", hint="pip install 'headwater[grpc]'")
+        raise Failure("change feeds need the package grpcio", hint="pip install 'headwater[grpc]'")
     from headwater.serve.grpc.changefeed_client import ServerConnection
 
     config, address = load_config(args), _address(args)
     if address == "off":
-        raise Failure("gRPC is off here", hint="Name the address of a server with --grpc.", exit_code=USAGE)
+        raise Failure("gRPC is off in the settings", hint="Name the address of a server with --grpc.", exit_code=USAGE)
     ca = args.ca or config.ca
     trusted = None
     if ca is not None:

@@ -119,7 +119,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _reached(spec: PipelineSpec, args: argparse.Namespace) -> Iterator[None]:
-    """Report an unreachable server with the place that names it."""
+    """Report an unreachable server, with a hint on where its URL was set."""
     from headwater.pipeline.run.server_check import hint_of, is_unreachable
 
     try:
@@ -197,21 +197,21 @@ def _init(args: argparse.Namespace) -> int:
         with file.open("w" if args.force else "x", encoding="utf-8") as out:
             out.write(text)
     except FileExistsError:
-        raise Failure(f"{file} is there already", hint="--force writes over it.", exit_code=USAGE) from None
+        raise Failure(f"{file} exists already", hint="Overwrite it with --force.", exit_code=USAGE) from None
     then = "Then" if args.table else "Name your tables in it, then"
     print(f"{file} is written, for the server at {server}. {then}: headwater pipeline run {file}")
     return OK
 
 
 def _with_server(template: str, url: str) -> str:
-    """Return the template with the server at `url`; its comment stays."""
+    """Return the template with `server` set to `url` and its comment kept."""
     before, line, after = re.split(r"^(server = .*)$", template, maxsplit=1, flags=re.MULTILINE)
-    place = line.index("#")
-    return f"{before}{f'server = {json.dumps(url)} '.ljust(place)}{line[place:]}{after}"
+    comment = line.index("#")
+    return f"{before}{f'server = {json.dumps(url)} '.ljust(comment)}{line[comment:]}{after}"
 
 
 def _with_tables(template: str, named: Sequence[str]) -> str:
-    """Return the template with these tables in place of its example: an entry for each database."""
+    """Return the template with one [[table]] for each database in `named`, in place of its example."""
     head, entry = template.split("[[table]]\n")
     tables: dict[str, dict[str, None]] = {}
     for name in named:
@@ -223,7 +223,7 @@ def _with_tables(template: str, named: Sequence[str]) -> str:
 
 
 def _entry(example: str, db: str, tables: list[str]) -> str:
-    """Return one [[table]], with the example's comments."""
+    """Return a [[table]] for `tables` of `db`, with the other lines of the example."""
 
     def toml(value: object) -> str:
         return json.dumps(value, ensure_ascii=False)

@@ -55,7 +55,7 @@ def add(group: Any, verb: Verb) -> None:
 
 
 def _open(args: argparse.Namespace) -> MetaStore:
-    """Open the meta store of the command; it must exist."""
+    """Open the meta store of the command; Failure if it does not exist."""
     from headwater.pipeline.run.progress import MetaStore
     from headwater.pipeline.run.spec import META_FILE
 
@@ -97,7 +97,7 @@ def _found(meta: MetaStore, args: argparse.Namespace) -> list[Task]:
     found = meta.tasks(args.name, *_split(args.table))
     if not found:
         what = f"pipeline {args.name!r}" if args.table is None else f"table {args.table!r} of pipeline {args.name!r}"
-        raise Failure(f"the meta store knows no {what}", hint="headwater pipeline list shows them all.")
+        raise Failure(f"the meta store has no {what}", hint="headwater pipeline list shows them all.")
     return found
 
 
@@ -115,7 +115,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _facts(task: Task, ranges: Sequence[RangeProgress], latest: int | None) -> dict[str, Any]:
-    """Return a task as JSON."""
+    """Return the fields of a task for JSON output; `latest` is the newest offset of its log."""
     offset = min((row.last_offset for row in ranges), default=0) or None
     return {
         "pipeline": task.name,
@@ -140,7 +140,7 @@ def _facts(task: Task, ranges: Sequence[RangeProgress], latest: int | None) -> d
 
 
 def state_of(task: Task) -> str:
-    """Return the state in a word; the most important one wins."""
+    """Return the state of a task as one word: failed, stopping, cancelled, running or stopped."""
     if task.error and not task.is_owned:
         return "failed"
     if task.cancelled:
@@ -157,14 +157,14 @@ def _stage(ranges: Sequence[RangeProgress]) -> str | None:
 
 
 class NewestOffsets:
-    """Newest offsets of the logs. A server that does not answer is asked only once."""
+    """Newest offsets of the logs of tasks; a server that does not answer is asked only once."""
 
     def __init__(self, token_file: str | None) -> None:
         self._token_file = token_file
         self._silent: set[str] = set()
 
     def latest(self, task: Task) -> int | None:
-        """Return the newest offset; None if the server does not answer."""
+        """Return the newest offset of the task's log; None if its server does not answer."""
         from headwater.client import Client
 
         if task.server in self._silent:
@@ -241,7 +241,7 @@ def _reset(args: argparse.Namespace) -> int:
 def _agreed(tasks: Sequence[Task]) -> bool:
     if not sys.stdin.isatty():
         raise Failure(
-            f"this empties the {counted(len(tasks), 'sink')} at the next run", hint="Say --yes.", exit_code=USAGE
+            f"the next run would empty {counted(len(tasks), 'sink')}", hint="Confirm with --yes.", exit_code=USAGE
         )
     for task in tasks:
         print(f"{task.db}.{task.table} into {task.sink}")

@@ -72,7 +72,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _announce(server: Server, app: App) -> None:
-    """One line, once everything is captured and requests are answered: scripts wait for it."""
+    """Print the line that scripts wait for: the databases are captured, and requests are answered."""
     grpc = f" grpc {server.grpc_address}" if server.grpc_addresses else ""
     full = " read-only: the disk is full" if app.is_storage_full else ""
     print(f"headwater ready at {server.url}{grpc} databases {','.join(app.names())}{full}", flush=True)

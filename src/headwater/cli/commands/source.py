@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
 
 
 def urls(config: Config) -> dict[str, str]:
-    """Return the URLs of all databases that the settings name, those under the data folder included."""
+    """Return the URLs by name of the databases in the settings and in the data folder, or of `main` without any."""
     data = Path(config.data)
     found = {each.name: each.url or str(data / f"{each.name}.db") for each in config.databases}
     for log in sorted(data.glob("*.log.db")):
@@ -88,7 +88,7 @@ def _cells(row: CapturedTable) -> tuple[str, ...]:
 
 
 def _attach(args: argparse.Namespace) -> int:
-    """Do what a server does first, and no more: prove, install, take in what is there, make it durable."""
+    """Install capture and store the backlog in the log, as a server does at its start; then stop and report."""
     from headwater.sources import registry
 
     tables = tuple(args.table) if args.table else None
@@ -120,7 +120,7 @@ def _print(args: argparse.Namespace, report: CommandReport) -> None:
 
 
 def _first_status(config: Config, name: str) -> dict[str, Any]:
-    """Start what a server starts, and stop it again; return the status of the database `name`."""
+    """Start and close the application without a server; return the status of the source `name` in between."""
     from headwater.app import App
 
     app = App(config)
@@ -149,7 +149,7 @@ def _detach(args: argparse.Namespace) -> int:
 
 
 def _log_of(name: str, data: Path, generation: str | None) -> str | None:
-    """Return the path of the log of `generation`, whatever name the database had; without one, of the database."""
+    """Return the path of the log with `generation`, or, if that is None, of the log named `name`; None without one."""
     from headwater.log.disk.disk_log import DiskLog
 
     if generation is None:

@@ -95,7 +95,7 @@ def _every(remote: Remote, **given: Any) -> Iterator[dict[str, Any]]:
 
 
 def _id(remote: Remote, text: str) -> str:
-    """Return the id of the subscription with this id or name."""
+    """Return the id of the subscription with this id or name; Failure if none, or several, have the name."""
     if ID.fullmatch(text):
         return text
     found = [each for each in _every(remote) if each["name"] == text]
@@ -158,7 +158,7 @@ def _follows(each: dict[str, Any]) -> str:
 
 
 def _state(each: dict[str, Any]) -> str:
-    """Return the state the server reports, and also that it is paused where another state comes first."""
+    """Return the state that the server reports, with "paused" and "reads its snapshot" where they also apply."""
     words = [each["state"].replace("_", " ")]
     if each["paused"] and each["state"] != "paused":
         words.append("paused")
@@ -190,7 +190,7 @@ def _remaining(changes: int) -> str:
 
 
 def until(ms: int | None, now_ms: int | None = None) -> str:
-    """Return the time until `ms`, as `in 3 h`; nothing for never."""
+    """Return the time until `ms`, as `in 3 h`, or `now`; "" for None."""
     if ms is None:
         return ""
     seconds = (ms - (time.time_ns() // 1_000_000 if now_ms is None else now_ms)) / 1000

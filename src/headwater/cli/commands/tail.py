@@ -66,8 +66,8 @@ def _feed(args: argparse.Namespace, notes: StderrNotes) -> Feed:
     from headwater.cli.feed import Feed
 
     with closing(open_remote(args)) as remote:
-        place = find_target(remote, args.table)
-        params = {"include": BOTH, "format": PLAIN} | filters(args, place)
+        target = find_target(remote, args.table)
+        params = {"include": BOTH, "format": PLAIN} | filters(args, target)
         query = {name: value for name, value in params.items() if name not in ("db", "table")}
         last_id = ""
         match args.since:
@@ -79,7 +79,7 @@ def _feed(args: argparse.Namespace, notes: StderrNotes) -> Feed:
                 last_id = str(remote.call("cdc.backtest", **params, start="latest")["from_offset"])
             case word:
                 query["start"] = word
-    return Feed(remote.url, place, query, last_id=last_id, token=remote.token, tls=remote.tls, notice=notes.say)
+    return Feed(remote.url, target, query, last_id=last_id, token=remote.token, tls=remote.tls, notice=notes.say)
 
 
 class Printer:

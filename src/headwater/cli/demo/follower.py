@@ -27,15 +27,15 @@ class ReceivedChange(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """Return its offset in the log."""
+        """Return the offset of the change in the log."""
         return int(self.found["offset"])
 
 
 class Follower:
-    """A connected feed: every change from then on arrives, or those after `last_id`."""
+    """A connected feed, read by a thread: all changes from now on, or those after the offset `last_id`."""
 
-    def __init__(self, url: str, place: FeedTarget, *, last_id: str = "", **query: str) -> None:
-        self._feed = Feed(url, place, SHOWN | query, last_id=last_id)
+    def __init__(self, url: str, target: FeedTarget, *, last_id: str = "", **query: str) -> None:
+        self._feed = Feed(url, target, SHOWN | query, last_id=last_id)
         try:
             self._batches = self._feed.connect()
         except ConnectionBroken as broken:
@@ -58,7 +58,7 @@ class Follower:
             self._news.notify_all()
 
     def take(self, upto: int = 0) -> list[ReceivedChange]:
-        """Return the changes since the last call, once the change at offset `upto` has arrived."""
+        """Return the changes since the last call, after waiting for that at offset `upto`; Failure after 10 s."""
         with self._news:
             if not self._news.wait_for(lambda: upto <= self._newest(), PATIENCE_SECONDS):
                 raise Failure(f"offset {upto} did not arrive", hint="Please report it: it is a defect of Headwater.")

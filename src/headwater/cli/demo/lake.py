@@ -77,13 +77,13 @@ class Lake:
                 work.result(SPARK_SECONDS)
 
     def wait(self, main: int, web: int) -> None:
-        """Wait until every sink has reached the offset of its database."""
+        """Wait until every sink has reached the offset of its database; Failure after SPARK_SECONDS."""
         wanted = {table: web if table == "visits" else main for table in TABLES}
         if not self._seen.wait(lambda live: all(live.get(table, -1) >= offset for table, offset in wanted.items())):
             raise Failure("the pipeline did not catch up", hint="Is the machine very busy? Try again.")
 
     def verify(self) -> list[TableReport]:
-        """Compare every table, range by range."""
+        """Compare every table with its source, range by range; return the reports."""
         from headwater.pipeline.verify.verify import verify
 
         return verify(self.spec, spark=self._spark)
@@ -105,7 +105,7 @@ class Lake:
 
 
 class _OffsetWatcher:
-    """A watcher that forwards to a show, and keeps the offset of each table."""
+    """A watcher that forwards events to the display `show`, and keeps the offset of each table."""
 
     def __init__(self) -> None:
         self.show: Any = None
@@ -117,7 +117,7 @@ class _OffsetWatcher:
         return getattr(self.show, name)
 
     def live(self, task: Any, offset: int, latest: int) -> None:
-        """Forward the event; a sink that waits has caught up."""
+        """Forward the event `live`, and keep the offset that it reports for the table."""
         self.show.live(task, offset, latest)
         with self._moved:
             self._live[task.table] = offset

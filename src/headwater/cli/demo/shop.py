@@ -46,7 +46,7 @@ def order(remote: Remote, number: int, *, tx: str | None = None) -> None:
 
 
 def ship(remote: Remote, order: int) -> None:
-    """Change one row if it is unchanged since it was read: the request carries its ETag."""
+    """Set an order to shipped with the ETag just read, so that a concurrent change would be a conflict."""
     tag = remote.call("data.get", table={"table": "orders"}, pk=[order])["etag"]
     where = {"op": "eq", "a": {"col": "id"}, "b": {"lit": {"t": "i64", "v": order}}}
     remote.call("data.update", table={"table": "orders"}, where=where, set={"state": "shipped"}, if_match=tag)

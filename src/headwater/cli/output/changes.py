@@ -49,7 +49,7 @@ def time_of_day(ms: int) -> str:
 
 
 def images(change: Change) -> str:
-    """Return the change of the row: the new row, the old row, or the changed columns."""
+    """Return the new row, the old row, the changed columns or the DDL as text of at most WIDEST characters."""
     if change.op is Op.SCHEMA_CHANGE:
         text = _ddl(change.ddl, change.resnapshot)
     elif change.before is not None and change.after is not None:
@@ -85,7 +85,7 @@ def _pairs(table: Table, row: Row) -> str:
 
 
 def _known(value: Any) -> Any:
-    """Return the value in plain JSON, if the source sent it."""
+    """Return the value in plain JSON; UNAVAILABLE if the source did not send it."""
     return value if value is UNAVAILABLE else to_plain(value)
 
 
@@ -98,7 +98,7 @@ def _became(changed: Iterable[tuple[str, Any, Any]]) -> str:
 
 
 def _shown(plain: Any) -> str:
-    """Return the value as text; an unknown value is not NULL."""
+    """Return the value as text: `?` for a value that the source did not send, NULL for None."""
     if plain is UNAVAILABLE:
         return "?"
     return "NULL" if plain is None else str(plain)
@@ -115,7 +115,7 @@ def line(found: dict[str, Any]) -> str:
 
 
 def colour(found: dict[str, Any]) -> str:
-    """Return the colour of its line; rows of a snapshot have none."""
+    """Return the colour of a change's line; "" for rows of a snapshot."""
     return "" if found.get("snapshot") else _BY_WORD[found["op"]]
 
 
@@ -131,7 +131,7 @@ def _said(found: dict[str, Any]) -> str:
 
 
 def _key(found: dict[str, Any]) -> str:
-    """Return the key of the row: the wire has no names of key columns, but those of an identity."""
+    """Return the values of the row's key, or names and values of the columns that identify it."""
     if "pk" in found:
         return ",".join(map(_shown, found.get("pk_before") or found["pk"]))
     identity = found.get("identity_before") or found.get("identity") or {}

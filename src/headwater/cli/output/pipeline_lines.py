@@ -94,7 +94,7 @@ class ProgressDisplay(Watcher):
 
 
 def compared(report: TableReport) -> str:
-    """Return the result of a verification."""
+    """Return the result of comparing a table with its sink, as text of one or more lines."""
     if report.error is not None:
         return f"could not be compared: {report.error.message} ({report.error.code})"
     what = f"{counted(report.rows, 'row')} in {counted(len(report.ranges), 'range')} at offset {amount(report.offset)}"

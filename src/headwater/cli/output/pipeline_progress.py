@@ -48,14 +48,14 @@ class TableProgress:
 
     @property
     def rows(self) -> int:
-        """Return the loaded rows of the snapshot, by the estimates."""
+        """Return the number of loaded rows of the snapshot, estimated for loaded ranges."""
         return sum(
             max(each.rows, each.rows_estimate) if each.is_loaded else each.rows for each in self._ranges.values()
         )
 
     @property
     def total(self) -> int:
-        """Return the estimated rows of the snapshot."""
+        """Return the estimated number of rows of the snapshot."""
         return max(self._estimate, sum(max(each.rows, each.rows_estimate) for each in self._ranges.values()))
 
     @property
@@ -70,11 +70,11 @@ class TableProgress:
 
     @property
     def lag(self) -> int | None:
-        """Return the number of changes the sink does not have yet."""
+        """Return the number of changes that the sink does not have yet; None if it is not known."""
         return None if self.offset is None or self.latest is None else max(0, self.latest - self.offset)
 
     def active(self, most: int) -> list[RangeProgress]:
-        """Return the first ranges that are not loaded yet, in key order."""
+        """Return the first `most` ranges that are not loaded yet, in key order."""
         waiting = sorted((r for r in self._ranges.values() if not r.is_loaded), key=lambda r: r.span.start)
         return waiting[:most]
 
@@ -113,7 +113,7 @@ class TableProgress:
 
 
 def duration(seconds: float) -> str:
-    """Return `42 s`, `3 min 5 s`, `2 h 10 min`."""
+    """Return `seconds` as text, such as `42 s`, `3 min 5 s` or `2 h 10 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

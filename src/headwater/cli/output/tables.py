@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the flag of all commands that print data."""
+    """Add --output, the flag of all commands that print data."""
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="how to print (table)")
 
 
