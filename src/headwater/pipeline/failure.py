@@ -27,7 +27,8 @@ _CLASS = re.compile(r"^\[[A-Z0-9_.]+\] ")
 _TASK = re.compile(r"most recent failure: .*?\): (?P<line>.+)")
 _PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+(?=[A-Z])")
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "FetchFailed", "Lost task connection")
-_GONE = ("Py4JNetworkError", "ConnectionRefusedError", "Connection refused", "Answer from Java side is empty")
+# Errors of the driver's own connections to Java, after a line with the class: a task may fail with the same words.
+_GONE = re.compile(r"(Py4JNetworkError|ConnectionRefusedError)\n|\w+\n\[CANNOT_OPEN_SOCKET\].*Connection refused")
 _LONGEST, _DEEPEST = 500, 20
 JAVA, GONE = "java", "gone"  # detail of an error: Spark's Java process has ended
 
@@ -79,25 +80,24 @@ def cause_of(error: BaseException) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         return error
     text = "\n".join([type(error).__name__, str(error), *_java(error)])
-    found = _NOTE.search(text)
-    if found:
+    if found := _NOTE.search(text):
         told: dict[str, Any] = msgspec.json.decode(found[1])
         return error_of(told["code"], told["message"], told["details"])
     if any(word in text for word in _LOST):
         return Unavailable("an executor was lost in the middle of its work", hint="Try again.")
-    if any(word in text for word in _GONE):
+    if _GONE.match(text):
         hint = "It was killed, or ran out of memory; start again."
         return PipelineError("Spark's Java process is gone", hint=hint, **{JAVA: GONE})
     return PipelineError(_line(error, text))
 
 
 def is_gone(error: BaseException) -> bool:
-    """Return whether Spark's Java process ended, during the work or before it had started."""
+    """Return whether `error` says that Spark's Java process has ended or could not be reached."""
     return cause_of(error).extra.get(JAVA) == GONE
 
 
 def explain(error: BaseException) -> str:
-    """Return one line for output: the message, the code and the hint."""
+    """Return one line for output: the message, the code and the hint of the cause of `error`."""
     cause = cause_of(error)
     said = f"{cause.message.rstrip('.')} ({cause.code})."
     return " ".join(f"{said} {cause.hint}".split())
@@ -117,7 +117,7 @@ def _java(error: BaseException) -> list[str]:
 
 
 def _line(error: BaseException, text: str) -> str:
-    """Return the line that names the cause."""
+    """Return the line of Spark's text that names the cause."""
     java = _java(error)
     if python := list(_TRACEBACK.finditer(text)):
         said = python[-1]["line"]

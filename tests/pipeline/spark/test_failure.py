@@ -5,7 +5,7 @@ import traceback
 import pytest
 
 from headwater.errors import HeadwaterError, OffsetExpired, PipelineError, SchemaChanged, Unavailable
-from headwater.pipeline.failure import cause_of, explain, note, report_errors, report_generator_errors
+from headwater.pipeline.failure import cause_of, explain, is_gone, note, report_errors, report_generator_errors
 
 
 def as_spark_tells(error: Exception) -> Exception:
@@ -102,6 +102,19 @@ def test_lost_executor_is_a_retryable_error() -> None:
 
 def test_refused_connection_is_explained_as_a_dead_java_process() -> None:
     assert "Java process is gone" in explain(ConnectionRefusedError(111, "Connection refused"))
+
+
+def test_refused_connection_of_a_task_is_not_a_dead_java_process() -> None:
+    python = as_spark_tells(ConnectionRefusedError(111, "Connection refused"))
+    java = FromJava(Java("java.net.ConnectException: Connection refused"))
+    assert [is_gone(error) for error in (python, java)] == [False, False]
+    assert cause_of(python).message == "ConnectionRefusedError: [Errno 111] Connection refused"
+
+
+@pytest.mark.parametrize("name", ["Py4JNetworkError", "PySparkRuntimeError"])
+def test_lost_connection_of_the_driver_is_a_dead_java_process(name: str) -> None:
+    said = '[CANNOT_OPEN_SOCKET] Can not open socket: ["tried to connect: [Errno 111] Connection refused"].'
+    assert is_gone(type(name, (Exception,), {})("" if name == "Py4JNetworkError" else said))
 
 
 def test_explained_error_is_a_single_line_of_cause_code_and_hint() -> None:
