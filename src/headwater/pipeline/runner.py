@@ -155,7 +155,7 @@ def _carry(
 def _leased(
     meta: MetaStore, task: Task, spec: PipelineSpec, stop: threading.Event, watcher: Watcher, *, for_ever: bool
 ) -> Iterator[LeaseRenewal | None]:
-    """Take the lease on `task` and renew it; None if `stop` was set before the lease was free.
+    """Hold the lease on `task`; yield None if `stop` is set first. NotOwner, unless `for_ever`, if it stays taken.
 
     A server that died holds its lease until it expires, so the wait is always at least that long.
     """

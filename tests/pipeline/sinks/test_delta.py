@@ -309,7 +309,7 @@ def test_unknown_sink_kind_is_refused_with_the_nearest_name() -> None:
 
 def test_delta_sink_hides_its_storage_secrets(place: str) -> None:
     sink = DeltaSink(Settings(place, storage_options={"AWS_SECRET_ACCESS_KEY": "hush"}))
-    assert "hush" not in repr(sink._place) + sink.name + repr(sink)
+    assert "hush" not in repr(sink._location) + sink.name + repr(sink)
 
 
 def test_merge_sql_quotes_names_and_nulls_dropped_columns() -> None:

@@ -92,7 +92,7 @@ class Carry:
         self._rows = 0
         self._copied: State | None = None
         self._reported_stage = ""
-        self._anew = ""  # why a failure makes a new snapshot necessary
+        self._resnapshot = ""  # why a failure makes a new snapshot necessary
         self._begun = 0  # snapshots in a row that were not finished
         self._is_sparing = False  # whether the source may leave values out
         self._held = ""  # the plan for which the server retains the log
@@ -142,21 +142,21 @@ class Carry:
         if isinstance(error, SchemaChanged) and self._table.schema != FAIL:
             reason = SCHEMA_CHANGED  # raised by a snapshot read: changes are always converted to the sink's shape
         if isinstance(error, OffsetExpired) or reason:
-            self._anew = reason or error.code
+            self._resnapshot = reason or error.code
         elif not error.retryable and not error.extra.get(READ_AGAIN):
             raise error
         if self._begun >= ATTEMPTS or (self._once and failures >= ATTEMPTS):
             raise error
         self._watcher.retrying(self._task, error, failures)
-        if failures > 1 or not self._anew:
+        if failures > 1 or not self._resnapshot:
             self._stop.wait(min(0.2 * 2**failures, 10.0) * (0.5 + secrets.randbelow(1000) / 1000))
 
     # Deciding
 
     def _due(self) -> Begin | None:
-        """Return a snapshot that was requested, or that a failure made necessary."""
-        if self._anew:
-            return Begin(self._anew)
+        """Return Begin if a snapshot was requested, or a failure made one necessary; else None."""
+        if self._resnapshot:
+            return Begin(self._resnapshot)
         return Begin(RESET) if self._meta.is_reset(self._task) else None
 
     def _next(self, state: State | None) -> Action:
@@ -182,11 +182,11 @@ class Carry:
 
     @property
     def _keeps(self) -> bool:
-        """Return whether the sink has the unchanged values: with `where`, it lacks rows that match only now."""
+        """Return whether the sink has the values that updates omit: with `where`, it lacks rows that match only now."""
         return self._sink.keeps and self._sink.mode == UPSERT and not self._table.where
 
     def _shape(self, state: State, status: Described) -> int:
-        """Return the table version of the sink's columns; 0 if the sink took it before it was final."""
+        """Return the table version of the sink's columns; 0 if the sink took a shape before the shape was final."""
         has = state.plan.table
         is_same = has.version != status.table.version or carried_table(self._table, status.table).names == has.names
         return has.version if is_same or self._table.schema == PIN else 0
@@ -251,7 +251,7 @@ class Carry:
         )
         self._watcher.started(self._task, reason, sum(each.rows for each in self._ranges), len(self._ranges))
         self._sink.begin(plan)
-        self._anew = ""
+        self._resnapshot = ""
         self._meta.begun(self._task, self._heart.fence)
 
     def _load(self, state: State, spans: Sequence[Span]) -> None:
@@ -302,16 +302,16 @@ class Carry:
         self._watcher.stepped(self._task, step.upto, changes, time.monotonic() - began)
 
     def _evolve(self, state: State) -> None:
-        """Take one change of the shape: two changes later, a column with this name may be a different column."""
+        """Give the sink the next shape of the table, never a later one, or schedule a new snapshot."""
         status = self._describe(state)
         shape = following(self._table, state.plan.table, status)
         if self._sink.mode == UPSERT and has_initial_values(self._client, self._table, state, status, shape):
-            self._anew = SCHEMA_CHANGED
+            self._resnapshot = SCHEMA_CHANGED
         else:
             self._sink.evolve(shape)
 
     def _columns(self, shape: Table) -> tuple[str, ...]:
-        """Return the columns to request; none means all."""
+        """Return the names of the columns to request; empty means all."""
         if not self._table.columns and self._table.schema != PIN:
             return ()
         return tuple(column.name for column in shape.visible)

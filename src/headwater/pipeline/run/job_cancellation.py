@@ -18,7 +18,7 @@ _CHECK_SECONDS = 0.5
 
 
 class JobCancellation:
-    """A context manager for the thread that starts the jobs. Cancellation is safe: a commit is atomic."""
+    """A context that cancels the Spark jobs which its thread starts. Cancellation is safe: a commit is atomic."""
 
     def __init__(self, spark: SparkSession, heart: LeaseRenewal, stop: threading.Event, what: str) -> None:
         self._spark, self._heart, self._stop = spark, heart, stop

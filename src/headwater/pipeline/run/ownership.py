@@ -114,7 +114,7 @@ class LeaseRenewal:
                 release(self._meta, self._task, self._owner, self.fence)
 
     def renew(self) -> bool:
-        """Renew once; return whether the lease is still ours: without an answer of the store, until it expires."""
+        """Renew once; return whether the lease is ours: until it expires, if the meta store does not answer."""
         asked = self._clock()
         try:
             renew(self._meta, self._task, self._owner, self.fence, self._seconds)

@@ -52,7 +52,7 @@ class MetaStore:
     # Tasks
 
     def subscribe(self, spec: PipelineSpec, table: TableSpec) -> Task:
-        """Return the task of one table of a pipeline; create the task if it does not exist."""
+        """Return the task of one table of a pipeline, created if necessary; PipelineError if its sink has changed."""
         task = Task(spec.name, table.db, table.table, server=spec.server, sink=table.sink.shown)
         _check(task)
         if not self.tasks(task.name, task.db, task.table):

@@ -14,7 +14,7 @@ TableAnswer = Described | HeadwaterError | None
 
 
 def describe_tables(spec: PipelineSpec) -> list[TableAnswer]:
-    """Return the server's description of each table, or its error; None if the server asks for a retry.
+    """Return the server's description or error of each table; None from the first table that it says to retry.
 
     Raise Unavailable if no server answers at the address.
     """
@@ -38,12 +38,12 @@ def is_unreachable(error: HeadwaterError) -> bool:
 
 
 def hint_of(spec: PipelineSpec, where: str) -> str:
-    """Return the hint for a server that does not answer."""
+    """Return the hint for a server that does not answer; `where` is the file that names the server."""
     return f"Is `headwater serve` running? `server` in {where} says {spec.server}"
 
 
 def refusal(seen: TableAnswer, table: TableSpec, *, is_new: bool) -> HeadwaterError | None:
-    """Return why `table` cannot be carried. Only a new sink's columns are checked: others follow the table's shape."""
+    """Return the error with which `table` cannot be carried, or None. Columns are checked for a new sink only."""
     if not isinstance(seen, Described):
         return seen
     try:

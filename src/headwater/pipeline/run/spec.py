@@ -61,9 +61,9 @@ class SinkSpec:
 
     @property
     def shown(self) -> str:
-        """Return kind and place for output and the meta store, without secrets."""
+        """Return kind and location for output and the meta store, without secrets."""
         given = {name: self.settings.get(name) for name in _SHOWN}
-        return " ".join([self.kind, *(f"{name}={place_of(text)}" for name, text in given.items() if type(text) is str)])
+        return " ".join([self.kind, *(f"{name}={redacted(text)}" for name, text in given.items() if type(text) is str)])
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ TABLE_KEYS = (
 
 
 def read_spec(file: Path, environ: Mapping[str, str] = os.environ) -> PipelineSpec:
-    """Return the pipeline that `file` describes."""
+    """Return the pipeline that `file` describes; ConfigError if the file cannot be read or is not valid."""
     body = read_toml(file, hint="`headwater pipeline init` writes a first one.")
     return spec_of(body, file.absolute().parent, str(file), environ)
 
@@ -161,7 +161,7 @@ def spec_of(body: Mapping[str, Any], folder: Path, origin: str, environ: Mapping
     if not isinstance(body.get("pipeline"), dict):
         raise ConfigError(f"{origin} has no [pipeline]", hint=_TEMPLATE_HINT)
     read = _Reader(folder, origin, environ)
-    tables = tuple(found for place, each in enumerate(_tables(body, origin), 1) for found in read.table(each, place))
+    tables = tuple(found for number, each in enumerate(_tables(body, origin), 1) for found in read.table(each, number))
     _check_apart(tables)
     return replace(read.pipeline(body["pipeline"]), tables=tables)
 
@@ -177,7 +177,7 @@ def _tables(body: Mapping[str, Any], origin: str) -> list[Any]:
 
 
 class _Reader:
-    """Reader that turns parts of the TOML body into specs."""
+    """Reader that turns parts of a pipeline file into specs; relative paths start at `folder`."""
 
     def __init__(self, folder: Path, origin: str, environ: Mapping[str, str]) -> None:
         self._folder, self._environ = folder, environ
@@ -187,14 +187,14 @@ class _Reader:
         found = self._checked("pipeline", body, PIPELINE_KEYS)
         if "name" not in found:
             raise wrong("pipeline.name", NAME, hint=self._hint)
-        found["meta"] = self._place(found.get("meta", META_FILE))
-        found["jars"] = tuple(self._place(jar) for jar in found.get("jars", ()))
+        found["meta"] = self._absolute(found.get("meta", META_FILE))
+        found["jars"] = tuple(self._absolute(jar) for jar in found.get("jars", ()))
         if found.get("token_file"):
-            found["token_file"] = self._place(found["token_file"])
+            found["token_file"] = self._absolute(found["token_file"])
         return PipelineSpec((), **found)
 
-    def table(self, body: Any, place: int) -> Iterator[TableSpec]:
-        where = f"table {place}"
+    def table(self, body: Any, number: int) -> Iterator[TableSpec]:
+        where = f"table {number}"
         if not isinstance(body, dict):
             raise ConfigError(f"{where} is not a table", hint="Write [[table]].")
         named = body.get("table") or body.get("tables")
@@ -203,7 +203,7 @@ class _Reader:
         sink = self._sink(f"{where}: sink", found.pop("sink", None), body.get("sink"))
         one, several = found.pop("table", None), found.pop("tables", ())
         if (one is None) == (not several):
-            raise ConfigError(f"{where}: either `table` or `tables` is needed", hint=self._hint)
+            raise ConfigError(f"{where}: exactly one of `table` and `tables` is needed", hint=self._hint)
         for name in several or (one,):
             spec = TableSpec(name, sink, **found)
             yield replace(spec, sink=_filled(sink, spec))
@@ -217,9 +217,9 @@ class _Reader:
         given = {name: value for name, value in body.items() if name != "kind"}
         settings = read_settings(body["kind"], given, where=where, written=written, hint=self._hint)
         if "path" in settings:
-            settings["path"] = self._place(settings["path"])
+            settings["path"] = self._absolute(settings["path"])
         if settings.get("url", "").startswith(_SQLITE):
-            settings["url"] = self._place(settings["url"])
+            settings["url"] = self._absolute(settings["url"])
         return SinkSpec(body["kind"], settings)
 
     def _checked(self, where: str, body: Mapping[str, Any], keys: Sequence[Key]) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class _Reader:
             raise ConfigError(f"{where}: the environment variable {name} is not set", hint=f"export {name}=…")
         return self._environ[name]
 
-    def _place(self, text: str) -> str:
+    def _absolute(self, text: str) -> str:
         """Return the absolute path of a path relative to the file; URLs stay unchanged."""
         if text.startswith(_SQLITE):
             return _SQLITE + str(self._folder / text.removeprefix(_SQLITE))
@@ -271,7 +271,7 @@ def _filled(sink: SinkSpec, table: TableSpec) -> SinkSpec:
 
 
 def _check_apart(tables: Iterable[TableSpec]) -> None:
-    """Refuse a table that is carried twice, and two tables in one place."""
+    """Raise ConfigError for a table that is carried twice, and for two tables with one sink location."""
     named: set[tuple[str, str]] = set()
     places: dict[tuple[Any, ...], TableSpec] = {}
     for each in tables:
@@ -289,7 +289,7 @@ def _check_apart(tables: Iterable[TableSpec]) -> None:
             )
 
 
-def place_of(text: str) -> str:
+def redacted(text: str) -> str:
     """Return `text`; of a URL only scheme, host, port and path, or only the scheme if these may hold a password."""
     scheme, mark, rest = text.partition("://")
     if not mark:

@@ -40,18 +40,18 @@ class ForeachSink(LedgerSink):
         self._function(frame, step, table)
 
 
-def open_foreach(settings: Mapping[str, Any], needs: SinkContext) -> ForeachSink:
+def open_foreach(settings: Mapping[str, Any], context: SinkContext) -> ForeachSink:
     """Return a sink from its checked settings: `function`, as "module:name"."""
-    place = settings["function"]
-    return ForeachSink(f"foreach {place}", needs.ledger, find_function(place))
+    path = settings["function"]
+    return ForeachSink(f"foreach {path}", context.ledger, find_function(path))
 
 
 _HOW = 'Set function = "module:name"; it is called as name(frame, step_or_parts, table).'
 
 
-def find_function(place: str) -> Function:
-    """Return the function that "module:name" names; the working directory is searched, too."""
-    module, _, name = place.partition(":")
+def find_function(path: str) -> Function:
+    """Return the function "module:name"; add the working directory to sys.path. ConfigError if there is none."""
+    module, _, name = path.partition(":")
     if not module or not name:
         raise ConfigError("the foreach sink needs a function", hint=_HOW)
     here = str(Path.cwd())
@@ -60,7 +60,7 @@ def find_function(place: str) -> Function:
     try:
         found = getattr(import_module(module), name, None)
     except ImportError as error:
-        raise ConfigError(f"function {place!r} cannot be imported: {error}", hint=_HOW) from None
+        raise ConfigError(f"function {path!r} cannot be imported: {error}", hint=_HOW) from None
     if not callable(found):
         raise ConfigError(f"module {module!r} has no function {name!r}", hint=_HOW)
     function: Function = found

@@ -57,10 +57,10 @@ class KafkaSink(LedgerSink):
             ) from None
 
 
-def open_kafka(settings: Mapping[str, Any], needs: SinkContext) -> KafkaSink:
+def open_kafka(settings: Mapping[str, Any], context: SinkContext) -> KafkaSink:
     """Return a sink from its checked settings."""
-    servers, topic, pieces = settings["servers"], settings["topic"], needs.name.split("/")  # pipeline, database, table
-    server = pieces[-2] if len(pieces) > 1 else needs.name
+    servers, topic, pieces = settings["servers"], settings["topic"], context.name.split("/")  # pipeline, db, table
+    server = pieces[-2] if len(pieces) > 1 else context.name
     envelope = Envelope(settings.get("format", PLAIN), server, settings.get("tombstones", False))
     options = {**settings.get("options", {}), "kafka.bootstrap.servers": servers, "topic": topic}
-    return KafkaSink(f"kafka {servers} {topic}", needs.ledger, envelope, options)
+    return KafkaSink(f"kafka {servers} {topic}", context.ledger, envelope, options)

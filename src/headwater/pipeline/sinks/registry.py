@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SinkContext(NamedTuple):
-    """The context that a sink gets in addition to its settings."""
+    """The values that a sink gets in addition to its settings."""
 
     name: str  # pipeline, database and table, for output
     spark: SparkSession
@@ -29,7 +29,7 @@ class SinkKind(NamedTuple):
     """One kind of sink: the function that creates it, its settings and its delivery guarantee."""
 
     module: str
-    function: str  # (checked settings, Needs) -> Sink
+    function: str  # (checked settings, SinkContext) -> Sink
     settings: dict[str, SettingKind]
     needed: tuple[str, ...]  # the required settings
     exactly_once: bool = True
@@ -76,7 +76,7 @@ def read_settings(
     written: Mapping[str, Any] | None = None,
     hint: str = "",
 ) -> dict[str, Any]:
-    """Return the checked settings of a sink; raise ConfigError, with `where` it is set, if they are invalid."""
+    """Return the checked settings of a sink; ConfigError, whose message names `where`, if they are invalid."""
     found, where = _kind(kind), where or f"{kind} sink"
     settings = read_values("setting", where, found.settings, body, written=written, hint=hint)
     for name in found.needed:

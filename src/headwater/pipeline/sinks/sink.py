@@ -116,7 +116,7 @@ def of_plan(state: State | None, plan: str) -> State:
 class Sink(Protocol):
     """One table at a destination. One driver uses a sink at a time; a second driver is fenced and corrupts nothing."""
 
-    name: str  # kind and place for output, without secrets
+    name: str  # kind and location for output, without secrets
     mode: str  # UPSERT or HISTORY
     keeps: bool = False  # whether an upsert can leave columns unchanged, see pipeline/transform/whole_rows.py
     needs_ends: bool = False  # whether tasks commit parts, which then need an end row, see pipeline/spark/part_ends.py

@@ -33,7 +33,7 @@ IDLE_MS = 100  # an idle stream requests offsets about every 20 ms; the server h
 
 
 def connect(options: Options) -> Client:
-    """Return a client in this process; the token is read here and never sent between processes."""
+    """Return a client for this process, which reads the token itself: tokens are not sent between processes."""
     return Client(options.url, token_file=options.token_file)
 
 
@@ -182,18 +182,18 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         status = self._describe()
         assert self._client is not None
         after = start_of(self._client, self._options, status)
-        place = StreamOffset(status.generation, after, self._reading.shape)
-        check_offset(place, status)
-        return place.to_json()
+        position = StreamOffset(status.generation, after, self._reading.shape)
+        check_offset(position, status)
+        return position.to_json()
 
     @report_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        place = StreamOffset.read(start)
+        position = StreamOffset.read(start)
         reading = self._reading
         if isinstance(limit, ReadAllAvailable):
             reading = msgspec.structs.replace(reading, max_rows=None)
         wait_ms = IDLE_MS if reading.target is None else 0
-        return next_offset(place, self._describe(place, wait_ms), reading).to_json()
+        return next_offset(position, self._describe(position, wait_ms), reading).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
@@ -223,10 +223,10 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._client is not None:
             self._client.close()
 
-    def _describe(self, place: StreamOffset | None = None, wait_ms: int = 0) -> Described:
+    def _describe(self, position: StreamOffset | None = None, wait_ms: int = 0) -> Described:
         if self._client is None:
             self._client = connect(self._options)
-        after = None if place is None else place.offset
+        after = None if position is None else position.offset
         status = describe_log(
             self._client, self._options, after=after, wait_ms=wait_ms, shape=self._reading.shape or None
         )

@@ -47,7 +47,7 @@ def rows_frame(
 ) -> DataFrame:
     """Return the rows of `parts`: partition i holds those of part i and, with `ends`, an end row (see part_ends.py).
 
-    If `table` is a Table, the server is not asked for its shape.
+    If `table` is a Table, its shape is not requested from the server.
     """
     read = _reader(spark, server, db, table, columns, where).option("generation", generation)
     read = read.option("parts", json.dumps([[*_hex(part.span), part.version] for part in parts]))

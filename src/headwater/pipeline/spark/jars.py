@@ -56,7 +56,7 @@ _SETTINGS = {
 
 def have_jars(kind: str, folder: Path = FOLDER) -> bool:
     """Return whether `folder` holds the jars of `kind`."""
-    return _place(kind, folder).is_dir()
+    return _jar_folder(kind, folder).is_dir()
 
 
 def jar_settings(kinds: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
@@ -67,7 +67,7 @@ def jar_settings(kinds: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
     for kind in sorted(set(kinds)):
         settings |= _SETTINGS.get(kind, {})
         if have_jars(kind, folder):
-            files += [str(jar.resolve()) for jar in sorted(_place(kind, folder).glob("*.jar"))]
+            files += [str(jar.resolve()) for jar in sorted(_jar_folder(kind, folder).glob("*.jar"))]
         else:
             names.append(str(PACKAGES[kind]))
     told = {"spark.jars": ",".join(files), "spark.jars.packages": ",".join(names)}
@@ -91,10 +91,10 @@ def fetch_jars(kind: str, folder: Path = FOLDER) -> None:
         for jar in found.glob("*.jar"):
             if _artifact(jar) in _bundled():
                 jar.unlink()
-        found.rename(_place(kind, folder))
+        found.rename(_jar_folder(kind, folder))
 
 
-def _place(kind: str, folder: Path) -> Path:
+def _jar_folder(kind: str, folder: Path) -> Path:
     if kind not in PACKAGES:
         raise ConfigError(f"there are no jars called {kind!r}", hint=nearest(kind, PACKAGES))
     return folder / f"{kind}-{PACKAGES[kind].version}"
@@ -155,7 +155,7 @@ def main(folder: Path) -> None:
             fetch_jars(kind, folder)
             said.append(f"{kind} {PACKAGES[kind].version}")
         except PipelineError as error:
-            said.append(f"no {kind} ({error.message}; what needs it skips)")
+            said.append(f"no {kind} ({error.message}; tests that need it are skipped)")
     print(f"jars in {folder}: {', '.join(said)}")
 
 

@@ -58,7 +58,7 @@ def _table(client: Client, options: Options) -> str:
 
 
 def _at_time(client: Client, options: Options, ms: int) -> int:
-    """Return the last offset at or before that time, where a subscription from that time would start."""
+    """Return the last offset at or before a time, found by creating and closing a subscription."""
     subscribed = client.subscribe_table(
         db=options.db, table=_table(client, options), start={"ts": ts_text(ts_of_ms(ms))}
     )

@@ -51,22 +51,22 @@ class StreamParameters(msgspec.Struct, frozen=True):
     target: int | None = None  # with availableNow: the end of the log when the run began
 
 
-def check_offset(place: StreamOffset, status: Described) -> None:
-    """Raise an error if the log cannot continue after `place`."""
-    if place.generation != status.generation:
+def check_offset(position: StreamOffset, status: Described) -> None:
+    """Raise an error if the log cannot continue after `position`."""
+    if position.generation != status.generation:
         raise PipelineError(
             f"the log of {status.db!r} began the new generation {status.generation};"
-            f" the offset belongs to generation {place.generation}",
+            f" the offset belongs to generation {position.generation}",
             hint=_RESTART_HINT,
             resnapshot_reason="log_generation_changed",
         )
-    if place.offset > status.latest:
+    if position.offset > status.latest:
         raise PipelineError(
-            f"the log ends at offset {status.latest}, before the query's offset {place.offset}",
+            f"the log ends at offset {status.latest}, before the query's offset {position.offset}",
             hint="Is this the server that the checkpoint was made with? Use the right one, or a new checkpoint folder.",
         )
-    if place.offset + 1 < status.horizon:
-        raise OffsetExpired(place.offset, status.horizon, status.latest)
+    if position.offset + 1 < status.horizon:
+        raise OffsetExpired(position.offset, status.horizon, status.latest)
 
 
 def next_offset(start: StreamOffset, status: Described, reading: StreamParameters) -> StreamOffset:

@@ -64,7 +64,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def named_tables(self) -> tuple[str, ...]:
-        """Return the names in `tables`; none mean all tables."""
+        """Return the names in `tables`; empty means all tables."""
         return () if self.tables == (ALL_TABLES,) else self.tables
 
 
@@ -97,7 +97,7 @@ def _read(key: str, text: str) -> dict[str, Any]:
 
 def _check(options: Options) -> None:
     if bool(options.table) == bool(options.tables):
-        raise ConfigError("one of the options table and tables is needed", hint="table=orders, or tables=orders,items")
+        raise ConfigError("set exactly one of the options table and tables", hint="table=orders or tables=orders,items")
     alone = {
         "tables and columns": options.tables and options.columns,
         "tables and where": options.tables and options.where is not None,
@@ -113,7 +113,7 @@ def _check(options: Options) -> None:
     }
     for words, holds in alone.items():
         if holds:
-            raise ConfigError(f"options {words} cannot be combined")
+            raise ConfigError(f"this combination of options is not possible: {words}")
 
 
 # Values
@@ -130,7 +130,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _tables(text: str) -> tuple[str, ...]:
-    """Return names, or the star alone."""
+    """Return the names in a list, or `*` if it is alone."""
     names = _names(text)
     need(ALL_TABLES not in names or len(names) == 1)
     return names

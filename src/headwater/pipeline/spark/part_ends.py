@@ -25,7 +25,7 @@ def with_end(schema: pa.Schema) -> pa.Schema:
 
 
 def ended(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Return `batches` followed by the end row; `schema` is the result of `with_end` for their schema."""
+    """Yield `batches` with an end column, then the end row; `schema` is the result of `with_end` for their schema."""
     import pyarrow as pa
 
     rows = 0
@@ -38,7 +38,7 @@ def ended(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.R
 
 
 def checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return the rows without the end row; raise Unavailable after the last row if the count differs."""
+    """Yield the batches without the end row and column; raise Unavailable after the last if the count differs."""
     import pyarrow.compute as pc
 
     rows, told = 0, None

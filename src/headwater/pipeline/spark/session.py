@@ -69,7 +69,7 @@ def open_session(
     jars_folder: Path = FOLDER,
     short_lived: bool = False,
 ) -> SparkSession:
-    """Return a session, which `close_session` ends; `jars` are kinds of pipeline/spark/jars.py.
+    """Return the active session, or a new one with these settings; `jars` are kinds of pipeline/spark/jars.py.
 
     `short_lived` starts in half the time and is slower after the first minute: for tests and demonstrations.
     """
@@ -183,7 +183,7 @@ def _start_java(settings: Any, master: str) -> None:
                 settings, {"stdout": log, "stderr": log}
             )
         except Exception as error:
-            message, hint = f"Spark did not start: {_last_line()}", f"All it said: {log_file()}"
+            message, hint = f"Spark did not start: {_last_line()}", f"All output: {log_file()}"
             raise PipelineError(message, hint=hint, **{JAVA: GONE}) from error
     SparkContext._ensure_initialized(gateway=gateway, conf=settings)
 
@@ -280,7 +280,7 @@ def _forget_old_logs() -> None:
 
 
 def _last_line() -> str:
-    """Return the last informative line of the log."""
+    """Return the last informative line of Spark's log."""
     lines = [line.strip() for line in log_file().read_text(errors="replace").splitlines()]
     told = [line for line in lines if line and not line.startswith(_TELLS_NOTHING)]
     return told[-1] if told else "it said nothing"

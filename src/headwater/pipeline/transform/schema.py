@@ -39,7 +39,7 @@ def tables_schema() -> pa.Schema:
 
 
 def identity_of(table: Table) -> tuple[str, ...]:
-    """Return the key columns by their names in Arrow; a hidden key is `_rowid`."""
+    """Return the names that the key columns have in Arrow; a hidden key is `_rowid`."""
     return tuple(arrow.column_name(table, table.columns[place]) for place in table.key_places)
 
 

@@ -43,7 +43,7 @@ def _key(span: Span) -> Key | None:
 
 
 def hashed(frame: DataFrame) -> DataFrame:
-    """Return `frame` with a hash of all its columns, in their order."""
+    """Return `frame` with the column HASH, a hash of all its columns in their order."""
     from pyspark.sql.functions import isnull, xxhash64
 
     values = [frame[quoted(name)] for name in frame.columns]
@@ -52,7 +52,7 @@ def hashed(frame: DataFrame) -> DataFrame:
 
 
 def placed(frame: DataFrame, identity: Sequence[str], spans: Sequence[Span]) -> DataFrame:
-    """Return `frame` with the number of each row's span; `spans` are from `comparable`."""
+    """Return `frame` with the column RANGE, the number of each row's span; `spans` are from `comparable`."""
     from pyspark.sql.functions import lit
 
     number: Column = lit(0)

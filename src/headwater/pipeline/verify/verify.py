@@ -54,7 +54,7 @@ def verify(
     watcher: Watcher | None = None,
     spark: SparkSession | None = None,
 ) -> list[TableReport]:
-    """Compare every table of `spec`; with `repair`, fix bad ranges and compare them again."""
+    """Compare every table of `spec` with its sink, and return the reports; with `repair`, fix ranges that differ."""
     watcher = watcher or Watcher()
     if spark is None:
         describe_tables(spec)  # fails before Spark is started needlessly

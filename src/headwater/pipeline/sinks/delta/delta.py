@@ -67,7 +67,7 @@ class DeltaSink(Sink):
     def __init__(self, settings: Settings) -> None:
         self.name, self.mode = f"delta {settings.path}", settings.mode
         self._settings = settings
-        self._place = TableLocation(settings.path, settings.storage_options)
+        self._location = TableLocation(settings.path, settings.storage_options)
         self._even = ""  # the plan whose spans are known to be at one offset
         self._seen: int | None = None  # the version up to which maintenance was considered
 
@@ -75,7 +75,7 @@ class DeltaSink(Sink):
 
     def state(self) -> State | None:
         with ours():
-            table = self._place.open()
+            table = self._location.open()
             return None if table is None else self._state(table)
 
     def _state(self, table: DeltaTable) -> State | None:
@@ -88,7 +88,7 @@ class DeltaSink(Sink):
         return found
 
     def _table(self) -> DeltaTable:
-        table = self._place.open()
+        table = self._location.open()
         if table is None:
             raise SinkFenced(
                 "the table was removed from the lake", hint="Start again: the pipeline takes a new snapshot."
@@ -101,7 +101,7 @@ class DeltaSink(Sink):
         """See Sink. One commit removes the old rows, sets the plan and its columns, and closes the old plan."""
         with ours():
             for _ in tries():
-                before = self._place.open()
+                before = self._location.open()
                 if self._replaced(before, plan):
                     self._end_others(plan, before)
                     return
@@ -115,11 +115,11 @@ class DeltaSink(Sink):
         try:
             # No retries: delta-rs would replace the table again, but keep the rows of concurrent commits.
             DeltaTable.create(
-                self._place.path,
+                self._location.path,
                 held_schema(plan.table, self.mode),
                 mode="overwrite",
                 configuration=self._properties(plan, before),
-                storage_options=self._place.storage_options or None,
+                storage_options=self._location.storage_options or None,
                 commit_properties=committing(step_app(old.id) if old and old.id != plan.id else None, OVER),
                 raise_if_key_not_exists=False,
             )
@@ -134,9 +134,9 @@ class DeltaSink(Sink):
         table = self._table()
         if before is None or table.version() <= before.version() + 1:
             return
-        options = self._place.storage_options or None
+        options = self._location.storage_options or None
         for version in range(before.version() + 1, table.version()):
-            old = plan_of(DeltaTable(self._place.path, version, options).metadata().configuration)
+            old = plan_of(DeltaTable(self._location.path, version, options).metadata().configuration)
             if old is not None and old.id != plan.id:
                 self._append_nothing(self._table(), step_app(old.id), OVER)
 
@@ -145,7 +145,7 @@ class DeltaSink(Sink):
         plan = plan_of(table.metadata().configuration) if table else None
         if table is not None and plan is None and table.file_uris():
             raise SinkUnfit(
-                f"the table at {self._place.path} contains rows that no pipeline wrote; the sink would delete them",
+                f"the table at {self._location.path} contains rows that no pipeline wrote; the sink would delete them",
                 hint="Give another path, or remove the table.",
             )
         return plan
@@ -164,7 +164,7 @@ class DeltaSink(Sink):
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
         """See Sink. Each task commits its part; the driver receives no rows."""
         names = tuple(frame.columns)
-        writer = PartWriter(self._place, plan, tuple(parts), self.mode, self._settings.file_bytes, names)
+        writer = PartWriter(self._location, plan, tuple(parts), self.mode, self._settings.file_bytes, names)
         with ours():
             reports = numbered(frame).mapInArrow(writer, REPORT).collect()
             told = {report["part"]: (report["outcome"], report["problem"]) for report in reports}
@@ -191,13 +191,13 @@ class DeltaSink(Sink):
             self._maintain()
 
     def _applied(self, frame: DataFrame, todo: Step, table: Table, held: DeltaTable) -> bool:
-        """Return False if the table has changed since `held` was opened."""
+        """Merge `todo` into the table; return False if the table has changed since `held` was opened."""
         offset = quoted(changes_schema(table).names[-2])
         left = frame if todo.repair else frame.where(f"{offset} > {todo.after}")
         names = [field.name for field in held.schema().fields]
         lacking = [name for name in held_schema(table, self.mode).names if name not in names]
         if lacking:
-            raise SinkUnfit(f"the table in the lake has no column {lacking[0]!r}", hint="Start the pipeline again.")
+            raise SinkUnfit(f"the Delta table has no column {lacking[0]!r}", hint="Start the pipeline again.")
         if todo.repair and self.mode == HISTORY:
             raise SinkUnfit("a history cannot be repaired", hint="Take a new snapshot: `headwater pipeline reset`.")
         make = versions if self.mode == HISTORY else last_per_key
@@ -295,13 +295,13 @@ class DeltaSink(Sink):
 
     def rows(self, spark: SparkSession) -> DataFrame:
         with ours():
-            table = self._place.open()
+            table = self._location.open()
             plan = plan_of(table.metadata().configuration) if table else None
             if self.mode != UPSERT or table is None or plan is None:
                 raise SinkUnfit("only a table in mode upsert that has a snapshot can be read back")
-            return read_rows(spark, self._place, table, held_schema(plan.table, self.mode))
+            return read_rows(spark, self._location, table, held_schema(plan.table, self.mode))
 
 
-def open_delta(settings: dict[str, Any], needs: SinkContext) -> DeltaSink:
+def open_delta(settings: dict[str, Any], context: SinkContext) -> DeltaSink:
     """Return a sink from its checked settings."""
     return DeltaSink(Settings(**settings))

@@ -78,7 +78,7 @@ class DeltaSparkSink(DeltaSink):
         app = step_app(todo.plan)
         try:
             with _view(source) as name, _transaction(source.sparkSession, app, todo.upto):
-                source.sparkSession.sql(merge_sql(self._place.path, name, merge))
+                source.sparkSession.sql(merge_sql(self._location.path, name, merge))
         except Exception as error:
             if _CONFLICT.search(str(error)):
                 return False
@@ -95,7 +95,7 @@ class DeltaSparkSink(DeltaSink):
 
 
 def merge_sql(path: str, source: str, merge: Merge) -> str:
-    """Return the MERGE statement."""
+    """Return the MERGE statement into the Delta table at `path` from the view `source`."""
     sets = ", ".join(f"{name} = {value}" for name, value in merge.update.items())
     names, values = ", ".join(merge.insert), ", ".join(merge.insert.values())
     delete = f" WHEN MATCHED AND {merge.delete_if} THEN DELETE" if merge.delete_if else ""
@@ -130,6 +130,6 @@ def _transaction(spark: SparkSession, app: str, number: int) -> Iterator[None]:
                 spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
-def open_delta_spark(settings: dict[str, Any], needs: SinkContext) -> DeltaSparkSink:
+def open_delta_spark(settings: dict[str, Any], context: SinkContext) -> DeltaSparkSink:
     """Return a sink from its checked settings."""
-    return DeltaSparkSink(Settings(**settings), needs.spark)
+    return DeltaSparkSink(Settings(**settings), context.spark)

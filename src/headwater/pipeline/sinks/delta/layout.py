@@ -66,13 +66,13 @@ def state_of(plan: Plan, read: Callable[[str], int | None], *, is_even: bool = F
 
 
 def names_of(table: Table) -> tuple[list[str], Versioned]:
-    """Return the columns of rows, and the additional columns of a history."""
+    """Return the names of the columns of rows, and of the additional columns of a history."""
     names = rows_schema(table).names
     return names, versioned(ChangeColumns(*changes_schema(table).names[-5:]), names)
 
 
 def held_schema(table: Table, mode: str) -> pa.Schema:
-    """Return the schema of the table in the lake."""
+    """Return the schema that the Delta table has for `table`."""
     import pyarrow as pa
 
     rows = rows_schema(table)

@@ -33,7 +33,7 @@ class TableLocation(msgspec.Struct, frozen=True):
     storage_options: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"Place({self.path!r})"  # the options may hold secrets
+        return f"TableLocation({self.path!r})"  # the options may hold secrets
 
     def open(self) -> DeltaTable | None:
         """Return the table at its newest version; None if it does not exist."""
@@ -57,7 +57,7 @@ def committing(app: str | None, number: int = 0, *, retries: int = 0) -> CommitP
 class PartWriter(msgspec.Struct, frozen=True):
     """The Spark task that writes one partition. Two attempts may run, also concurrently."""
 
-    place: TableLocation
+    location: TableLocation
     plan: Plan
     parts: tuple[Part, ...]
     mode: str
@@ -76,7 +76,7 @@ class PartWriter(msgspec.Struct, frozen=True):
         yield pa.RecordBatch.from_pydict({"part": [place], "outcome": [outcome], "problem": [problem]}, schema=kinds)
 
     def write(self, part: Part, batches: Iterator[pa.RecordBatch]) -> tuple[str, str]:
-        """Commit the part unless it is loaded; return the outcome and the UNFIT column. `batches` contain their end."""
+        """Commit the part unless it is loaded; return the outcome, and the column if UNFIT. An end row ends `batches`."""
         from deltalake.exceptions import CommitFailedError
 
         outcome, table = self._find_outcome(part)
@@ -98,7 +98,7 @@ class PartWriter(msgspec.Struct, frozen=True):
 
     def _find_outcome(self, part: Part) -> tuple[str | None, DeltaTable | None]:
         """Return the outcome if the part is already decided, otherwise None, and the table that was read."""
-        table = self.place.open()
+        table = self.location.open()
         held = plan_of(table.metadata().configuration) if table else None
         if table is None or held is None or held.id != self.plan.id:
             return FENCED, table

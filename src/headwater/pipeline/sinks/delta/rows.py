@@ -18,14 +18,14 @@ _BATCH_ROWS = 10_000
 _FILES_PER_TASK = 4
 
 
-def read_rows(spark: SparkSession, place: TableLocation, table: DeltaTable, schema: pa.Schema) -> DataFrame:
+def read_rows(spark: SparkSession, location: TableLocation, table: DeltaTable, schema: pa.Schema) -> DataFrame:
     """Return the columns of `schema` from one table version; rows in files older than a column have null there."""
     import pyarrow as pa
 
     paths = pa.table(table.get_add_actions()).column("path").to_pylist()
     tasks = max(1, -(-len(paths) // _FILES_PER_TASK))
     names = spark.createDataFrame([(path,) for path in paths], "path string").repartition(tasks)
-    return names.mapInArrow(FileReader(place, schema), struct_of(schema))
+    return names.mapInArrow(FileReader(location, schema), struct_of(schema))
 
 
 def refuse_values(table: DeltaTable, columns: Sequence[str]) -> None:
@@ -41,15 +41,15 @@ def refuse_values(table: DeltaTable, columns: Sequence[str]) -> None:
 class FileReader:
     """The Spark task that reads the rows of the files it is given."""
 
-    def __init__(self, place: TableLocation, schema: pa.Schema) -> None:
-        self._place, self._schema = place, schema
+    def __init__(self, location: TableLocation, schema: pa.Schema) -> None:
+        self._location, self._schema = location, schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow.fs as files
         import pyarrow.parquet as parquet
         from deltalake.fs import DeltaStorageHandler
 
-        handler = DeltaStorageHandler(self._place.path, self._place.storage_options or None)
+        handler = DeltaStorageHandler(self._location.path, self._location.storage_options or None)
         store = files.PyFileSystem(handler)
         for batch in batches:
             for path in batch.column(0).to_pylist():

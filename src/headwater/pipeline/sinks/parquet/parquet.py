@@ -49,7 +49,7 @@ class Commit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ParquetSink(Sink):
-    """A folder on a file system that the driver and the executors share."""
+    """The history of a table, in a folder of a file system that driver and executors share."""
 
     mode = HISTORY
 
@@ -182,7 +182,7 @@ def _commit(folder: Path) -> Commit:
     return msgspec.json.decode((folder / COMMIT).read_bytes(), type=Commit)
 
 
-def open_parquet(settings: Mapping[str, Any], needs: object = None) -> ParquetSink:
+def open_parquet(settings: Mapping[str, Any], context: object = None) -> ParquetSink:
     """Return a sink from its checked settings: `path`, and `mode`, which can only be history."""
     if settings.get("mode", HISTORY) != HISTORY:
         raise SinkUnfit("parquet files cannot be changed, so they hold a history only", hint=_DELTA)

@@ -24,7 +24,7 @@ def set_aside(batch: pa.RecordBatch, fields: Sequence[Field], backend: str) -> p
     """Return `batch` with the numbers that `backend` cannot hold moved from their columns to `_misfit`."""
     import pyarrow as pa
 
-    columns, told = list(batch.columns), _place(fields)
+    columns, told = list(batch.columns), _misfit_column(fields)
     for place, field in enumerate(fields):
         strange = _strange(columns[place], backend) if field.kind == "f64" and told is not None else None
         if strange is None or told is None:
@@ -46,7 +46,7 @@ def keep_aside(batch: pa.RecordBatch, fields: Sequence[Field]) -> tuple[pa.Recor
     """
     import pyarrow as pa
 
-    told = _place(fields)
+    told = _misfit_column(fields)
     if told is None:
         return batch, [None] * batch.num_rows
     gone = batch.column(len(fields)).to_pylist()
@@ -64,7 +64,7 @@ def keep_aside(batch: pa.RecordBatch, fields: Sequence[Field]) -> tuple[pa.Recor
 
 def restore(columns: Sequence[Sequence[Any]], fields: Sequence[Field]) -> list[Sequence[Any]]:
     """Return the columns as they were before `set_aside`."""
-    told = _place(fields)
+    told = _misfit_column(fields)
     if told is None or not any(columns[told]):
         return list(columns)
     made = [list(values) for values in columns]
@@ -79,7 +79,7 @@ def restore(columns: Sequence[Sequence[Any]], fields: Sequence[Field]) -> list[S
     return list(made)
 
 
-def _place(fields: Sequence[Field]) -> int | None:
+def _misfit_column(fields: Sequence[Field]) -> int | None:
     return next((place for place, field in enumerate(fields) if field.kind == MISFIT), None)
 
 

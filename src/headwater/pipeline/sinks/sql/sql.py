@@ -117,7 +117,7 @@ class SqlSink(Sink):
                 return
 
     def _applied(self, frame: DataFrame, todo: Step, step: Step, table: Table) -> bool:
-        """Return False if the sink advanced while rows were staged, and a part of the step is left to apply."""
+        """Apply `todo`; return False if the sink advanced while rows were staged, and a part of `step` is left."""
         left = frame if step.repair else frame.where(f"{quoted(change_columns(frame).offset)} > {todo.after}")
         staging = self._staging(left, table, step.plan)
         with self._fencing(step.plan):
@@ -238,7 +238,7 @@ class StagingTable:
         return reports
 
     def whole(self, connection: sa.Connection, reports: Sequence[StageReport]) -> list[str]:
-        """Return the attempts; raise Unavailable if staged rows are missing: a database crash empties the table."""
+        """Return the attempts of `reports`; Unavailable if rows are missing: a database crash empties the table."""
         found = staged(connection, self.table)
         if any(found.get(report.attempt, 0) != report.rows for report in reports):
             raise Unavailable("staged rows are missing", hint="The database was restarted; the step is retried.")
@@ -249,11 +249,11 @@ class StagingTable:
         connection.execute(sa.delete(self.table).where(self.table.c[ATTEMPT].in_(attempts)))
 
 
-_KEY = "Mend the rows and start again: what is loaded stays. A NOT NULL primary key of one type keeps them out."
+_KEY = "Fix the rows and start again; loaded parts are kept. A NOT NULL primary key of one type prevents such rows."
 _COLUMN = "Leave the column out (`columns`), or write to another sink."
 
 
-def open_sql(settings: Mapping[str, Any], needs: object = None) -> SqlSink:
+def open_sql(settings: Mapping[str, Any], context: object = None) -> SqlSink:
     """Return a sink from its checked settings."""
     own = {name: value for name, value in settings.items() if not name.startswith("url")}
     return SqlSink(read_url(settings), **own)

@@ -69,7 +69,7 @@ class StageTask(msgspec.Struct, frozen=True):
     skipped: frozenset[int] = frozenset()
 
     def __repr__(self) -> str:
-        return f"Stager({self.table})"  # the URL may hold a password
+        return f"StageTask({self.table})"  # the URL may hold a password
 
     @report_generator_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -86,7 +86,7 @@ class StageTask(msgspec.Struct, frozen=True):
         yield pa.RecordBatch.from_pydict(columns, schema=pa.schema(kinds))
 
     def stage(self, partition: int, batches: Iterator[pa.RecordBatch]) -> StageReport:
-        """Copy all rows, one transaction per batch, so that no task locks other tasks out of a SQLite file for long."""
+        """Copy all rows in a transaction per batch, for short locks on SQLite, up to a batch with an unfit row."""
         attempt, rows = uuid.uuid4().hex, 0
         width = self.dialect.key_width(self.fields)
         engine = None

@@ -52,7 +52,7 @@ class StateTable:
             connection.execute(quiet)
 
     def read(self) -> State | None:
-        """Return the state of the target as of the last commit."""
+        """Return the state of the target as of the last commit; None before the first `begin`."""
         with reading(self._engine) as connection:
             if not self._exists and not sa.inspect(connection).has_table(STATE_TABLE, schema=self._table.schema):
                 return None
@@ -113,7 +113,7 @@ class Target:
             )
 
     def prepare(self, engine: sa.Engine) -> set[str]:
-        """Create the table or add its missing columns; return the names of the columns it had."""
+        """Create the table or add its missing columns; return the columns it had. SinkUnfit if its key differs."""
         if not self._keys:
             raise SinkUnfit("a SQL sink needs a table with a key")
         create_table(engine, self.table)
