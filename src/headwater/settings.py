@@ -17,5 +17,5 @@ def all_settings() -> tuple[Setting, ...]:
 
 
 def load(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
-    """Read the settings: flags (`serve.http`; None means not given) over environment over `file` over defaults."""
+    """Return the settings: `flags` (by name; None: not given) override `environ`, which overrides `file`."""
     return config.load(file=file, environ=environ, flags=flags, sources=registry.settings_classes())

@@ -20,7 +20,7 @@ PREFIX = "HEADWATER_"
 
 @dataclass(frozen=True)
 class Setting:
-    """One line of the table of settings."""
+    """The description of one setting."""
 
     name: str  # as in the file, with its room: log.retention_age
     room: str
@@ -31,12 +31,12 @@ class Setting:
 
     @property
     def type(self) -> str:
-        """What it may hold, in words."""
+        """Return a description of the allowed values."""
         return self.kind.words
 
     @property
     def secret(self) -> bool:
-        """Whether it must not be printed nor given by a flag."""
+        """Return whether the value must not be printed, and not be given by a flag."""
         return self.kind in (SECRET, TOKEN)
 
 
@@ -54,7 +54,7 @@ def _settings(room: str, cls: type) -> Iterable[Setting]:
 
 
 def settings_table(sources: Mapping[str, type]) -> tuple[Setting, ...]:
-    """Return all settings; `sources` are the settings classes of the registered sources, by section."""
+    """Return the descriptions of all settings; `sources` are the settings classes of the sources, by section."""
     sections = ROOMS | dict(sources)
     return (
         *_settings("", Config),
@@ -68,7 +68,7 @@ def settings_table(sources: Mapping[str, type]) -> tuple[Setting, ...]:
 def load(
     *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any], sources: Mapping[str, type]
 ) -> Config:
-    """Read the settings: flags (`serve.http`; None means not given) over environment over `file` over defaults."""
+    """Return the settings: `flags` (by name; None: not given) override `environ`, which overrides `file`."""
     return _Loader(sources).load(file, environ, flags)
 
 

@@ -13,7 +13,7 @@ from headwater.errors import ConfigError
 
 
 def read_toml(file: Path, hint: str = "") -> dict[str, Any]:
-    """Return the content of `file`; `hint` is for a file that cannot be read."""
+    """Return the content of a TOML file; ConfigError if it is not TOML, or, with `hint`, if it cannot be read."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -24,7 +24,7 @@ def read_toml(file: Path, hint: str = "") -> dict[str, Any]:
 
 
 def parse_toml(text: str, origin: str) -> dict[str, Any]:
-    """Return the content of a TOML text."""
+    """Return the content of a TOML text; ConfigError, which names the `origin` of the text, if it is not TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -40,7 +40,7 @@ def read_values(
     written: Mapping[str, Any] | None = None,
     hint: str = "",
 ) -> dict[str, Any]:
-    """Return the checked values of `body`; errors show a value as it is in `written`, unless it may hold a password."""
+    """Return the checked values of `body`; errors quote them as `written`, but none that may contain a password."""
     for name in body:
         if name not in kinds:
             raise unknown(f"{what} of {where}", name, kinds)
@@ -56,7 +56,7 @@ def _may_be_secret(value: Any) -> bool:
 
 
 def checked(name: str, kind: SettingType, value: Any, *, shown: str, hint: str = "") -> Any:
-    """Return `value` as checked by `kind`. `shown` is the value as the user wrote it, "" where it may be a secret."""
+    """Return `value` as checked by `kind`; ConfigError, which quotes `shown` ("": a secret), if it is invalid."""
     try:
         return kind.check(value)
     except (ValueError, TypeError):
@@ -69,6 +69,6 @@ def wrong(name: str, kind: SettingType, *, shown: str = "", hint: str = "") -> C
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a name that is not `known`."""
+    """Return the error for a name that is not `known`; the hint is the known name most like it."""
     (nearest,) = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
     return ConfigError(f"unknown {what} {name!r}", hint=f"Did you mean {nearest}?")

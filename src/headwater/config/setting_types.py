@@ -24,7 +24,7 @@ class Secret(str):
 
 
 class SettingType(NamedTuple):
-    """`check` returns the value to use or raises ValueError; `parse` makes one from environment text."""
+    """A kind of setting. `check` returns the value to use or raises ValueError; `parse` converts text for `check`."""
 
     words: str
     check: Callable[[Any], Any]
@@ -43,7 +43,7 @@ def need(holds: object) -> None:
 
 
 def integer(low: int) -> SettingType:
-    """An integer from `low` on."""
+    """Return the kind of the integers from `low` on."""
 
     def check(value: Any) -> int:
         need(type(value) is int and low <= value < 2**63)
@@ -76,7 +76,7 @@ def _token(value: Any) -> Secret:
 
 
 def text(value: Any) -> str:
-    """A text that is not empty."""
+    """Return `value`; ValueError unless it is a text that is not empty."""
     need(type(value) is str and value)
     return str(value)
 
@@ -112,12 +112,12 @@ def _split(text: str) -> list[str]:
 
 
 def pairs(text: str) -> dict[str, str]:
-    """`a=1,b=2` as a dict."""
+    """Return the text `a=1,b=2` as a dict."""
     return dict(part.split("=", 1) for part in _split(text))
 
 
 def one_of(*choices: str) -> SettingType:
-    """One of some words."""
+    """Return the kind of the words in `choices`."""
 
     def check(value: Any) -> str:
         need(value in choices)
@@ -127,7 +127,7 @@ def one_of(*choices: str) -> SettingType:
 
 
 def or_none(kind: SettingType) -> SettingType:
-    """What `kind` takes, or none."""
+    """Return a kind that accepts the values of `kind`, and None or "none" as None."""
 
     def check(value: Any) -> Any:
         return None if value is None or value == "none" else kind.check(value)
@@ -151,5 +151,5 @@ TOKEN = SettingType("a text of printable ASCII characters without spaces around 
 
 
 def setting(default: Any, kind: SettingType, doc: str, *environment: str) -> Any:
-    """A field of a room; `environment` are names it has besides its own."""
+    """Return the dataclass field of a setting; `environment` are further environment variables that set it."""
     return field(default=default, metadata={"kind": kind, "doc": doc, "environment": environment})

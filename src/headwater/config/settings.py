@@ -125,7 +125,7 @@ class FeedsConfig:
 
 @dataclass(frozen=True)
 class PullConfig:
-    """Bulk reads: ranges of tables, and what is kept ready of the log."""
+    """Bulk reads: the size of table ranges, and the cache of log slices."""
 
     target_bytes: int = setting(64 << 20, integer(1), "bytes of rows in one range of a table, about")
     cache_bytes: int = setting(1 << 30, integer(0), "most bytes of the log kept ready for bulk readers")
@@ -146,7 +146,7 @@ class QueriesConfig:
 
 @dataclass(frozen=True)
 class QuotasConfig:
-    """What each database may take of the server, so that none takes it all."""
+    """Limits on the requests, streams and subscriptions of each database."""
 
     rate: float | None = setting(None, or_none(RATE), "requests per second for one database")
     burst: int = setting(100, integer(1), "requests for one database at once, where there is a rate")
@@ -173,7 +173,7 @@ def _databases(value: Any) -> tuple[DatabaseConfig, ...]:
 
 
 def _database(name: str, found: Any) -> DatabaseConfig:
-    """`name = "file"`, or a table with `url` and limits of its own; without `url` it lives in the data directory."""
+    """Return the database of `name = "file"` or of a table with `url` and limits; without `url` it is embedded."""
     if not isinstance(found, Mapping):
         return DatabaseConfig(name, _url(name, found))
     limits = {each.name: each.metadata["kind"] for each in fields(LogConfig) if each.name.startswith("retention_")}
@@ -190,7 +190,7 @@ def _database(name: str, found: Any) -> DatabaseConfig:
 
 
 def _url(name: str, found: Any) -> str:
-    """Return the address; refuse one that would be taken for a file, whose name errors repeat, password and all."""
+    """Return the URL; ConfigError for a PostgreSQL address that would count as a file name, which errors show."""
     url = text(found)
     if re.match(r"postgres(ql)?:(?!//)|(?!\w+://)(.*\s)?password\s*=", url, re.IGNORECASE | re.DOTALL):
         hint = "Write postgresql://USER@HOST:PORT/DATABASE."
@@ -231,15 +231,15 @@ class Config:
         return self.sources[name] if name in self.sources else getattr(self, name)
 
     def log_of(self, database: DatabaseConfig) -> LogConfig:
-        """The log settings of one database."""
+        """Return the log settings of one database."""
         return replace(self.log, **dict(database.retention))
 
     def named(self, name: str) -> DatabaseConfig:
-        """What is set for the database `name`; one that nobody named lives in the data directory."""
+        """Return the configured database `name`, or an embedded one if it is not configured."""
         return next((found for found in self.databases if found.name == name), DatabaseConfig(name, ""))
 
     def quotas_of(self, name: str) -> QuotasConfig:
-        """What the database `name` may take."""
+        """Return the quotas of the database `name`, its own before those of all databases."""
         return replace(self.quotas, **dict(self.named(name).quotas))
 
 
