@@ -67,23 +67,23 @@ class Database(msgspec.Struct, frozen=True):
     embedded: bool
 
     def catch_up(self, timeout: float) -> bool:
-        """Wait until the log holds everything committed before this call; return whether it does."""
+        """Wait up to `timeout` seconds until the log holds all commits before this call; return whether it does."""
         return self.capture.catch_up(timeout)
 
     def wait_for_head(self, timeout: float) -> tuple[SourceHead, bool]:
-        """Wait until the log holds the source's head; return the head, and whether the log holds it."""
+        """Wait up to `timeout` seconds until the log holds the source's head; return the head and whether it does."""
         return self.capture.wait_for_head(timeout)
 
     def peek_head(self) -> SourceHead | None:
-        """Return the source's head if that takes no wait and the log holds it; else None."""
+        """Return the source's head if it is known without waiting and the log holds it; else None."""
         return self.capture.peek_head()
 
     def reach(self, offset: int, timeout: float) -> bool:
-        """Wait until the log holds `offset`; return whether it does."""
+        """Wait up to `timeout` seconds until the log holds `offset`; return whether it does."""
         return self.capture.reach(offset, timeout)
 
     def close(self) -> None:
-        """Stop in the order that loses no change: writers first, then capture, then the log."""
+        """Catch up, then close writer, capture, source and log in this order, so that no change is lost."""
         with contextlib.suppress(HeadwaterError):
             # Capture needs the writer to process a schema change, so it catches up before the writer stops.
             self.capture.catch_up(CLOSE_SECONDS)
@@ -114,7 +114,7 @@ class App(ManagedDatabases, BulkDatabases):
         self._building = threading.Lock()  # one database is created or dropped at a time; acquired before _lock
 
     def start(self) -> None:
-        """Open every configured database, and those created in the data folder earlier."""
+        """Open the configured databases and those found in the data folder; retry those that a full disk prevents."""
         queries = self._config.queries
         MEMORY.configure(max_bytes=queries.answer_bytes, max_memory=queries.answers_bytes)
         make_private(self._data)
@@ -145,7 +145,7 @@ class App(ManagedDatabases, BulkDatabases):
             raise
 
     def _open_all(self) -> None:
-        """Open the databases with the space of the reserve; take it again before capture writes to the logs."""
+        """Open the databases while the space reserve is released; take it again before capture writes to the logs."""
         configured = self._configured()
         for database in configured.values():
             try:
@@ -165,7 +165,7 @@ class App(ManagedDatabases, BulkDatabases):
             self._recovering.start()
 
     def _recover(self, configured: dict[str, DatabaseConfig]) -> None:
-        """Wait until the disk has space, then open the unopened databases and take the reserve."""
+        """Retry every second, until the app closes, to open the unopened databases and to take the space reserve."""
         was_full = self.is_storage_full or bool(self._unopened)
         while not self._closing.wait(RECOVER_SECONDS):
             for name in list(self._unopened):
@@ -206,7 +206,7 @@ class App(ManagedDatabases, BulkDatabases):
                 path.chmod(0o600)
 
     def close(self) -> None:
-        """Close every database."""
+        """Close every database, and the app's own files in the data folder."""
         self._closing.set()
         if self._recovering is not None:
             self._recovering.join()
@@ -231,17 +231,16 @@ class App(ManagedDatabases, BulkDatabases):
             raise _not_open(name, error)
         if found is None:
             # Only callers that know the principal may list the databases.
-            hint = "schema.list_databases tells which there are."
-            raise NotFound(f"there is no database {name[:200]!r}", hint=hint, database=name)
+            raise NotFound(f"there is no database {name[:200]!r}", hint="See schema.list_databases.", database=name)
         return found
 
     def open_feeds(self) -> Feeds:
-        """Return the feeds of the databases, for the running event loop."""
+        """Create the change feeds of all databases, for use in the running event loop."""
         assert self._registry is not None
         return Feeds(self, self._registry, self._config.feeds, max_streams=self._config.serve.max_streams)
 
     def open_queries(self, run: Run) -> Queries:
-        """Return the queries of the databases, for the running event loop; `run` runs blocking calls in a thread."""
+        """Create the queries of all databases, for use in this event loop; `run` runs blocking calls in a thread."""
         assert self._prepared is not None
         settings = self._config.queries
         return Queries(self, self._prepared, run, sample=settings.sample, public=settings.public)
@@ -286,7 +285,7 @@ class App(ManagedDatabases, BulkDatabases):
                 return False
             if not found.embedded or name == "main":
                 raise NotSupported(
-                    f"{name!r} cannot be dropped", hint="Only databases made by schema.create_database can."
+                    f"the database {name!r} cannot be dropped", hint="Only those made by schema.create_database can."
                 )
             with self._lock:
                 del self._open[name]
@@ -374,7 +373,7 @@ class App(ManagedDatabases, BulkDatabases):
         return Database(source, log, disk, capture, retention, embedded=not config.url)
 
     def _source(self, config: DatabaseConfig, notes: LogNotes) -> tuple[Source, bool]:
-        """Open the source; return it, and whether to stop if it is no longer the database of the log."""
+        """Open the source; return it, and whether capture must stop if the log is not of this database any more."""
         try:
             name = registry.kind_name(config.url)
         except ConfigError as error:
@@ -409,7 +408,7 @@ class App(ManagedDatabases, BulkDatabases):
 
 
 def make_private(folder: Path) -> None:
-    """Create the data folder with mode 0700; tighten a folder that an older version created with more."""
+    """Create the data folder with mode 0700, or restrict an existing one to it; only warn if it is not Headwater's."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)
@@ -421,7 +420,7 @@ def make_private(folder: Path) -> None:
 
 
 def _not_open(name: str, error: HeadwaterError) -> HeadwaterError:
-    """Return the error for a database that could not be opened; paths are only for the log of the server."""
+    """Return the error that callers receive for an unopened database: without its message, which may contain paths."""
     kind = StorageFull if isinstance(error, StorageFull) else Unavailable
     return kind(f"the database {name!r} is not open yet: {error.code}")
 

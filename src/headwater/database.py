@@ -28,19 +28,19 @@ class Database(Protocol):
 
     @property
     def retention(self) -> Retention:
-        """Return how much of the log is kept."""
+        """Return the retention limits of the log."""
 
     def catch_up(self, timeout: float) -> bool:
-        """Wait until the log holds everything committed before this call; return whether it does."""
+        """Wait up to `timeout` seconds until the log holds all commits before this call; return whether it does."""
 
     def reach(self, offset: int, timeout: float) -> bool:
-        """Wait until the log holds `offset`; return whether it does."""
+        """Wait up to `timeout` seconds until the log holds `offset`; return whether it does."""
 
     def wait_for_head(self, timeout: float) -> tuple[SourceHead, bool]:
-        """Wait until the log holds the source's head; return the head, and whether the log holds it."""
+        """Wait up to `timeout` seconds until the log holds the source's head; return the head and whether it does."""
 
     def peek_head(self) -> SourceHead | None:
-        """Return the source's head if that takes no wait and the log holds it; else None. Does not block."""
+        """Return the source's head if it is known without waiting and the log holds it; else None."""
 
 
 class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,7 +68,7 @@ class Databases(Protocol):
     """The open databases, by name. Every method is thread-safe."""
 
     def database(self, name: str) -> Database:
-        """Return the database `name`; NotFound if there is none."""
+        """Return the database `name`; NotFound if there is none, StorageFull or Unavailable if it is not open yet."""
 
     def names(self) -> list[str]:
         """Return the names of the databases, sorted."""
@@ -84,13 +84,13 @@ class ManagedDatabases(Databases, Protocol):
         """Create an embedded database and open it; return False if it exists."""
 
     def drop(self, name: str) -> bool:
-        """Close an embedded database and delete it with its log; return False if there is none."""
+        """Close and delete an embedded database and its log; return False if there is none. NotSupported for others."""
 
     def stop_statements(self) -> None:
-        """End the statements of callers that are running, because the server stops."""
+        """Cancel the running statements of callers, because the server stops."""
 
     def quota(self, name: str) -> QuotasConfig | None:
-        """Return the quotas of the database `name`; None if there is no such database."""
+        """Return the quotas of the database `name`; None if it is not open."""
 
     def status(self) -> dict[str, DatabaseStatus]:
-        """Return the status of every database."""
+        """Return the status of every database, also of those that are not open yet."""

@@ -69,7 +69,7 @@ def _shortened(value: Any) -> Any:
 
 
 class InvalidRequest(HeadwaterError, code="invalid_request", status=400):
-    """A malformed request, or a request that names an object that does not exist."""
+    """A request that is malformed, or has a name or a value that is not valid."""
 
     missing_table = ""  # the name of the missing table, if a statement names one
 
@@ -95,7 +95,7 @@ class TransactionTooLarge(InvalidRequest, code="transaction_too_large", status=4
 
 
 class AnswerTooLarge(InvalidRequest, code="answer_too_large", status=413):
-    """An answer with more bytes than one answer may have."""
+    """An answer that is larger than the limit on one answer."""
 
 
 class Unauthorized(HeadwaterError, code="unauthorized", status=401):
@@ -105,7 +105,7 @@ class Unauthorized(HeadwaterError, code="unauthorized", status=401):
 
 
 class Forbidden(HeadwaterError, code="forbidden", status=403):
-    """A request that the principal, though known, may not make."""
+    """A request that the role or the scopes of its authenticated caller do not allow."""
 
 
 class NotFound(HeadwaterError, code="not_found", status=404):
@@ -163,7 +163,7 @@ class StorageFull(Unavailable, code="storage_full", status=507):
 
 
 class OffsetExpired(HeadwaterError, code="resnapshot_required", status=410):
-    """Evicted changes: the log no longer holds those after `after`."""
+    """A read of changes after offset `after`, some of which the log has evicted."""
 
     default_hint = "Take a snapshot and follow from the offset it carries."
 
@@ -189,7 +189,7 @@ class SourceError(HeadwaterError, code="source_error", status=503, retryable=Tru
 class SourceMismatch(
     SourceError, code="source_mismatch", status=409, grpc_status="FAILED_PRECONDITION", retryable=False
 ):
-    """A database, or a history, other than that of the log."""
+    """A source that is not the database, or no longer the history, that the log was captured from."""
 
 
 class SourceUnfit(SourceError, code="source_unfit", status=400, grpc_status="FAILED_PRECONDITION", retryable=False):
@@ -205,7 +205,7 @@ class PipelineError(HeadwaterError, code="pipeline_failed", grpc_status="FAILED_
 
 
 class SchemaChanged(PipelineError, code="schema_changed"):
-    """Another shape of the table from an offset on, which the caller asked not to pass silently."""
+    """A table that no longer has the columns with which the sink or the read began."""
 
     default_hint = "Start again to read it in its new shape, or set schema to `pin` to keep the old columns."
 
@@ -213,7 +213,7 @@ class SchemaChanged(PipelineError, code="schema_changed"):
 class SinkGap(PipelineError, code="sink_gap"):
     """A step that begins after the sink's offset: applying it would lose the changes between."""
 
-    default_hint = "Start the pipeline again: it goes on where the sink stands."
+    default_hint = "Start the pipeline again: it continues at the offset of the sink."
 
 
 class SinkFenced(PipelineError, code="sink_fenced"):
