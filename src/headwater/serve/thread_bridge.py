@@ -17,7 +17,7 @@ SHARES = 4  # one caller may have this fraction (1/n) of a database's waiting ca
 class Bridge(Threads):
     """Turns futures of other threads into awaitables of this event loop, and runs blocking calls in a few threads.
 
-    A call raises Busy if too many calls of the same database wait.
+    A call raises Busy if too many calls of the same database run or wait, or too many of the same caller wait.
     """
 
     def __init__(self, *, threads: int, most: int = MAX_WAITING) -> None:

@@ -71,7 +71,7 @@ class EventEncoder:
 
 
 def images() -> PerTable[Image]:
-    """Return how rows of each table are encoded: plain JSON, as in pulls."""
+    """Return the encoders of rows, one per table: plain JSON, as in pulls."""
     return PerTable(lambda table: Image(table, image_columns(table, Shape("")), PLAIN))
 
 

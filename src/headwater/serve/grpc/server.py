@@ -150,7 +150,7 @@ class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  #
         self._limits, self._unread = limits, unread
 
     async def Watch(self, request: Any, context: aio.ServicerContext[Any, Any]) -> None:  # named by gRPC
-        """Send the health, now and whenever it changes."""
+        """Send the health of the requested service, now and after each change."""
         try:
             with self._limits.count_stream(ANONYMOUS, None, address_of(context)):
                 await self._watch(request.service if request.service in self._server_status else UNKNOWN, context)
@@ -181,7 +181,7 @@ class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  #
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only
-    """Finds the methods of one service."""
+    """Finds the handlers of the methods of one service."""
 
     def __init__(self, service: Service, calls: Calls) -> None:
         found = pool().FindServiceByName(service.service)

@@ -278,7 +278,7 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
         self.watch()
 
     def send_receive_event_to_app(self) -> None:
-        """Deliver as inherited, with SIZE; close on invalid UTF-8, for which uvicorn would log a traceback."""
+        """Deliver a message as inherited, with SIZE; close on invalid UTF-8, where uvicorn would log a traceback."""
         self._message_ended()
         data, self.frames = b"".join(self.frames), []
         if self.close_sent:

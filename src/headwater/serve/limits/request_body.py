@@ -110,7 +110,7 @@ def check_exponents(body: bytes, most: int = MAX_EXPONENTS) -> None:
 
 
 def _outside_texts(body: bytes, most: int) -> bytes | None:
-    """Return the JSON without its strings; None if it has none, or more than `most`."""
+    """Return the JSON without its strings; None if it has no strings, or more than `most`."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     return b"".join(plain.split(b'"')[::2]) if 0 < plain.count(b'"') <= 2 * most else None
 

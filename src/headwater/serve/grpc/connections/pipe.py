@@ -58,7 +58,7 @@ class _End(asyncio.BufferedProtocol):
             self.other.hold()
 
     def resume_writing(self) -> None:
-        """Read at the other end again."""
+        """Resume reading at the other end."""
         if self.other is not None:
             self.other.release()
 
@@ -155,7 +155,7 @@ class ClientEnd(_End):
         self._measure()
 
     def resume_writing(self) -> None:
-        """Read at the other end again."""
+        """Resume reading at the other end."""
         super().resume_writing()
         self._unread = None
 

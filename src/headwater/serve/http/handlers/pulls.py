@@ -151,7 +151,7 @@ class Pulls:
         return 200
 
     async def _begun(self, call: Call, job: Job, answers: list[Answer]) -> tuple[AsyncIterator[bytes], bytes]:
-        """Return the answer's pieces and their first, so that errors become a status; retry once if the worker died."""
+        """Start the job; return its pieces and the first, before a status is sent. Retry once if the worker died."""
         while True:
             answers.append(await self._worker.answer(job))
             pieces = answers[-1].pieces()
