@@ -35,7 +35,7 @@ def unreachable(url: str, error: Exception) -> Failure:
 
 
 def no_answer(url: str, error: Exception) -> Failure:
-    """Return the failure for a server that does not answer, for any other reason."""
+    """Return the failure for a server that does not answer, with `error` as the reason."""
     hint = "Start one with `headwater serve`, or name another with --server."
     return Failure(f"no server answers at {url}: {reason(error)}", hint=hint, exit_code=UNREACHABLE)
 

@@ -83,7 +83,7 @@ def _feed(args: argparse.Namespace, notes: StderrNotes) -> Feed:
 
 
 class Printer:
-    """Standard output: the JSON as received, or a readable line, in colour on a terminal."""
+    """Prints changes to standard output: the JSON as received, or a readable line, in colour on a terminal."""
 
     def __init__(self, *, raw: bool, plain: bool) -> None:
         self._raw = raw
@@ -108,7 +108,7 @@ class Printer:
 
 
 class StderrNotes:
-    """Standard error: everything that is not a change."""
+    """Prints everything except changes to standard error."""
 
     def __init__(self, *, verbose: bool) -> None:
         self._verbose = verbose

@@ -42,7 +42,7 @@ path = "lake/visits"
 
 
 class Lake:
-    """A pipeline over the tables of the demo's server, in this process."""
+    """The pipeline of the demo's tables into the lake, run by Spark in this process."""
 
     def __init__(self, folder: Path, url: str) -> None:
         from headwater.pipeline.run.spec import read_spec
