@@ -23,7 +23,7 @@ class Watcher:
         """Report that spans of the snapshot were committed."""
 
     def stage(self, task: Task, stage: str) -> None:
-        """Report the stage of the table as a whole."""
+        """Report the stage that the table as a whole has reached."""
 
     def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None:
         """Report that `changes` changes, up to offset `upto`, were committed."""
@@ -35,7 +35,7 @@ class Watcher:
         """Report a failure that is retried; `failures` counts the failures in a row."""
 
     def failed(self, task: Task, error: HeadwaterError) -> None:
-        """Report that the table is carried no further."""
+        """Report that the table failed with `error`, and is carried no further."""
 
     def done(self, task: Task, offset: int, rows: int) -> None:
         """Report the end of a run, stopped or caught up, with the sink at `offset` after `rows` rows and changes."""

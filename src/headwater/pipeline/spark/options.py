@@ -130,7 +130,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _tables(text: str) -> tuple[str, ...]:
-    """Return the names in a list, or `*` if it is alone."""
+    """Return the names of tables, or `*`; ValueError for `*` together with names."""
     names = _names(text)
     need(ALL_TABLES not in names or len(names) == 1)
     return names

@@ -90,7 +90,7 @@ def fill_unknown(frame: DataFrame, table: Table) -> DataFrame:
 
 
 def _entry(name: str) -> str:
-    """Return the mark in `_misfit`: after a brace or comma it is not part of a text, where quotes are escaped."""
+    """Return the text that marks `name` as unknown in `_misfit`; after a brace or comma it is never part of a value."""
     return f"{msgspec.json.encode(name).decode()}:{UNKNOWN}"
 
 

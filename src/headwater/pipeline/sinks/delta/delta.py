@@ -254,7 +254,7 @@ class DeltaSink(Sink):
             return  # maintenance is retried later: another writer was faster, or files may not be removed
 
     def _is_due(self, version: int) -> bool:
-        """Return True once for each multiple of `maintain_every` that commits of any writer have passed."""
+        """Return whether the table's version passed a multiple of `maintain_every` since the last call."""
         every, seen = self._settings.maintain_every, self._seen
         self._seen = version
         return seen is not None and version // every > seen // every
