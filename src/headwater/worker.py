@@ -49,7 +49,7 @@ def open_reader(place: DatabaseLocation, log: DiskLog, positions: str) -> BulkRe
 
 
 def main() -> None:
-    """Serve until the server has ended."""
+    """Answer bulk reads until the server that started this process has ended."""
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     return_freed_memory()
     sys.meta_path.insert(0, NoPandas)

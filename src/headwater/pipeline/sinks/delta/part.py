@@ -76,7 +76,7 @@ class PartWriter(msgspec.Struct, frozen=True):
         yield pa.RecordBatch.from_pydict({"part": [place], "outcome": [outcome], "problem": [problem]}, schema=kinds)
 
     def write(self, part: Part, batches: Iterator[pa.RecordBatch]) -> tuple[str, str]:
-        """Commit the part unless it is loaded; return the outcome and the unfit column. An end row must end `batches`."""
+        """Commit the part unless it is loaded; return the outcome and the unfit column. `batches` need an end row."""
         from deltalake.exceptions import CommitFailedError
 
         outcome, table = self._find_outcome(part)

@@ -86,7 +86,7 @@ class StageTask(msgspec.Struct, frozen=True):
         yield pa.RecordBatch.from_pydict(columns, schema=pa.schema(kinds))
 
     def stage(self, partition: int, batches: Iterator[pa.RecordBatch]) -> StageReport:
-        """Copy the rows, a transaction per batch; return the report, with the problem of the first batch that is unfit."""
+        """Copy the rows, a transaction per batch; return the report, with the problem of the first unfit batch."""
         attempt, rows = uuid.uuid4().hex, 0
         width = self.dialect.key_width(self.fields)
         engine = None
