@@ -52,11 +52,11 @@ class Columnar(Protocol):
     """Rows stored column by column."""
 
     def column(self, place: int) -> pa.Array | Sequence[Value]:
-        """Return a column, as an Arrow array of its kind's type or as values."""
+        """Return the column at index `place`, as an Arrow array of its kind's type or as a sequence of values."""
 
 
 def release_unused() -> None:
-    """Return the memory that Arrow keeps for later batches of this thread."""
+    """Give unused memory that Arrow keeps for later batches of this thread back to the system."""
     import pyarrow as pa
 
     pa.default_memory_pool().release_unused()
@@ -125,7 +125,7 @@ class Images:
         self.transactions: list[str] = []
 
     def add(self, row: Row, word: str, version: int, offset: int, part: Transaction) -> None:
-        """Add an image of the change at `offset` in `part`."""
+        """Add the image `row` of the change at `offset` in `part`; `word` is its `_change_type`."""
         self.rows.append(row)
         self.words.append(word)
         self.versions.append(version)
@@ -134,7 +134,7 @@ class Images:
         self.transactions.append(part.id)
 
     def taken(self) -> Images:
-        """Return the images in another object and become empty: a generator must not keep what its reader has."""
+        """Move all images to a new object and return it: a generator must not keep rows that its reader holds."""
         taken = Images()
         taken.__dict__, self.__dict__ = self.__dict__, taken.__dict__
         return taken
@@ -159,7 +159,7 @@ def images_batch(table: Table, images: Images, columns: Collection[str] | None =
 
 
 def about_columns(images: Images) -> list[pa.Array]:
-    """Return the columns of `about_fields`."""
+    """Return the values that describe `images` as Arrow arrays, one for each of `about_fields`."""
     import pyarrow as pa
 
     return [pa.array(values, field.type) for values, field in zip(images.about, about_fields(), strict=True)]
@@ -250,7 +250,7 @@ def free_name(table: Table, name: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return `text` as valid Unicode, which a name in the database need not be."""
+    """Return `text` with lone surrogates as backslash escapes: names in the database need not be valid Unicode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -275,7 +275,7 @@ def _transposed(table: Table, rows: Sequence[Row]) -> Sequence[Sequence[Value]]:
 
 
 def _fitting(kind: str, values: Sequence[Value]) -> pa.Array | None:
-    """Return the column if all values have the type of its kind, which needs no conversion by value; else None."""
+    """Return the column if all values have the type of its kind or are None, so that none is converted; else None."""
     import pyarrow as pa
 
     types = set(map(type, values))

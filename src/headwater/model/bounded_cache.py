@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """Evicts the least recently used values. Thread-safe."""
+    """Caches up to `most` values of up to `max_weight` together; evicts the least recently used. Thread-safe."""
 
     def __init__(self, most: int, max_weight: int) -> None:
         self._most, self._max_weight = most, max_weight
@@ -21,7 +21,7 @@ class BoundedCache(Generic[K, V]):
         self.weight = 0  # of all values
 
     def get(self, key: K) -> V | None:
-        """Return the value of `key` if it is cached."""
+        """Return the value of `key`; None if it is not cached."""
         with self._lock:
             found = self._known.get(key)
             if found is None:
@@ -30,7 +30,7 @@ class BoundedCache(Generic[K, V]):
             return found[0]
 
     def put(self, key: K, value: V, weight: int = 1) -> None:
-        """Cache a value, unless its weight alone exceeds the limit."""
+        """Replace the value of `key`, and evict others if necessary; a value heavier than the limit is not cached."""
         with self._lock:
             self._pop(key)
             if weight > self._max_weight:

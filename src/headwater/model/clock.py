@@ -27,7 +27,7 @@ def ts_ms(ts: Timestamp) -> int:
 
 
 def ts_of_ms(ms: int) -> Timestamp:
-    """Return the first timestamp of millisecond `ms`."""
+    """Return the first timestamp of millisecond `ms`; InvalidRequest if it does not fit into 48 bits."""
     if not 0 <= ms <= MAX_MS:
         raise InvalidRequest(f"{ms} is not a time in milliseconds", hint="Send milliseconds since 1970.")
     return ms << COUNTER_BITS
@@ -39,7 +39,7 @@ def ts_text(ts: Timestamp) -> str:
 
 
 def parse_ts(text: str) -> Timestamp:
-    """Parse the format of `ts_text`; a bare `<ms>` means the first timestamp of that millisecond."""
+    """Parse `<ms>.<counter>`, or `<ms>` for the first timestamp of that millisecond; else raise InvalidRequest."""
     found = _TEXT.fullmatch(text)
     if not found or int(found[2] or 0) > MAX_COUNTER or int(found[1]) > MAX_MS:
         raise InvalidRequest(

@@ -13,12 +13,12 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")  # also a file name, so not
 
 
 def real_name(name: str | None) -> str:
-    """Return the name that `name` is an alias of, or `name`; without a name `main`."""
+    """Return `main` for None and for the aliases "" and "default"; else `name` itself."""
     return MAIN if name is None else ALIASES.get(name, name)
 
 
 def check_new_name(name: str) -> str:
-    """Return the real name of a database to create; InvalidRequest if it cannot have that name."""
+    """Return the real name for a new database; InvalidRequest if the name is malformed or reserved."""
     name = real_name(name)
     if not _NAME.match(name):
         raise InvalidRequest(

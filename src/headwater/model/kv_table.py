@@ -14,7 +14,7 @@ SHAPE = Table(
 
 
 def holds_pairs(table: Table) -> bool:
-    """Return whether `table` has the columns and key of a table `kv` that Headwater created."""
+    """Return whether `table` is named `kv` and has the columns and the key of a `kv` that Headwater creates."""
     kinds = {column.name: column.kind for column in table.columns}
     wanted = {column.name: column.kind for column in SHAPE.columns}
     same = all(kinds.get(name) in (kind, "any") for name, kind in wanted.items())

@@ -126,22 +126,22 @@ _ODD_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def is_date(text: str) -> bool:
-    """Return whether `text` is an ISO date."""
+    """Return whether `text` has the form of an ISO date, which need not be in the calendar."""
     return bool(_DATE.match(text))
 
 
 def is_time(text: str) -> bool:
-    """Return whether `text` is an ISO time of day."""
+    """Return whether `text` has the form of an ISO time of day, whose hour may be above 23."""
     return bool(_TIME.match(text))
 
 
 def is_datetime(text: str) -> bool:
-    """Return whether `text` is an ISO date and time."""
+    """Return whether `text` has the form of an ISO date and time, in any calendar or clock."""
     return bool(_DATETIME.match(text))
 
 
 def is_json(text: str) -> bool:
-    """Return whether `text` is JSON of at most MAX_JSON_DEPTH levels, which our parser reads with any stack."""
+    """Return whether `text` is JSON of at most MAX_JSON_DEPTH levels, so that parsing it cannot exhaust the stack."""
     try:
         (_JSON if len(text) <= LARGE_JSON else _RAW_JSON).decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -243,7 +243,7 @@ _TO_PLAIN: dict[type, Callable[[Any], Any]] = {
 
 
 def to_plain(value: Value) -> Any:
-    """Return the plain JSON form. `UNAVAILABLE` has none: the caller omits the column and lists its name."""
+    """Return the plain JSON form; KeyError for UNAVAILABLE: callers omit the column and list its name."""
     return _TO_PLAIN[type(value)](value)
 
 
@@ -403,7 +403,7 @@ def from_lit(body: Any) -> Value:
 
 
 def from_json(body: Any) -> Value:
-    """Return the value of a `Lit` or of a plain JSON scalar, for requests that allow both."""
+    """Return the value of a `Lit` or of a plain JSON scalar; InvalidRequest if `body` is neither."""
     if isinstance(body, dict):
         return from_lit(body)
     if isinstance(body, int) and not isinstance(body, bool):

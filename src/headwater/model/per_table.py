@@ -12,7 +12,7 @@ MOST = 256  # table versions cached at a time
 
 
 class PerTable(Generic[T]):
-    """`per_table(table)` returns `make(table)`, computed once. Thread-safe: a race computes it twice."""
+    """`per_table(table)` returns `make(table)`, cached for about MOST tables. Thread-safe: a race computes it twice."""
 
     def __init__(self, make: Callable[[Table], T]) -> None:
         self._make = make

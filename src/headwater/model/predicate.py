@@ -1,6 +1,6 @@
 """Row filters as data, not SQL text: JSON expressions, parsed, checked and with their parameters bound.
 
-In an Expr every parameter is a Literal already and every operator is a Call, so that one match statement renders it
+In the Expr of a row filter parameters are Literals already and operators are Calls, so that one match renders it
 as SQL or evaluates it.
 """
 
@@ -91,7 +91,7 @@ FUNCTIONS: dict[str, tuple[int, int]] = {  # name -> fewest and most arguments
     "char": (1, MANY),
 }
 CASTS = {"i64": "i64", "f64": "f64", "str": "str", "varchar": "str", "bytes": "bytes"}
-_LATER = "A condition reads one row. Use subqueries and aggregates in queries."
+_ONE_ROW = "A condition reads one row. Use subqueries and aggregates in queries."
 
 
 # --- making ----------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def all_of(exprs: Sequence[Expr]) -> Expr:
 
 
 def key_is(table: Table, key: Key) -> Expr:
-    """Return the condition that the key of a row of `table` is `key`; NULL in it equals NULL."""
+    """Return the condition that a row has `key`, where NULL equals NULL; InvalidRequest if its length is wrong."""
     if len(key) != len(table.key):
         raise InvalidRequest(
             f"the key of {table.name!r} has {len(table.key)} values, {len(key)} given",
@@ -172,7 +172,7 @@ def check_fields(body: dict[str, Any], path: str, required: Sequence[str], optio
 
 
 class ExprReader:
-    """Parses one body. It has the arguments, and limits the number and depth of nodes against hostile JSON."""
+    """Parses one JSON expression, with `args` in place of its params; limits nodes and depth against hostile JSON."""
 
     def __init__(self, args: Sequence[Value]) -> None:
         self.args = args
@@ -185,8 +185,8 @@ class ExprReader:
             "fn": self.function,
             "cast": self.cast,
             "case": self.case,
-            "subquery": self.later,
-            "exists": self.later,
+            "subquery": self.reject_subquery,
+            "exists": self.reject_subquery,
         }
 
     def enter(self, path: str, depth: int) -> None:
@@ -260,7 +260,7 @@ class ExprReader:
             known = ", ".join(sorted(FUNCTIONS))
             raise NotSupported(f"{path}: function {name[:40]!r} is not supported", hint=f"Supported are {known}.")
         if "distinct" in body and field(body, "distinct", bool, path):
-            raise NotSupported(f"{path}: distinct belongs to aggregates", hint=_LATER)
+            raise NotSupported(f"{path}: distinct belongs to aggregates", hint=_ONE_ROW)
         args = self.many(body, "args", path, depth)
         check_count(name, FUNCTIONS[name], len(args), path)
         return Function(name, args)
@@ -291,9 +291,9 @@ class ExprReader:
         last = Literal(None) if otherwise is None else self.read(otherwise, f"{path}.else", depth + 1)
         return Case(tuple(branches), last)
 
-    def later(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """Raise NotSupported for a form that a condition on one row cannot have."""
-        raise NotSupported(f"{path}: subqueries are not supported here", hint=_LATER)
+    def reject_subquery(self, body: dict[str, Any], path: str, depth: int) -> Expr:
+        """Raise NotSupported: a condition on one row has no subqueries."""
+        raise NotSupported(f"{path}: subqueries are not supported here", hint=_ONE_ROW)
 
 
 def check_count(name: str, takes: tuple[int, int], given: int, path: str) -> None:

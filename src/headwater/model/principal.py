@@ -59,9 +59,9 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def account(self) -> str:
-        """Return the id under which limits count the caller's use of the server.
+        """Return the id by which limits count the caller's use of the server.
 
-        It is unique to an API key, and to the subject of tokens, which may have many tokens; `name` is only a label.
+        An API key has its own account; all tokens of one subject and issuer share one. `name` is only a label.
         Whatever the name of a caller, only ANONYMOUS has the account "anonymous".
         """
         if self.credential and not self.credential.startswith(JWT):
@@ -71,7 +71,7 @@ class Principal(msgspec.Struct, frozen=True):
         return self.name if self is ANONYMOUS or self == ANONYMOUS else f"name:{self.name}"
 
     def need(self, role: str, what: str, instead: str = "") -> None:
-        """Raise Forbidden unless the caller has at least `role`; `instead` is a hint at what needs no such role."""
+        """Raise Forbidden unless the caller has at least `role`; `instead` ends the hint."""
         if RANK.get(self.role, 0) < RANK[role]:
             hint = f"Ask for another role. {instead}".rstrip()
             raise Forbidden(f"{what} needs the role {role}", hint=hint, role=role)
@@ -118,7 +118,7 @@ class Principal(msgspec.Struct, frozen=True):
 
     @contextmanager
     def understanding(self, db: str) -> Iterator[None]:
-        """Turn errors of an analysis inside into Forbidden for a caller restricted to tables.
+        """Turn errors that an analysis raises in the block into Forbidden, for a caller restricted to tables.
 
         Otherwise the errors of a statement would reveal which names exist.
         """
@@ -131,9 +131,9 @@ class Principal(msgspec.Struct, frozen=True):
             raise self.unread(db) from None
 
     def unread(self, db: str) -> Forbidden:
-        """Return the error for any statement that a caller restricted to tables cannot run."""
+        """Return the one error for every statement that a caller restricted to tables may not run."""
         return Forbidden(
-            f"the statement is not one that the tables of {self.name!r} in {db!r} alone can answer",
+            f"{self.name!r} may run only statements that its tables in {db!r} alone can answer",
             hint=f"Send a SELECT of their rows. {self._scopes}",
             database=db,
             principal=self.name,

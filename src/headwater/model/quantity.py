@@ -9,12 +9,12 @@ def amount(number: int | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return `1 table`, `2 tables`."""
+    """Return a count with its noun: `1 table`, `2 tables`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def byte_size(count: int | None) -> str:
-    """Return a size in the largest unit in which it is at least one."""
+    """Return a size in the largest decimal unit up to TB in which it is at least one; `?` if it is not known."""
     if count is None:
         return "?"
     value, unit = float(count), "B"

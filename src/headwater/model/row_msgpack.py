@@ -91,7 +91,7 @@ _decoder = msgspec.msgpack.Decoder(tuple[Any, ...], ext_hook=ext_hook)
 
 
 def encode_row(row: tuple[Any, ...]) -> bytes:
-    """Return a row as bytes, which are equal for equal rows of equal types."""
+    """Return the bytes of a row; 1.0 and 1.00 differ, as do 0.0 and -0.0, and values of different types."""
     return _encoder.encode(pack_row(row))
 
 

@@ -1,4 +1,4 @@
-"""DDL text for readers that are restricted to tables: it is synthesised from the table itself, and names nothing else.
+"""DDL text for readers that are restricted to tables: synthesised from the table's definition, it names nothing else.
 
 The statement as it was run may name other tables, their columns and constants: it defines a view that joins them, a
 foreign key, or the rows that a new table was filled with.
@@ -41,7 +41,7 @@ def with_table_ddl(change: Change) -> Change:
 
 
 def table_ddl(change: Change) -> str:
-    """Return CREATE TABLE or DROP TABLE if the statement created, dropped or renamed the table, else a comment."""
+    """Return CREATE TABLE if the statement created the table, DROP TABLE if it dropped or renamed it, or a comment."""
     ddl, table = change.ddl or "", change.table
     found = _STATEMENT.match(ddl)
     if found is None or not _is_named(ddl[found.end() :], table.name):
@@ -54,9 +54,9 @@ def table_ddl(change: Change) -> str:
 
 
 def ended_names(ddl: str) -> list[str] | None:
-    """Return the names that a statement of SQLite ended or gave to another table, in lower case; None if not clear.
+    """Return the table names, in lower case, that a statement of SQLite drops or renames; None if not clear.
 
-    These are the names in DROP TABLE and RENAME TO. Comments, and semicolons before the statement, do not count.
+    A rename has two, old and new; other statements have none. Comments and semicolons before it do not count.
     """
     found = (each[0] for each in _TOKEN.finditer(ddl) if each["skipped"] is None)
     tokens = list(dropwhile(lambda token: token == ";", found))

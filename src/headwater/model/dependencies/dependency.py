@@ -39,13 +39,13 @@ class Comparison(msgspec.Struct, frozen=True, tag="test"):
 
 
 class AllOf(msgspec.Struct, frozen=True, tag="all"):
-    """Every part is true; true without parts."""
+    """The condition that every part is true; true without parts."""
 
     parts: tuple[Condition, ...] = ()
 
 
 class AnyOf(msgspec.Struct, frozen=True, tag="any"):
-    """At least one part is true; never true without parts."""
+    """The condition that at least one part is true; never true without parts."""
 
     parts: tuple[Condition, ...] = ()
 
@@ -73,21 +73,21 @@ MAX_KEYS = 10_000  # of one guard; with more keys no guard is recorded
 
 
 class KeyGuard(msgspec.Struct, frozen=True):
-    """Rows of a place are relevant only if `column` has one of the keys that `sql` selects.
+    """Rows of the table reference `place` are relevant only if `column` has one of the keys that `sql` selects.
 
-    The guard is valid until a change is relevant to the places that `sql` reads (`sees`).
+    The guard is valid until a change is relevant to the table references that `sql` reads (`sees`).
     """
 
-    place: int  # in Analysis.dependencies
+    place: int  # index of a table reference in Analysis.dependencies
     column: str
     sql: str  # selects one column, with the parameters of the query
     sees: tuple[int, ...]
 
 
 class TopGuard(msgspec.Struct, frozen=True):
-    """If the answer fills its LIMIT, only rows that sort at or before its last row are relevant.
+    """If the answer fills its LIMIT, only rows of a reference that sort at or before its last row are relevant.
 
-    `order` are columns of the one table, True if they sort descending; `last` are their places in the answer.
+    `order` has columns of that table, True if they sort descending; `last` their indexes in the answer's columns.
     """
 
     place: int
@@ -100,7 +100,7 @@ Guard = KeyGuard | TopGuard
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
-    """The analysis of one read-only statement before it runs. Made by `Source.analyse`; valid for one epoch."""
+    """The result of `Source.analyse` for one read-only statement that has not run; valid for one epoch."""
 
     sql: str  # the statement to run: the caller's, with its order made total if possible
     parameters: tuple[str, ...]  # "1", "2" … for positional ones, else their names without the mark, in order
@@ -108,17 +108,17 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[str, ...]  # base tables, sorted; views and WITH names are resolved to their tables
     objects: tuple[str, ...]  # all tables and views in the statement, sorted
     dependencies: tuple[Dependency, ...]
-    beyond: tuple[str, ...] = ()  # other stored objects that may be read: in a table scope only if it names them
+    beyond: tuple[str, ...] = ()  # other stored objects that may be read; a table scope must name them, too
     calls: tuple[str, ...] = ()  # functions in the text itself that may have side effects
     epoch: str  # identifies the definitions of all objects: in another epoch it is another query
     volatile: tuple[str, ...] = ()  # reasons why answers are not cacheable; usually none
     unseen: tuple[str, ...] = ()  # the reasons in `volatile` that are data whose changes are not in the log
     doubts: tuple[str, ...] = ()  # reasons why the query depends on whole tables, if it does
     is_total: bool = False  # two executions over the same rows return the same bytes
-    key: tuple[int, ...] | None = None  # places in the answer that identify its rows, if there are any
+    key: tuple[int, ...] | None = None  # indexes of the answer's columns that identify its rows; None if none do
     guards: tuple[Guard, ...] = ()
 
     @property
     def is_cacheable(self) -> bool:
-        """Return whether an answer may have a tag."""
+        """Return whether answers may have an ETag: nothing makes them volatile."""
         return not self.volatile

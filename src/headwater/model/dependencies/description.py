@@ -23,7 +23,7 @@ _LONG = 60  # characters shown of one value
 
 
 def words(analysis: Analysis) -> list[str]:
-    """Return one sentence for each table reference, then those about the whole query."""
+    """Return one sentence for each table reference, then sentences about the whole query, then one for each guard."""
     found = [of_dependency(one) for one in analysis.dependencies]
     found += [f"never cached: {reason}" for reason in analysis.volatile]
     found += [f"in doubt: {reason}" for reason in analysis.doubts]
@@ -97,7 +97,7 @@ def _value(value: Value) -> str:
 
 
 def of_guard(guard: Guard, analysis: Analysis) -> str:
-    """Return a guard in words."""
+    """Return a sentence that says to which rows `guard` restricts the query while subscribers watch it."""
     table = analysis.dependencies[guard.place].table
     if isinstance(guard, KeyGuard):
         seen = ", ".join(analysis.dependencies[place].table for place in guard.sees)

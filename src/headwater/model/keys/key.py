@@ -155,7 +155,7 @@ _MOST_GROUPS = 10  # of a number: enough for every double and every 64-bit integ
 
 
 def _take_groups(data: bytes, at: int, sign: int, most: int) -> tuple[list[int], int]:
-    """Return at most `most` groups from `at` on, and their end; the bits of a negative number are inverted."""
+    """Return the groups from `at` on and their end, for the sign of the number; ValueError if more than `most`."""
     end, more = at + 1, sign > 0
     while bool(data[end - 1] & 1) is more:
         end += 1
@@ -249,13 +249,13 @@ def decode_key(data: bytes) -> Key:
 
 
 def prefix_end(data: bytes) -> bytes | None:
-    """Return the smallest bytes after all bytes that start with `data`; None if there are none."""
+    """Return the smallest bytes after all bytes that start with `data`; None if no bytes are."""
     kept = data.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 
 
 class Span(msgspec.Struct, frozen=True):
-    """The keys in [start, end); no end means to the last key."""
+    """The encoded keys in [start, end); without `end`, every key from `start` on."""
 
     start: bytes = b""
     end: bytes | None = None
@@ -267,7 +267,7 @@ class Span(msgspec.Struct, frozen=True):
 
     @classmethod
     def between(cls, low: bytes | None, high: bytes | None) -> Span:
-        """Return the span between two encoded keys, both included with all keys that start with them; None is open."""
+        """Return the keys from `low` to all that start with `high`; None is open; InvalidRequest if there are none."""
         start, end = low or b"", None if high is None else prefix_end(high)
         if end is not None and start >= end:
             hint = "Swap the bounds; they compare in the key order of the database."
@@ -286,12 +286,12 @@ class Span(msgspec.Struct, frozen=True):
         return Span(start, end) if end is None or start < end else None
 
     def overlaps(self, other: Span) -> bool:
-        """Return whether any key is in both."""
+        """Return whether any key is in both spans."""
         return self.intersect(other) is not None
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the same keys as sorted spans that do not touch."""
+    """Join spans that touch or overlap; return the same keys as sorted spans."""
     found: list[Span] = []
     for span in sorted(spans, key=lambda span: span.start):
         last = found[-1] if found else None

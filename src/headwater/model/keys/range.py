@@ -10,7 +10,7 @@ from headwater.model.keys.key import Span
 
 
 class Range(msgspec.Struct, frozen=True):
-    """A part of a table by key. Splits and merges raise its epoch; `rows` and `bytes` are estimates."""
+    """A numbered span of a table's keys. Splits and merges raise its epoch; `rows` and `bytes` are estimates."""
 
     id: int
     epoch: int

@@ -13,9 +13,9 @@ Spans = tuple[Span, ...]
 
 
 class SpanIndex(Generic[T]):
-    """Spans by token.
+    """Maps each token to its spans, and finds the tokens by a key in their spans.
 
-    Spans are in immutable layers, each less than half as large as the one before: new spans are merged with the last
+    Spans are in layers, each less than half as large as the one before: new spans are merged with the last
     layers that are not larger into one new layer, so that a span is indexed again only a few times.
     """
 
@@ -41,7 +41,7 @@ class SpanIndex(Generic[T]):
             self._fresh.update(layer.spans)
 
     def at(self, key: bytes) -> Sequence[Iterable[T]]:
-        """Return the tokens with a span that contains `key`; a token may occur more than once."""
+        """Return groups of the tokens with a span that contains `key`; a token may occur more than once."""
         if self._fresh:
             self._lay()
         if len(self._layers) == 1:
@@ -89,7 +89,7 @@ class _SegmentTree(Generic[T]):
             self._nodes.get(node, {}).pop(token, None)  # two spans of one token may share a node
 
     def at(self, key: bytes) -> Sequence[Iterable[T]]:
-        """Return the tokens of all nodes from the leaf of `key` to the root."""
+        """Return the groups of tokens at the nodes from the leaf of `key` to the root."""
         return self._ways[bisect_right(self._edges, key)]
 
     def _nodes_of(self, spans: Spans) -> Iterator[int]:

@@ -17,7 +17,7 @@ def check_length(count: int) -> None:
 
 
 class Param(QueryExpression, frozen=True):
-    """The argument at this position, counted from 0."""
+    """The argument of the query at index `place`, counted from 0."""
 
     place: int
 

@@ -31,7 +31,7 @@ class AnswerMemory:
         self._unread: Usage[Hashable] = Usage()  # bytes of finished answers, by caller
 
     def configure(self, *, max_bytes: int = MAX_BYTES, max_memory: int = MAX_MEMORY) -> None:
-        """Set the limits of one answer and of all answers together."""
+        """Set the limits of one answer and of all answers together; the second is at least the first."""
         self.max_bytes, self.max_memory = max_bytes, max(max_memory, max_bytes)
 
     def reserve(self, count: int) -> None:
@@ -48,7 +48,7 @@ class AnswerMemory:
             )
 
     def charge(self, caller: Hashable, count: int) -> None:
-        """Count `count` bytes for `caller`; raise Busy if its answers would use more than half of the memory."""
+        """Count `count` bytes for `caller`; Busy if it has others and all would exceed half of the memory."""
         with self._lock:
             mine = self._unread[caller]
             fits = not mine or mine + count <= self.max_memory // 2
@@ -82,20 +82,20 @@ class Reservation:
         self._caller: Hashable = None
 
     def add(self, bytes: int, cells: int) -> None:
-        """Count values that were received; raise AnswerTooLarge or Busy."""
+        """Count `cells` more values of `bytes` bytes in total; AnswerTooLarge or Busy if they exceed a limit."""
         self.bytes += bytes
         if self.bytes > MEMORY.max_bytes:
             raise too_large()
         self.take(self.bytes + CELL * cells)
 
     def take(self, memory: int) -> None:
-        """Raise the reservation to `memory` bytes in total; raise Busy if they are not available."""
+        """Raise the reservation to `memory` bytes, in steps of UNCOUNTED; raise Busy if they are not available."""
         if memory > UNCOUNTED and memory - self._taken >= UNCOUNTED:
             MEMORY.reserve(memory - self._taken)
             self._taken = memory
 
     def charge(self, caller: Hashable) -> None:
-        """Count the memory for `caller`, once the answer is complete; raise Busy."""
+        """Count the memory of a complete answer for `caller`, once; Busy if its unread answers use too much."""
         if self._taken and self._caller is None:
             MEMORY.charge(caller, self._taken)
             self._caller = caller

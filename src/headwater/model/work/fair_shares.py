@@ -42,7 +42,7 @@ class FairShares(Generic[W]):
         return bool(self._waiting)
 
     def take(self, whose: Holder) -> bool:
-        """Try to acquire a place without waiting."""
+        """Try to acquire a place without waiting; return whether it was acquired."""
         database, caller = _counted(whose)
         share = self._open_share if whose[1] in UNNAMED else self._caller_share
         if not self._free or self._running[database] >= self._share or self._running[caller] >= share:
@@ -53,14 +53,14 @@ class FairShares(Generic[W]):
         return True
 
     def enqueue(self, whose: Holder, waiter: W) -> None:
-        """Give `waiter` a place when its turn comes; raise Busy if too many calls of the database run or wait."""
+        """Queue `waiter`, to resolve it when it gets a place; Busy if too many calls of the database run or wait."""
         if self._queued[whose[0]] + self._running[_counted(whose)[0]] >= self._most:
             raise Busy(f"{self._most} reads of this database are running or waiting already")
         self._waiting.setdefault(whose, deque()).append(waiter)
         self._queued.add(whose[0])
 
     def give_back(self, whose: Holder) -> None:
-        """Release the place of a call that ended."""
+        """Release the place of a call that ended, and hand it to the next waiting call."""
         self._free += 1
         for each in _counted(whose):
             self._running.remove(each)
@@ -98,7 +98,7 @@ class FairPlaces:
 
     @contextmanager
     def held(self, whose: Holder) -> Generator[None]:
-        """Wait for a place and hold it."""
+        """Wait for a place, without a limit of time, and hold it until the block ends."""
         self._acquire(whose)
         try:
             yield
@@ -106,7 +106,7 @@ class FairPlaces:
             self._release(whose)
 
     def yield_turn(self, whose: Holder) -> None:
-        """Let waiting calls run first. The caller holds a place before and after."""
+        """Give the place to a waiting call, if there is one, and wait for another; the caller must hold a place."""
         if self.has_waiting:
             self._release(whose)
             self._acquire(whose)

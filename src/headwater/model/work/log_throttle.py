@@ -13,7 +13,7 @@ class LogThrottle:
         self._logged: dict[str, tuple[float, int]] = {}  # by kind: time of the last message, and how many were dropped
 
     def again(self, kind: str, now: float) -> int | None:
-        """Return None if a message of `kind` is to be dropped; else how many were dropped since the last one."""
+        """Count a message of `kind`: return None if it must be dropped, else how many were dropped since the last."""
         at, left_out = self._logged.pop(kind, (None, 0))
         if at is not None and now - at < SECONDS:
             self._logged[kind] = at, left_out + 1

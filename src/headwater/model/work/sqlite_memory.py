@@ -18,7 +18,7 @@ SETTINGS = {
 
 @cache
 def count_memory() -> None:
-    """Turn the accounting on, once; every module that opens a connection calls this before SQLite's first."""
+    """Turn SQLite's memory accounting on, once per process; call it before the first connection is opened."""
     apsw.shutdown()
     apsw.config(apsw.SQLITE_CONFIG_MEMSTATUS, True)
     apsw.initialize()

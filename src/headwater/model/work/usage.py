@@ -29,7 +29,7 @@ class Usage(Generic[K]):
         return held
 
     def remove(self, key: K, count: int = 1) -> None:
-        """Count `count` less for `key`."""
+        """Count `count` less for `key`, at least down to nothing."""
         self.total -= count
         left = self._held.pop(key, 0) - count
         if left > 0:
