@@ -19,7 +19,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 class BlockInfo(msgspec.Struct, frozen=True, gc=False):
-    """Place and size of a block, for retention."""
+    """Offsets and size of a block, for retention."""
 
     first: int
     count: int
@@ -29,44 +29,44 @@ class BlockInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def upto(self) -> int:
-        """Offset of its last change."""
+        """Return the offset of the block's last change."""
         return self.first + self.count - 1
 
 
 class Log(Protocol):
-    """Appends whole transactions, reads any stretch of them, forgets the oldest.
+    """Appends whole transactions, reads changes from any offset, evicts the oldest.
 
     One writer at a time (the capture thread); readers from any thread, also in other processes for the
     disk log. Offsets are 1, 2, 3 … without holes inside a generation and never go back, not even across
-    generations. What `append` returned from survives kill -9 and power loss.
+    generations. Once `append` returns, its changes survive kill -9 and power loss.
     """
 
     @property
     def generation(self) -> str:
-        """Names the unbroken history this log holds. Offsets compare only within one generation."""
+        """Return the name of the unbroken history in this log; offsets compare only within one generation."""
 
     @property
     def generation_reason(self) -> str:
-        """Why this generation began: "created", or the `reason` given to `restart`."""
+        """Return why this generation began: "created", or the `reason` given to `restart`."""
 
     @property
     def generation_first(self) -> int:
-        """The first offset of this generation."""
+        """Return the first offset of this generation."""
 
     @property
     def horizon(self) -> int:
-        """The first offset still retained; `latest + 1` when there is none."""
+        """Return the first offset still retained; `latest + 1` if there is none."""
 
     @property
     def latest(self) -> int:
-        """The newest offset; `horizon - 1` when there is none."""
+        """Return the newest offset; `horizon - 1` if there is none."""
 
     @property
     def position(self) -> str:
-        """The source's position of the newest transaction, "" before the first."""
+        """Return the source's position of the newest transaction; "" before the first."""
 
     def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
-        """Make `parts`, and `notes` with them, durable in one step and return the new `latest`.
+        """Make `parts` and `notes` durable in one transaction, and return the new `latest`.
 
         They continue at `latest + 1`, times never go back and no part is empty (InvalidRequest otherwise,
         and nothing is kept). The iterable is consumed as it comes: a transaction of a million rows is never
@@ -84,7 +84,7 @@ class Log(Protocol):
         """
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """Yield every change in (after, upto], block by block; a later append does not disturb it.
+        """Yield every change in (after, upto], block by block, as transactions or parts; later appends do not matter.
 
         `upto` is the `latest` of the call if not given. Raises OffsetExpired at once, or on the way when
         retention overtakes it.
@@ -97,32 +97,32 @@ class Log(Protocol):
         """Return the first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
 
     def reach(self, after: int, *, changes: int, bytes: int) -> int:
-        """Return the end of a step after `after` of about so many changes and bytes, at least one change.
+        """Return the last offset of a step after `after`: about `changes` changes or `bytes` bytes, at least a change.
 
-        At the end of a transaction, unless one is much larger than a step; `after` at the head.
+        It ends with a transaction, unless that more than doubles the step; at the head, return `after`.
         """
 
     @property
     def clock_ceiling(self) -> int:
-        """A hybrid time above every one ever given out: the start of the clock after a crash."""
+        """Return a hybrid time at or above every one ever assigned, from which the clock continues after a crash."""
 
     def raise_ceiling(self, ts: int) -> None:
-        """Promise, durably, that times up to `ts` may be given out from now on."""
+        """Record durably that times up to `ts` may be assigned from now on; a lower `ts` has no effect."""
 
     def note(self, name: str) -> str:
         """Return a small durable text stored with the blocks (the source's nonce, its identity); "" if unset."""
 
     def set_notes(self, **notes: str) -> None:
-        """Keep `notes` durably, all in one step."""
+        """Store `notes` durably, in one transaction."""
 
     def restart(self, *, first: int, reason: str, name: str = "") -> str:
         """Begin a new generation whose first offset will be `first` (> latest); drop the old blocks.
 
-        Returns its name: that one, or a new one. `reason` is kept for status pages.
+        Return its name: `name`, or a random one if that is empty. `reason` is kept for status pages.
         """
 
     def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
-        """Take one bounded step towards `retention`; returns how many changes' space it freed, 0 when done.
+        """Trim one bounded step towards `retention`; return how many changes the deleted blocks had, 0 when done.
 
         The horizon moves at once and exactly for the count, by whole blocks for bytes and age. It never
         goes back, also not when a later `retention` keeps more, and never past `hold`, the first offset that must stay
@@ -130,13 +130,13 @@ class Log(Protocol):
         """
 
     def blocks(self) -> list[BlockInfo]:
-        """Return the blocks that are kept, the oldest first."""
+        """Return the sizes of the stored blocks, the oldest first."""
 
     def overdue(self, after: int) -> int:
-        """Return the bytes of blocks after offset `after` that the last `retain` would drop without `hold`."""
+        """Return the bytes of blocks after offset `after` that the last `retain` kept only because of `hold`."""
 
     def merge(self) -> int:
-        """Join one bounded run of small blocks; returns how many blocks went away."""
+        """Join one bounded run of small blocks; return by how many the blocks became fewer, 0 when done."""
 
     def close(self) -> None:
-        """Release files. Nothing is lost: there is nothing left to write."""
+        """Close the log; everything that was appended is durable already."""

@@ -16,7 +16,7 @@ from headwater.model.work.sqlite_memory import count_memory
 count_memory()
 
 _WAL_KEPT = 64 << 20  # after a huge transaction the -wal file shrinks back to this
-_LATER = "Nothing was changed. Check the disk and the system log; work goes on once the disk answers."
+_LATER = "Nothing was changed. Check the disk and the system log; work continues once the disk does."
 
 
 class FileFormat(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class FileFormat(msgspec.Struct, frozen=True):
 
     @contextmanager
     def errors(self, path: Path) -> Iterator[None]:
-        """Turn SQLite's errors into ours; they name the file by `title`."""
+        """Turn SQLite's errors in the block into Headwater's, which name the file by `title`."""
         try:
             yield
         except apsw.Error as error:
@@ -133,7 +133,7 @@ class SqliteStore:
 
     @contextmanager
     def connection(self) -> Iterator[apsw.Connection]:
-        """Use the connection alone, outside a transaction: for reads and single statements."""
+        """Yield the connection, with the lock held, outside a transaction: for reads and single statements."""
         with self.lock, self._format.errors(self._name):
             yield self._open_connection()
 
@@ -159,7 +159,7 @@ class SqliteStore:
                 raise
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the connection; later uses raise Unavailable."""
         with self.lock, self._format.errors(self._name):
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -167,6 +167,6 @@ class SqliteStore:
 
 
 def take_next_id(connection: apsw.Connection) -> int:
-    """Return a number that was never given out, from the row `next_id` of the table `meta`."""
+    """Return the number in the row `next_id` of the table `meta`, and raise it by one in the open transaction."""
     sql = "UPDATE meta SET value = value + 1 WHERE name = 'next_id' RETURNING value - 1"
     return int(str(connection.execute(sql).get))

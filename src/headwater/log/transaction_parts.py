@@ -99,12 +99,12 @@ def within(parts: Sequence[Transaction], after: int, upto: int) -> list[Transact
 
 
 def first_begin(parts: Iterable[Transaction], offset: int) -> int | None:
-    """Return the first offset at or above `offset` where one of `parts` begins a transaction."""
+    """Return the first offset at or above `offset` where one of `parts` begins a transaction; None if none does."""
     return next((part.first for part in parts if part.start == 0 and part.first >= offset), None)
 
 
 def last_at(parts: Iterable[Transaction], ts: int) -> int | None:
-    """Return the last offset among `parts` with a time at or below `ts`."""
+    """Return the last offset among `parts` with a time at or below `ts`; None if all have later times."""
     return max((part.upto for part in parts if part.ts <= ts), default=None)
 
 

@@ -39,7 +39,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     id_last: str
     whole: int | None  # the first offset here at which a transaction begins
     ends: bool  # the last change here is the last of its transaction
-    tables: tuple[Table, ...]  # payload shapes are places in this
+    tables: tuple[Table, ...]  # payload shapes are indexes of this
     raw: int
     codec: int
     crc: int
@@ -47,7 +47,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def upto(self) -> int:
-        """Offset of the last change here."""
+        """Return the offset of the last change of the block."""
         return self.first + self.count - 1
 
 
@@ -62,7 +62,7 @@ class _Payload(msgspec.Struct, array_like=True, gc=False):
     commit_ts_ms: list[int]  # the same
     positions: list[str]
     ops: bytes
-    shapes: list[int]  # per change a place in Block.tables; empty when there is only one
+    shapes: list[int]  # per change an index of Block.tables; empty when there is only one
     before: Rows
     after: Rows
     remarks: Remarks
@@ -75,13 +75,13 @@ _OPS = {int(op): op for op in Op}
 
 
 def encode(parts: Iterable[Transaction]) -> Iterator[Block]:
-    """Blocks for `parts`, which are in order and whole."""
+    """Yield the blocks of `parts`, which are whole transactions in order."""
     for group in cut_into_blocks(parts):
         yield from encode_group(group)
 
 
 def encode_group(group: list[Transaction]) -> Iterator[Block]:
-    """Yield the block of a `group` of `cut_into_blocks`; several when its rows are very large."""
+    """Yield the block of a `group` of `cut_into_blocks`; several blocks if it encodes to more than MAX_RAW bytes."""
     first, upto = group[0].first, group[-1].upto
     raw, tables = _write(group)
     if len(raw) > MAX_RAW and upto > first:
@@ -154,7 +154,7 @@ def _to_bytes(payload: _Payload, is_plain: bool) -> bytes:
 
 
 def decode(first: int, codec: int, crc: int, data: bytes, tables: Sequence[Table]) -> list[Transaction]:
-    """Return the transactions of one stored block; LogDamaged when its checksum or content is wrong."""
+    """Return the transactions of the block at offset `first`; LogDamaged if its checksum or content is wrong."""
     if zlib.crc32(data) != crc:
         raise LogDamaged(f"the block at offset {first} does not match its checksum")
     try:

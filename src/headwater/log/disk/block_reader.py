@@ -1,4 +1,4 @@
-"""The readers of a log file: blocks, notes and shapes on connections of their own, from any thread."""
+"""Reads blocks, notes and shapes of a log file, from any thread, on connections other than the writer's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reader:
-    """A pool of connections: one for each thread that is reading, never the writer's."""
+    """Reads a log file from any thread; each call borrows a read-only connection from a pool."""
 
     def __init__(self, path: Path, vfs: str | None) -> None:
         self._path, self._name, self._vfs = path, Path(path.name), vfs
@@ -72,7 +72,7 @@ class Reader:
             self.close()
 
     def close(self) -> None:
-        """Close the idle connections now, and each other one when its reader returns it."""
+        """Close the idle connections, and the others when their calls end; later calls raise Unavailable."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
@@ -88,12 +88,12 @@ class Reader:
             return connection.execute("SELECT value FROM note WHERE name = ?", (name,)).get or ""
 
     def shape(self, name: str, version: int) -> Table | None:
-        """Return a table as it was at `version`, by the newest change that has it; None if none does."""
+        """Return the definition of table `name` at `version`, the one stored last; None if the file has none."""
         with self._connection() as connection:
             return self._shapes.find(connection, name, version)
 
     def page(self, offset: int, upto: int, limit: int) -> list[Transaction]:
-        """Return the transactions of adjacent blocks, from the one that holds `offset`; empty if none does.
+        """Return the transactions of adjacent blocks, from the block that holds `offset` on; empty if no block does.
 
         About `limit` changes, fewer if they are large. They may begin before `offset` and end after `upto`.
         One statement, so one state of the file: retention and merging are seen wholly or not at all.
@@ -116,19 +116,19 @@ class Reader:
 
     @contextmanager
     def sizes(self, offset: int) -> Iterator[Iterator[BlockInfo]]:
-        """Yield the sizes of the blocks from the one that holds `offset` on."""
+        """Yield an iterator over the sizes of the blocks, from the block that holds `offset` on."""
         with self._connection() as connection, closing(connection.execute(_SIZES, (offset,))) as rows:
             yield (BlockInfo(*row) for row in rows)
 
     def at_time(self, ts: int) -> list[Transaction]:
-        """Return the last block that begins at or below `ts`."""
+        """Return the transactions of the last block that begins at or before `ts`; empty if there is none."""
         with self._connection() as connection:
             row = connection.execute(_AT_TIME, (ts,)).fetchone()
             block = None if row is None else self._stored(connection, row)
         return [] if block is None else self._decoded(block)
 
     def next_whole(self, offset: int) -> int | None:
-        """Return the first offset at which a transaction begins in the blocks that begin after `offset`."""
+        """Return the first offset where a transaction begins in the blocks that begin after `offset`; else None."""
         with self._connection() as connection:
             found: int | None = connection.execute(_NEXT_WHOLE, (offset,)).get
             return found

@@ -22,7 +22,7 @@ from headwater.model.change import Transaction
 
 
 class DiskLog:
-    """See `Log`. Open it with `DiskLog.open`; one process writes, any number read."""
+    """A `Log` in an SQLite file. Open it with `DiskLog.open`; one process writes, any number read."""
 
     def __init__(self, path: Path, writer: Writer | None, vfs: str | None) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class DiskLog:
     ) -> Self:
         """Open the log at `path`, or create it (`created` is true then) with `floor` as its first offset.
 
-        LogDamaged when the file is not a log, is from a newer Headwater, or is broken.
+        Raise LogDamaged if the file is no log, broken, or of a newer Headwater; NotFound if `read_only` finds no file.
         """
         place = Path(path)
         if read_only and not place.is_file():
@@ -60,7 +60,7 @@ class DiskLog:
         return self._writer
 
     def close(self) -> None:
-        """Release files. Nothing is lost: there is nothing left to write."""
+        """Close the file; everything that was appended is durable already."""
         self._reader.close()
         if self._writer is not None:
             self._writer.file.close()
@@ -72,42 +72,42 @@ class DiskLog:
 
     @property
     def generation(self) -> str:
-        """Names the unbroken history this log holds. Offsets compare only within one generation."""
+        """Return the name of the unbroken history in this log; offsets compare only within one generation."""
         return self._now().generation
 
     @property
     def generation_reason(self) -> str:
-        """Why this generation began: "created", or the `reason` given to `restart`."""
+        """Return why this generation began: "created", or the `reason` given to `restart`."""
         return self._now().reason
 
     @property
     def generation_first(self) -> int:
-        """The first offset of this generation."""
+        """Return the first offset of this generation."""
         return self._now().begun
 
     @property
     def horizon(self) -> int:
-        """The first offset still retained; `latest + 1` when there is none."""
+        """Return the first offset still retained; `latest + 1` if there is none."""
         return self._now().horizon
 
     @property
     def latest(self) -> int:
-        """See Log. No SQL in the process that writes."""
+        """Return the newest offset, `horizon - 1` if there is none; without SQL in the process that writes."""
         return self._now().latest
 
     @property
     def position(self) -> str:
-        """The source's position of the newest transaction, "" before the first."""
+        """Return the source's position of the newest transaction; "" before the first."""
         return self._now().position
 
     @property
     def clock_ceiling(self) -> int:
-        """A hybrid time above every one ever given out: the start of the clock after a crash."""
+        """Return a hybrid time at or above every one ever assigned, from which the clock continues after a crash."""
         return self._now().ceiling
 
     @property
     def bytes(self) -> int:
-        """Bytes of the stored blocks; 0 in a process that only reads."""
+        """Return the bytes of the stored blocks; 0 in a process that only reads."""
         return 0 if self._writer is None else self._writer.state.bytes
 
     # Reading
@@ -119,7 +119,7 @@ class DiskLog:
         return self._page(after, upto, 1 if limit is None else limit) if after < upto else []
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """Yield every change in (after, upto], block by block; a later append does not disturb it."""
+        """Yield every change in (after, upto], as transactions or parts of them, block by block (see Log)."""
         head = _check_kept(after, self._now()).latest
         return chain.from_iterable(self._pages(after, head if upto is None else min(upto, head)))
 
@@ -137,7 +137,7 @@ class DiskLog:
         return page
 
     def offset_at(self, ts: int) -> int:
-        """See Log. One index lookup and one block."""
+        """Return the last offset with a hybrid time at or below `ts`, at least `horizon - 1`; decodes one block."""
         return max(last_at(self._reader.at_time(ts), ts) or 0, self.horizon - 1)
 
     def first_whole(self, offset: int) -> int:
@@ -150,7 +150,7 @@ class DiskLog:
         return here or self._reader.next_whole(offset) or state.latest + 1
 
     def reach(self, after: int, *, changes: int, bytes: int) -> int:
-        """Return the end of a step after `after` of about so many changes and bytes, at least one change."""
+        """Return the last offset of a step after `after` of about `changes` changes or `bytes` bytes (see Log)."""
         with self._reader.sizes(after + 1) as blocks:
             end = step_end(blocks, after, latest=self.latest, changes=changes, bytes=bytes)
         return whole(end, after, begins=self.first_whole(end + 1))
@@ -158,7 +158,7 @@ class DiskLog:
     # Writing
 
     def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
-        """Make `parts`, and `notes` with them, durable in one step and return the new `latest`."""
+        """Make `parts` and `notes` durable in one transaction (see Log); return the new `latest`."""
         with self._own_writer().transaction() as draft:
             for block in encode(in_order(parts, after=draft.state.latest, ts=draft.state.ts)):
                 draft.insert(block)
@@ -174,18 +174,18 @@ class DiskLog:
         return draft.state.latest
 
     def raise_ceiling(self, ts: int) -> None:
-        """Promise, durably, that times up to `ts` may be given out from now on."""
+        """Record durably that times up to `ts` may be assigned from now on; a lower `ts` has no effect."""
         if ts > self.clock_ceiling:
             with self._own_writer().transaction() as draft:
                 draft.set_meta(ceiling=ts)
 
     def set_notes(self, **notes: str) -> None:
-        """Keep `notes` durably, all in one step."""
+        """Store `notes` durably, in one transaction."""
         with self._own_writer().transaction() as draft:
             draft.set_notes(notes)
 
     def restart(self, *, first: int, reason: str, name: str = "") -> str:
-        """See Log. The space of the old blocks is freed by `retain`, step by step."""
+        """Begin a new generation (see Log); `retain` frees the space of the old blocks, step by step."""
         if first <= self.latest:
             raise InvalidRequest(f"a new generation starts after {self.latest}, not at {first}")
         with self._own_writer().transaction() as draft:

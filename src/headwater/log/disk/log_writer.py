@@ -1,4 +1,4 @@
-"""The one writer of a log file: transactions, and the proof that no other process writes."""
+"""The one writer of a log file: its transactions, and the check that no other process writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater.log.sqlite_store import SqliteStore
 
 _INSERT = "INSERT INTO block VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _MAGIC = b"SQLite format 3\0"
-_AGAIN = "Start again: a new generation begins, with offsets beyond all that were given out."
+_AGAIN = "Restart the server: a new generation begins, at offsets above all that readers received."
 
 
 class Writer:
@@ -40,7 +40,7 @@ class Writer:
 
     @contextmanager
     def transaction(self) -> Iterator[LogTransaction]:
-        """Write in one transaction; the state of the draft becomes that of the log once it is durable."""
+        """Write in one transaction, durable at the end of the block; raise if another process writes to the file."""
         with self.file.lock:
             try:
                 with self.file.transaction() as connection:
@@ -54,10 +54,10 @@ class Writer:
 
     def _check_alone(self, connection: apsw.Connection) -> None:
         if not self._path.exists() or self._path.stat().st_ino != self._inode:
-            raise LogDamaged(f"the log {self._path.name} was removed or replaced under the server", hint=_AGAIN)
+            raise LogDamaged(f"the log {self._path.name} was removed or replaced while the server ran", hint=_AGAIN)
         with self._path.open("rb") as file:  # SQLite keeps the header in its cache, and would go on for long
             if file.read(len(_MAGIC)) not in (_MAGIC, b""):  # empty: a new log is still in its journal
-                raise LogDamaged(f"the log {self._path.name} was overwritten under the server", hint=_AGAIN)
+                raise LogDamaged(f"the log {self._path.name} was overwritten while the server ran", hint=_AGAIN)
         version = connection.pragma("data_version")
         if version == self._data_version:
             return
@@ -75,16 +75,16 @@ class LogTransaction:
         self.connection, self.state, self._shapes = connection, state, shapes
 
     def insert(self, block: Block) -> None:
-        """Store a block."""
+        """Store a block, and the definitions of its tables that are not stored yet."""
         *lookups, tables, raw, codec, crc, data = astuple(block)  # in the order of the columns
         numbers = self._shapes.numbers(self.connection, tables)
         self.connection.execute(_INSERT, (*lookups, numbers, len(data), raw, codec, crc, data))
 
     def set_meta(self, **entries: int | str) -> None:
-        """Store entries of the state."""
+        """Store meta entries, and set the fields of `state` with their names."""
         set_meta(self.connection, **entries)
         self.state = replace(self.state, **entries)
 
     def set_notes(self, notes: Mapping[str, str]) -> None:
-        """Store notes."""
+        """Store notes, by name; an old note of that name is replaced."""
         self.connection.executemany("INSERT OR REPLACE INTO note VALUES (?, ?)", notes.items())

@@ -1,4 +1,4 @@
-"""The blocks of a log file as a whole: the oldest are dropped, small ones joined, without reading the others."""
+"""Retention of a log file: deletes the oldest blocks and joins small ones, without reading the others."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ WHERE ts_first <= (SELECT ts_first FROM block WHERE first = ?1) AND first < ?1
 
 
 class RetainedBlocks:
-    """Trims and joins the blocks of one log. The writer is asked for at each call: a log may be read-only."""
+    """Trims and joins the blocks of one log. Every call needs `writer()`, which raises if the log is read-only."""
 
     def __init__(self, writer: Callable[[], Writer], reader: Reader) -> None:
         self._writer, self._reader = writer, reader
-        self._due = 0  # the horizon if nothing were held
+        self._due = 0  # the horizon that retention would have without `hold`
 
     def sizes(self) -> list[BlockInfo]:
-        """See Log.blocks."""
+        """Return the sizes of the stored blocks, the oldest first."""
         with self._writer().file.connection() as connection:
             return _blocks_after(connection, -1, -1)
 
     def overdue(self, after: int) -> int:
-        """Return the bytes of blocks after offset `after` that the last `retain` would drop without `hold`."""
+        """Return the bytes of blocks after offset `after` that the last `retain` kept only because of `hold`."""
         with self._writer().file.connection() as connection:
             due, start = _block_of(connection, self._due), _block_of(connection, after + 1)
             return max(_bytes_before(connection, due) - _bytes_before(connection, start), 0)
 
     def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
-        """Take one bounded step towards `retention`; returns how many changes' space it freed, 0 when done."""
+        """Trim one bounded step towards `retention`; return how many changes the deleted blocks had, 0 when done."""
         writer = self._writer()
         with writer.file.connection() as connection:
             state = writer.state
@@ -68,7 +68,7 @@ class RetainedBlocks:
             return sum(block.count for block in gone)
 
     def merge(self) -> int:
-        """Join one bounded run of small blocks; returns how many blocks went away."""
+        """Join one bounded run of small blocks; return by how many the blocks became fewer, 0 when done."""
         writer = self._writer()
         with writer.file.connection() as connection:
             while True:
@@ -105,7 +105,7 @@ def _blocks_after(connection: apsw.Connection, first: int, limit: int) -> list[B
 
 
 def _block_of(connection: apsw.Connection, offset: int) -> int:
-    """Return the first offset of the block that holds `offset`, or of the last one before it; -1 without any."""
+    """Return the first offset of the block that holds `offset`, else of the last block before it; -1 without any."""
     found: int | None = connection.execute(_BLOCK_OF, (offset,)).get
     return -1 if found is None else found
 

@@ -12,7 +12,7 @@ from headwater.log.disk.block_codec import MAX_RAW
 from headwater.log.log import BlockInfo, Retention
 from headwater.log.transaction_parts import BLOCK_CHANGES
 
-SLACK = 2  # a step may be so many times its size for the sake of a whole transaction
+SLACK = 2  # how many times larger a step may become, so that it ends with a whole transaction
 
 
 def next_horizon(
@@ -49,7 +49,7 @@ class RetentionLimits:
         self._bytes = [*accumulate((block.bytes for block in reversed(blocks)), initial=0)][::-1]  # from each block on
 
     def spent(self, cursor: int, *, now_ms: int) -> EvictionProgress:
-        """Return how much of both limits a reader at `cursor` has used."""
+        """Return how close a reader at `cursor` is to each limit; nothing is used if all blocks are read."""
         place = bisect_right(self._uptos, cursor)
         if place == len(self._blocks):
             return EvictionProgress()
@@ -77,7 +77,7 @@ def _over(retention: Retention, block: BlockInfo, latest: int, total: int, now_m
 
 
 def runs(blocks: Iterable[BlockInfo]) -> Iterator[list[BlockInfo]]:
-    """Yield runs of adjacent blocks that fit into one, each as long as possible.
+    """Yield runs of adjacent blocks that fit into one block, each run as long as possible.
 
     The last run is left out: it may still grow, and rewriting a block at every commit would cost more
     than it saves.
@@ -106,5 +106,5 @@ def step_end(blocks: Iterable[BlockInfo], after: int, *, latest: int, changes: i
 
 
 def whole(end: int, after: int, *, begins: int) -> int:
-    """Return `end` of a step, or the end of the transaction it would cut; the next one begins at `begins`."""
+    """Return `end`, or the end of the transaction that a step to `end` would cut, which is followed by `begins`."""
     return begins - 1 if begins - 1 - after <= SLACK * (end - after) else end

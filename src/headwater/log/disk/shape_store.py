@@ -17,7 +17,7 @@ _REMEMBERED = 4096
 
 
 class Shapes:
-    """Tables to numbers (writer only) and numbers to tables (any thread)."""
+    """Maps tables to numbers (writer only) and numbers to tables (any thread)."""
 
     def __init__(self) -> None:
         # By identity: hashing a Table is slow. The table is kept, so that its identity is not given again.
@@ -38,7 +38,7 @@ class Shapes:
         return known[1]
 
     def forget_numbers(self) -> None:
-        """After a rollback: numbers given since may not be stored."""
+        """Forget all numbers after a rollback: the file may lack those that the transaction stored."""
         self._numbers.clear()
 
     def tables(self, connection: apsw.Connection, numbers: str) -> tuple[Table, ...]:

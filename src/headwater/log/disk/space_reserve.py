@@ -1,4 +1,4 @@
-"""Keep some disk space in reserve: a server that starts on a full disk needs a little before it can read."""
+"""A reserve of disk space: a server that starts on a full disk needs a little space before it can read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FULL = 64 << 10  # bytes: with less than that free, a disk is full
 
 
 class SpaceReserve:
-    """An empty file of some size in the data folder: removed while the server starts, then created again."""
+    """A file without content that occupies disk space: removed while the server starts, then created again."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "reserve"
@@ -21,19 +21,19 @@ class SpaceReserve:
 
     @property
     def is_storage_full(self) -> bool:
-        """Whether the disk has no space for writes."""
+        """Return whether the disk has less than 64 KiB free, too little for writes."""
         return self._free < _FULL
 
     def release(self) -> None:
-        """Give the space up."""
+        """Delete the file, if there is one, so that its space is free."""
         self._released = self._size
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
 
     def take(self) -> bool:
-        """Reserve the space where there is plenty, else again what was released; return whether the reserve is whole.
+        """Allocate the whole reserve if 32 MiB are free, else what `release` freed; return whether it is whole.
 
-        Never raises: without space there is no reserve.
+        It never raises: on a full disk there is no reserve.
         """
         wanted = RESERVE_BYTES if self._free >= PLENTY else min(self._released, self._free)
         with contextlib.suppress(OSError):

@@ -45,7 +45,7 @@ FORMAT = FileFormat(
 
 
 class State(msgspec.Struct, frozen=True):
-    """Everything about a log that is not in its blocks, and their end."""
+    """The state of a log: its meta entries, and the end of its newest block."""
 
     generation: str
     reason: str
@@ -60,7 +60,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 def new_generation(first: int, reason: str, name: str = "") -> dict[str, int | str]:
-    """Return the meta entries of a generation that begins at `first`."""
+    """Return the meta entries of a generation that begins at `first`; without a `name` it gets a random one."""
     name = name or secrets.token_hex(8)
     return {"generation": name, "reason": reason, "begun": first, "horizon": first, "merged": first - 1}
 
@@ -71,7 +71,7 @@ def set_meta(connection: apsw.Connection, **entries: int | str) -> None:
 
 
 def load_state(path: Path, connection: apsw.Connection) -> State:
-    """Read the state from the file, in one transaction."""
+    """Read the state from the file, in one transaction; LogDamaged if it is incomplete or malformed."""
     with connection:
         meta = dict(connection.execute("SELECT name, value FROM meta"))
         newest = connection.execute(

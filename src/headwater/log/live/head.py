@@ -22,27 +22,27 @@ class Head:
         self._is_stopped = False
 
     def move(self, part: Transaction) -> None:
-        """Make `part` the newest one."""
+        """Make `part` the newest transaction."""
         self.latest, self.ts = part.upto, part.ts
         self.highest = max(self.highest, part.upto)
 
     def restart(self, first: int) -> None:
-        """Continue at `first`, with a new generation."""
+        """Reset to `first - 1`, for a new generation that begins at `first`."""
         self.latest = self.highest = first - 1
         self.closed = (self.closed[0], first - 1)
 
     def close_at(self, ts: int) -> None:
-        """Promise that everything staged from now on gets a time above `ts`."""
+        """Set `closed` to `ts` and `latest`; the caller must stage only times above `ts` from now on."""
         self.closed = (ts, self.latest)
 
     def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
-        """Sleep until `latest` passes `offset`, the log is closed or `timeout` ends; return whether it passed."""
+        """Block until `latest` is above `offset`, the log is closed or `timeout` ends; return whether it is above."""
         with self.changed:
             self.changed.wait_for(lambda: self.latest > offset or self._is_stopped, timeout)
             return self.latest > offset
 
     def add_listener(self, listener: Listener) -> None:
-        """Call `listener` whenever `latest` moved, in the capture thread: it must not block or raise."""
+        """Call `listener` whenever `latest` has moved, in the capture thread; `listener` must not block or raise."""
         with self.changed:
             self._listeners = (*self._listeners, listener)
 
@@ -53,7 +53,7 @@ class Head:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether there is a listener."""
+        """Return whether there is a listener."""
         return bool(self._listeners)
 
     def notify(self) -> None:
@@ -64,7 +64,7 @@ class Head:
             listener()
 
     def stop(self) -> None:
-        """End every wait, now and later."""
+        """End every current and later `wait_beyond`."""
         with self.changed:
             self._is_stopped = True
             self.changed.notify_all()

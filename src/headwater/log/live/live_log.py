@@ -28,7 +28,7 @@ KEEP_BYTES = 32 << 20
 
 
 class LiveLog:
-    """See `Log`. `latest` counts staged transactions, `durable` does not.
+    """A `Log` with a tail in memory: `latest` counts staged transactions, `durable` does not.
 
     One thread stages, appends, unstages and restarts; `flush` may run in another; any thread reads.
     """
@@ -63,17 +63,17 @@ class LiveLog:
 
     @property
     def generation(self) -> str:
-        """Names the unbroken history this log holds. Offsets compare only within one generation."""
+        """Return the name of the unbroken history in this log; offsets compare only within one generation."""
         return self.wrapped.generation
 
     @property
     def generation_reason(self) -> str:
-        """Why this generation began: "created", or the `reason` given to `restart`."""
+        """Return why this generation began: "created", or the `reason` given to `restart`."""
         return self.wrapped.generation_reason
 
     @property
     def generation_first(self) -> int:
-        """The first offset of this generation."""
+        """Return the first offset of this generation."""
         return self.wrapped.generation_first
 
     # Staging
@@ -103,7 +103,7 @@ class LiveLog:
             return self.durable
 
     def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
-        """See Log. Staged transactions go first, in the same step."""
+        """Append `parts` durably, after the staged transactions, in one step; return the new `latest`."""
         with self._moving:
             began = self._clock()
             passed = Tail()
@@ -142,7 +142,7 @@ class LiveLog:
         self._head.move(passed.newest)
 
     def _settle(self, began: float) -> None:
-        """After a flush that `began` then: the rest was staged since, and durable parts may leave memory."""
+        """Update head and tail after a flush: the rest was staged after `began`, and durable parts may leave memory."""
         self._head.latest = max(self._head.latest, self.durable)
         self.staged_since = began if self.staged_changes else None
         self._bound(self._tail, upto=self.durable)
@@ -154,12 +154,12 @@ class LiveLog:
 
     @property
     def durable(self) -> int:
-        """The newest offset in the wrapped log."""
+        """Return the newest offset in the wrapped log."""
         return self.wrapped.latest
 
     @property
     def staged_changes(self) -> int:
-        """Number of changes that are readable but not yet in the wrapped log."""
+        """Return the number of changes that are readable but not yet in the wrapped log."""
         return max(self._head.latest - self.durable, 0)
 
     # Reading
@@ -177,7 +177,7 @@ class LiveLog:
         return found
 
     def _from_tail(self, after: int, upto: int) -> list[Transaction] | None:
-        """Return (after, upto] from memory; None when memory begins later."""
+        """Return the changes in (after, upto] from memory; None if memory begins later."""
         with self._changed:
             if after >= self._head.latest:
                 return []
@@ -185,11 +185,11 @@ class LiveLog:
             return self._tail.cut(after, upto) if held else None
 
     def recent(self, after: int, upto: int) -> list[Transaction] | None:
-        """Return (after, upto] without any I/O; None when it is not all in memory: then call `read`."""
+        """Return the changes in (after, upto] without I/O; None if memory lacks some of them: then call `read`."""
         return None if after + 1 < self.horizon else self._from_tail(after, upto)
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """Yield every change in (after, upto], block by block; a later append does not disturb it."""
+        """Yield every change in (after, upto], as transactions or parts; later appends do not matter."""
         self._retention.check_kept(after)
         return self._pages(after, self._head.latest if upto is None else min(upto, self._head.latest))
 
@@ -227,58 +227,58 @@ class LiveLog:
 
     @property
     def horizon(self) -> int:
-        """See Log. Exact for the count at any moment."""
+        """Return the first offset still retained; it follows the limit by count at once, without `retain`."""
         return self._retention.horizon
 
     def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
-        """See Log. Flushes first: the count is exact for everything readable. Leases hold by themselves."""
+        """Flush, then trim one step as Log.retain does; leases hold the horizon back in addition to `hold`."""
         with self._moving:
             self.flush()
             return self._retention.retain(retention, now_ms=now_ms, hold=hold)
 
     @property
     def forgets_by_time(self) -> bool:
-        """Whether a limit by bytes or age may evict a reader: without any change, or by the size of the next ones."""
+        """Return whether a limit by bytes or age applies: time alone, or large rows, can evict a reader."""
         return self._retention.forgets_by_time
 
     # Head
 
     @property
     def closed(self) -> tuple[int, int]:
-        """A hybrid time and an offset: every change read after this offset, now or ever, has a later time.
+        """Return a hybrid time and an offset: every change after this offset, now or later, has a later time.
 
-        A transaction ends at the offset. Moves on, also when idle, while there are listeners.
+        A transaction ends at the offset. While the log has listeners, both advance also without changes.
         """
         return self._head.closed
 
     @property
     def has_listeners(self) -> bool:
-        """Whether there is a listener."""
+        """Return whether there is a listener."""
         return self._head.has_listeners
 
     @property
     def latest(self) -> int:
-        """The newest offset; `horizon - 1` when there is none."""
+        """Return the newest offset, staged ones included; `horizon - 1` if there is none."""
         return self._head.latest
 
     @property
     def highest(self) -> int:
-        """The highest offset that could ever be read here, unstaged ones included."""
+        """Return the highest offset that was ever readable here, unstaged ones included."""
         return self._head.highest
 
     @property
     def position(self) -> str:
-        """The source's position of the newest transaction, "" before the first."""
+        """Return the source's position of the newest transaction; "" before the first."""
         with self._changed:
             return self._tail.newest.position if self._tail else self.wrapped.position
 
     @property
     def clock_ceiling(self) -> int:
-        """A hybrid time above every one ever given out: the start of the clock after a crash."""
+        """Return a hybrid time at or above every one ever assigned, from which the clock continues after a crash."""
         return max(self.wrapped.clock_ceiling, self._head.ts)
 
     def restart(self, *, first: int, reason: str, name: str = "") -> str:
-        """See Log. Drops staged transactions; `first` is beyond every offset that was ever readable."""
+        """Begin a new generation without the staged transactions (see Log); `first` must be above `highest`."""
         if first <= self._head.highest:
             raise InvalidRequest(f"a new generation starts after {self._head.highest}, not at {first}")
         with self._moving:
@@ -291,6 +291,6 @@ class LiveLog:
         return name
 
     def close(self) -> None:
-        """See Log. Staged transactions are not flushed: capture reads them again."""
+        """End all waits and close the wrapped log; staged transactions are not flushed: capture reads them again."""
         self._head.stop()
         self.wrapped.close()

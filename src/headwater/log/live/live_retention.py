@@ -46,7 +46,7 @@ class LiveRetention:
 
     @property
     def horizon(self) -> int:
-        """See Log. Exact for the count at any moment."""
+        """Return the first offset still retained; it follows the limit by count at once, but not past a lease."""
         kept = self._wrapped.horizon
         if self._changes is None:
             return kept
@@ -66,7 +66,7 @@ class LiveRetention:
         """Keep everything after `offset` although retention would drop it; replaces the lease of that name.
 
         It ends by `release`, at `until_ms`, when more than `max_bytes` are kept for its sake, or with the
-        generation. OffsetExpired when some of it is gone, with `again` (a lease of an earlier run) from the file.
+        generation. OffsetExpired if some of it is gone; for a lease of an earlier run (`again`), gone from the file.
         """
         with self._moving, self._head.changed:
             if not again or offset + 1 < self._wrapped.horizon:
@@ -89,17 +89,17 @@ class LiveRetention:
             self._leases.clear()
 
     def _live(self) -> dict[str, Lease]:
-        """Return the leases that have not expired. An expired one is gone for good, also when the clock steps back."""
+        """Remove expired leases, for good even if the clock steps back, and return the others."""
         now = self._now_ms()
         self._leases = {name: lease for name, lease in self._leases.items() if now < lease.until_ms}
         return self._leases
 
     def _floor(self) -> int | None:
-        """Return the first offset that a lease keeps."""
+        """Return the first offset that any lease keeps; None without leases."""
         return min((lease.offset + 1 for lease in self._live().values()), default=None)
 
     def retain(self, retention: Retention, *, now_ms: int, hold: int | None) -> int:
-        """See Log. The caller holds `moving`: no lease may begin between the floor and the step."""
+        """Trim one step (see Log.retain), and end leases that keep too many bytes; the caller holds `moving`."""
         with self._head.changed:
             floors = [floor for floor in (hold, self._floor()) if floor is not None]
             leases = dict(self._leases)
@@ -124,5 +124,5 @@ class LiveRetention:
 
     @property
     def forgets_by_time(self) -> bool:
-        """Whether a limit by bytes or age may evict a reader: without any change, or by the size of the next ones."""
+        """Return whether a limit by bytes or age applies: time alone, or large rows, can evict a reader."""
         return self._kept is not _UNLIMITED

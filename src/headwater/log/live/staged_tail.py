@@ -1,4 +1,4 @@
-"""Tail: the newest transactions of a log in memory, contiguous, cheap to read from any offset."""
+"""The newest transactions of a log in memory, contiguous, cheap to read from any offset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.model.change import Transaction
 
 
 class Tail:
-    """Parts with ascending, gapless offsets. Not locked: its owner is."""
+    """Transactions and parts with ascending, gapless offsets. Not thread-safe: the owner locks it."""
 
     def __init__(self) -> None:
         self._parts: list[Transaction] = []
@@ -23,17 +23,17 @@ class Tail:
 
     @property
     def first(self) -> int:
-        """The oldest offset held; only when there is one."""
+        """Return the oldest offset held; the tail must not be empty."""
         return self._firsts[0]
 
     @property
     def newest(self) -> Transaction:
-        """The newest part; only when there is one."""
+        """Return the newest part; the tail must not be empty."""
         return self._parts[-1]
 
     @property
     def changes(self) -> int:
-        """Number of changes held."""
+        """Return the number of changes held."""
         return self._parts[-1].upto - self._firsts[0] + 1 if self._parts else 0
 
     def extend(self, parts: Iterable[Transaction]) -> None:
@@ -46,12 +46,12 @@ class Tail:
             self.weight += weight
 
     def cut(self, after: int, upto: int) -> list[Transaction]:
-        """Return the changes in (after, upto]; `after + 1` is held or beyond the newest."""
+        """Return the changes in (after, upto]; `after + 1` must be held or beyond the newest."""
         low = max(bisect_right(self._firsts, after + 1) - 1, 0)
         return within(self._parts[low : bisect_right(self._firsts, upto)], after, upto)
 
     def forget(self, *, upto: int, changes: int, weight: int) -> None:
-        """Drop the oldest parts at or below `upto`, but never the newest, down to `changes` and `weight`."""
+        """Drop the oldest parts down to `changes` and `weight`, but not the newest, nor any that ends above `upto`."""
         count, held, place = self.changes, self.weight, 0
         while place < len(self._parts) - 1 and self._parts[place].upto <= upto:
             if count <= changes and held <= weight:
@@ -69,10 +69,10 @@ class Tail:
         del self._parts[place:], self._firsts[place:], self._weights[place:]
 
     def offset_at(self, ts: int) -> int | None:
-        """Return the last offset held with a time at or below `ts`."""
+        """Return the last offset held with a time at or below `ts`; None if all have later times."""
         place = bisect_right(self._parts, ts, key=lambda part: part.ts)
         return last_at(self._parts[place - 1 : place], ts) if place else None
 
     def first_whole(self, offset: int) -> int | None:
-        """Return the first offset held at or above `offset` where a transaction begins."""
+        """Return the first offset held at or above `offset` where a transaction begins; None if there is none."""
         return first_begin(self._parts[max(bisect_right(self._firsts, offset) - 1, 0) :], offset)
