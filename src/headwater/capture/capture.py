@@ -68,12 +68,12 @@ class Capture:
         self._thread = threading.Thread(target=self._run, name=f"headwater-capture-{source.name}", daemon=True)
 
     def start(self) -> None:
-        """Verify that log and source belong together, then capture."""
+        """Call `prove`, then `begin`."""
         self.prove()
         self.begin()
 
     def prove(self) -> None:
-        """Verify that log and source belong together, or begin a new generation."""
+        """Verify that the log continues the source; else begin a new generation, or raise SourceMismatch."""
         log = self._log
         reason = self._source.prove(
             generation=log.generation, latest=log.latest, read=lambda after: log.scan(after=max(after, log.horizon - 1))
@@ -86,7 +86,7 @@ class Capture:
             log.restart(first=self._source.beginning + 1, reason=log.generation_reason, name=log.generation)
 
     def begin(self) -> None:
-        """Catch up once, then capture in a thread. If the disk is full, the log is written later."""
+        """Capture everything committed so far, then continue in a thread; on a full disk the thread retries."""
         try:
             self._pass()
         except StorageFull as error:
@@ -94,7 +94,7 @@ class Capture:
         self._thread.start()
 
     def reach(self, offset: int, timeout: float) -> bool:
-        """Wait until the log has `offset`; return whether it does."""
+        """Wait until the log has `offset`, at most `timeout` seconds; return whether it does."""
         if self._log.latest >= offset:
             return True
         self._source.wake()
@@ -106,7 +106,7 @@ class Capture:
         return found if found is not None and found.settled and self._log.latest >= found.head else None
 
     def wait_for_head(self, timeout: float) -> tuple[SourceHead, bool]:
-        """Return the head of the source, and whether the log reached it within `timeout`."""
+        """Wait at most `timeout` seconds until the log reaches the source's head; return it and whether the log did."""
         deadline = time.monotonic() + timeout
         while True:
             found = self._source.peek_head() or self._source.read_head()
@@ -118,18 +118,18 @@ class Capture:
             self.reach(found.head + 1, SCHEMA_POLL_SECONDS)
 
     def catch_up(self, timeout: float) -> bool:
-        """Wait until the log has everything committed before this call; return whether it does."""
+        """Wait at most `timeout` seconds for the log to have every commit before this call; return whether it has."""
         found, is_reached = self.wait_for_head(timeout)
         return found.settled and is_reached
 
     def lag_seconds(self) -> float | None:
-        """Return how long the log has been behind the source; None until it is known."""
+        """Return for how many seconds the log has been behind, less two flush intervals; None before the first pass."""
         if self._current_at is None:
             return None
         return max(time.monotonic() - self._current_at - 2 * self._flush_seconds, 0.0)
 
     def stop(self) -> None:
-        """Capture what is committed, make it durable, and stop."""
+        """Stop the thread, after what is committed so far is captured and durable if possible; never raise for that."""
         self._stopping.set()
         self._source.wake()
         if self._thread.is_alive():
