@@ -57,7 +57,7 @@ class Batches:
         return made
 
     def _read(self) -> bytes:
-        """Return one batch of the changes after the cursor that pass. Blocks: call it in a thread."""
+        """Return one batch of changes after the cursor that pass, b"" if none do. Blocks: call it in a thread."""
         upto = min(self.consumer.log.latest, self.cursor + SCAN, self._upto or 2**63)
         found: list[arrow.Delivered] = []
         size = 0

@@ -20,7 +20,7 @@ BREATH_SECONDS = 0.0005  # a pause between pages, so that threads that serve cli
 def backtest(
     log: LiveLog, view: View, *, after: int, end: int | None = None, clock: Callable[[], float] = time.monotonic
 ) -> dict[str, Any]:
-    """Return the matches and bytes after `after` up to `end` or the head, by op, with the newest samples.
+    """Return number, bytes, ops and newest samples of the changes in (after, end] that `view` would deliver.
 
     After LONGEST_SECONDS the result covers the changes up to `upto_offset` only and is not `complete`.
     """

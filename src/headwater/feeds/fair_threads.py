@@ -60,7 +60,7 @@ class Threads:
         self._done: list[tuple[asyncio.Future[Any], Future[Any], Holder | None]] = []  # guarded by _lock
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Run `function(*args)`, which may block, in a thread and return its value; raise Unavailable after `close`."""
+        """Return `function(*args)`, run in a thread; raise Busy if too many calls wait, Unavailable after `close`."""
         whose = holder()
         if not self._turns.take(whose):
             await self._wait(whose)

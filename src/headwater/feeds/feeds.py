@@ -46,7 +46,7 @@ FLUSH_SECONDS = 5.0  # between two writes of the positions of quiet subscription
 
 
 class Feeds:
-    """Create, use and close it in one loop. Blocking calls run in threads of its own."""
+    """Opens streams and answers polls. Create, use and close it in one loop; its own threads run blocking calls."""
 
     def __init__(self, databases: Databases, registry: Registry, config: FeedsConfig, *, max_streams: int) -> None:
         self.databases, self._registry, self.config = databases, registry, config
@@ -73,7 +73,7 @@ class Feeds:
 
     def _queries(self) -> WatchedInstances:
         if self._watching is None:
-            raise Unavailable("no queries are served here")
+            raise Unavailable("this server serves no queries")
         return self._watching
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ class Feeds:
     # --- queries -----------------------------------------------------------------------------------------------------
 
     async def subscribe_query(self, who: Principal, params: SubscribeQuery, args: Args) -> dict[str, Any]:
-        """cdc.subscribe_query; `args` are those of `params` as Lits."""
+        """Create or find a subscription to a query (cdc.subscribe_query); `args` are those of `params`, as Lits."""
         watching = self._queries()
         instance = await watching.ask(who, params.query_id, args)
         subscription, answer = await self.run(self.subscriptions.subscribe_query, who, params, args, instance)
@@ -179,7 +179,7 @@ class Feeds:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def poll(self, who: Principal, id: str, request: PollRequest) -> dict[str, Any]:
-        """cdc.poll."""
+        """Return a page of a subscription's rows or changes (cdc.poll), after `request.wait_ms` at most."""
         subscription = await allowed(self._registry.get(who, id), who, self._queries)
         database = self.databases.database(subscription.db)
         caught_up = await self._heads.caught_up(subscription.db, database)
@@ -211,7 +211,7 @@ class Feeds:
         await allowed(self._registry.get(who, id), who, self._queries)
 
     async def hidden_queries(self, who: Principal) -> set[str]:
-        """Return the subscribed queries that read data that `who` may not read, of the subscriptions of `who`."""
+        """Return the ids of queries that `who` can see subscriptions to, but that read data hidden from `who`."""
         hidden = set()
         async with self._listing.setdefault(who.account, asyncio.Lock()):
             began = time.perf_counter()
@@ -226,7 +226,7 @@ class Feeds:
         return hidden
 
     async def open(self, who: Principal, id: str, opening: Transport, begin: ReaderPosition) -> Stream:
-        """Open the stream of a subscription."""
+        """Open a stream of a subscription at `begin`, else at its cursor; rows of its snapshot come first."""
         self.readers.check_room()
         subscription = await allowed(self._registry.get(who, id), who, self._queries)
         database = self.databases.database(subscription.db)
@@ -275,7 +275,7 @@ class Feeds:
         *,
         upto: int | None = None,
     ) -> Stream:
-        """Open a stream without a stored subscription."""
+        """Open a stream of changes of tables, with rows first if requested, without a stored subscription."""
         name, database, request = await self._asked(who, params)
         caught_up = await self._heads.caught_up(name, database)
         hub = self._hub(name, database)

@@ -15,7 +15,7 @@ TRANSPORTS = ("sse", "websocket", "ndjson", "arrow", "grpc", "gateway")
 
 
 class OpenReaders:
-    """Belongs to the loop; the counts may be read from any thread."""
+    """The open streams and polls. Use it in the loop; any thread may read the counts."""
 
     def __init__(self, max_streams: int) -> None:
         self._max_streams = max_streams
@@ -26,7 +26,7 @@ class OpenReaders:
         self._stopping = False
 
     def check_room(self) -> None:
-        """Raise an error when no stream may be opened."""
+        """Raise Unavailable if the server is stopping, LimitExceeded if `max_streams` streams are open."""
         if self._stopping:
             raise Unavailable("the server is stopping", hint="Connect again in a moment.")
         if len(self.streams) + self.other_streams >= self._max_streams:
@@ -47,7 +47,7 @@ class OpenReaders:
             self._by_subscription.pop(id, None)
 
     def remove_stream(self, stream: Stream | Batches) -> None:
-        """Count the deliveries of a stream that was closed."""
+        """Remove a stream that was closed, and keep the count of its deliveries."""
         self._closed[_labels(stream, self.streams.pop(stream))] += stream.deliveries
         if isinstance(stream, Stream) and stream.consumer.subscription is not None:
             self.remove(stream.consumer.subscription.id, stream)
@@ -92,14 +92,14 @@ class OpenReaders:
         return counts
 
     def deliveries_by_transport(self) -> dict[str, int]:
-        """Return the changes and rows that were sent on streams."""
+        """Return the number of changes and rows that were sent on streams, by transport."""
         counts = dict.fromkeys(TRANSPORTS, 0)
         for (transport, _), count in self._deliveries().items():
             counts[transport] += count
         return counts
 
     def deliveries_by_database(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the changes and rows that were sent on streams of each database in `names`."""
+        """Return the number of changes and rows that were sent on streams, by database, for those in `names`."""
         counts = dict.fromkeys(names, 0)
         for (_, db), count in self._deliveries().items():
             if db in counts:

@@ -53,10 +53,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def shape(self) -> Shape:
-        """The wire form of the changes."""
+        """Return the wire form of the changes."""
         return Shape(self.db, self.format, self.before, self.after, self.columns)
 
     @property
     def looks_at_rows(self) -> bool:
-        """Whether the filter reads row images; then an update may be delivered as an insert or a delete."""
+        """Return whether the filter reads row images; then an update may be delivered as an insert or a delete."""
         return any(part is not None for part in (self.pk, self.key, self.pk_range, self.spans, self.shard, self.where))

@@ -173,7 +173,7 @@ class SnapshotReader:
 
     @property
     def place(self) -> str:
-        """The cursor after the last row that was returned."""
+        """Return the cursor after the last row that was returned."""
         return self._position.text()
 
     def close(self) -> None:

@@ -45,17 +45,17 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def lowest(self) -> int:
-        """The offset after which changes follow the snapshot."""
+        """Return the offset after which changes follow the snapshot."""
         return min((stretch.offset for stretch in self.chunks), default=self.held)
 
     @property
     def highest(self) -> int:
-        """The offset after which every change is delivered, because no row that was sent is newer."""
+        """Return the offset after which every change is delivered, because no row that was sent is newer."""
         return max(self.again, max((stretch.offset for stretch in self.chunks), default=self.held))
 
     @property
     def after_key(self) -> Key | None:
-        """The key after which the next chunk begins."""
+        """Return the key after which the next chunk begins; None at the beginning of a table."""
         return None if self.after is None else decode_row(self.after)
 
     def read(self, *, offset: int, end: bytes, next_key: Key | None) -> SnapshotState:
@@ -96,12 +96,12 @@ class Subscription(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def db(self) -> str:
-        """The database of the subscription."""
+        """Return the database of the subscription."""
         return self.options.db
 
     @property
     def cursor(self) -> int:
-        """The offset after which delivery continues."""
+        """Return the offset after which delivery continues."""
         return max(self.acked, self.quiet)
 
     def resume(self, offset: int) -> int:

@@ -55,7 +55,7 @@ class Subscriptions:
         self._locks: dict[str, threading.Lock] = {}  # by subscription: held while its snapshot state is changed
 
     def subscribe(self, who: Principal, params: SubscribeTable) -> dict[str, Any]:
-        """cdc.subscribe_table."""
+        """Create a subscription to tables, or find it by its name (cdc.subscribe_table)."""
         database, request = self._checked(who, params)
         return _subscribed(*self._found_or_made(who, database, request))
 
@@ -68,7 +68,7 @@ class Subscriptions:
     def subscribe_query(
         self, who: Principal, params: SubscribeQuery, args: Args, instance: QueryInstance
     ) -> tuple[Subscription, dict[str, Any]]:
-        """Create the subscription of cdc.subscribe_query for `instance`."""
+        """Create a subscription to `instance`, or find it by its name; return it with the result of the method."""
         database = self._databases.database(instance.db)
         request = check_query(params, args, instance, instance.db, database.source, who)
         subscription, created = self._found_or_made(who, database, request)
@@ -96,7 +96,7 @@ class Subscriptions:
         return cursor, SnapshotState(tables=tables_of(request.options, database))
 
     def ack(self, who: Principal, id: str, offset: int | None, cursor: str | None) -> dict[str, Any]:
-        """cdc.ack: an offset, or the cursor of a snapshot."""
+        """Acknowledge changes up to `offset`, or snapshot rows up to `cursor` (cdc.ack); exactly one must be given."""
         subscription = self._registry.get(who, id)
         log = self._databases.database(subscription.db).log
         if (offset is None) == (cursor is None):
@@ -170,7 +170,7 @@ class Subscriptions:
         return self._locks.setdefault(id, threading.Lock())
 
     def pause(self, who: Principal, id: str, paused: bool) -> dict[str, Any]:
-        """cdc.pause and cdc.resume."""
+        """Pause the subscription, or resume it if `paused` is False (cdc.pause, cdc.resume)."""
         self._registry.get(who, id)  # raises NotFound if `who` may not see it
         subscription = self._registry.set_paused(id, paused)
         self._changed(id, False)
@@ -182,7 +182,7 @@ class Subscriptions:
         }
 
     def seek(self, who: Principal, id: str, offset: int | None, ts: str | int | None) -> dict[str, Any]:
-        """cdc.seek: continue after an offset or a time, forwards or backwards."""
+        """Continue after `offset` or the time `ts`, forwards or backwards (cdc.seek); ends an unfinished snapshot."""
         subscription = self._registry.get(who, id)
         database = self._databases.database(subscription.db)
         if (offset is None) == (ts is None):
@@ -206,7 +206,7 @@ class Subscriptions:
         return {"sub_id": id, "acked_offset": subscription.acked}
 
     def close(self, who: Principal, id: str) -> dict[str, Any]:
-        """cdc.close."""
+        """Delete the subscription, release its lease and end its streams (cdc.close)."""
         subscription = self._registry.get(who, id)
         self._registry.remove(id)
         with contextlib.suppress(HeadwaterError):
@@ -225,7 +225,7 @@ class Subscriptions:
         after: str | None = None,
         hidden: Collection[str] = (),
     ) -> dict[str, Any]:
-        """cdc.list: a page of `limit` subscriptions, oldest first; `next`, if present, is `after` of the next page.
+        """Return `limit` subscriptions, oldest first (cdc.list); `next`, if present, is `after` of the next page.
 
         Leaves out the subscriptions to the queries `hidden`.
         """
@@ -269,7 +269,7 @@ class Subscriptions:
         return body
 
     def backtest(self, who: Principal, params: SubscribeTable) -> dict[str, Any]:
-        """cdc.backtest."""
+        """Return what such a subscription would have delivered (cdc.backtest); LimitExceeded while another one runs."""
         database, request = self._checked(who, params)
         start = Start(EARLIEST) if params.start is None else request.start
         if request.start.kind == SNAPSHOT:
@@ -316,7 +316,7 @@ class Subscriptions:
         return counters(found, horizon=log.horizon, latest=log.latest, limits=limits, queries=queries)
 
     def forecast(self, id: str) -> Forecast:
-        """Return the forecast when the log will evict changes that the subscription has not read."""
+        """Return the forecast of the subscription `id`, one object for all its readers."""
         return self._forecasts.setdefault(id, Forecast())
 
     def forget(self, db: str) -> None:

@@ -113,12 +113,12 @@ class WatchedInstances:
 
 
 def instance_text(options: Options) -> str:
-    """Return the instance as text, its key in the store."""
+    """Return query id and arguments as JSON text, the key of the instance's position in the store."""
     return msgspec.json.encode([options.query_id, options.args or []]).decode()
 
 
 async def allowed(subscription: Subscription, who: Principal, asking: Callable[[], WatchedInstances]) -> Subscription:
-    """Return `subscription`; raise NotFound if its query reads data that the caller may not read."""
+    """Return `subscription`; raise NotFound if its query reads data that `who` may not read."""
     if depends_on_query_reads(subscription, who):
         try:
             who.check_reads(subscription.db, await asking().find(subscription.options))

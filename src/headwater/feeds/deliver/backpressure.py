@@ -11,7 +11,7 @@ from headwater.log.disk.retention import EvictionProgress
 from headwater.model.clock import MAX_MS
 
 NO_LIMIT = 2**63 - 1  # retention without a limit by count
-WARN_SHARE, THROTTLE_SHARE = 0.5, 0.75  # shares of a limit by bytes or age
+WARN_SHARE, THROTTLE_SHARE = 0.5, 0.75  # shares of a limit by count, bytes or age
 NOTHING_SPENT = EvictionProgress()
 SMOOTH_MS = 10_000  # a rate this long ago has about a third of the weight of the current rate
 
@@ -21,7 +21,7 @@ WAL_HORIZON_EXCEEDED, LOG_GENERATION_CHANGED = "wal_horizon_exceeded", "log_gene
 
 
 class LagLimits(msgspec.Struct, frozen=True):
-    """The lags from which on a subscriber is warned, should throttle its writers, and must resnapshot."""
+    """The lags at which a subscriber is warned, advised to throttle its writers, or must resnapshot."""
 
     retention: int
     warn_lag: int
@@ -31,7 +31,8 @@ class LagLimits(msgspec.Struct, frozen=True):
     def of(cls, retention: int | None) -> LagLimits:
         """Return the limits of a log that retains `retention` changes; None: no limit by count."""
         kept = NO_LIMIT if retention is None else retention
-        return cls(kept, max(kept // 2, 1), -(-3 * kept // 4))
+        warn, throttle = WARN_SHARE.as_integer_ratio(), THROTTLE_SHARE.as_integer_ratio()  # floats cannot hold NO_LIMIT
+        return cls(kept, max(kept * warn[0] // warn[1], 1), -(-kept * throttle[0] // throttle[1]))
 
 
 class Pressure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,7 +59,7 @@ def pressure(
 ) -> Pressure:
     """Return the pressure on a subscriber at `cursor` by the strictest limit; `lost`: `why_lost` gave a reason.
 
-    It is added to `forecast` as a sample of `now_ms`, and contains the forecast.
+    Adds `latest` and `cursor` as a sample at `now_ms` to `forecast`, which then gives `will_expire_at_ms`.
     """
     lag = max(latest - cursor, 0)
     by_count = max(limits.retention - lag, 0)
@@ -84,7 +85,7 @@ def _state(lag: int, limits: LagLimits, paused: bool, lost: bool, share: float) 
 
 
 def states_between(known: str | None, found: Pressure, limits: LagLimits) -> list[Pressure]:
-    """Return the states that a growing lag passed between `known` and `found`."""
+    """Return the pressure at each state that a growing lag passed after `known` and before `found`."""
     order = (HEALTHY, PRESSURE, THROTTLE, RESNAPSHOT_REQUIRED)
     if known not in order or found.state not in order:
         return []
@@ -117,7 +118,7 @@ class Forecast:
         self._moves: float | None = None
 
     def observe(self, now_ms: int, latest: int, cursor: int) -> None:
-        """Take one sample. Samples of one millisecond count as one."""
+        """Add a sample of the log's newest offset and the cursor; a second sample in one millisecond is ignored."""
         if self._at_ms is None or now_ms < self._at_ms:  # the first, or the clock was set back
             self._at_ms, self._latest, self._cursor = now_ms, latest, cursor
             return

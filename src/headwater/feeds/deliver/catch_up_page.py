@@ -35,7 +35,7 @@ def read_piece(
     most: int,
     newer: NewerThanSnapshot | None = None,
 ) -> Piece:
-    """Return a page like `View.page`, framed; where the encoder writes frames itself, end at a block if possible."""
+    """Return the frames of a page like `View.page`; an encoder that writes frames itself goes on to a block's end."""
     encoder = view.encoder
     if isinstance(encoder, WritesFrames) and isinstance(frame, TemplateFrame) and not view.is_whole:
         frames = encoder.frames(frame.enclosing, limit, SLACK * most)
@@ -50,7 +50,7 @@ def read_piece(
 def _written(
     log: LiveLog, view: View, frames: Frames, after: int, upto: int, most: int, newer: NewerThanSnapshot | None
 ) -> tuple[int, int]:
-    """Write frames; return the offset reached, and the timestamp of the transaction that ends there."""
+    """Add changes to `frames`; return the offset reached, and the time of the transaction that ends there, or 0."""
     at, ts = after, 0
     for block in blocks_of(log, after, upto):
         for part in block:

@@ -32,7 +32,7 @@ Refresh = Callable[[View], Awaitable[None]]  # analyses the query of a view agai
 
 
 class Consumer:
-    """What a stream or a poll knows about its feed. The caller decides when to check it."""
+    """The database, view, subscription and backpressure of one stream or poll; it decides when to check them."""
 
     def __init__(
         self,
@@ -60,27 +60,27 @@ class Consumer:
 
     @property
     def paused(self) -> bool:
-        """Whether the subscription is paused."""
+        """Return whether the subscription is paused."""
         return self.subscription is not None and self.subscription.paused
 
     @property
     def _is_reading(self) -> bool:
-        """Whether rows of its snapshot are still to be read: they include changes that the log evicted."""
+        """Return whether rows of the snapshot are still unread: they include changes that the log evicted."""
         state = None if self.subscription is None else self.subscription.snapshot
         return state is not None and not state.done
 
     @property
     def published(self) -> int:
-        """Highest offset that the hub has published for this view."""
+        """Return the highest offset that the hub has published for this view."""
         return self.hub.reached(self.view)
 
     @property
     def readable(self) -> int:
-        """Highest offset to read from the log: its head for whole transactions, otherwise the hub's offset."""
+        """Return the highest offset to read from the log: its head for whole transactions, else the hub's offset."""
         return self.log.latest if self.view.is_whole else self.hub.upto
 
     async def read(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Return a page of `call`, which blocks. After a page that ends at a schema change, refresh the view."""
+        """Run `call(*args)` in a thread and return its page; if the view is outdated then, refresh it."""
         found = await self.run(call, *args)
         if self.view.is_outdated and self._refresh is not None:
             await self._refresh(self.view)
@@ -93,12 +93,12 @@ class Consumer:
         self._finished, self._newer = state, newer_than_snapshot(state, self.database.source)
 
     def overlaps_snapshot(self, cursor: int) -> bool:
-        """Whether changes after `cursor` may be older than the rows of the snapshot."""
+        """Return whether changes after `cursor` may be older than the rows of the snapshot."""
         return self._finished is not None and cursor < self._finished.highest
 
     @property
     def reach(self) -> int:
-        """The offset at which the consumer is up to date. Rows of a snapshot may be newer than the log's head."""
+        """Return the offset at which the consumer is up to date: the log's head, or that of newer snapshot rows."""
         return max(self.log.latest, 0 if self._finished is None else self._finished.highest)
 
     def snapshot_filter(self, cursor: int) -> NewerThanSnapshot | None:
@@ -115,7 +115,7 @@ class Consumer:
         return SNAPSHOT_EXPIRED if reason == WAL_HORIZON_EXCEEDED and self.overlaps_snapshot(cursor) else reason
 
     def pressure(self, cursor: int) -> Pressure:
-        """Return the backpressure by what the subscriber acknowledged, not by what was sent."""
+        """Return the backpressure by what was acknowledged, not sent, and add a sample to the forecast."""
         at = self.acked(cursor)
         return pressure(
             forecast=self._forecast,
@@ -129,7 +129,7 @@ class Consumer:
         )
 
     def pressure_of_acks(self, cursor: int) -> Pressure:
-        """Return the backpressure of a stream: sent changes that were not acknowledged may be evicted."""
+        """Return `pressure`, or resnapshot_required if changes that were not acknowledged are evicted, though sent."""
         return self._with_loss(self.pressure(cursor), self.acked(cursor))
 
     def pressure_at(self, acked: int) -> Pressure:
@@ -149,7 +149,7 @@ class Consumer:
         return cursor if self.subscription is None else self.subscription.cursor
 
     def alarm(self) -> int:
-        """Return the log offset at which the backpressure state changes next."""
+        """Return the log offset at which the backpressure state changes next; NEVER if new changes cannot change it."""
         if self.subscription is None:
             return NEVER
         at, latest, limits = self.subscription.cursor, self.log.latest, self.limits
@@ -160,14 +160,14 @@ class Consumer:
 
     @property
     def changes_with_time(self) -> bool:
-        """Whether time alone may change the state: a pause, or unread changes that grow old."""
+        """Return whether the state must be checked by the clock: while paused, or while unread changes may grow old."""
         subscription = self.subscription
         return self.paused or (
             subscription is not None and self.log.forgets_by_time and subscription.cursor < self.log.latest
         )
 
     def note_quiet(self, began: int, delivered: int, cursor: int) -> None:
-        """Note that of the changes after `began` up to `cursor`, the last one delivered was at `delivered`."""
+        """Move the quiet position to `cursor`: no change passed the filter after `began` and after `delivered`."""
         subscription = self.subscription
         if subscription is None or cursor <= subscription.cursor:
             return
@@ -177,7 +177,7 @@ class Consumer:
 
     @property
     def earliest(self) -> int:
-        """The first retained offset; 0 if the log is empty."""
+        """Return the first retained offset; 0 if the log is empty."""
         horizon = self.log.horizon
         return horizon if horizon <= self.log.latest else 0
 
@@ -210,7 +210,7 @@ class Consumer:
         return self.named({**body, **self.snapshot_urls()})
 
     def snapshot_urls(self) -> dict[str, Any]:
-        """Return the URL of a snapshot as of now, or one for each table."""
+        """Return the fields `snapshot_url`, and for several tables `snapshot_urls`, of rows as of the log's head."""
         options = self.view.options
         if isinstance(self.view, QueryView):
             return {"snapshot_url": self.view.instance.url}

@@ -16,7 +16,7 @@ CLOSED, COMPLETE, STOPPING, RESNAPSHOT_REQUIRED = "closed", "complete", "stoppin
 
 
 class EndReason(msgspec.Struct, frozen=True):
-    """Why a stream ended."""
+    """The code and message with which a stream ended."""
 
     code: str  # one of the above, or the code of an error
     message: str

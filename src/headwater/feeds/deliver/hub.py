@@ -370,8 +370,7 @@ class Hub:
         return made
 
     async def _decide_costly(self, batch: Batch, groups: list[tuple[Group, list[int]]]) -> dict[Group, Decided]:
-        """Evaluate costly filters in a thread. A filter that takes too long is abandoned there; a new thread goes on
-        with the others."""
+        """Evaluate costly filters in a thread; one that takes too long is left there, a new thread takes the others."""
         decided: dict[Group, Decided] = {}
         while groups:
             costly = SlowFilters(batch, groups)
@@ -438,8 +437,7 @@ class Hub:
                 self._frame_bytes -= group.clear()
 
     def checkpoint(self) -> tuple[int, int] | None:
-        """Return a time and an offset after which no change at or before that time follows; None inside a
-        transaction."""
+        """Return a time and an offset after which no change up to that time follows; None inside a transaction."""
         ts, offset = self._log.closed
         if offset == self.upto:
             self._checkpoint_ts = max(self._checkpoint_ts, ts)

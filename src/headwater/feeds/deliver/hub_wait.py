@@ -28,7 +28,7 @@ class HubWait:
             self._sleeping.set_result(None)
 
     async def beyond(self, cursor: int, seconds: float) -> int:
-        """Sleep until a change after `cursor` may pass the filter; return the offset up to which none does."""
+        """Sleep, at most `seconds`, until a change after `cursor` may pass; return the offset up to which none does."""
         group = self._hub.join(self._view, silent)
         try:
             if group.is_live and group.seek(cursor) != group.published or group.failed is not None:

@@ -48,7 +48,7 @@ class Poll:
     changed = wake  # the subscription was paused, moved or closed
 
     def stop(self) -> None:
-        """Answer at once: the server is stopping."""
+        """End the wait and allow no other, because the server is stopping."""
         self._deadline = 0.0
         self.wake()
 
@@ -60,7 +60,7 @@ class Poll:
         return self._subscription.cursor if offset is None else self._subscription.resume(offset)
 
     async def answer(self) -> dict[str, Any]:
-        """Return the page."""
+        """Return a page of changes, after `wait_ms` at most; raise NotFound if the subscription was closed."""
         consumer = self.consumer
         while True:
             if consumer.closed:
@@ -120,7 +120,7 @@ class Poll:
         return self._body([], from_offset, {**more, "caught_up": False}, lost=True)
 
     async def rows(self, reader: SnapshotReader) -> dict[str, Any]:
-        """Return a page of the snapshot."""
+        """Return a page of snapshot rows; while the subscription is paused, a page without rows."""
         if self.consumer.paused:
             return self._body([], self._cursor, {"caught_up": False})
         page: SnapshotPage = await self.consumer.run(reader.page, self._request.limit, MOST_BYTES)

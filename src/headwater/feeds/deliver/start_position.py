@@ -15,7 +15,7 @@ SKEW_MS = 60_000  # how far the clock of a client may be ahead of the server's c
 def cursor_of(log: LiveLog, start: Start, *, whole: bool) -> int:
     """Return the offset after which a feed begins; with `whole`, the feed begins with a whole transaction.
 
-    Raises InvalidRequest after the newest change, and OffsetExpired where changes may be evicted.
+    Raises InvalidRequest for a start beyond the head, OffsetExpired if changes after the start may be evicted.
     """
     if start.kind == OFFSET:
         return check_cursor(log, start.at, "start.offset")

@@ -88,23 +88,23 @@ class Stream:
 
     @property
     def ending(self) -> EndReason | None:
-        """Why the stream has ended; None while it goes on."""
+        """Return why the stream has ended; None while it goes on."""
         return self.state.ending if isinstance(self.state, Ended) else None
 
     @property
     def _live(self) -> Live | None:
-        """The state Live, also while it is paused."""
+        """Return the state Live, also while it is paused; else None."""
         state = self.state.held if isinstance(self.state, Paused) else self.state
         return state if isinstance(state, Live) else None
 
     @property
     def place(self) -> int | None:
-        """The offset in the log; None while rows of a snapshot are sent."""
+        """Return the stream's offset in the log; None while it sends rows of a snapshot."""
         return self.cursor if self._snapshot is None else None
 
     @property
     def _here(self) -> int | str:
-        """The id of a frame that is neither a change nor a row: a client that resumes from it misses nothing."""
+        """Return the id for a control event's frame: a client that resumes from it misses nothing."""
         return self.cursor if self._snapshot is None else f"s:{self._snapshot.place}"
 
     # --- transitions ---------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Stream:
             self._sleeping.set_result(None)
 
     def changed(self) -> None:
-        """The subscription was acknowledged, paused, resumed, moved or closed."""
+        """Check the subscription at the next step: it was acknowledged, paused, resumed, moved or closed."""
         self._note_peak()
         self._dirty, self._calm = True, False
         self._due_at = 0.0
@@ -163,7 +163,7 @@ class Stream:
         self.refuse(CLOSED, "the reader left")
 
     def refuse(self, code: str, message: str) -> None:
-        """End the stream because its reader sent something that it may not send."""
+        """End the stream with `code` and `message`, which say how its reader broke the protocol."""
         self._apply(Closed(code, message))
         self.wake()
 
@@ -190,7 +190,7 @@ class Stream:
         self._due_at = min(max(self._checkpoint_at, now), self._sent_at + PING_SECONDS, now + patience)
 
     def close(self) -> None:
-        """Release everything the stream holds."""
+        """Leave the hub, release the lease of a snapshot without a subscription, and record the quiet position."""
         self._advance()
         self._leave_group()
         self.consumer.hub.streams.discard(self)
@@ -201,7 +201,7 @@ class Stream:
     # --- frames --------------------------------------------------------------------------------------------------
 
     def ready(self) -> bytes | None:
-        """Return frames that were published and not yet taken, without waiting; None when `next` must be called."""
+        """Return published frames without waiting, b"" if there are none; None if `next` must be called instead."""
         group, hub, live = self._group, self.consumer.hub, self.state
         if not self._calm or group is None or type(live) is not Live or live.epoch != hub.epoch or not group.is_live:
             return None
@@ -239,7 +239,7 @@ class Stream:
                 return None
 
     async def _step(self) -> bytes:
-        """Do what the state asks for."""
+        """Run one step of the current state; return the frames to send, b"" if there are none."""
         if self._stop is not None:
             return self._apply(self._stop)
         if self._dirty and (frames := self._check()):
@@ -423,7 +423,7 @@ class Stream:
             self._apply(Skipped())
 
     def _note_quiet(self) -> None:
-        """Record how far nothing concerned the subscriber, so that the log need not be read there again."""
+        """Record up to where no change passed the filter, so that the log is not read there again."""
         if self._snapshot is None:
             self.consumer.note_quiet(self._began, self.delivered, self.cursor)
 

@@ -33,12 +33,12 @@ class ReaderPosition(msgspec.Struct, frozen=True):
 
     @property
     def cursor(self) -> int | None:
-        """The requested offset."""
+        """Return the requested offset; None if the reader sent none, or a snapshot cursor instead."""
         if self.offset is not None or not self.last_id or self.place:
             return self.offset
         return int(self.last_id)
 
     @property
     def place(self) -> str:
-        """The requested snapshot cursor."""
+        """Return the requested snapshot cursor; "" if the reader sent none, or an offset too."""
         return self.last_id[2:] if self.offset is None and self.last_id.startswith("s:") else ""

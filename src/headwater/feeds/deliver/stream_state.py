@@ -120,7 +120,7 @@ class Stopped(Event, frozen=True):
 
 
 class Action(Enum):
-    """What the stream sends on a transition."""
+    """A frame that the stream sends on a transition."""
 
     SEND_CAUGHT_UP = auto()
     SEND_LAST_CHECKPOINT = auto()

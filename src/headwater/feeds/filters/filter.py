@@ -24,8 +24,8 @@ NewerThanSnapshot = Callable[[int, Table, Row | None], bool]
 class Filter:
     """The filter of `options`. Rules are compiled once per version of a table. Thread-safe.
 
-    `is_restricted`: its readers are restricted to tables, so a rule that calls functions of users is refused, for
-    whichever version of a table it calls them.
+    `is_restricted`: its readers are restricted to tables, so a rule that calls user-defined functions is refused, at
+    whichever version of a table. Methods that compile a rule raise Forbidden or InvalidRequest if it is refused.
     """
 
     def __init__(self, options: Options, source: Readable, *, is_restricted: bool = False) -> None:
@@ -41,7 +41,7 @@ class Filter:
         return not self.tables or table in self.tables
 
     def raw_ops(self) -> frozenset[Op] | None:
-        """Return the ops of logged changes that may be delivered as any op without a `newer`; None: all."""
+        """Return the logged ops whose changes may pass, as whatever op, if `decide` has no `newer`; None: all ops."""
         if not self._ops:
             return None
         moved = {Op.INSERT, Op.DELETE} & self._ops if self.options.looks_at_rows else set()

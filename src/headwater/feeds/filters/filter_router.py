@@ -75,7 +75,7 @@ class Router(Generic[T]):
     def prepare(self, table: Table, most: int) -> bool:
         """Index new filters on `table` until about `most` of their values are indexed; return whether some are left."""
         index = self._index(table)
-        return index is not None and index.place(most)
+        return index is not None and index.index_new(most)
 
     def count(self, change: Change) -> int:
         """Return the number of tokens that `route` finds for `change`; a token may count more than once."""
@@ -131,11 +131,11 @@ class _TableIndex(Generic[T]):
             lookup.remove(token, trait)
 
     def concerned(self, change: Change) -> Iterable[Iterable[T]]:
-        """Return the tokens whose filter `change` may pass; a token may occur more than once."""
+        """Return groups of the tokens whose filter `change` may pass; a token may occur more than once."""
         if change.before is None and change.after is None:
             return [self.filters]
         if self._fresh:
-            self.place()
+            self.index_new()
         images = _Images(change, self._writers)
         found: list[Iterable[T]] = []
         try:
@@ -145,7 +145,7 @@ class _TableIndex(Generic[T]):
         except HeadwaterError:  # a value without a byte encoding cannot be looked up: every filter must decide
             return [self.filters]
 
-    def place(self, most: float = math.inf) -> bool:
+    def index_new(self, most: float = math.inf) -> bool:
         """Index new filters until about `most` values are indexed; return whether filters are left."""
         values = 0
         while self._fresh and values <= most:

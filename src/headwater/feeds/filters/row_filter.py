@@ -46,22 +46,22 @@ class Rule:
 
     @property
     def interest(self) -> Interest:
-        """The conditions by which the router indexes the filter."""
+        """Return the conditions by which the router indexes the filter."""
         pin = None if self._condition is None else self._condition.pin
         return Interest(self._points, self._spans, pin, self._shard)
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The functions in `where` that may read more than the row."""
+        """Return the functions in `where` that may read more than the row."""
         return () if self._condition is None else self._condition.calls
 
     @property
     def is_cheap(self) -> bool:
-        """Whether the rule is fast enough to be evaluated in the event loop."""
+        """Return whether the rule is fast enough to be evaluated in the event loop."""
         return self._condition is None or self._condition.is_cheap
 
     def inside(self, rows: Sequence[Row]) -> list[bool]:
-        """Return for each of `rows` whether it is inside."""
+        """Return for each of `rows` whether it is inside the filter."""
         if self._place is None:
             found = [True] * len(rows)
         else:
@@ -89,7 +89,7 @@ class Rule:
 
     @property
     def has_selected(self) -> bool:
-        """Whether the table has any of the selected columns."""
+        """Return whether the table has any of the selected columns."""
         return bool(self._selected)
 
 

@@ -23,7 +23,7 @@ class Encoder(Protocol):
         """
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
-        """Return a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
+        """Return one message with a snapshot row that was read at `offset` and at the wall-clock time `read_ms`."""
 
 
 class Frames(Protocol):
@@ -31,19 +31,19 @@ class Frames(Protocol):
 
     @property
     def count(self) -> int:
-        """The number of frames."""
+        """Return the number of frames."""
 
     @property
     def last(self) -> int:
-        """The offset of the last frame."""
+        """Return the offset of the last frame."""
 
     @property
     def size(self) -> int:
-        """The size of all frames in bytes."""
+        """Return the size of all frames in bytes."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the page is full."""
+        """Return whether the page has reached its limit of frames or bytes."""
 
     def take(self, part: Transaction, ops: list[Op | None]) -> int:
         """Add the changes of `part`, delivered as `ops`, until the page is full, but at least one change.

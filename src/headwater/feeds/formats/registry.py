@@ -57,7 +57,7 @@ class _HiddenDdl(Encoder):
 
 
 class _HiddenDdlFrames(_HiddenDdl, WritesFrames):
-    """The same for an encoder that writes many changes at once."""
+    """A `_HiddenDdl` around an encoder that writes many changes at once."""
 
     def __init__(self, made: WritesFrames) -> None:
         super().__init__(made)

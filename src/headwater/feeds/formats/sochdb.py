@@ -109,7 +109,7 @@ def txn_id(part: Transaction) -> int:
 
 
 class Events(Encoder):
-    """SubscribeEvent."""
+    """Writes changes as SochDB's SubscribeEvent."""
 
     def __init__(self, shape: Shape, source: Readable | None) -> None:
         self._plans = PerTable(lambda table: _Plan(table, shape, source))
@@ -145,7 +145,7 @@ class Events(Encoder):
 
 
 class WatchKeyEvents(Events):
-    """WatchKeyEvent."""
+    """Writes changes as SochDB's WatchKeyEvent, which has no table, key or DDL."""
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         plan = self._plans(change.table)

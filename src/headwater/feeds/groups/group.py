@@ -94,7 +94,7 @@ class Group:
         return len(frame)
 
     def seek(self, cursor: int) -> int | None:
-        """Return how many frames a stream at `cursor` has seen; None when the stream must read the log first."""
+        """Return how many published frames are at or before `cursor`; None if a stream there must read the log."""
         if cursor < self.since:
             return None
         ahead = sum(1 for _ in takewhile(lambda entry: entry[0] > cursor, reversed(self._frames)))
@@ -103,7 +103,7 @@ class Group:
         return seen
 
     def offset_after(self, seen: int) -> int:
-        """Return the offset of the frame that follows `seen` frames, which must be in memory."""
+        """Return the offset of the frame after the first `seen` frames; that frame must be in memory."""
         return self._frames[seen - self.published][0]
 
     def holds(self, seen: int) -> bool:
@@ -111,7 +111,7 @@ class Group:
         return self.published - seen <= len(self._frames)
 
     def take(self, seen: int) -> JoinedFrames | None:
-        """Return the frames that follow `seen` frames, at most PIECE bytes; None when some of them were dropped."""
+        """Return the frames after the first `seen`, joined to about PIECE bytes; None if some were dropped."""
         found = self._joined.get(seen)
         if found is None:
             if not self.holds(seen):

@@ -60,7 +60,7 @@ class Batch:
 
     @cached_property
     def _weights(self) -> list[int]:
-        """For each change, the number of rows without text that take as long to compare."""
+        """Return for each change the number of rows without text that take as long to compare."""
         return [
             (change.before is not None) + (change.after is not None) + image_bytes([change]) // TEXT_OF_ROW
             for change in self.changes
@@ -71,7 +71,7 @@ class Batch:
         return sum(self._weights)
 
     def decide(self, group: Group, places: list[int]) -> Found | HeadwaterError:
-        """Return the changes at `places` that pass the filter of `group`, or the error of the filter."""
+        """Return the position of each change at `places` that passes, with the op it is delivered as; or the error."""
         try:
             ops = group.view.filter.decide([self.changes[place] for place in places])
         except HeadwaterError as error:
@@ -79,7 +79,7 @@ class Batch:
         return [(place, op) for place, op in zip(places, ops, strict=True) if op is not None]
 
     def decide_slowly(self, group: Group, places: list[int]) -> Decided:
-        """Do the same as `decide` in a thread for a slow filter; return None if the filter takes too long."""
+        """Do the same as `decide`, slice by slice, in a thread; return None if it takes more than PATIENCE_SECONDS."""
         until = time.thread_time() + PATIENCE_SECONDS
         found: Found = []
         for low in range(0, len(places), SLICE):
@@ -137,7 +137,7 @@ class SlowFilters:
 
     @property
     def is_late(self) -> bool:
-        """Whether the current filter has taken too long."""
+        """Return whether the current filter has run for more than LONGEST_SECONDS."""
         return time.monotonic() - self._began > LONGEST_SECONDS
 
     def stop(self) -> tuple[dict[Group, Decided], list[tuple[Group, list[int]]]]:

@@ -156,7 +156,7 @@ class _Collector:
 
     @property
     def in_first(self) -> bool:
-        """Whether the first transaction has not ended yet."""
+        """Return whether the first transaction has not ended yet."""
         return self._fitting is None
 
     def take(self, part: Transaction, *, split: bool) -> bool:
@@ -240,7 +240,7 @@ def parts_of(log: LiveLog, after: int, upto: int | None) -> Iterator[Transaction
 
 
 def blocks_of(log: LiveLog, after: int, upto: int | None) -> Iterator[list[Transaction]]:
-    """Yield the same parts in stored blocks: a caller that stops at the end of a block does not read it twice."""
+    """Yield the parts in (after, upto], one list per stored block: a caller that stops there reads no block twice."""
     end = log.latest if upto is None else min(upto, log.latest)
     at = after
     while at < end:

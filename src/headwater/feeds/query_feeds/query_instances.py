@@ -60,7 +60,7 @@ class QueryInstance(Reads, Protocol):
 
     @property
     def is_guarded(self) -> bool:
-        """Whether `steady` may find relevant changes that left the result unchanged. Cheap."""
+        """Return whether `steady` may find relevant changes that left the result unchanged. Cheap."""
 
     def steady(self, upto: int) -> int | None:
         """Return an offset since which the result is known to be unchanged until `upto` or later; None if unknown.
@@ -110,4 +110,4 @@ class QueryInstances(Protocol):
 
     def position(self, db: str, key: Hashable) -> tuple[str, int, int] | None:
         """Return the ETag prefix, the last relevant change and the last checked offset of an instance between `hold`
-        and `release`. May block."""
+        and `release`; else None. May block."""

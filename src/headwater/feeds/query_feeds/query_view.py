@@ -84,7 +84,7 @@ class QueryView(View):
         scan: int = SCAN,
         newer: NewerThanSnapshot | None = None,
     ) -> Page:
-        """See `View.page`."""
+        """Return a page of invalidations as View.page does of changes; raise Forbidden as `check_scope` does."""
         self.check_scope()
         return _Pages(self, log, after, limit, most).read(log.latest if upto is None else upto, scan)
 
@@ -117,7 +117,7 @@ class TransactionMatch:
 
 
 class _Pages:
-    """Reads one page."""
+    """Reads one page of invalidations from the log."""
 
     def __init__(self, view: QueryView, log: LiveLog, after: int, limit: int, most: int) -> None:
         self._view, self._log, self._after, self._limit, self._most = view, log, after, limit, most

@@ -51,7 +51,7 @@ class Commits:
         return job.value
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file, after the commit that is in progress."""
         with self._leading:
             self._file.close()
 

@@ -64,7 +64,7 @@ class Registry:
         clock_ms: Callable[[], int] = wall_ms,
         vfs: str | None = None,
     ) -> Registry:
-        """Open the file at `path`, or create it. LogDamaged when it is not ours, newer than us, or broken."""
+        """Open or create the file at `path`; LogDamaged if it is another's, of a newer Headwater, or broken."""
         file = SqliteStore(store.FORMAT, Path(path), vfs=vfs)
         try:
             return cls(file, most, most_bytes, clock_ms, quota)
@@ -274,11 +274,11 @@ class Registry:
         return self._change(id, lambda connection: {"acked": store.ack(connection, id, offset)})
 
     def seek(self, id: str, offset: int) -> Subscription:
-        """Continue after `offset`, forwards or backwards."""
+        """Set both the acknowledged and the quiet offset to `offset`, forwards or backwards."""
         return self._change(id, lambda connection: store.seek(connection, id, offset))
 
     def set_paused(self, id: str, paused: bool) -> Subscription:
-        """Stop delivery, or continue it."""
+        """Pause delivery if `paused`, else resume it."""
         return self._change(id, lambda connection: store.set_paused(connection, id, paused))
 
     def save_snapshot(self, id: str, state: SnapshotState | None, *, acked: int | None = None) -> Subscription:
@@ -342,12 +342,12 @@ class Registry:
     # Instances of queries
 
     def position(self, db: str, instance: str) -> store.InstancePosition | None:
-        """Return the last saved position of a watched query instance."""
+        """Return the last saved position of a watched query instance; None if there is none."""
         with self._lock:
             return self._positions.get((db, instance))
 
     def save_positions(self, positions: Sequence[store.InstancePosition], but: Collection[str] = ()) -> None:
-        """Save the positions of watched instances; delete all others, `but` keep those of these databases."""
+        """Save `positions` of watched instances, and delete all others except those of the databases `but`."""
 
         def work(connection: apsw.Connection) -> Apply[None]:
             with self._lock:
@@ -372,7 +372,7 @@ class Registry:
 
 
 def may_see(principal: Principal, owner: str) -> bool:
-    """Return whether `principal` may see what `owner` created."""
+    """Return whether `principal` may see objects that `owner` created: its own, or all with the owner role."""
     return principal.role == OWNER or principal.name == owner
 
 

@@ -35,7 +35,7 @@ STARTS = 'Send "latest", "earliest", {"offset": n}, {"ts": "<ms>.<counter>"} or 
 
 
 class SubscribeQuery(SubscriptionParams, forbid_unknown_fields=True, kw_only=True):
-    """cdc.subscribe_query"""
+    """The parameters of cdc.subscribe_query."""
 
     query_id: str
     args: list[Any] | dict[str, Any] | None = None

@@ -49,7 +49,7 @@ class SubscriptionParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 
 
 class SubscribeTable(SubscriptionParams, forbid_unknown_fields=True, kw_only=True):
-    """cdc.subscribe_table"""
+    """The parameters of cdc.subscribe_table."""
 
     db: str | None = None
     table: str | None = None
