@@ -1,1 +1,1 @@
-"""Rows, statements and transactions for callers; cacheable queries grow here."""
+"""Queries of callers: prepared queries with ETags, rows by key, statements and transactions."""

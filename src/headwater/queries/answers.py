@@ -95,7 +95,7 @@ class QueryCounters(msgspec.Struct):
     reasons: Reasons = msgspec.field(default_factory=Reasons)
 
     def again(self) -> None:
-        """Count one more request answered `not modified` from the cache of such answers."""
+        """Count a request that serve's cache of 304 answers answered, without a call of `ask`."""
         self.asked += 1
         self.conditional += 1
         self.not_modified += 1
@@ -262,7 +262,7 @@ class Answering:
     ) -> tuple[str, QueryTag, bool | None, int] | None:
         """Return the tag to check, whether it is current, and the offset up to which the log was read.
 
-        The verdict is None if it takes a scan of many changes, which must run in a thread.
+        The verdict is None if it takes a scan of many changes, in a thread. Return None if no tag can be checked.
         """
         reached, versions = self.versions.advance(), self.versions
         if self.database.log.generation != instance.generation:
@@ -295,7 +295,7 @@ class Answering:
         return found
 
     def read(self, instance: Instance) -> ReadResult | None:
-        """Execute the query now; blocks. Record the guards of its answer if it is watched. Callable from any thread."""
+        """Return the answer of now, None if the schema has changed; record its guards if it is watched. Blocks."""
         source, analysis, versions = self.database.source, instance.analysis, self.versions
         is_asked_about = instance.returned or instance.key in self._held
         can_use_guards = is_asked_about and bool(analysis.guards) and instance.unguarded < MAX_UNGUARDED
@@ -396,13 +396,13 @@ class Answering:
             self.versions.forget(key)
 
     async def understood(self, prepared: PreparedQuery, args: Args) -> tuple[Instance, int]:
-        """Return the query with these arguments, analysed now, and an offset that the log had reached before."""
+        """Return the instance, analysed now, and an offset that the log had reached before that."""
         check = await self._head_checks.check()
         head = self._reached(check)
         return await self.instance(prepared, args, check.source_head), head
 
     async def meaning(self, prepared: PreparedQuery) -> Analysis:
-        """Return the current dependencies of the query, for any arguments."""
+        """Return the current analysis of the query, for any arguments."""
         check = await self._head_checks.check()
         return (await self.analysis(prepared, check.source_head))[0]
 
@@ -417,7 +417,7 @@ class Answering:
     # --- instances and analyses ------------------------------------------------------------------------------
 
     async def instance(self, prepared: PreparedQuery, args: Args, source_head: SourceHead) -> Instance:
-        """Return the query with these arguments, analysed as of `source_head` or later."""
+        """Return the instance of the query with `args`, analysed as of `source_head` or later."""
         analysis, schema = await self.analysis(prepared, source_head)
         named = named_args(analysis.parameters, args)
         if len(named) * CELL <= ENCODED_AT_ONCE and args_size(named) <= ENCODED_AT_ONCE:
@@ -459,7 +459,7 @@ class Answering:
         return made
 
     async def analysis(self, prepared: PreparedQuery, source_head: SourceHead) -> tuple[Analysis, int]:
-        """Return the dependencies of the query and their schema version, which is not older than `source_head`."""
+        """Return the analysis of the query, and a schema version, not older than `source_head`, for which it holds."""
         if self._generation != self.database.log.generation:
             self._generation, self._analyses = self.database.log.generation, _no_analyses()
         known = self._analyses.get(prepared.id)

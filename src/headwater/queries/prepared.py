@@ -18,7 +18,7 @@ from headwater.model.query.query import check_length
 MAX_NAME = 200  # characters
 MAX_FORM = 1 << 20  # bytes of the JSON form
 MOST_BYTES = 256 << 20  # of all queries together: they are in memory
-SHARE = 0.75  # of all places and bytes, that viewers and editors may fill together
+SHARE = 0.75  # of all queries and bytes: the part that viewers and editors may fill together
 SHARE_OF_DATABASE = 0.25  # the same of one database: its callers leave room to those of others
 _TABLES = """
 CREATE TABLE prepared (
@@ -50,12 +50,12 @@ class PreparedQuery(msgspec.Struct, frozen=True):
 
     @property
     def is_owners(self) -> bool:
-        """Return whether an owner prepared it, or an unknown role."""
+        """Return whether an owner, or a caller of unrecorded role, prepared the query."""
         return RANK.get(self.role, RANK[OWNER]) >= RANK[OWNER]
 
     @property
     def size(self) -> int:
-        """Return about how many bytes it takes."""
+        """Return about how many bytes of memory the query takes."""
         return 200 + len(self.sql) + len(self.form or b"") + len(self.name or "")
 
 
@@ -92,7 +92,7 @@ class PreparedQueries:
     def add(
         self, db: str, sql: str, *, form: bytes | None = None, name: str | None = None, role: str = ""
     ) -> PreparedQuery:
-        """Store a query that a caller in `role` prepared; update the name and role of one that is stored already."""
+        """Store a query that `role` prepared, or update name and role of a stored one; LimitExceeded if full."""
         check_length(len(sql))
         if name is not None and not (is_label(name) and len(name) <= MAX_NAME):
             raise InvalidRequest(f"`name` must be a text of 1 to {MAX_NAME} printable characters")
@@ -148,7 +148,7 @@ class PreparedQueries:
         return renewed
 
     def get(self, id: str) -> PreparedQuery:
-        """Return the query with this id; NotFound."""
+        """Return the query with this id; NotFound if there is none."""
         found = self._known.get(id)
         if found is None:
             raise unknown_query()
@@ -164,9 +164,9 @@ class PreparedQueries:
 
     @property
     def count(self) -> int:
-        """Number of queries."""
+        """Return the number of prepared queries."""
         return len(self._known)
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         self._file.close()

@@ -48,7 +48,7 @@ class Prepares(Protocol):
 
 
 class Queries:
-    """The prepared queries of a server. Create it in the event loop; `run` runs blocking work in a thread."""
+    """Prepares and answers the queries of a server. Create it in the loop; `run` runs blocking work in a thread."""
 
     def __init__(
         self, databases: Databases, prepared: PreparedQueries, run: Run, *, sample: int = 0, public: bool = False
@@ -76,7 +76,7 @@ class Queries:
         return Explanation(kept, found.analysis)
 
     async def explain(self, principal: Principal, sql: str, *, db: str | None = None) -> Explanation:
-        """Return the dependencies of a query without storing it."""
+        """Analyse a query without storing it; raise Forbidden if the caller may not send it."""
         made = await self._transient(sql, db)
         principal.check_any_scope(made.db)
         source = self._databases.database(made.db).source
@@ -90,7 +90,7 @@ class Queries:
         return Explanation(made, found)
 
     async def explain_prepared(self, principal: Principal, id: str) -> Explanation:
-        """Return the current dependencies of a stored query."""
+        """Return a stored query and its current analysis; raise as `allow` does."""
         found = self.get(principal, id)
         await self.allow(principal, found)
         async with self._naming_tables(principal, found.db):
@@ -165,7 +165,7 @@ class Queries:
             self._checked.add((prepared.id, principal.role))
 
     def answering(self, db: str) -> Answering:
-        """Return the queries of one database; NotFound if there is none of that name."""
+        """Return the object that answers queries of `db`; NotFound if there is no such database."""
         database = self._databases.database(db)
         found = self._answering.get(db)
         if found is None or found.database is not database:  # dropped and created again
@@ -214,7 +214,7 @@ def _hidden_as_unknown(principal: Principal, prepared: PreparedQuery) -> Iterato
 
 
 def transient_query(sql: str, db: str | None) -> TransientQuery:
-    """Return a query with its id, without storing it."""
+    """Return a query with its normalised text and id, without storing it; InvalidRequest if it is too long."""
     check_length(len(sql))
     check_text(sql, "query")
     name, text = real_name(db), normal_form(sql)

@@ -54,7 +54,7 @@ class TableReference(msgspec.Struct, frozen=True):
     values: Values
 
     def matters(self, change: Change) -> bool:
-        """Return whether `change` may affect the rows read here."""
+        """Return whether `change`, of the same table, may affect the rows that this reference reads."""
         return self.template.matters(change, self.values)
 
 
@@ -64,7 +64,7 @@ class BoundDependencies(msgspec.Struct, frozen=True):
     places: tuple[TableReference, ...]
 
     def matters(self, change: Change) -> int | None:
-        """Return the first place to which `change` is relevant, as its index in `Analysis.dependencies`."""
+        """Return the index in `Analysis.dependencies` of the first one that `change` affects; None if there is none."""
         name = change.table.name
         for number, place in enumerate(self.places):
             if place.template.table == name and place.matters(change):
@@ -81,7 +81,7 @@ def bind(
     dropped: then more rows are relevant.
     """
     binder = _BINDERS.get(source) or _BINDERS.setdefault(source, _Binder(source))
-    return BoundDependencies(tuple(binder.place(each, tables.get(each.table), args) for each in analysis.dependencies))
+    return BoundDependencies(tuple(binder.bind(each, tables.get(each.table), args) for each in analysis.dependencies))
 
 
 # --- trees with values -----------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ class _Binder:
         self._shapes = shapes_of(source)
         self._templates: BoundedCache[Hashable, Template] = BoundedCache(MAX_TEMPLATES, MAX_TEMPLATE_LEAVES)
 
-    def place(self, dependency: Dependency, table: Table | None, args: Mapping[str, Value]) -> TableReference:
-        """Return one dependency bound to its arguments."""
+    def bind(self, dependency: Dependency, table: Table | None, args: Mapping[str, Value]) -> TableReference:
+        """Return one dependency bound to its arguments, without the parts of its condition that cannot be encoded."""
         values: list[Held] = []
         tree: Tree = True
         if table is not None:

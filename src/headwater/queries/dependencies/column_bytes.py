@@ -40,7 +40,7 @@ Watched = tuple[tuple[int, int], ...]  # a column's index in the row, and the bi
 
 
 def difference(watched: Watched, before: Row, after: Row) -> int:
-    """Return the bits of the columns whose values differ."""
+    """Return the bits of the `watched` columns whose values are not the `same` in both rows."""
     found = 0
     for place, bit in watched:
         a, b = before[place], after[place]
@@ -75,7 +75,7 @@ class Shape:
         self.encoders = _Encoders(self._make)
 
     def encoder(self, place: int) -> Encode:
-        """Return the encoder of the column at `place`; it returns None for a value that has no known encoding."""
+        """Return the encoder of the column at index `place`; it returns None for a value without a known encoding."""
         return self.encoders[place]
 
     def _make(self, place: int) -> Encode:
@@ -136,7 +136,7 @@ class Shapes:
         self._known: dict[str, list[Shape]] = {}  # by table name, the most recently used first
 
     def of(self, table: Table) -> Shape:
-        """Return the shape of `table`."""
+        """Return the shape of `table`, cached for MAX_SHAPES versions of each table."""
         known = self._known.get(table.name, ())
         if known and known[0].table is table:
             return known[0]

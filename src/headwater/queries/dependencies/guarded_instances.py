@@ -57,7 +57,7 @@ class GuardedInstances:
         self._asked = 0
 
     def suppresses(self, key: Hashable, offset: int, change: Change, place: int) -> bool:
-        """Return whether the change at `offset`, first relevant to `place`, leaves an instance's answer unchanged.
+        """Return whether a change, first relevant to table reference `place`, leaves an instance's answer unchanged.
 
         Call it for every change that is relevant to the instance, in order.
         """

@@ -94,7 +94,7 @@ class GuardState:
         bound: BoundDependencies,
         answer: ReadResult,
     ) -> GuardState:
-        """Return the guards of `answer`, which was read with its keys."""
+        """Return the guards of `answer`, which was read with the keys of its guards (`answer.keys`)."""
         shapes = shapes_of(source)
         made = []
         for guard, rows in zip(analysis.guards, answer.keys, strict=True):
@@ -104,7 +104,7 @@ class GuardState:
         return cls(shapes, bound, made)
 
     def suppresses(self, change: Change, place: int) -> bool:
-        """Return whether `change`, relevant to `place` and to none before it, leaves the answer unchanged.
+        """Return whether `change`, whose first relevant table reference is `place`, leaves the answer unchanged.
 
         If not, the answer is stale and all guards are dropped; the next answer records new ones.
         """
@@ -121,7 +121,7 @@ class GuardState:
         return is_suppressed
 
     def _excludes(self, change: Change, place: int, touched: set[int]) -> bool:
-        """Return whether a guard proves that the rows of `change` are irrelevant to `place`.
+        """Return whether a guard proves that the rows of `change` are irrelevant to table reference `place`.
 
         A guard made from rows that this change touches proves nothing: in a self-join, a row may match itself.
         """

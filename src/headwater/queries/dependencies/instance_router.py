@@ -28,7 +28,7 @@ from headwater.queries.dependencies.template import (
 )
 from headwater.sources.query import Queryable
 
-Found = dict[Hashable, int]  # the first relevant place by key of the instance
+Found = dict[Hashable, int]  # by instance key, the number of the first relevant table reference
 Cells = tuple[bytes, ...] | bytes  # the encoded values of the columns of a path
 
 
@@ -64,7 +64,7 @@ class Router:
                 del self._tables[name]
 
     def route(self, change: Change) -> list[tuple[Hashable, int]]:
-        """Return the keys of the instances to which `change` is relevant, each with its first relevant place."""
+        """Return the keys of the instances that `change` affects, each with its first affected table reference."""
         routes = self._tables.get(change.table.name)
         if routes is None:
             return []

@@ -165,7 +165,7 @@ class InstanceVersions:
                 self.guarded.drop(key)
 
     def last(self, key: Hashable) -> tuple[int, int] | None:
-        """Return the offset of the last relevant change of a watched instance, and the offset applied so far."""
+        """Return the last relevant change of an instance, and the offset applied so far; None if it is not watched."""
         with self._lock:
             self._leave()
             watched = self._watched.get(key)

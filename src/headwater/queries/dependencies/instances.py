@@ -88,7 +88,7 @@ class Instance:
 
 
 def instance_key(query_id: str, args: Mapping[str, Value]) -> InstanceKey:
-    """Return a key that is equal exactly for the same query with the same typed arguments.
+    """Return a key that is equal only for the same query with identical arguments: 1.0 and 1.00 differ.
 
     It encodes the arguments: call it in a thread if they are long.
     """
@@ -149,7 +149,7 @@ class Instances:
         self.bytes = 0  # of their arguments, and of the text of each query once
 
     def get(self, key: Hashable) -> Instance | None:
-        """Return the instance if it is cached."""
+        """Return the cached instance, and count the request in its `asked`; None if it is not cached."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)

@@ -60,7 +60,7 @@ class AnalysedInstance:
         self._conditions: dict[int, str] = {}
 
     def matters(self, change: Change) -> int | None:
-        """Return the first place to which `change` is relevant, None if there is none."""
+        """Return the number of the first table reference that `change` affects; None if there is none."""
         return self.instance.bound.matters(change)
 
     def reason(self, change: Change, place: int) -> Reason:
@@ -89,7 +89,7 @@ class AnalysedInstance:
         return found
 
     def tag(self, offset: int) -> str:
-        """Return the canonical tag of the answer at `offset`."""
+        """Return the ETag, quoted, of the answer whose last relevant change is at `offset`."""
         return QueryTag(self.prefix, offset).write(weak=not self.instance.analysis.is_total)
 
     def offset_of(self, etag: str) -> int | None:
@@ -126,18 +126,18 @@ class UnusableInstance:
     """
 
     tables: tuple[str, ...] = ()
-    beyond: tuple[str, ...] = ("what is gone ()",)  # makes every change of the schema relevant
+    beyond: tuple[str, ...] = ("a missing object ()",)  # in no scope: callers restricted to tables may not read it
     dependencies: tuple[Dependency, ...] = ()
     follows_all = False
     is_guarded = False
 
     def __init__(self, prepared: PreparedQuery, key: Hashable, url: str, head: int) -> None:
         self.query_id, self.db, self.key, self.url, self.head = prepared.id, prepared.db, key, url, head
-        self.prefix = "lost-" + prepared.id[2:13].ljust(11, "0")  # of no answer
+        self.prefix = "lost-" + prepared.id[2:13].ljust(11, "0")  # no answer has a tag with this prefix
         self.wanted: tuple[str, ...] = ()  # tables of which every change is relevant
 
     def matters(self, change: Change) -> int | None:
-        """Return place 0 for any change of the schema."""
+        """Return 0, as for a first table reference, for any change of the schema; else None."""
         return 0 if change.op is Op.SCHEMA_CHANGE else None
 
     def reason(self, change: Change, place: int) -> Reason:
@@ -145,7 +145,7 @@ class UnusableInstance:
         return Reason(change.table.name, None, "the query could not be analysed before")
 
     def tag(self, offset: int) -> str:
-        """Return a tag that no answer has."""
+        """Return a tag that matches no answer: this instance has none."""
         return QueryTag(self.prefix, offset).write()
 
     def offset_of(self, etag: str) -> int | None:
@@ -173,12 +173,12 @@ class VolatileInstance(UnusableInstance):
         self.tables, self.beyond, self.dependencies = analysis.tables, analysis.beyond, analysis.dependencies
         self.wanted = (ANY,) if analysis.unseen else analysis.tables
         self.follows_all = bool(analysis.unseen)
-        self.prefix = "none" + instance.prefix(ANSWER_FORMATS[0])[4:]  # of no answer: those have no tags
+        self.prefix = "none" + instance.prefix(ANSWER_FORMATS[0])[4:]  # no answer has a tag with this prefix
         relevant = "any change" if analysis.unseen else "every change of its tables"
         self._why = f"{relevant}: the answer is not cacheable, {'; '.join(analysis.volatile)}"
 
     def matters(self, change: Change) -> int | None:
-        """Return place 0 for any change of its tables or of the schema."""
+        """Return 0, as for a first table reference, for any change of its tables or of the schema; else None."""
         if change.op is Op.SCHEMA_CHANGE or ANY in self.wanted or change.table.name in self.wanted:
             return 0
         return None
@@ -197,18 +197,18 @@ class Routing:
         self._lost: dict[Hashable, tuple[str, ...]] = {}  # the tables of each instance that has no dependencies
         self._volatile: dict[str, dict[Hashable, None]] = {}  # keys of such instances by table
 
-    def add(self, question: Any) -> None:
-        """Route relevant changes to `question`."""
-        self.remove(question.key)
-        if isinstance(question, AnalysedInstance):
-            self._router.add(question.key, question.instance.bound)
+    def add(self, instance: Any) -> None:
+        """Route relevant changes to the key of `instance`, in place of an earlier instance with this key."""
+        self.remove(instance.key)
+        if isinstance(instance, AnalysedInstance):
+            self._router.add(instance.key, instance.instance.bound)
         else:
-            wanted = self._lost[question.key] = question.wanted
+            wanted = self._lost[instance.key] = instance.wanted
             for table in wanted:
-                self._volatile.setdefault(table, {})[question.key] = None
+                self._volatile.setdefault(table, {})[instance.key] = None
 
     def remove(self, key: Hashable) -> None:
-        """Stop routing to `key`."""
+        """Stop routing to `key`; it need not be known."""
         self._router.remove(key)
         for table in self._lost.pop(key, ()):
             del self._volatile[table][key]
@@ -216,7 +216,7 @@ class Routing:
                 del self._volatile[table]
 
     def route(self, change: Change) -> list[tuple[Hashable, int]]:
-        """Return the keys of the instances to which `change` is relevant, each with its first relevant place."""
+        """Return the keys of the instances that `change` affects, each with its first affected table reference."""
         found = self._router.route(change)
         if not self._lost:
             return found
@@ -238,7 +238,7 @@ class SubscribedInstances:
     async def find(
         self, db: str | None, query_id: str, args: Args, *, who: Principal | None = None, strict: bool = True
     ) -> Any:
-        """Return the instance as analysed now.
+        """Return the instance as analysed now (see QueryInstances.find).
 
         Unless `strict`, a query that is invalid or not cacheable has an instance, too:
         `UnusableInstance` or `VolatileInstance`.
@@ -273,15 +273,15 @@ class SubscribedInstances:
         return found
 
     def routes(self, db: str) -> Routing:
-        """Return an empty router."""
+        """Return an empty router for instances of `db`."""
         return Routing(self._queries.answering(db).database.source)
 
-    def hold(self, db: str, question: Any, *, last: int | None = None, since: int | None = None) -> None:
+    def hold(self, db: str, instance: Any, *, last: int | None = None, since: int | None = None) -> None:
         """Track an instance, so that its tag is canonical until `release`. Callable from any thread."""
-        if isinstance(question, AnalysedInstance):
-            self._held[db, question.key] = question
-            self._names.setdefault((db, question.instance.key), set()).add(question.key)
-            self._queries.answering(question.db).hold(question.instance, last=last, since=since)
+        if isinstance(instance, AnalysedInstance):
+            self._held[db, instance.key] = instance
+            self._names.setdefault((db, instance.instance.key), set()).add(instance.key)
+            self._queries.answering(instance.db).hold(instance.instance, last=last, since=since)
 
     def release(self, db: str, key: Hashable) -> None:
         """Stop tracking an instance, unless it is held under another key."""
@@ -295,7 +295,7 @@ class SubscribedInstances:
             self._queries.answering(gone.db).release(gone.instance.key)
 
     def position(self, db: str, key: Hashable) -> tuple[str, int, int] | None:
-        """Return the tag prefix of a held instance, the offset of its last relevant change, and the offset checked."""
+        """Return tag prefix, last relevant change and last checked offset of a held instance; None if not held."""
         held = self._held.get((db, key))
         if held is None:
             return None

@@ -50,7 +50,7 @@ Tree = Node | bool  # a condition that is always or never true has no leaves
 
 
 class Path(msgspec.Struct, frozen=True):
-    """Columns by whose values the instances are found whose condition a row may fulfil."""
+    """Columns whose values in a row lead to the instances whose condition the row may fulfil."""
 
     kind: str
     columns: tuple[str, ...]
@@ -66,7 +66,7 @@ class CompiledTemplate(msgspec.Struct, frozen=True):
     holds: Holds
 
     def touches(self, before: Row | None, after: Row | None, values: Values) -> bool:
-        """Return whether an update, insert or delete of a row is relevant."""
+        """Return whether an update, insert or delete of a row is relevant to the instance with these `values`."""
         if before is not None and after is not None and not difference(self.watched, before, after):
             return False
         rows = [row for row in (before, after) if row is not None]

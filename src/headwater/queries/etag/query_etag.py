@@ -1,4 +1,4 @@
-"""ETags of query answers: a prefix that identifies the question, and an offset at which the answer was current.
+"""ETags of query answers: a prefix that identifies the instance, and an offset at which the answer was current.
 
 Any offset at which the content was the same will do: a tag is current while no change after its offset is relevant
 to the query. So tags need no memory, and stay valid across processes and restarts.
@@ -16,7 +16,7 @@ import msgspec
 from headwater.model.literal import Value
 from headwater.model.row_msgpack import encode_row
 
-FORMAT = "2"  # increase it whenever the answer to the same question may have other bytes
+FORMAT = "2"  # increase it whenever the answer of the same instance may have other bytes
 EXTRACTOR = "1"  # increase it whenever the analysis of the same query may find fewer dependencies
 LONG = 1_024  # bytes of encoded arguments; longer ones are hashed
 _DIGEST = b"\xc1"  # prefix of a hash: no encoded row begins with this byte
@@ -44,19 +44,19 @@ def read_tag(opaque: str) -> QueryTag | None:
 def tag_prefix(
     *, db: str, generation: str, epoch: str, sql: str, names: Iterable[str], packed: bytes, format: str
 ) -> str:
-    """Return the prefix of a question's tags, different for every question.
+    """Return the prefix of an instance's tags in one format.
 
-    A question is everything that determines an answer except the rows. `names` are those of its arguments, and
+    It differs for all that determines an answer except the rows. `names` are those of the arguments, and
     `packed` is the result of `pack_args`.
     """
     digest = hashlib.blake2b(digest_size=12)
-    # The empty text is part of all tags that clients hold.
+    # The empty text means nothing: without it, all tags that clients hold would become stale.
     digest.update(encode_row((FORMAT, EXTRACTOR, db, generation, epoch, sql, format, "", *names)))
     digest.update(packed)
     return base64.urlsafe_b64encode(digest.digest()).decode()
 
 
 def pack_args(args: Iterable[tuple[str, Value]]) -> bytes:
-    """Return short bytes that are equal exactly for equal values of equal types."""
+    """Return the values as bytes, hashed if long; 1.0 and 1.00 differ, as do 0.0 and -0.0, and values of two types."""
     encoded = encode_row(tuple(value for _, value in args))
     return encoded if len(encoded) <= LONG else _DIGEST + hashlib.blake2b(encoded).digest()

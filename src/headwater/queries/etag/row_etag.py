@@ -14,7 +14,7 @@ _TAG = re.compile(r'(?:W/)?"([^"]*)"\Z')
 
 
 def row_etag(db: str, table: Table, row: Row) -> str:
-    """Return the quoted tag of `row`; it changes exactly when a visible column changes its name, type or value."""
+    """Return the quoted tag of `row`: a hash of database, table, and the visible columns' names and values."""
     names = tuple(column.name for column in table.visible)
     values = tuple(row[table.index[name]] for name in names)
     content = encode_row((db, table.name, *names)) + encode_row(values)
@@ -29,7 +29,7 @@ def opaque(tag: str) -> str:
 
 
 def one_tag(if_match: str | None, expected_etag: str | None) -> str | None:
-    """Return the expected tag of a request, which has two names for it."""
+    """Return the expected tag of a request, which has two names for it; InvalidRequest if they differ."""
     if if_match is not None and expected_etag is not None and opaque(if_match) != opaque(expected_etag):
         raise InvalidRequest(
             "`if_match` and `expected_etag` have different tags", hint="Send one of them: they mean the same."

@@ -111,7 +111,7 @@ class Answer:
         return sum(map(len, self.texts)) + sum(len(mark or b"") for mark in self.marks) + ROW_COST * len(self.texts)
 
     def key_of(self, place: int) -> bytes:
-        """Return the key of the row at `place`, as sent."""
+        """Return the key of the row at index `place`, as sent; only if the answer has a `key`."""
         assert self.key is not None
         return self.form.key(self.names, self.key, self.texts[place])
 

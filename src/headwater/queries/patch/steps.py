@@ -20,10 +20,10 @@ KeyOf = Callable[[int], bytes]
 class Steps:
     """Steps to apply in this order: remove, replace in place, insert, move. Each refers to the list as of then."""
 
-    removed: list[int] = field(default_factory=list)  # places in the old list
-    updated: list[int] = field(default_factory=list)  # places in the new list
-    added: list[tuple[int, int]] = field(default_factory=list)  # where to insert, and the place in the new list
-    moved: list[tuple[int, int, int]] = field(default_factory=list)  # place in the new list, then from where to where
+    removed: list[int] = field(default_factory=list)  # indexes in the old list
+    updated: list[int] = field(default_factory=list)  # indexes in the new list
+    added: list[tuple[int, int]] = field(default_factory=list)  # where to insert, and the index in the new list
+    moved: list[tuple[int, int, int]] = field(default_factory=list)  # index in the new list, then from where to where
 
 
 class NoSteps(Exception):
@@ -57,7 +57,7 @@ def _same_ends(old: Sequence[Mark], new: Sequence[Mark]) -> tuple[int, int]:
 def _matched(
     found: Steps, olds: range, news: range, old: Sequence[Mark], new: Sequence[Mark], old_key: KeyOf, new_key: KeyOf
 ) -> list[int | None]:
-    """Return the old place of each row of `news`, None for a new row; fill in `removed` and `updated`."""
+    """Return the old index of each row of `news`, None for a new row; fill in `removed` and `updated`."""
     olds_here, news_here = old[olds.start : olds.stop], new[news.start : news.stop]
     by_mark, here = dict(zip(olds_here, olds, strict=True)), set(news_here)
     if len(by_mark) != len(olds) or len(here) != len(news):
@@ -81,7 +81,7 @@ def _arrange(found: Steps, old_places: list[int | None], start: int) -> None:
     """Fill in `added` and `moved`. Rows that keep their order stay; each other row moves after its new neighbour."""
     survivors = [place for place in old_places if place is not None]
     staying = set(longest_rise(survivors))
-    last_staying: int | None = None  # the old place of the last row that stays
+    last_staying: int | None = None  # the old index of the last row that stays
     for new_place, old_place in enumerate(old_places, start):
         if old_place is None:
             left = start if last_staying is None else last_staying + 1 - bisect_left(found.removed, last_staying)
@@ -97,7 +97,7 @@ def _move(found: Steps, old_places: list[int | None], staying: set[int], start: 
     movers = [at for at, old_place in enumerate(old_places) if old_place is not None and old_place not in staying]
     if len(movers) * len(old_places) > MOST_MOVE_WORK:
         raise NoSteps("reordered")
-    # The client's list after removals and insertions, as places in the new list.
+    # The client's list after removals and insertions, as indexes of the new list.
     held = sorted((place, at) for at, place in enumerate(old_places) if place is not None)
     now = [at for _, at in held]
     for into, new_place in found.added:

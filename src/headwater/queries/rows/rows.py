@@ -58,7 +58,7 @@ class Rows:
     def get(
         self, principal: Principal, place: TableAddress, key: Sequence[Value], *, tx: str | None = None
     ) -> FoundRow | PendingAnswer[FoundRow]:
-        """Return the row whose primary key is `key`; NotFound if there is none."""
+        """Return the row whose primary key is `key`, read inside `tx` if given; NotFound if there is none."""
         if tx is not None:
             return self._transactions.inside(
                 principal, tx, place.db, lambda db, session: _select(principal, db, session, place, key)
@@ -80,7 +80,7 @@ class Rows:
         returning: Sequence[str] | None = None,
         tx: str | None = None,
     ) -> PendingAnswer[StoredResult]:
-        """Insert all rows, or none on an error."""
+        """Insert all `rows`, or none on an error; return the columns `returning` of the rows as stored."""
         if not rows:
             raise InvalidRequest("`rows` is empty", hint="Send at least one row.")
 
@@ -106,7 +106,7 @@ class Rows:
         if_match: str | None = None,
         tx: str | None = None,
     ) -> PendingAnswer[StoredResult]:
-        """Set `values` on the rows that match; with `if_match`, on the one row with this tag."""
+        """Set `values` on the rows that match; with `if_match`, raise Conflict unless one row with this tag does."""
         if not values:
             raise InvalidRequest("`set` is empty", hint="Send at least one column to set.")
 
@@ -131,7 +131,7 @@ class Rows:
         if_match: str | None = None,
         tx: str | None = None,
     ) -> PendingAnswer[StoredResult]:
-        """Delete the rows that match; with `if_match`, the one row with this tag."""
+        """Delete the rows that match; with `if_match`, raise Conflict unless exactly one row with this tag does."""
 
         def work(db: str, session: Session) -> StoredResult:
             table = session.describe(place.table)

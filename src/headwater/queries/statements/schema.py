@@ -31,7 +31,7 @@ class Schema:
         self._transactions = transactions
 
     def create_database(self, principal: Principal, db: str) -> SchemaChangeResult:
-        """Create an embedded database."""
+        """Create an embedded database; Conflict if it exists already."""
         name = check_new_name(db)
         principal.check(name)
         if not self._databases.create(name):
@@ -39,7 +39,7 @@ class Schema:
         return SchemaChangeResult(True)
 
     def drop_database(self, principal: Principal, db: str) -> SchemaChangeResult:
-        """Delete an embedded database with everything in it."""
+        """Roll back the transactions of an embedded database, and delete it with everything in it."""
         name = real_name(db)
         principal.check(name)
         if name == MAIN:

@@ -104,7 +104,7 @@ def _read_in_scope(principal: Principal, db: str, source: Queryable, sql: str, a
 
 
 def check_format(name: str | None) -> bool:
-    """Whether the rows of an answer are objects; NotSupported or InvalidRequest for other formats."""
+    """Return whether `name` makes rows objects, not arrays; NotSupported or InvalidRequest for other formats."""
     if name in UNSERVED_FORMATS:
         raise NotSupported(
             f"result_format {name!r} is not supported", hint=f"Use one of {', '.join(STATEMENT_FORMATS)}."

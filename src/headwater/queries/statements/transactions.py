@@ -77,7 +77,7 @@ class Transactions:
         self.check_credential: Callable[[Principal], object] = lambda principal: None
 
     def begin(self, principal: Principal, *, db: str | None = None, read_only: bool = False) -> BeginResult:
-        """Open a transaction on one database."""
+        """Open a transaction on one database; Busy if too many are open."""
         name = real_name(db)
         principal.check_any_scope(name)
         source = self._databases.get(name)
@@ -93,7 +93,7 @@ class Transactions:
         return BeginResult(tx.id, name, read_only)
 
     def commit(self, principal: Principal, tx: str) -> PendingAnswer[EndResult]:
-        """Commit an open transaction."""
+        """Commit an open transaction of the caller, which is over then, also on an error."""
         held = self._take(principal, tx)
         return PendingAnswer(
             held.tx.commit(),
@@ -101,7 +101,7 @@ class Transactions:
         )
 
     def rollback(self, principal: Principal, tx: str) -> PendingAnswer[EndResult]:
-        """Roll back an open transaction."""
+        """Roll back an open transaction of the caller."""
         held = self._take(principal, tx)
         return PendingAnswer(held.tx.rollback(), lambda _: EndResult(tx, "rolled_back"))
 
@@ -139,7 +139,7 @@ class Transactions:
     def inside(
         self, principal: Principal, tx: str, db: str | None, work: Callable[[str, Session], T]
     ) -> PendingAnswer[T]:
-        """Read in the open transaction `tx`."""
+        """Run `work` in the open transaction `tx`, and return its value."""
         held = self._use(principal, tx, db)
         return PendingAnswer(self._run(held, lambda session: work(held.db, session)), lambda value: value)
 
@@ -251,7 +251,7 @@ def _visible_token(principal: Principal, db: str, tables: Mapping[str, int]) -> 
 
 
 def one_tx(tx: str | None, tx_id: str | None) -> str:
-    """Return the transaction of a request, which has two names for it."""
+    """Return the transaction of a request, which has two names for it; InvalidRequest if they differ or lack."""
     if tx is not None and tx_id is not None and tx != tx_id:
         raise InvalidRequest("`tx` and `tx_id` are different transactions", hint="Send one of them.")
     found = tx if tx is not None else tx_id
