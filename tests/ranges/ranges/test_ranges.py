@@ -236,6 +236,17 @@ def test_unknown_range_is_not_found(one: One) -> None:
             one.ranges.find(ANONYMOUS, None, "t", id, 1)
 
 
+def test_unknown_range_error_names_the_listing_of_rpc_and_of_grpc(one: One) -> None:
+    one.listed()
+    for call in (
+        lambda: one.ranges.find(ANONYMOUS, None, "t", 99, 1),
+        lambda: one.ranges.enter(ANONYMOUS, 99, 1),
+    ):
+        with pytest.raises(NotFound) as caught:
+            call()
+        assert "pull.ranges" in caught.value.hint and "ListRanges" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     "ddl", [("DROP TABLE t", "CREATE TABLE t(k TEXT PRIMARY KEY, v)"), ("ALTER TABLE t ADD COLUMN w",)]
 )

@@ -19,7 +19,7 @@ class _Account:
 
     left: float
     at: float
-    places: asyncio.Semaphore
+    slots: asyncio.Semaphore
     users: int = field(default=0)
 
 
@@ -36,15 +36,15 @@ class CatchUpLimits:
         self.running = self.waiting = 0
 
     @asynccontextmanager
-    async def place(self, who: Hashable, changes: int) -> AsyncIterator[None]:
-        """Wait for a slot to read `changes`; LimitExceeded, with `retry_after_ms`, if `who` has no budget left."""
+    async def slot(self, who: Hashable, changes: int) -> AsyncIterator[None]:
+        """Charge `changes` and hold a slot to read them; LimitExceeded, with `retry_after_ms`, if no budget is left."""
         account = self._account(who)
         self._charge(account, changes)
         account.users += 1
         try:
             self.waiting += 1
             try:
-                await account.places.acquire()
+                await account.slots.acquire()
             finally:
                 self.waiting -= 1
             self.running += 1
@@ -52,7 +52,7 @@ class CatchUpLimits:
                 yield
             finally:
                 self.running -= 1
-                account.places.release()
+                account.slots.release()
         finally:
             account.users -= 1
 

@@ -177,10 +177,10 @@ class ChangeFeed:
         self.least: Callable[[], float] = lambda: 0.0  # shortest interval of checkpoints, a limit of the caller
 
     async def pages(self, who: Hashable) -> AsyncIterator[list[Any]]:
-        """Yield lists of messages, until an error ends the feed."""
+        """Yield lists of messages, as changes become durable, until an error ends the feed."""
         target = self._log.durable
         if self.cursor < target:
-            async with self._rooms.catchups.place(who, target - self.cursor):
+            async with self._rooms.catchups.slot(who, target - self.cursor):
                 while self.cursor < target:
                     yield await self._page(target)
                     if due := await self._due():  # after the page: if this fails, the page was sent
@@ -228,7 +228,7 @@ class ChangeFeed:
         return self._log.generation == self.generation and self._is_there() and not self._rooms.is_stopping()
 
     def _check(self) -> None:
-        """Raise if the feed cannot continue."""
+        """Raise if the server is stopping, the database was dropped or the log began another generation."""
         if self._rooms.is_stopping():
             raise Unavailable("the server is stopping", hint="Reconnect in a moment.", reason=STOPPING)
         if not self._is_there():
@@ -238,7 +238,7 @@ class ChangeFeed:
             raise lost(self._log, self.cursor, LOG_GENERATION_CHANGED, words)
 
     def _check_pace(self, upto: int) -> None:
-        """Raise if the reader is behind for too long; a page that reaches `upto` counts as keeping up."""
+        """Raise Unavailable if the reader is behind for too long; a page that reaches `upto` counts as keeping up."""
         now = time.monotonic()
         if self.cursor >= upto:
             self._behind_since = None

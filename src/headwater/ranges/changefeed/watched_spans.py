@@ -110,7 +110,7 @@ class Spans:
             return encode_key
 
     def changes_of(self, part: Transaction, offset: int, change: Change) -> Iterator[SpanChange]:
-        """Yield the effects of `change` on the watched keys; raise Stop if they are not known."""
+        """Yield the effects of `change` on the watched keys; raise FeedStopped if they are not known."""
         spans = self.of(change.table.name)
         if not spans:
             return
@@ -140,13 +140,13 @@ class Spans:
             yield TableChanged(table, table_ddl(change) if self._hides_ddl else change.ddl or "", offset, part)
 
     def _check_key(self, table: Table) -> None:
-        """Raise Stop if the key columns of a table changed: keys sent before are not comparable."""
+        """Raise FeedStopped if the key columns of a table changed: keys sent before are not comparable."""
         if self._keys.setdefault(table.name, table.key) != table.key:
             raise FeedStopped(table.name)
 
 
 def weight(change: SpanChange) -> int:
-    """Return about how many bytes a change takes."""
+    """Return about how many bytes the rows of a change take in a message."""
     rows = (change.before, change.after) if isinstance(change, KeyChanged) else ()
     return 64 + sum(row_weight(row) for row in rows if row is not None)
 

@@ -47,7 +47,7 @@ def columns_of(table: Table, names: Collection[str] | None) -> frozenset[str] | 
 
 
 def snapshot_pieces(reader: BulkReader, log: PastLog, job: SnapshotJob, left: Gone) -> Iterator[BodyPiece]:
-    """Yield the rows as of one offset; each batch has the last key that it covers."""
+    """Yield an Arrow stream of rows as of `job.offset`; each batch's metadata has the last key that it covers."""
     table = shape_of(reader, job.table)
     columns = columns_of(table, job.pick.columns)
     condition = condition_of(reader, table, job.pick)
@@ -95,7 +95,7 @@ def check_kept(log: Log, after: int, upto: int) -> None:
 
 
 def tables_pieces(reader: Reader, log: Log, job: TablesJob, left: Gone) -> Iterator[BodyPiece]:
-    """Yield the changes of several tables, schema changes included, one row each, with images as JSON objects."""
+    """Yield an Arrow stream of changes of several tables and their schemas: a row each, with images as JSON."""
     known = reader.describe()
     for name in job.tables:
         if name not in known:
@@ -150,7 +150,7 @@ class _Writer:
         ]
 
     def cells(self, change: Change) -> tuple[str | None, ...]:
-        """Return the four texts."""
+        """Return table name, key, before image and after image as texts, None for what the change lacks."""
         if change.op in (Op.SCHEMA_CHANGE, Op.TRUNCATE):
             details = {"ddl": change.ddl, "resnapshot": change.resnapshot, "version": change.table.version}
             return self._name, None, None, _json(details) if change.op is Op.SCHEMA_CHANGE else None

@@ -27,7 +27,7 @@ class DurableWaits:
         self._drained = 0  # number of calls of `drain`
 
     async def beyond(self, log: LiveLog, offset: int, seconds: float, is_there: Callable[[], bool]) -> None:
-        """Sleep until the log is durable past `offset`, `seconds` have passed, or `is_there` returns False."""
+        """Sleep until `log` is durable past `offset`, `seconds` pass or not `is_there`; may raise LimitExceeded."""
         caller = CALLER.get()
         self._check_room(caller)
         loop, sleeper = asyncio.get_running_loop(), _Sleeper(offset)

@@ -26,7 +26,7 @@ OPENING_BYTES = 32 << 20  # about the most bytes made before the first byte is s
 
 
 def log_pieces(reader: BulkReader, log: Log, cache: Cache, job: LogJob, left: Gone) -> Iterator[BodyPiece]:
-    """Yield changes of one table; each batch has the offset up to which all changes are covered."""
+    """Yield an Arrow stream of one table's changes; each batch's metadata has the offset up to which it is complete."""
     target = reader.shape(job.table, job.shape)
     if job.shape is None and job.table not in reader.status()["tables"]:
         raise NotSupported(f"table {job.table!r} is not captured", hint="Read it with data.get or SQL.")

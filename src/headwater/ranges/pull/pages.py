@@ -111,7 +111,7 @@ def row_weight(row: Row) -> int:
 
 
 def effects_on_keys(change: Change, place: Callable[[Key], bytes]) -> list[tuple[bytes, Op, Row | None, Row | None]]:
-    """Return for each key that a row change affects the op and the images: two if an update moved the row."""
+    """Return key, op, before and after image for each key that a row change affects: two if an update moved the row."""
     key_of = change.table.key_of
     old = None if change.before is None else place(key_of(change.before))
     new = None if change.after is None else place(key_of(change.after))

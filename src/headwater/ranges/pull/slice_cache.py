@@ -59,7 +59,7 @@ class Slice:
         self.file, self.length, self.rows, self.stops, self.start = file, length, rows, stops, start
 
     def read(self, place: int, size: int) -> bytes:
-        """Return at most `size` bytes of the body from `place`."""
+        """Return at most `size` bytes of the body from its byte `place` on."""
         return os.pread(self.file.fileno(), min(size, self.length - place), self.start + place)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class SliceWriter:
         self._file.write(b"\0" * _HEAD.size)
 
     def add(self, data: bytes, rows: int) -> bool:
-        """Append a piece of the body; return False if the slice is too large for the cache."""
+        """Append `rows` rows of the body; return False if the slice has become too large for the cache."""
         self._length += len(data)
         self._rows += rows
         self._crc = zlib.crc32(data, self._crc)
@@ -133,7 +133,7 @@ class Cache:
         self._shrink()
 
     def get(self, name: SliceName, *, is_new: bool = False) -> Slice | None:
-        """Return the slice if it is cached and intact. With `is_new` it counts neither as a hit nor as a miss."""
+        """Return the slice if it is cached and intact, else None; with `is_new` count neither a hit nor a miss."""
         path = self._path(name)
         found = self._opened(path)
         with self._lock:
@@ -191,7 +191,7 @@ class Cache:
             return None
 
     def temporary(self, data: bytes, rows: int) -> Slice:
-        """Return `data` as a slice in a file of its own, which is gone once it is closed; StorageFull."""
+        """Return `data` as a slice in a file that is deleted when it is closed; StorageFull if it cannot be written."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             file: BinaryIO = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  # the user closes it

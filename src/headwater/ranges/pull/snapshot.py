@@ -31,7 +31,7 @@ class PastLog(Log, Protocol):
     """A log whose growth can be waited for."""
 
     def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
-        """Sleep until `latest` passes `offset` or `timeout` ends; return whether it passed."""
+        """Block until `latest` is above `offset` or `timeout` ends; return whether it is above."""
 
 
 def read_as_of(
@@ -54,7 +54,7 @@ def read_as_of(
 
 
 def shape_of(source: Reader, name: str) -> Table:
-    """Return a captured table; NotFound, NotSupported if it is not captured."""
+    """Return a captured table; NotFound if it does not exist, NotSupported if it is not captured."""
     table = source.describe().get(name)
     if table is None:
         raise NotFound(f"there is no table {name!r}")

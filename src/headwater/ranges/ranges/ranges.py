@@ -48,6 +48,7 @@ from headwater.sources.read import Sample
 
 ATTEMPTS = 5  # retries after concurrent changes
 SMALLEST_TARGET, LARGEST_TARGET = 1 << 20, 1 << 30  # bytes of a range that callers other than owners may choose
+_LIST = "List the ranges of the table: pull.ranges, or ListRanges over gRPC."
 GROWTH = 10  # ranges are measured again when a tenth of the rows of an average range may have changed
 
 
@@ -108,23 +109,23 @@ class Ranges:
         An owner's `target_bytes` is for every call from then on, another caller's only for a table never split before:
         ranges that others read must not become stale because a viewer asks for another size.
         """
-        place = self._place(who, db, table)
+        opened = self._open_table(who, db, table)
         if who.role == OWNER:
-            held = self._ensure(place, target_bytes)
+            held = self._ensure(opened, target_bytes)
             target = target_bytes or held.target
         else:
-            held = self._ensure(place, first_target=self._bounded(target_bytes))
+            held = self._ensure(opened, first_target=self._bounded(target_bytes))
             target = held.target
-        ranges = self._ranges(place)
-        if target != held.target or _is_due(held, ranges, place.database.source.head()):
-            self._resize(place, ranges, target)
-        return RangeList(place.database.log.generation, self._ranges(place))
+        ranges = self._ranges(opened)
+        if target != held.target or _is_due(held, ranges, opened.database.source.head()):
+            self._resize(opened, ranges, target)
+        return RangeList(opened.database.log.generation, self._ranges(opened))
 
     def find(self, who: Principal, db: str | None, table: str, id: int, epoch: int) -> Span:
         """Return the keys of a range; StaleEpoch with the ranges that have replaced it, NotFound if it is unknown."""
-        place = self._place(who, db, table)
-        self._ensure(place)
-        return self._live(place, self._ranges(place), id, epoch).span
+        opened = self._open_table(who, db, table)
+        self._ensure(opened)
+        return self._live(opened, self._ranges(opened), id, epoch).span
 
     def owner(self, id: int) -> tuple[str, str] | None:
         """Return the database and the table of a range of any epoch; None if the range is not known."""
@@ -134,48 +135,48 @@ class Ranges:
         """Return a range by its id; NotFound, also if its table is outside the caller's scopes, or StaleEpoch."""
         owner = self.owner(id)
         if owner is None or not who.may(*owner):
-            raise NotFound(f"there is no range {id}", hint="ListRanges returns the ranges of a table.")
-        place = self._place(who, *owner)
-        self._ensure(place)
-        return RangeInTable(*place, self._live(place, self._ranges(place), id, epoch))
+            raise NotFound(f"there is no range {id}", hint=_LIST)
+        opened = self._open_table(who, *owner)
+        self._ensure(opened)
+        return RangeInTable(*opened, self._live(opened, self._ranges(opened), id, epoch))
 
     def split(
         self, who: Principal, db: str | None, table: str, id: int, epoch: int, at: bytes | None = None
     ) -> RangeList:
-        """Split one range at the key `at` or in its middle, and return the two."""
-        place = self._place(who, db, table)
+        """Split one range at the key `at`, or in its middle, and return both parts; StaleEpoch if it was replaced."""
+        opened = self._open_table(who, db, table)
         for _ in range(ATTEMPTS):
-            held, ranges = self._ensure(place), self._ranges(place)
-            one = self._live(place, ranges, id, epoch)
-            sample = self._sample(place, len(ranges))
+            held, ranges = self._ensure(opened), self._ranges(opened)
+            one = self._live(opened, ranges, id, epoch)
+            sample = self._sample(opened, len(ranges))
             bound = _middle(sample, one) if at is None else _inside(sample.table, one, at)
             number = ranges.index(one)
-            if self._change(place, held, ranges, [Split(number, (bound,))], sample):
-                return RangeList(place.database.log.generation, self._ranges(place)[number : number + 2])
+            if self._change(opened, held, ranges, [Split(number, (bound,))], sample):
+                return RangeList(opened.database.log.generation, self._ranges(opened)[number : number + 2])
         raise _contended(table)
 
     def merge(self, who: Principal, db: str | None, table: str, pair: Sequence[tuple[int, int]]) -> RangeList:
-        """Merge two neighbours, given by id and epoch, and return the result."""
-        place = self._place(who, db, table)
+        """Merge two neighbours, given by id and epoch, and return the new range; StaleEpoch if one was replaced."""
+        opened = self._open_table(who, db, table)
         for _ in range(ATTEMPTS):
-            held, ranges = self._ensure(place), self._ranges(place)
-            first, last = sorted(ranges.index(self._live(place, ranges, id, epoch)) for id, epoch in pair)
+            held, ranges = self._ensure(opened), self._ranges(opened)
+            first, last = sorted(ranges.index(self._live(opened, ranges, id, epoch)) for id, epoch in pair)
             if last != first + 1:
                 raise InvalidRequest(
                     "these ranges are not neighbours", hint="The end of the first must be the start of the second."
                 )
-            if self._change(place, held, ranges, [Merge(first, last)], self._sample(place, len(ranges))):
-                return RangeList(place.database.log.generation, self._ranges(place)[first : first + 1])
+            if self._change(opened, held, ranges, [Merge(first, last)], self._sample(opened, len(ranges))):
+                return RangeList(opened.database.log.generation, self._ranges(opened)[first : first + 1])
         raise _contended(table)
 
-    def _place(self, who: Principal, db: str | None, table: str) -> _OpenTable:
+    def _open_table(self, who: Principal, db: str | None, table: str) -> _OpenTable:
         name = real_name(db)
         who.check(name, [table])
         database = self._databases.database(name)
         return _OpenTable(name, database, keyed_table(database.source, table, who, name))
 
-    def _ranges(self, place: _OpenTable) -> list[Range]:
-        return self._store.ranges(place.db, place.table.name)
+    def _ranges(self, opened: _OpenTable) -> list[Range]:
+        return self._store.ranges(opened.db, opened.table.name)
 
     def _bounded(self, target: int | None) -> int | None:
         """Return a target that a caller other than an owner may choose; the configured one is always allowed."""
@@ -184,52 +185,52 @@ class Ranges:
         configured = self._config.target_bytes
         return min(max(target, min(SMALLEST_TARGET, configured)), max(LARGEST_TARGET, configured))
 
-    def _ensure(self, place: _OpenTable, target: int | None = None, *, first_target: int | None = None) -> RangeBasis:
+    def _ensure(self, opened: _OpenTable, target: int | None = None, *, first_target: int | None = None) -> RangeBasis:
         """Return the generation, version and target of the ranges; split the table if it has no valid ranges.
 
         `target` replaces that of earlier ranges, `first_target` is used if there were none.
         """
-        generation, name = place.database.log.generation, place.table.name
-        held = self._store.cut(place.db, name)
-        if held is not None and (held.generation, held.version) == (generation, place.table.version):
+        generation, name = opened.database.log.generation, opened.table.name
+        held = self._store.cut(opened.db, name)
+        if held is not None and (held.generation, held.version) == (generation, opened.table.version):
             return held
         target = target or (held.target if held is not None else first_target or self._config.target_bytes)
-        head = place.database.source.head()
-        sample = self._sample(place, 1)
+        head = opened.database.source.head()
+        sample = self._sample(opened, 1)
         if sample_size(count := pieces(sample.bytes, target)) > sample_size(1):
-            sample = self._sample(place, count)
+            sample = self._sample(opened, count)
         spans = split_into_spans(sample, target)
-        fresh = RangeBasis(generation, place.table.version, target, head)
+        fresh = RangeBasis(generation, opened.table.version, target, head)
         self._store.begin(
-            place.db, name, fresh, lambda new_id: measured(sample, [Range(new_id(), 1, span) for span in spans])
+            opened.db, name, fresh, lambda new_id: measured(sample, [Range(new_id(), 1, span) for span in spans])
         )
-        return self._store.cut(place.db, name) or fresh
+        return self._store.cut(opened.db, name) or fresh
 
-    def _sample(self, place: _OpenTable, count: int) -> Sample:
-        return place.database.source.sample(place.table.name, sample_size(count))
+    def _sample(self, opened: _OpenTable, count: int) -> Sample:
+        return opened.database.source.sample(opened.table.name, sample_size(count))
 
-    def _resize(self, place: _OpenTable, ranges: list[Range], target: int) -> None:
-        head = place.database.source.head()
+    def _resize(self, opened: _OpenTable, ranges: list[Range], target: int) -> None:
+        head = opened.database.source.head()
         total = sum(one.bytes for one in ranges)
-        sample = self._sample(place, max(pieces(total, target), len(ranges)))
+        sample = self._sample(opened, max(pieces(total, target), len(ranges)))
         steps = resized(sample, [one.span for one in ranges], target)
-        held = RangeBasis(place.database.log.generation, place.table.version, target, head)
-        self._change(place, held, ranges, steps, sample)  # a concurrent resize is equally good: ignore the result
+        held = RangeBasis(opened.database.log.generation, opened.table.version, target, head)
+        self._change(opened, held, ranges, steps, sample)  # a concurrent resize is equally good: ignore the result
 
     def _change(
-        self, place: _OpenTable, held: RangeBasis, ranges: list[Range], steps: Sequence[Split | Merge], sample: Sample
+        self, opened: _OpenTable, held: RangeBasis, ranges: list[Range], steps: Sequence[Split | Merge], sample: Sample
     ) -> bool:
         return self._store.change(
-            place.db, place.table.name, held, ranges, lambda new_id: measured(sample, applied(ranges, steps, new_id))
+            opened.db, opened.table.name, held, ranges, lambda new_id: measured(sample, applied(ranges, steps, new_id))
         )
 
-    def _live(self, place: _OpenTable, ranges: list[Range], id: int, epoch: int) -> Range:
+    def _live(self, opened: _OpenTable, ranges: list[Range], id: int, epoch: int) -> Range:
         found = next((one for one in ranges if one.id == id), None)
         if found is not None and found.epoch == epoch:
             return found
-        heirs = self._store.heirs(place.db, place.table.name, id, epoch)
+        heirs = self._store.heirs(opened.db, opened.table.name, id, epoch)
         if heirs is None:
-            raise NotFound(f"table {place.table.name!r} has no range {id}", hint="pull.ranges returns its ranges.")
+            raise NotFound(f"table {opened.table.name!r} has no range {id}", hint=_LIST)
         raise StaleEpoch(
             f"range {id} of epoch {epoch} was replaced",
             ranges=[heir.wire() for heir in heirs],
@@ -258,19 +259,19 @@ class Ranges:
         check_subscriber(subscriber)
         if (range is None) != (epoch is None):
             raise InvalidRequest("`range` and `epoch` belong together", hint="Send both, or none for the whole table.")
-        place = self._place(who, db, table)
+        opened = self._open_table(who, db, table)
         if range is not None and epoch is not None:
             self.find(who, db, table, range, epoch)
-        generation, version = durable_now(place.database)
+        generation, version = durable_now(opened.database)
         kept = version if keep is None else keep
         if kept > version:
             raise InvalidRequest(
                 f"`keep` {keep} is beyond the newest offset, {version}", hint="Send an offset that was reported before."
             )
-        pull = Pull(place.db, subscriber, table, range or 0, generation, kept, self._until(), who.name)
-        with self._lease_lock(place.db):
+        pull = Pull(opened.db, subscriber, table, range or 0, generation, kept, self._until(), who.name)
+        with self._lease_lock(opened.db):
             check_lease(who, pull, self._store.others(pull, now_ms=self._now_ms()))
-            self._hold(place.database.log, pull)
+            self._hold(opened.database.log, pull)
         return RegisteredLease(generation, version, self._leases.lease_seconds)
 
     def release(self, who: Principal, db: str | None, table: str, subscriber: str) -> bool:

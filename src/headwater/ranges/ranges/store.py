@@ -85,7 +85,7 @@ class Pull(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Name of the lease in the log."""
+        """Return the name of the lease in the log."""
         return f"pull:{self.subscriber}\0{self.table}\0{self.range}"
 
 
@@ -105,17 +105,17 @@ class Store:
 
     @classmethod
     def open(cls, path: str | PathLike[str], *, vfs: str | None = None) -> Store:
-        """Open the file at `path`, or create it. LogDamaged when it is not ours, newer than us, or broken."""
+        """Open or create the file at `path`; LogDamaged if it is another's, of a newer Headwater, or broken."""
         return cls(SqliteStore(FORMAT, Path(path), vfs=vfs))
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         self._file.close()
 
     # --- ranges ----------------------------------------------------------------------------------------------
 
     def cut(self, db: str, table: str) -> RangeBasis | None:
-        """Return the table as its ranges were made for it; None if it has none."""
+        """Return the generation, version and target that the ranges of `table` were made for; None if it has none."""
         with self._file.connection() as file:
             sql = "SELECT generation, version, target, at FROM cut WHERE db = ? AND tab = ?"
             row: Any = file.execute(sql, (db, table)).fetchone()
@@ -184,7 +184,7 @@ class Store:
             file.execute("INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(pull))
 
     def others(self, pull: Pull, *, now_ms: int) -> OtherLeases:
-        """Return the leases that a new one is checked against."""
+        """Return the number and the owners of the live leases that the new lease `pull` is checked against."""
         count = (
             "SELECT count(*), count(*) FILTER (WHERE owner = ?) FROM lease"
             " WHERE until_ms > ? AND (db, subscriber, tab, range) <> (?, ?, ?, ?)"
@@ -213,7 +213,7 @@ class Store:
             return [Pull(*row) for row in rows]
 
     def drop_database(self, db: str) -> None:
-        """Delete everything of one database; its ids are never given out again."""
+        """Delete the ranges and leases of one database; their ids are never used again."""
         with self._file.transaction() as file:
             for name in ("cut", "range", "lease"):
                 file.execute(f"DELETE FROM {name} WHERE db = ?", (db,))

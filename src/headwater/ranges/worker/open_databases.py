@@ -1,4 +1,4 @@
-"""The open databases of a worker, by place; a database is closed when it is idle or its files were replaced."""
+"""The open databases of a worker, by location; closed when they are idle or their files were replaced."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ OpenReader = Callable[[DatabaseLocation, DiskLog], BulkReader]
 
 
 class DurableLog(DiskLog):
-    """The log of another process; it is polled, because nothing tells when it grows. Implements `snapshot.PastLog`."""
+    """The log of another process, which is polled: no event reports its growth. Implements `snapshot.PastLog`."""
 
     def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
-        """Sleep until `latest` passes `offset` or `timeout` ends; return whether it passed."""
+        """Block until `latest` is above `offset` or `timeout` ends; return whether it is above."""
         until = None if timeout is None else time.monotonic() + timeout
         while self.latest <= offset:
             if until is not None and time.monotonic() > until:
@@ -49,7 +49,7 @@ class OpenDatabase:
 
 
 class Databases:
-    """The open databases by place. Thread-safe."""
+    """The open databases by location. Thread-safe."""
 
     def __init__(self, open_reader: OpenReader, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._open_reader, self._clock = open_reader, clock

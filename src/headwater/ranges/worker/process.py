@@ -63,11 +63,11 @@ class WorkerCounters(msgspec.Struct):
 
 
 class WorkerProcess:
-    """Runs at most one worker process. Use it in one event loop."""
+    """Starts, restarts and stops the one worker process, and sends jobs to it. Use it in one event loop."""
 
-    def __init__(self, cache: str, cache_bytes: int, desk: PositionServer | None = None) -> None:
+    def __init__(self, cache: str, cache_bytes: int, positions: PositionServer | None = None) -> None:
         self._cache, self._cache_bytes = os.path.abspath(cache), cache_bytes
-        self._desk = desk
+        self._positions = positions
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: str | None = None
         self._starting = asyncio.Lock()
@@ -121,8 +121,8 @@ class WorkerProcess:
         settings = Settings(os.path.join(self._folder, "jobs"), self._cache, self._cache_bytes, positions)
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         try:
-            if self._desk is not None:
-                self._desk.open(positions)
+            if self._positions is not None:
+                self._positions.open(positions)
             process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
             self._process = process
             assert process.stdin is not None and process.stdout is not None
@@ -151,8 +151,8 @@ class WorkerProcess:
                 process.kill()
                 process.wait()
             process.stdout.close()
-        if self._desk is not None:
-            self._desk.close()
+        if self._positions is not None:
+            self._positions.close()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -176,7 +176,7 @@ class BulkDatabases(Protocol):
     """Databases that can be read in bulk."""
 
     def place(self, name: str) -> DatabaseLocation:
-        """Return the location of the database `name`; NotFound. May access files."""
+        """Return the location of the database `name`; NotFound if there is none. May access files."""
 
     def open_worker(self) -> WorkerProcess:
         """Return a worker for these databases, not yet started."""

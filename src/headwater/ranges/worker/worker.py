@@ -55,7 +55,7 @@ class Worker:
         self._unread.configure(max_bytes=0, max_memory=UNREAD)
 
     def serve(self, listener: socket.socket) -> None:
-        """Answer jobs until the listener is closed."""
+        """Answer jobs, in a thread each, until the listener is closed. Blocks."""
         accept_connections(listener, self._answer)
 
     def _answer(self, connection: socket.socket) -> None:
