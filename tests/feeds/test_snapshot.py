@@ -102,7 +102,7 @@ class Client:
         def save(new: SnapshotState) -> None:
             self.stored = new
 
-        self.reader = SnapshotReader(self.database, self.view, self.stored, LEASE, save=save, place=self.place)
+        self.reader = SnapshotReader(self.database, self.view, self.stored, LEASE, save=save, cursor=self.place)
         return self.reader
 
     def take(self, page: SnapshotPage, count: int | None = None) -> None:

@@ -197,8 +197,8 @@ class Feeds:
                 check_has_rows(state, request.from_offset)
             await self._note_rows_received(subscription, request.from_offset)
             if state is not None and owes_rows(state, request.cursor, request.from_offset):
-                place = request.cursor or state.confirmed
-                page = await poll.rows(self._rows(poll.consumer, subscription, state, place, rows=request.limit))
+                cursor = request.cursor or state.confirmed
+                page = await poll.rows(self._rows(poll.consumer, subscription, state, cursor, rows=request.limit))
                 if "snapshot" in page:
                     await self.run(lambda: self.subscriptions.note_page(subscription, done=page["snapshot"]["done"]))
                 return page
@@ -239,8 +239,8 @@ class Feeds:
         cursor = subscription.cursor if offset is None else subscription.resume(offset)
         state, reader = subscription.snapshot, None
         await self._note_rows_received(subscription, offset)
-        if state is not None and owes_rows(state, begin.place, offset):
-            reader = self._rows(consumer, subscription, state, begin.place or state.confirmed)
+        if state is not None and owes_rows(state, begin.snapshot_cursor, offset):
+            reader = self._rows(consumer, subscription, state, begin.snapshot_cursor or state.confirmed)
         stream = self._opened(who, consumer, opening, cursor, reader)
         self._add_reader(who, id, stream)
         return stream
@@ -285,7 +285,7 @@ class Feeds:
         offset, reader = begin.cursor, None
         if request.start.kind == SNAPSHOT and offset is None:
             tables = await self.run(tables_of, request.options, database)
-            reader = self._loose_rows(consumer, SnapshotState(tables=tables), restarted=bool(begin.place))
+            reader = self._loose_rows(consumer, SnapshotState(tables=tables), restarted=bool(begin.snapshot_cursor))
         if offset is not None:
             check_reached(database.log, offset, "from_offset", caught_up)
         cursor = await self.run(self._start, database, request) if offset is None else offset
@@ -351,7 +351,7 @@ class Feeds:
         consumer: Consumer,
         subscription: Subscription,
         state: SnapshotState,
-        place: str,
+        cursor: str,
         *,
         rows: int | None = None,
     ) -> SnapshotReader:
@@ -364,7 +364,7 @@ class Feeds:
                 consumer.finished(new)
 
         lease = Lease(subscription.id, self.config.lease_seconds, self.config.lease_bytes)
-        return SnapshotReader(consumer.database, consumer.view, state, lease, save=save, place=place, rows=rows)
+        return SnapshotReader(consumer.database, consumer.view, state, lease, save=save, cursor=cursor, rows=rows)
 
     def _loose_rows(self, consumer: Consumer, state: SnapshotState, *, restarted: bool) -> SnapshotReader:
         """Read rows for a stream without a subscription: no state outlives the stream."""

@@ -99,7 +99,7 @@ def newer_than_snapshot(state: SnapshotState, source: Readable) -> NewerThanSnap
         offsets.setdefault(stretch.table, []).append(stretch.offset)
         if stretch.end != END:
             ends.setdefault(stretch.table, []).append(stretch.end)
-    place_of = PerTable(lambda table: source.order(table, table.key))
+    order_of = PerTable(lambda table: source.order(table, table.key))
 
     def is_newer(offset: int, table: Table, row: Row | None) -> bool:
         read_at = offsets.get(table.name)
@@ -107,7 +107,7 @@ def newer_than_snapshot(state: SnapshotState, source: Readable) -> NewerThanSnap
             return True  # the table was created after the snapshot
         if row is None:  # a change of the table itself is delivered if it is newer than the oldest rows
             return offset > min(read_at)
-        place = bisect_left(ends.get(table.name, []), place_of(table)(table.key_of(row)))
+        place = bisect_left(ends.get(table.name, []), order_of(table)(table.key_of(row)))
         return offset > read_at[min(place, len(read_at) - 1)]
 
     return is_newer
@@ -135,20 +135,20 @@ class SnapshotReader:
         lease: Lease,
         *,
         save: Callable[[SnapshotState], None],
-        place: str = "",
+        cursor: str = "",
         rows: int | None = None,
         reason: str = "",
     ) -> None:
         self._database, self._view, self._lease, self._save = database, view, lease, save
         self.state = state
-        self._place_of = PerTable(lambda table: database.source.order(table, table.key))
+        self._order_of = PerTable(lambda table: database.source.order(table, table.key))
         self._rows = FIRST_ROWS if rows is None else rows
         self._count = 0
         self._restarted = reason  # why the snapshot was restarted, to be reported with the next page
         self._is_closed = False
         self._position = Position(state.run, 0, None)
-        if place:
-            self._seek(place)
+        if cursor:
+            self._seek(cursor)
 
     def _seek(self, cursor: str) -> None:
         """Continue after `cursor`; restart the snapshot for a cursor of an earlier run.
@@ -172,7 +172,7 @@ class SnapshotReader:
                 self._database.log.release(self._lease.name)
 
     @property
-    def place(self) -> str:
+    def cursor(self) -> str:
         """Return the cursor after the last row that was returned."""
         return self._position.text()
 
@@ -304,8 +304,8 @@ class SnapshotReader:
             moved = self._position.table + (chunk.next_key is None)
             self._position = Position(state.run, moved, chunk.next_key)
             return chunk.rows
-        edge = self._place_of(table)(frontier[1] or ())
-        known = sum(self._place_of(table)(table.key_of(row)) <= edge for row in chunk.rows)
+        edge = self._order_of(table)(frontier[1] or ())
+        known = sum(self._order_of(table)(table.key_of(row)) <= edge for row in chunk.rows)
         if not known:  # the keys between the frontier and this chunk may not have been read
             self._position = Position(state.run, *frontier)
             return ()
@@ -327,7 +327,7 @@ class SnapshotReader:
         table = chunk.table
         self.state = replace(self.state, forms={**self.state.forms, table.name: _form(table)})
         end = table.key_of(chunk.rows[-1]) if chunk.next_key is not None else None
-        self._advance(None if end is None else self._place_of(table)(end), chunk.next_key, chunk.offset)
+        self._advance(None if end is None else self._order_of(table)(end), chunk.next_key, chunk.offset)
 
     def _advance(self, end: bytes | None, next_key: Key | None, offset: int) -> None:
         """Save a new stretch durably, before any of its rows is sent."""

@@ -120,7 +120,7 @@ def check_has_rows(state: SnapshotState, offset: int) -> None:
         )
 
 
-def owes_rows(state: SnapshotState, place: str | None, offset: int | None) -> bool:
+def owes_rows(state: SnapshotState, cursor: str | None, offset: int | None) -> bool:
     """Return whether a reader gets rows first: they are sent until the reader names an offset or acknowledges them."""
     behind = offset is None or offset < state.lowest  # such an offset does not prove that the rows were received
-    return not state.done or bool(place) or (behind and not state.rows_received)
+    return not state.done or bool(cursor) or (behind and not state.rows_received)

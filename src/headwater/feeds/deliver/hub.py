@@ -327,11 +327,11 @@ class Hub:
         decided: dict[Group, Decided] = {}
         costly: list[tuple[Group, list[int]]] = []
         began, last = perf_counter(), thread_time()
-        for group, places in self._routed_to(batch).items():
-            if not batch.is_cheap(group, places):
-                costly.append((group, places))
+        for group, positions in self._routed_to(batch).items():
+            if not batch.is_cheap(group, positions):
+                costly.append((group, positions))
                 continue
-            decided[group] = batch.decide(group, places)
+            decided[group] = batch.decide(group, positions)
             now = thread_time()
             if now - last > SHARE_SECONDS:
                 group.view.is_costly = True

@@ -98,14 +98,14 @@ class Stream:
         return state if isinstance(state, Live) else None
 
     @property
-    def place(self) -> int | None:
+    def log_offset(self) -> int | None:
         """Return the stream's offset in the log; None while it sends rows of a snapshot."""
         return self.cursor if self._snapshot is None else None
 
     @property
     def _here(self) -> int | str:
         """Return the id for a control event's frame: a client that resumes from it misses nothing."""
-        return self.cursor if self._snapshot is None else f"s:{self._snapshot.place}"
+        return self.cursor if self._snapshot is None else f"s:{self._snapshot.cursor}"
 
     # --- transitions ---------------------------------------------------------------------------------------------
 

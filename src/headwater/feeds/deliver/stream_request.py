@@ -34,11 +34,11 @@ class ReaderPosition(msgspec.Struct, frozen=True):
     @property
     def cursor(self) -> int | None:
         """Return the requested offset; None if the reader sent none, or a snapshot cursor instead."""
-        if self.offset is not None or not self.last_id or self.place:
+        if self.offset is not None or not self.last_id or self.snapshot_cursor:
             return self.offset
         return int(self.last_id)
 
     @property
-    def place(self) -> str:
+    def snapshot_cursor(self) -> str:
         """Return the requested snapshot cursor; "" if the reader sent none, or an offset too."""
         return self.last_id[2:] if self.offset is None and self.last_id.startswith("s:") else ""

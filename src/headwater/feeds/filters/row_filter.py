@@ -35,9 +35,9 @@ class Rule:
         self._points, self._spans = _keys(options, table, source)
         self._starts = [span.start for span in self._spans or ()]
         self._shard = options.shard
-        self._place: Place | None = None  # created only if needed: not every key has a known order
+        self._order: KeyOrder | None = None  # created only if needed: not every key has a known order
         if self._points is not None or self._spans is not None or self._shard is not None:
-            self._place = source.order(table, table.key)
+            self._order = source.order(table, table.key)
         self._condition: Condition | None = None
         if options.where is not None:
             self._condition = source.condition(table, options.where)
@@ -62,11 +62,11 @@ class Rule:
 
     def inside(self, rows: Sequence[Row]) -> list[bool]:
         """Return for each of `rows` whether it is inside the filter."""
-        if self._place is None:
+        if self._order is None:
             found = [True] * len(rows)
         else:
-            key_of, place = self.table.key_of, self._place
-            found = [self._holds_key(place(key_of(row))) for row in rows]
+            key_of, order = self.table.key_of, self._order
+            found = [self._holds_key(order(key_of(row))) for row in rows]
         if self._condition is None:
             return found
         candidates = [index for index, inside in enumerate(found) if inside]
@@ -74,14 +74,14 @@ class Rule:
             found[index] = holds
         return found
 
-    def _holds_key(self, place: bytes) -> bool:
-        if self._points is not None and place not in self._points:
+    def _holds_key(self, key: bytes) -> bool:
+        if self._points is not None and key not in self._points:
             return False
         if self._spans is not None:
-            found = bisect_right(self._starts, place) - 1
-            if found < 0 or not self._spans[found].contains(place):
+            found = bisect_right(self._starts, key) - 1
+            if found < 0 or not self._spans[found].contains(key):
                 return False
-        return self._shard is None or share(place, self._shard.of) == self._shard.index
+        return self._shard is None or share(key, self._shard.of) == self._shard.index
 
     def differs(self, before: Row, after: Row) -> bool:
         """Return whether a selected column or the key changed."""
@@ -93,9 +93,9 @@ class Rule:
         return bool(self._selected)
 
 
-def share(place: bytes, of: int) -> int:
-    """Return the shard of a key, out of `of`: the CRC-32 of its bytes modulo `of`."""
-    return zlib.crc32(place) % of
+def share(key: bytes, of: int) -> int:
+    """Return the shard of an encoded key, out of `of`: its CRC-32 modulo `of`."""
+    return zlib.crc32(key) % of
 
 
 def same(a: Any, b: Any) -> bool:
@@ -105,7 +105,7 @@ def same(a: Any, b: Any) -> bool:
     return repr(a) == repr(b) if isinstance(a, (float, Decimal, Embedding)) else bool(a == b)
 
 
-Place = Callable[[Key], bytes]
+KeyOrder = Callable[[Key], bytes]
 
 
 def _keys(options: Options, table: Table, source: Readable) -> tuple[frozenset[bytes] | None, tuple[Span, ...] | None]:

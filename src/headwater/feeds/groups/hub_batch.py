@@ -39,24 +39,24 @@ class Batch:
         self._is_large = image_bytes(self.changes) > MOST_ENCODED
         self._framed: dict[tuple[Encoder, Frame, int, Op], bytes] = {}
 
-    def is_cheap(self, group: Group, places: list[int]) -> bool:
+    def is_cheap(self, group: Group, positions: list[int]) -> bool:
         """Return whether the filter of `group` is cheap enough to be evaluated in the loop."""
         view = group.view
         where = view.options.where
-        if view.is_costly or (where and len(where) * self._weight > MOST_WORK and self._is_heavy(where, places)):
+        if view.is_costly or (where and len(where) * self._weight > MOST_WORK and self._is_heavy(where, positions)):
             return False
         is_cheap = view.filter.is_cheap
         try:
-            if len(places) == 1:
-                return is_cheap(self.changes[places[0]].table)
-            tables = {id(self.changes[place].table): self.changes[place].table for place in places}
+            if len(positions) == 1:
+                return is_cheap(self.changes[positions[0]].table)
+            tables = {id(self.changes[position].table): self.changes[position].table for position in positions}
             return all(map(is_cheap, tables.values()))
         except HeadwaterError:
             return True  # `decide` reports the error
 
-    def _is_heavy(self, where: str, places: list[int]) -> bool:
-        """Return whether `where` may take long, by its length and the size of the rows at `places`."""
-        return len(where) * sum([self._weights[place] for place in places]) > MOST_WORK
+    def _is_heavy(self, where: str, positions: list[int]) -> bool:
+        """Return whether `where` may take long, by its length and the size of the rows at `positions`."""
+        return len(where) * sum([self._weights[position] for position in positions]) > MOST_WORK
 
     @cached_property
     def _weights(self) -> list[int]:
@@ -70,20 +70,20 @@ class Batch:
     def _weight(self) -> int:
         return sum(self._weights)
 
-    def decide(self, group: Group, places: list[int]) -> Found | HeadwaterError:
-        """Return the position of each change at `places` that passes, with the op it is delivered as; or the error."""
+    def decide(self, group: Group, positions: list[int]) -> Found | HeadwaterError:
+        """Return which of `positions` pass the filter of `group`, each with the op it is delivered as; or the error."""
         try:
-            ops = group.view.filter.decide([self.changes[place] for place in places])
+            ops = group.view.filter.decide([self.changes[position] for position in positions])
         except HeadwaterError as error:
             return error
-        return [(place, op) for place, op in zip(places, ops, strict=True) if op is not None]
+        return [(position, op) for position, op in zip(positions, ops, strict=True) if op is not None]
 
-    def decide_slowly(self, group: Group, places: list[int]) -> Decided:
+    def decide_slowly(self, group: Group, positions: list[int]) -> Decided:
         """Do the same as `decide`, slice by slice, in a thread; return None if it takes more than PATIENCE_SECONDS."""
         until = time.thread_time() + PATIENCE_SECONDS
         found: Found = []
-        for low in range(0, len(places), SLICE):
-            some = self.decide(group, places[low : low + SLICE])
+        for low in range(0, len(positions), SLICE):
+            some = self.decide(group, positions[low : low + SLICE])
             if isinstance(some, HeadwaterError):
                 return some
             if time.thread_time() > until:
@@ -96,15 +96,15 @@ class Batch:
         if not self._is_large:
             return False
         encoder, frame = group.view.encoder, group.frame
-        new = [place for place, op in found if (encoder, frame, self.placed[place][1], op) not in self._framed]
-        return image_bytes([self.changes[place] for place in new]) > MOST_ENCODED
+        new = [position for position, op in found if (encoder, frame, self.placed[position][1], op) not in self._framed]
+        return image_bytes([self.changes[position] for position in new]) > MOST_ENCODED
 
     def frames(self, group: Group, found: Found) -> list[tuple[int, bytes]]:
         """Return the frames of `found`, each with its offset."""
-        return [self._frame(group, place, op) for place, op in found]
+        return [self._frame(group, position, op) for position, op in found]
 
-    def _frame(self, group: Group, place: int, op: Op) -> tuple[int, bytes]:
-        part, offset, change = self.placed[place]
+    def _frame(self, group: Group, position: int, op: Op) -> tuple[int, bytes]:
+        part, offset, change = self.placed[position]
         key = (group.view.encoder, group.frame, offset, op)
         frame = self._framed.get(key)
         if frame is None:
@@ -125,12 +125,12 @@ class SlowFilters:
 
     def run(self) -> None:
         """Evaluate the filter of every group until `stop` is called."""
-        for group, places in self._groups:
+        for group, positions in self._groups:
             with self._lock:
                 if self._is_over:
                     return
                 self._began = time.monotonic()
-            found = self._batch.decide_slowly(group, places)
+            found = self._batch.decide_slowly(group, positions)
             with self._lock:
                 self._decided.setdefault(group, found)
                 self._began = math.inf

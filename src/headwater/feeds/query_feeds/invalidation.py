@@ -38,7 +38,7 @@ class Native(Invalidations):
         self._keys = PerTable(lambda table: identity_of(table, form) or Key(table, form))
 
     def write(self, instance: QueryInstance, found: RelevantChanges, op: Op | None) -> bytes:
-        part, offset, change, place = found.last
+        part, offset, change, _ = found.last
         plan = self._plans(change.table)
         before, after = (None, None) if op is None else delivered_images(change, op)
         unknown: Unknown = set()
@@ -118,7 +118,7 @@ def _time(ms: int) -> str:
 
 
 def _reason(instance: QueryInstance, found: RelevantChanges) -> bytes:
-    why = instance.reason(found.last.change, found.last.place)
+    why = instance.reason(found.last.change, found.last.dependency)
     columns = None if why.columns is None else [clean(column) for column in why.columns]
     return encode({"table": clean(why.table), "columns": columns, "condition": clean(why.condition)})
 

@@ -145,12 +145,12 @@ class InstanceGroups:
         found: dict[Hashable, list[tuple[int, int]]] = {}
         self._found = found
         for at, change in enumerate(batch.changes):
-            for key, place in self._routes.route(change):
-                found.setdefault(key, []).append((at, place))
+            for key, dependency in self._routes.route(change):
+                found.setdefault(key, []).append((at, dependency))
         seen: dict[Group, list[int]] = {}
-        for key, places in found.items():
+        for key, pairs in found.items():
             for group, view in self._groups.get(key, {}).items():
-                if visible := [at for at, _ in places if view.sees(batch.changes[at])]:
+                if visible := [at for at, _ in pairs if view.sees(batch.changes[at])]:
                     seen[group] = visible
         return seen
 
@@ -200,11 +200,11 @@ class InstanceGroups:
         """Return the transactions that ended, for groups whose readers may see the same tables."""
         done = []
         view = next(iter(groups.values()))
-        for at, place in self._found.get(key, ()):
+        for at, dependency in self._found.get(key, ()):
             part, offset, change = batch.placed[at]
             if not view.sees(change):
                 continue
-            one = RelevantChange(part, offset, change, place)
+            one = RelevantChange(part, offset, change, dependency)
             if current is not None and current.found.transaction == transaction_of(part):
                 current.found.take(one)
             else:

@@ -46,8 +46,8 @@ class QueryInstance(Reads, Protocol):
     def matters(self, change: Change) -> int | None:
         """Return the number of the first dependency that `change` matches; None if the result cannot change."""
 
-    def reason(self, change: Change, place: int) -> Reason:
-        """Return why `change` matches the dependency number `place`."""
+    def reason(self, change: Change, dependency: int) -> Reason:
+        """Return why `change` matches the dependency number `dependency`."""
 
     def tag(self, offset: int) -> str:
         """Return the ETag of the result as long as the last relevant change is at `offset`."""

@@ -20,7 +20,7 @@ class RelevantChange(NamedTuple):
     part: Transaction
     offset: int
     change: Change
-    place: int
+    dependency: int
 
 
 class RelevantChanges:
@@ -65,12 +65,12 @@ def transaction_of(part: Transaction) -> int:
 def relevant(instance: QueryInstance, part: Transaction) -> Iterator[RelevantChange]:
     """Yield the changes of `part` that are relevant to `instance`."""
     for offset, change in enumerate(part.changes, part.first):
-        place = instance.matters(change)
-        if place is not None:
-            yield RelevantChange(part, offset, change, place)
+        dependency = instance.matters(change)
+        if dependency is not None:
+            yield RelevantChange(part, offset, change, dependency)
 
 
 def schema_changes(part: Transaction) -> int:
     """Return the offset of the last schema change in `part`; -1 if there is none."""
-    places = (at for at in range(len(part.changes) - 1, -1, -1) if part.changes[at].op is Op.SCHEMA_CHANGE)
-    return next((part.first + at for at in places), -1)
+    found = (at for at in range(len(part.changes) - 1, -1, -1) if part.changes[at].op is Op.SCHEMA_CHANGE)
+    return next((part.first + at for at in found), -1)

@@ -115,7 +115,7 @@ class Streams:
 
     async def _query_events(self, call: Call) -> int:
         stream = await self._open_query(call, SSE)
-        return await self._pour(call, stream, EVENT_STREAM, transport_frames.sse_opening(stream.place))
+        return await self._pour(call, stream, EVENT_STREAM, transport_frames.sse_opening(stream.log_offset))
 
     async def _open_query(self, call: Call, opening: Transport) -> Stream:
         args = lits_of(args_in(call.query.get("args")))
@@ -129,7 +129,7 @@ class Streams:
             return await self._pour(call, batches, kind, b"")
         opening = SSE if kind == EVENT_STREAM else NDJSON
         stream = await self._feeds.open_changes(call.who, params, opening, begin(call), upto=upto)
-        first = transport_frames.sse_opening(stream.place) if kind == EVENT_STREAM else b""
+        first = transport_frames.sse_opening(stream.log_offset) if kind == EVENT_STREAM else b""
         return await self._pour(call, stream, kind, first)
 
     async def _pour(self, call: Call, stream: Stream | Batches, kind: bytes, first: bytes) -> int:
@@ -276,8 +276,8 @@ def begin(call: Call) -> ReaderPosition:
     if last_id and not _LAST_ID.fullmatch(last_id):
         raise InvalidRequest("invalid Last-Event-ID header", hint="Send the id of the last frame you received.")
     found = ReaderPosition(offset, last_id)
-    if found.place:
-        Position.parse(found.place)  # rejected here, whether or not there is a snapshot to resume
+    if found.snapshot_cursor:
+        Position.parse(found.snapshot_cursor)  # rejected here, whether or not there is a snapshot to resume
     return found
 
 
