@@ -95,7 +95,7 @@ class QueryCounters(msgspec.Struct):
     reasons: Reasons = msgspec.field(default_factory=Reasons)
 
     def again(self) -> None:
-        """Count a request that serve's cache of 304 answers answered, without a call of `ask`."""
+        """Count a request answered `not modified` from the cache of such answers, without a call of `ask`."""
         self.asked += 1
         self.conditional += 1
         self.not_modified += 1

@@ -75,7 +75,7 @@ def test_bound_conditions_agree_with_sqlite(tmp_path: Path) -> None:
                 said = app.source.read(f"SELECT id FROM t WHERE {written(test)}", given)
                 true = {key for (key,) in said.rows}
                 ours = {key for key, change in rows.items() if bound.matters(change) is not None}
-                if not bound.places[0].values and bound.places[0].template.tree is True:
+                if not bound.references[0].values and bound.references[0].template.tree is True:
                     dropped += 1
                     assert ours == set(rows)
                 else:
@@ -222,7 +222,7 @@ def test_tests_of_one_column_are_merged() -> None:
         )
     )
     found = bound(Dependency("t", None, both))
-    assert len(found.places[0].values) == 1
+    assert len(found.references[0].values) == 1
     assert [found.matters(Change(Op.INSERT, T, None, (1, n, 0, 0, 0))) for n in (1, 2, 3)] == [None, 0, None]
     never = bound(
         Dependency("t", None, AllOf((Comparison("a", "eq", (Const(1),)), Comparison("a", "eq", (Const(2),)))))
@@ -253,7 +253,7 @@ def test_templates_with_many_leaves_are_forgotten_before_their_number_is_reached
 def test_template_is_shared_by_instances_of_one_condition() -> None:
     source = MemorySource("shared")
     asked = analysis(Dependency("t", None, Comparison("a", "eq", (Param("p"),))))
-    first, other = (bind(source, TABLES, asked, {"p": value}).places[0] for value in (1, 2))
+    first, other = (bind(source, TABLES, asked, {"p": value}).references[0] for value in (1, 2))
     assert first.template is other.template and first.values != other.values
 
 

@@ -61,13 +61,13 @@ class TableReference(msgspec.Struct, frozen=True):
 class BoundDependencies(msgspec.Struct, frozen=True):
     """The dependencies of one instance."""
 
-    places: tuple[TableReference, ...]
+    references: tuple[TableReference, ...]
 
     def matters(self, change: Change) -> int | None:
         """Return the index in `Analysis.dependencies` of the first one that `change` affects; None if there is none."""
         name = change.table.name
-        for number, place in enumerate(self.places):
-            if place.template.table == name and place.matters(change):
+        for number, reference in enumerate(self.references):
+            if reference.template.table == name and reference.matters(change):
                 return number
         return None
 

@@ -40,13 +40,13 @@ class Sketch:
 
     def version(self, bound: BoundDependencies) -> int:
         """Return an offset after which no applied change was relevant to `bound`."""
-        return max((self._record(place).version(place) for place in bound.places), default=0)
+        return max((self._record(each).version(each) for each in bound.references), default=0)
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def _record(self, place: TableReference) -> _Record:
-        template, path = place.template, _exact_path(place.template)
+    def _record(self, reference: TableReference) -> _Record:
+        template, path = reference.template, _exact_path(reference.template)
         columns = () if path is None else path.columns
         signature = template.table, template.columns, columns, template.definitions
         record = self._records.get(signature)
@@ -80,12 +80,12 @@ class _Record:
         self._floor = offset  # lower bound for every slot
         self._slots = array("Q", [0]) * (1 if path is None else slots)
 
-    def version(self, place: TableReference) -> int:
-        """Return the highest offset in the slots of `place`, which has this signature."""
-        if place.template.tree is False:
+    def version(self, reference: TableReference) -> int:
+        """Return the highest offset in the slots of `reference`, which has this signature."""
+        if reference.template.tree is False:
             return self._floor  # no row fulfils the condition
-        path = _exact_path(place.template)
-        wanted = ((),) if path is None else _wanted(path, place.values)
+        path = _exact_path(reference.template)
+        wanted = ((),) if path is None else _wanted(path, reference.values)
         return max(self._floor, *(self._slots[self._slot(cells)] for cells in wanted))
 
     def apply(self, offset: int, change: Change) -> None:

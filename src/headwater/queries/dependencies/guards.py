@@ -110,8 +110,8 @@ class GuardState:
         """
         if not self._guards:
             return False
-        places = self._bound.places
-        touched = {number for number in range(place, len(places)) if places[number].matters(change)} | {place}
+        references = self._bound.references
+        touched = {number for number in range(place, len(references)) if references[number].matters(change)} | {place}
         try:
             is_suppressed = all(self._excludes(change, number, touched) for number in touched)
         except Exception:  # a change must never be missed
@@ -135,7 +135,7 @@ class GuardState:
         table = change.table
         if table is not guard.table and table.columns != guard.table.columns:
             return False
-        found = self._bound.places[guard.place]
+        found = self._bound.references[guard.place]
         fit = found.template.fit(table)
         if fit is None:
             return False

@@ -47,13 +47,13 @@ class Router:
     def add(self, key: Hashable, bound: BoundDependencies) -> None:
         """Route to `key` the changes that are relevant to `bound`, in place of its earlier dependencies."""
         self.remove(key)
-        self._entries[key] = tuple(self._enter(key, number, place) for number, place in enumerate(bound.places))
+        self._entries[key] = tuple(self._enter(key, number, each) for number, each in enumerate(bound.references))
 
-    def _enter(self, key: Hashable, number: int, place: TableReference) -> _Entry:
-        name = place.template.table
+    def _enter(self, key: Hashable, number: int, reference: TableReference) -> _Entry:
+        name = reference.template.table
         if name not in self._tables:
             self._tables[name] = _Routes()
-        return self._tables[name].add(key, number, place)
+        return self._tables[name].add(key, number, reference)
 
     def remove(self, key: Hashable) -> None:
         """Stop routing to `key`; it need not be known."""
@@ -215,13 +215,13 @@ class _Routes:
             for ranges in home.ranges:
                 yield from ranges
 
-    def add(self, key: Hashable, number: int, place: TableReference) -> _Entry:
+    def add(self, key: Hashable, number: int, reference: TableReference) -> _Entry:
         """Add one table reference of the instance `key`."""
-        home = self.homes.get(place.template)
+        home = self.homes.get(reference.template)
         if home is None:
-            home = self.homes[place.template] = _TemplateInstances(place.template, self._buckets)
+            home = self.homes[reference.template] = _TemplateInstances(reference.template, self._buckets)
             self._plan = None
-        entry = _Entry(home, key, number, place.values)
+        entry = _Entry(home, key, number, reference.values)
         home.add(entry)
         return entry
 

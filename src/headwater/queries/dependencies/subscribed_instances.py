@@ -63,16 +63,16 @@ class AnalysedInstance:
         """Return the number of the first table reference that `change` affects; None if there is none."""
         return self.instance.bound.matters(change)
 
-    def reason(self, change: Change, place: int) -> Reason:
-        """Return why `change` is relevant to `place`."""
+    def reason(self, change: Change, dependency: int) -> Reason:
+        """Return why `change` is relevant to the table reference number `dependency`."""
         if change.op is Op.SCHEMA_CHANGE:
             return Reason(change.table.name, None, "the definition of the table changed")
         if change.before is None and change.after is None:
             return Reason(change.table.name, None, "all rows of the table may have changed")
-        return Reason(change.table.name, self._columns(change, place), self._condition(place))
+        return Reason(change.table.name, self._columns(change, dependency), self._condition(dependency))
 
-    def _columns(self, change: Change, place: int) -> list[str] | None:
-        seen = self.instance.analysis.dependencies[place].columns
+    def _columns(self, change: Change, dependency: int) -> list[str] | None:
+        seen = self.instance.analysis.dependencies[dependency].columns
         before, after = change.before, change.after
         if before is None or after is None:
             return None if seen is None else sorted(seen)
@@ -80,12 +80,12 @@ class AnalysedInstance:
         differ = [column.name for column, old, new in pairs if encode_row((old,)) != encode_row((new,))]
         return sorted(name for name in differ if seen is None or name in seen)
 
-    def _condition(self, place: int) -> str:
-        found = self._conditions.get(place)
+    def _condition(self, dependency: int) -> str:
+        found = self._conditions.get(dependency)
         if found is None:
-            condition = self.instance.analysis.dependencies[place].condition
+            condition = self.instance.analysis.dependencies[dependency].condition
             found = of_condition(_bound(condition, self.instance.args)) or "any row"
-            self._conditions[place] = found
+            self._conditions[dependency] = found
         return found
 
     def tag(self, offset: int) -> str:
@@ -140,8 +140,8 @@ class UnusableInstance:
         """Return 0, as for a first table reference, for any change of the schema; else None."""
         return 0 if change.op is Op.SCHEMA_CHANGE else None
 
-    def reason(self, change: Change, place: int) -> Reason:
-        """Return why `change` is relevant to `place`."""
+    def reason(self, change: Change, dependency: int) -> Reason:
+        """Return why `change` is relevant to the table reference number `dependency`."""
         return Reason(change.table.name, None, "the query could not be analysed before")
 
     def tag(self, offset: int) -> str:
@@ -183,8 +183,8 @@ class VolatileInstance(UnusableInstance):
             return 0
         return None
 
-    def reason(self, change: Change, place: int) -> Reason:
-        """Return why `change` is relevant to `place`."""
+    def reason(self, change: Change, dependency: int) -> Reason:
+        """Return why `change` is relevant to the table reference number `dependency`."""
         why = "the schema changed" if change.op is Op.SCHEMA_CHANGE else self._why
         return Reason(change.table.name, None, why)
 

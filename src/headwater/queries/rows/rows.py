@@ -56,25 +56,25 @@ class Rows:
         self._transactions = transactions
 
     def get(
-        self, principal: Principal, place: TableAddress, key: Sequence[Value], *, tx: str | None = None
+        self, principal: Principal, address: TableAddress, key: Sequence[Value], *, tx: str | None = None
     ) -> FoundRow | PendingAnswer[FoundRow]:
         """Return the row whose primary key is `key`, read inside `tx` if given; NotFound if there is none."""
         if tx is not None:
             return self._transactions.inside(
-                principal, tx, place.db, lambda db, session: _select(principal, db, session, place, key)
+                principal, tx, address.db, lambda db, session: _select(principal, db, session, address, key)
             )
-        db = real_name(place.db)
-        principal.check(db, [place.table])
+        db = real_name(address.db)
+        principal.check(db, [address.table])
         source = self._databases.get(db)
-        known = found_table(source.describe(), place.table, principal, db)
-        table, row, _ = source.get(place.table, check_key(known, key))
+        known = found_table(source.describe(), address.table, principal, db)
+        table, row, _ = source.get(address.table, check_key(known, key))
         found = found_row(table, row)
         return FoundRow(table, found, row_etag(db, table, found))
 
     def insert(
         self,
         principal: Principal,
-        place: TableAddress,
+        address: TableAddress,
         rows: Sequence[Mapping[str, Value]],
         *,
         returning: Sequence[str] | None = None,
@@ -85,20 +85,20 @@ class Rows:
             raise InvalidRequest("`rows` is empty", hint="Send at least one row.")
 
         def work(_: str, session: Session) -> StoredResult:
-            table = session.describe(place.table)
+            table = session.describe(address.table)
             columns = check_columns(table, returning or ())
             checked = [check_values(table, row) for row in rows]
-            result, stored = session.insert(place.table, checked, returning=returning is not None)
+            result, stored = session.insert(address.table, checked, returning=returning is not None)
             places = [table.index[name] for name in columns]
             back = None if returning is None else tuple(tuple(row[place] for place in places) for row in stored)
             return StoredResult(result.affected, result.last_insert_id, columns, back)
 
-        return self._write(principal, place, tx, work)
+        return self._write(principal, address, tx, work)
 
     def update(
         self,
         principal: Principal,
-        place: TableAddress,
+        address: TableAddress,
         where: Expr,
         values: Mapping[str, Value],
         *,
@@ -111,20 +111,20 @@ class Rows:
             raise InvalidRequest("`set` is empty", hint="Send at least one column to set.")
 
         def work(db: str, session: Session) -> StoredResult:
-            table = session.describe(place.table)
+            table = session.describe(address.table)
             _check_where(table, where)
             found = check_values(table, values)
             key = None if if_match is None else _tagged(session, db, table, where, if_match)
-            affected = session.update(place.table, where, found, limit).affected
+            affected = session.update(address.table, where, found, limit).affected
             tag = None if key is None or not affected else _new_tag(session, db, table, key, found)
             return StoredResult(affected, etag=tag)
 
-        return self._write(principal, place, tx, work)
+        return self._write(principal, address, tx, work)
 
     def delete(
         self,
         principal: Principal,
-        place: TableAddress,
+        address: TableAddress,
         where: Expr,
         *,
         limit: int | None = None,
@@ -134,19 +134,19 @@ class Rows:
         """Delete the rows that match; with `if_match`, raise Conflict unless exactly one row with this tag does."""
 
         def work(db: str, session: Session) -> StoredResult:
-            table = session.describe(place.table)
+            table = session.describe(address.table)
             _check_where(table, where)
             if if_match is not None:
                 _tagged(session, db, table, where, if_match)
-            return StoredResult(session.delete(place.table, where, limit).affected)
+            return StoredResult(session.delete(address.table, where, limit).affected)
 
-        return self._write(principal, place, tx, work)
+        return self._write(principal, address, tx, work)
 
     def _write(
-        self, principal: Principal, place: TableAddress, tx: str | None, work: Callable[[str, Session], StoredResult]
+        self, principal: Principal, address: TableAddress, tx: str | None, work: Callable[[str, Session], StoredResult]
     ) -> PendingAnswer[StoredResult]:
         def checked(db: str, session: Session) -> StoredResult:
-            principal.check(db, [place.table])
+            principal.check(db, [address.table])
             return work(db, session)
 
         def finish(stored: StoredResult, seen: Token | None) -> StoredResult:
@@ -154,13 +154,13 @@ class Rows:
             tag = stored.etag if seen is not None else None
             return msgspec.structs.replace(stored, etag=tag, causality=seen)
 
-        return self._transactions.write(principal, place.db, tx, checked, finish)
+        return self._transactions.write(principal, address.db, tx, checked, finish)
 
 
-def _select(principal: Principal, db: str, session: Session, place: TableAddress, key: Sequence[Value]) -> FoundRow:
-    principal.check(db, [place.table])
-    table = session.describe(place.table)
-    rows = session.select(place.table, key_is(table, check_key(table, key)), 1)
+def _select(principal: Principal, db: str, session: Session, address: TableAddress, key: Sequence[Value]) -> FoundRow:
+    principal.check(db, [address.table])
+    table = session.describe(address.table)
+    rows = session.select(address.table, key_is(table, check_key(table, key)), 1)
     return FoundRow(table, found_row(table, rows[0] if rows else None))
 
 
