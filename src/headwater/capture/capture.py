@@ -129,7 +129,7 @@ class Capture:
         return max(time.monotonic() - self._current_at - 2 * self._flush_seconds, 0.0)
 
     def stop(self) -> None:
-        """Stop the thread, after what is committed so far is captured and durable if possible; never raise for that."""
+        """Stop the thread, then capture what is committed and flush it; errors of that last step are ignored."""
         self._stopping.set()
         self._source.wake()
         if self._thread.is_alive():
