@@ -38,7 +38,7 @@ class Capturable(HeadSource, Protocol):
         """Begin a new generation at offset `first`, or above all used offsets; return its first offset."""
 
     def reopen(self) -> None:
-        """Connect again, because the name now refers to another database."""
+        """Close the connections and connect to the database that the name refers to now."""
 
     def follow(self, *, after: int) -> Iterator[Transaction]:
         """Yield committed transactions after offset `after`, in order, up to the head at the time of the call.
@@ -56,4 +56,4 @@ class Capturable(HeadSource, Protocol):
         """Allow the source to discard changes at or below `upto`, which are durable in the log."""
 
     def release(self, reason: str) -> None:
-        """Stop following because the log is lost, and refuse writes that could no longer be captured."""
+        """Stop reading changes because the log is lost, and refuse writes that could no longer be captured."""

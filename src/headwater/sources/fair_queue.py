@@ -9,7 +9,7 @@ J = TypeVar("J")
 
 
 class FairQueue(Generic[J]):
-    """Jobs by caller. A job waits only behind jobs of its own caller, and callers take turns.
+    """Queue of jobs by caller: callers take turns, and the jobs of one caller stay in their order.
 
     At most `share` jobs of one caller run concurrently; without a share `done` need not be called. Not thread-safe:
     the user of the queue must hold a lock.
@@ -35,7 +35,7 @@ class FairQueue(Generic[J]):
         self._size += 1
 
     def take(self) -> J | None:
-        """Return the next job that may run, or None."""
+        """Remove and return the next job whose caller may run another one; None if there is none."""
         share = self._share
         for caller in self._jobs:
             if share is None:
@@ -54,7 +54,7 @@ class FairQueue(Generic[J]):
         return job
 
     def done(self, caller: str) -> None:
-        """Record the end of a job of `caller`."""
+        """Record the end of a job of `caller`, so that another one may run."""
         left = self._running[caller] - 1
         if left:
             self._running[caller] = left

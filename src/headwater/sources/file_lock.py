@@ -14,11 +14,11 @@ SUFFIX = "-headwater"
 
 
 class FileLock:
-    """Lock file `<path>-headwater` with the process id of its holder; `release` removes the file."""
+    """Lock file `<path>-headwater` with its holder's process id; SourceMismatch if another process holds the lock."""
 
     def __init__(self, path: str, *, what: str = "", hint: str = "") -> None:
         self._path = os.path.realpath(path) + SUFFIX  # two names of one file share the lock
-        while not self._try(what or path, hint or "Stop that one first, or send your requests to it."):
+        while not self._try(what or path, hint or "Stop that server first, or send your requests to it."):
             continue
         os.ftruncate(self._fd, 0)
         with contextlib.suppress(OSError):  # on a full disk the error of a second server names no process id
@@ -61,7 +61,7 @@ class FileLock:
 
 
 class InodeLock:
-    """Lock on the file itself, by device and inode, so that a hard link shares it; creates a missing file.
+    """Lock on the file itself, by device and inode, so that a hard link shares the lock; creates a missing file.
 
     Take the lock before this process opens the file with SQLite, and release it after SQLite has closed the file:
     closing any descriptor of a file drops all locks of the process on that file, SQLite's included.
@@ -94,7 +94,7 @@ class InodeLock:
         self._held.add(self._inode)
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the lock and close the file."""
         with self._lock:
             self._held.discard(self._inode)
             os.close(self._fd)
@@ -103,5 +103,5 @@ class InodeLock:
 def _linked(path: str) -> SourceMismatch:
     return SourceMismatch(
         f"{path} is a hard link of a file that a Headwater serves under another name",
-        hint="Serve it once, under one name.",
+        hint="Serve the file once, under one name.",
     )

@@ -39,15 +39,15 @@ class Interactive(ABC):
         return self._state != "open"
 
     def run(self, work: Work[T]) -> Future[T]:
-        """Run `work` in the transaction; a failure undoes only this step."""
+        """Queue `work` as the next step of the transaction; its failure undoes only this step."""
         return self._submit(lambda: self._run(work))
 
     def commit(self) -> Future[WriteResult[None]]:
-        """Commit the transaction."""
+        """Commit the transaction after the queued steps."""
         return self._submit(self._commit)
 
     def rollback(self) -> Future[None]:
-        """Roll back the transaction."""
+        """Roll back the transaction after the queued steps."""
         return self._submit(self._rollback)
 
     # --- implemented per database --------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Interactive(ABC):
     # --- end -----------------------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """End the transaction from outside, even while a step is running: its time is up, or the server shuts down."""
+        """Roll back because time is up or the server stops: interrupt a running step, and wait until it has ended."""
         self._doomed = True
         while not self._lock.acquire(timeout=self.nudge_seconds):
             if self.is_over:

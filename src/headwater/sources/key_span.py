@@ -14,7 +14,7 @@ from headwater.model.table import Key, Row, Table
 
 
 def key_encoder(encoders: Sequence[Callable[[Value], bytes]]) -> Callable[[Key], bytes]:
-    """Return the encoder of keys that have a value for each of `encoders`."""
+    """Return a function that encodes a key: each value by its own of `encoders`, joined."""
     if len(encoders) == 1:
         (encode,) = encoders
         return lambda values: encode(values[0])
@@ -26,17 +26,17 @@ class SpanRows:
 
     def __init__(self, table: Table, span: Span, encode: Callable[[Key], bytes]) -> None:
         self._span, key_of = span, table.key_of
-        self._place: Callable[[Any], bytes] = lambda row: encode(key_of(row))
+        self._encoded: Callable[[Any], bytes] = lambda row: encode(key_of(row))
 
     def is_past(self, row: Row) -> bool:
         """Return whether `row` is at or after the end of the span."""
-        return self._span.end is not None and self._place(row) >= self._span.end
+        return self._span.end is not None and self._encoded(row) >= self._span.end
 
     def inside(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return those of the ordered `rows` that are inside the span."""
-        low = bisect_left(rows, self._span.start, key=self._place)
+        """Return the part of `rows`, which are in key order, that is inside the span."""
+        low = bisect_left(rows, self._span.start, key=self._encoded)
         end = self._span.end
-        return rows[low:] if end is None else rows[low : bisect_left(rows, end, low, key=self._place)]
+        return rows[low:] if end is None else rows[low : bisect_left(rows, end, low, key=self._encoded)]
 
 
 def key_at(data: bytes) -> tuple[Key, bool] | None:

@@ -19,30 +19,30 @@ class Unknown(Exception):
 
 
 class PythonPredicate(msgspec.Struct, frozen=True):
-    """A predicate as SQL and as two Python expressions: true where it is true, true where it is false (else NULL)."""
+    """A predicate as SQL and as Python: `true` holds where it is true, `false` where it is false, neither at NULL."""
 
     sql: str
     true: str
     false: str
-    places: frozenset[int] = frozenset()  # the columns that it reads
+    columns: frozenset[int] = frozenset()  # numbers of the columns that it reads
     column: str | None = None  # with `values`: the predicate is true only if this column equals one of them
     values: tuple[Value, ...] = ()
 
 
 def joined(word: str, parts: Sequence[PythonPredicate]) -> PythonPredicate:
-    """Return the parts joined by AND or OR."""
+    """Return the parts joined by `word`, which is AND or OR."""
     other = "or" if word == "AND" else "and"
     return PythonPredicate(
         f"({f' {word} '.join(part.sql for part in parts)})",
         f"({f' {word.lower()} '.join(part.true for part in parts)})",
         f"({f' {other} '.join(part.false for part in parts)})",
-        frozenset().union(*(part.places for part in parts)),
+        frozenset().union(*(part.columns for part in parts)),
     )
 
 
 def negation(part: PythonPredicate) -> PythonPredicate:
     """Return NOT `part`."""
-    return PythonPredicate(f"(NOT {part.sql})", part.false, part.true, part.places)
+    return PythonPredicate(f"(NOT {part.sql})", part.false, part.true, part.columns)
 
 
 def narrowest_pin(parts: Sequence[PythonPredicate], order: Callable[[str], Callable[[Key], bytes]]) -> Pin | None:
@@ -56,14 +56,14 @@ def narrowest_pin(parts: Sequence[PythonPredicate], order: Callable[[str], Calla
 
 
 def ask_at(places: Sequence[int], rows: Sequence[Row], found: list[bool], ask: Check) -> list[bool]:
-    """Return `found`, with the answers of `ask` for the rows at `places`."""
+    """Write the answers of `ask` for the rows at positions `places` into `found`; return `found`."""
     for place, holds in zip(places, ask([rows[place] for place in places]), strict=True):
         found[place] = holds
     return found
 
 
 class Constants(dict[str, Any]):
-    """Values in a Python expression, by the names that the expression has for them."""
+    """Constants of a generated Python expression, by their names in it."""
 
     def name(self, value: Any) -> str:
         """Add a value; return its name."""

@@ -42,7 +42,7 @@ class Queryable(Readable, Protocol):
         """Return whether the engine itself reports that `sql` writes nothing."""
 
     def stop_statements(self) -> None:
-        """End the statements of callers that are running, because the server stops. Later ones may fail."""
+        """Cancel the running statements of callers, because the server stops; later statements may fail."""
 
     def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> ReadResult:
         """Run one read-only statement for a caller in this role."""
@@ -60,6 +60,6 @@ class Queryable(Readable, Protocol):
     def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> ReadResult | None:
         """Run `analysis.sql` with its parameters by name; return None if the epoch has changed since.
 
-        With `guards`, also return the rows each guard selects in the same transaction, at most MAX_KEYS; None for one
-        that has no statement, selects more rows, fails, or takes too long.
+        With `guards`, also return the rows that each guard selects in the same transaction; None for a guard that has
+        no statement, selects more than MAX_KEYS rows, fails, or takes too long.
         """

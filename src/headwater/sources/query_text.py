@@ -62,8 +62,8 @@ class Expressions:
         raise NotImplementedError
 
     def queried(self, expr: QueryExpression) -> str:
-        """Return an expression that only queries contain as SQL."""
-        raise InvalidRequest("a condition reads one row and cannot contain a query")
+        """Return as SQL an expression that only queries may contain; a condition raises InvalidRequest."""
+        raise InvalidRequest("a condition cannot contain a parameter, an aggregate or a subquery")
 
     def expr(self, expr: Expr) -> str:
         """Return an expression as SQL."""
@@ -97,7 +97,7 @@ class Expressions:
         return [self.expr(arg) for arg in args]
 
     def operator(self, op: str, args: list[str]) -> str:
-        """Return an operator applied to operands that are SQL text."""
+        """Return an operator applied to operands that are SQL text; InvalidRequest if the database lacks it."""
         match op, args:
             case (("and" | "or"), _):
                 return "(" + f" {op.upper()} ".join(args) + ")"

@@ -33,7 +33,7 @@ class Chunk(msgspec.Struct, frozen=True):
 class SamplePoint(msgspec.Struct, frozen=True):
     """One sampled row, and the part of its table that it represents."""
 
-    place: bytes  # its key, encoded by `order`
+    place: bytes  # key of the row, encoded by `order`
     rows: float
     bytes: float
 
@@ -90,8 +90,8 @@ C = TypeVar("C", bound=CompiledFilter)
 def permitted_filter(compile_filter: Callable[[], C], *, is_restricted: bool) -> C:
     """Return the filter that `compile_filter` makes; Forbidden if it may read more than its caller may see.
 
-    That is a filter of a caller restricted to tables that calls functions or operators of users. The error is the same
-    if one of them does not exist: the caller must not learn which functions exist.
+    Callers that are restricted to some tables may not call functions or operators of users. The error is the same if
+    such a function does not exist: the caller must not learn which functions exist.
     """
     try:
         found = compile_filter()
@@ -119,7 +119,7 @@ class Reader(Protocol):
         """Return the tables as they are now."""
 
     def head(self) -> int:
-        """Return the offset that the newest committed change has or will have; costs one small read."""
+        """Return the offset that the newest committed change has or will have; may wait a second for capture."""
 
     def wake(self) -> None:
         """End a `wait` of capture now; do nothing if capture is not waiting."""
@@ -166,7 +166,7 @@ class SnapshotPositions(Protocol):
     """Log offsets of read snapshots that other processes took."""
 
     def reading(self) -> AbstractContextManager[None]:
-        """Keep the state that `exact` needs, around a read and its call of `exact`, in one thread."""
+        """Return a context around a read and its call of `exact`, in one thread, that keeps the state for `exact`."""
 
     def exact(self, snapshot: str) -> int | None:
         """Return the offset up to which `snapshot` sees all changes, and none after; None: the caller must retry."""
@@ -196,7 +196,7 @@ class HeadSource(Protocol):
     """A database whose head can be read. Every method is thread-safe."""
 
     def read_head(self) -> SourceHead:
-        """Return the current head of the database; costs one small read."""
+        """Return the current head of the database; may wait a second for capture."""
 
     def peek_head(self) -> SourceHead | None:
         """Return the current head if that takes microseconds and needs no waiting, as on an event loop; else None."""
@@ -225,7 +225,7 @@ class Readable(Reader, HeadSource, Protocol):
         """
 
     def remedy(self, table: str) -> str:
-        """Return the SQL after which changes of `table` carry whole rows; "" if they already do."""
+        """Return the SQL after which changes of `table` carry whole rows; "" if they carry whole rows already."""
 
     def check_sql(self, role: str) -> None:
         """Raise Forbidden if callers in `role` may not send SQL text here."""

@@ -108,10 +108,10 @@ class SourceKind(ABC):
         return Inspection([])
 
     def check_attach(self, url: str) -> None:  # noqa: B027  # most kinds have nothing to check
-        """Raise if a command cannot set up capture of the database."""
+        """Raise an error if a command cannot set up capture of the database."""
 
     def attached(self, name: str, url: str, status: dict[str, Any], tables: tuple[str, ...]) -> CommandReport:
-        """Report a capture that was set up; `tables` are the tables that the user named."""
+        """Return the report on a capture that was set up; `tables` are the tables that the user named."""
         found = status["tables"]
         return CommandReport({"database": name, "tables": found}, [f"capturing {', '.join(found)} as {name!r}"])
 

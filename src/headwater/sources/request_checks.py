@@ -12,7 +12,7 @@ MAX_PREDICATE = 10_000  # characters
 
 
 def check_numbered(table: Table) -> None:
-    """Raise InvalidRequest if the key is declared as numbered by the database but has another kind than i64 or u64."""
+    """Raise InvalidRequest for a key with auto_increment that has another kind than i64 or u64."""
     lone = table.lone_key
     if lone and lone.auto and lone.kind not in ("i64", "u64"):
         raise InvalidRequest(
@@ -53,7 +53,7 @@ def check_predicate(where: str) -> None:
     if len(where) > MAX_PREDICATE:
         raise InvalidRequest(
             f"the predicate is longer than {MAX_PREDICATE} characters",
-            hint="Filter more coarsely, or by several feeds.",
+            hint="Use a coarser filter, or split it over several feeds.",
         )
     if "\0" in where or not where.strip():
-        raise InvalidRequest("the predicate is empty or holds a NUL character", hint="Write one, such as total > 100.")
+        raise InvalidRequest("the predicate is empty or holds a NUL character", hint="Write one like total > 100.")

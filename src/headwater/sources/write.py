@@ -50,10 +50,10 @@ class Session(Protocol):
         """Insert all rows or none; the second value holds the stored rows, if `returning`."""
 
     def update(self, table: str, where: Expr | None, values: dict[str, Value], limit: int | None) -> Result:
-        """Set `values` on matching rows, all or none."""
+        """Set `values` on matching rows, at most `limit`, the first in key order; all or none."""
 
     def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
-        """Delete matching rows, all or none."""
+        """Delete matching rows, at most `limit`, the first in key order; all or none."""
 
     def execute(self, sql: str, args: Args = ()) -> Result:
         """Run one statement, data or schema; transaction control and our own tables are refused."""
@@ -62,7 +62,7 @@ class Session(Protocol):
         """Return whether the engine itself reports that `sql` writes nothing."""
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
-        """Create `table` from its kinds; return False if it exists."""
+        """Create `table` and return True. If it exists: return False with `if_not_exists`, else raise Conflict."""
 
     def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
         """Drop `table` and return True. If it does not exist: return False with `if_exists`, else raise NotFound."""
@@ -82,13 +82,13 @@ class Tx(Protocol):
         """Return whether the transaction has ended, for any reason."""
 
     def run(self, work: Work[T]) -> Future[T]:
-        """Run `work` in the transaction; a failure undoes only this step."""
+        """Queue `work` as the next step of the transaction; its failure undoes only this step."""
 
     def commit(self) -> Future[WriteResult[None]]:
-        """Commit the transaction."""
+        """Commit the transaction after the queued steps."""
 
     def rollback(self) -> Future[None]:
-        """Roll back the transaction."""
+        """Roll back the transaction after the queued steps."""
 
 
 class Writable(Protocol):
@@ -103,4 +103,4 @@ class Writable(Protocol):
         """Open an interactive transaction for a caller in this role."""
 
     def finish_writes(self) -> None:
-        """Accept no more writes; return when the queued writes are durable."""
+        """Expire open transactions, accept no more writes; return when the queued writes are durable or have failed."""
