@@ -367,7 +367,7 @@ def test_creation_of_a_missing_database_file_is_logged_once(tmp_path: Path, capl
     for said in (1, 0):
         caplog.clear()
         with app(tmp_path, ("typo", path), ("made", "")):
-            assert caplog.text.count("a new, empty database was made") == caplog.text.count(path) == said
+            assert caplog.text.count("a new, empty database was created") == caplog.text.count(path) == said
 
 
 def test_embedded_database_with_the_name_of_an_internal_file_is_refused(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_why_a_query_depends_on_more(shop: SqliteSource, sql: str, reason: str |
         ("unknown text at 'x'", "not_understood"),
         ("tables are used in more than 1000 places", "too_large"),
         ("queries are nested deeper than 50", "too_large"),
-        ("every column counts: its rows cannot be told apart, so their order is left open", "order_open"),
+        ("every column counts: its rows cannot be distinguished, so their order is undetermined", "order_open"),
     ],
 )
 def test_analysis_doubt_text_maps_to_its_uncacheable_reason(doubt: str, reason: str) -> None:

@@ -170,7 +170,7 @@ def test_doctor_warns_of_a_schema_changed_without_capture(app: Path) -> None:
     ]
     script(app, "CREATE TABLE later (id INTEGER PRIMARY KEY)")
     warned = states(doctor(app.parent, "app.db", "--data", "data")[1])["warn"]
-    assert any("the schema moved" in finding for finding in warned)
+    assert any("the schema changed" in finding for finding in warned)
 
 
 def test_doctor_warns_of_a_log_that_does_not_match_the_file(app: Path) -> None:

@@ -57,14 +57,14 @@ class Catalog:
         self._inserts.clear()
 
     def shape(self, name: str) -> Shape:
-        """Return the shape of a table; NotFound names no other table: the caller may be restricted to some tables."""
+        """Return the shape of table `name`, or raise NotFound, which names no other table: a caller may be scoped."""
         self.refresh_unless_held()
         if (shape := self._shapes.get(name)) is None:
             raise NotFound(f"there is no table {name!r}", hint="See schema.list_tables.")
         return shape
 
     def insert_text(self, table: Table, names: tuple[str, ...], returning: bool) -> str:
-        """Return the cached INSERT for rows of these columns."""
+        """Return the INSERT of one row with the columns `names`, cached."""
         found = self._inserts.get((table.name, names, returning))
         if found is None:
             if len(self._inserts) >= 1_000:
@@ -81,12 +81,12 @@ class Catalog:
         return kind_of(answer.declared or "")
 
     def tables(self) -> dict[str, Table]:
-        """Return every table of the user."""
+        """Return every table of the user by name."""
         self.refresh_unless_held()
         return {name: shape.table for name, shape in self._shapes.items()}
 
     def decode(self, shape: Shape, stored: list[tuple[object, ...]]) -> list[Row]:
-        """Convert stored rows of a table to values."""
+        """Return the stored rows of a table as values."""
         decode = row_decoder(Layout(0, shape))
         return [decode(row) for row in stored]
 

@@ -67,7 +67,7 @@ def ident(name: str) -> str:
 
 
 def open_file(path: str, *, vfs: str | None = None, read_only: bool = False) -> apsw.Connection:
-    """Open a connection with our pragmas; tests use `vfs` to simulate a bad disk."""
+    """Open a connection with our pragmas, which waits up to 5 s for locks; tests use `vfs` to simulate a bad disk."""
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     with sqlite_errors(path):
         connection = apsw.Connection(path, flags=flags, vfs=vfs, statementcachesize=200)
@@ -114,7 +114,7 @@ def to_error(error: apsw.Error, what: str = "") -> HeadwaterError:
         case apsw.SQLError() | apsw.MismatchError() | apsw.TooBigError() | apsw.BindingsError() | apsw.RangeError():
             return InvalidRequest(text, hint=CHECK)
         case apsw.NoMemError():
-            return Busy(text, hint="SQLite has no memory left for it. Try again in a moment.")
+            return Busy(text, hint="SQLite has no memory left for the statement. Try again in a moment.")
         case apsw.AbortError() | apsw.InterruptError():
             return InvalidRequest(text, hint="The statement was cancelled; nothing was written.")
         case _:
@@ -129,7 +129,7 @@ def sqlite_errors(what: str = "") -> Iterator[None]:
     except apsw.Error as error:
         raise to_error(error, what) from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest("the database contains text that is not UTF-8", hint="Read it AS BLOB.") from error
+        raise InvalidRequest("the database contains text that is not UTF-8", hint="CAST it to BLOB.") from error
 
 
 @contextmanager

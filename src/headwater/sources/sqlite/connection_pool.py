@@ -30,15 +30,15 @@ class Pool:
         close_reader: Callable[[GuardedConnection], None] = lambda reader: reader.db.close(),
     ) -> None:
         self._open, self._close = open_reader, close_reader
-        self._places = threading.Semaphore(size)
+        self._slots = threading.Semaphore(size)
         # Guards _idle.
         self._lock = threading.Lock()
         self._idle: list[GuardedConnection] = []
 
     @contextmanager
     def read(self) -> Iterator[GuardedConnection]:
-        """Yield a reader inside a read transaction."""
-        with self._places:
+        """Yield a connection inside a read transaction, after waiting for a free one."""
+        with self._slots:
             reader = self._take()
             try:
                 with sqlite_errors():

@@ -51,13 +51,13 @@ class File:
         self.inode = os.stat(path).st_ino  # to detect another file at the path
 
     def connect(self) -> GuardedConnection:
-        """Open a guarded connection: callers' statements may run on it."""
+        """Open a connection for callers' statements; Unavailable if the file was replaced or is closed."""
         db = self.connect_bare()
         guard = Guard(db, self._config.statement_seconds, self.is_stopping)
         return GuardedConnection(db, guard, Catalog(guard))
 
     def connect_bare(self) -> apsw.Connection:
-        """Open a connection for our own statements only."""
+        """Open a connection for our own statements only; Unavailable as for `connect`."""
         db = open_file(self.path, vfs=self._vfs)
         if not self.is_there():  # existing connections keep using the old file, to which the log belongs
             db.close()
@@ -79,7 +79,7 @@ class File:
             return False
 
     def enter_wal(self) -> None:
-        """Switch the file to WAL mode if needed; before this call the file is unchanged."""
+        """Switch the file to WAL mode if needed; SourceUnfit if that fails. Before this call the file is unchanged."""
         if self._journal_mode == "wal":
             return
         with contextlib.closing(open_file(self.path, vfs=self._vfs)) as db, sqlite_errors(self.path):
@@ -104,7 +104,7 @@ class File:
 
 
 def close_when_idle(db: apsw.Connection) -> None:
-    """Interrupt statements of other threads on the connection, and close it."""
+    """Interrupt statements on the connection and close it; leave it open if one does not end in BUSY_SECONDS."""
     until = time.monotonic() + BUSY_SECONDS
     while True:
         try:

@@ -31,7 +31,7 @@ def as_stored(value: Value) -> Stored:
 
 
 def order(table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-    """Return a function that encodes values of `columns` as bytes in SQLite's order."""
+    """Return a function that encodes values of `columns` as bytes in SQLite's order, or raise NotSupported."""
     return key_encoder([_encoder(column_of(table, name)) for name in columns])
 
 

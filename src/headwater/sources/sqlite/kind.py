@@ -50,7 +50,7 @@ class SqliteKind(SourceKind):
         is_new = not is_embedded and not os.path.exists(path)
         made = SqliteSource(name, path, notes=notes, config=settings)
         if is_new:  # perhaps a misspelt path
-            logger.warning("%s was not there: a new, empty database was made", path)
+            logger.warning("%s did not exist: a new, empty database was created", path)
         return made
 
     def open_bulk_reader(
@@ -64,7 +64,7 @@ class SqliteKind(SourceKind):
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def list_tables(self, name: str, url: str, settings: SqliteConfig) -> list[CapturedTable]:
-        """Return the tables of the file, and whether they are captured."""
+        """Return the tables of the file, and whether they are captured; NotFound if there is no file."""
         from headwater.sources.sqlite.setup.inspection import list_tables
 
         path = self.address(url)
@@ -83,7 +83,7 @@ class SqliteKind(SourceKind):
         _existing(self.address(url))
 
     def attached(self, name: str, url: str, status: dict[str, Any], tables: tuple[str, ...]) -> CommandReport:
-        """Report the tables that are captured, and those that are not."""
+        """Return the report on the tables that are captured, and those that are not."""
         path, found, uncaptured = os.path.abspath(self.address(url)), status["tables"], status["uncaptured"]
         names = f": {', '.join(found)}" if found else ""
         lines = [f"capturing {counted(len(found), 'table')} of {path} as {name!r}{names}"]

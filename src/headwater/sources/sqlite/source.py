@@ -100,12 +100,12 @@ class SqliteSource(SqliteCapture, SqliteReads, SqliteQueries, SqliteWrites):
         }
 
     def reopen(self) -> None:
-        """Open the file that has replaced the previous one at the path."""
+        """Finish queued writes, close the file, and open the file that replaced it at the path."""
         self._shut()
         self._open()
 
     def close(self) -> None:
-        """Finish queued writes and release the file."""
+        """Finish queued writes, note a clean stop, and release the file."""
         self._shut()
         self._shutdown_notes.end()
         self._lock.release()

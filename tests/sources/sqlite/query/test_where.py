@@ -398,7 +398,7 @@ def test_value_that_does_not_fit_its_column_is_refused_with_a_reason() -> None:
     with pytest.raises(InvalidRequest, match="no column"):
         stored(ORDERS, ["nope"], (1,))
     strict = Table("t", (Column("k", declared="TEXT", nullable=False), Column("a", declared="ANY")), ("k",))
-    with pytest.raises(InvalidRequest, match="null"):
+    with pytest.raises(InvalidRequest, match="NULL"):
         stored(strict, ["k"], (None,))
     assert stored(strict, ["a"], (5,)) == (5,)
     with pytest.raises(NotSupported):

@@ -47,7 +47,7 @@ class SqliteCapture:
         name: str,
         file: File,
         lock: FileLock,
-        witness: ShutdownNotes,
+        shutdown_notes: ShutdownNotes,
         submit: Callable[..., Any],
         guard: Guard,
         *,
@@ -55,7 +55,7 @@ class SqliteCapture:
         config: SqliteConfig,
     ) -> None:
         self.name, self.path, self._file, self._lock = name, file.path, file, lock
-        self._shutdown_notes, self._submit, self._guard = witness, submit, guard
+        self._shutdown_notes, self._submit, self._guard = shutdown_notes, submit, guard
         self._notes, self._config = notes, config
         self._vouched = -1  # the schema_version for which triggers were last reconciled
         self._waker = Waker(os.path.realpath(self.path) + "-wal")
@@ -67,13 +67,13 @@ class SqliteCapture:
             nonces=lambda: self._trimmer.nonces,
             reconcile=self._reconcile,
             demand_resnapshot=self._demand_resnapshot,
-            saw_foreign=witness.note_foreign,
+            saw_foreign=shutdown_notes.note_foreign,
         )
 
     # --- history ---------------------------------------------------------------------------------------------
 
     def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
-        """Return why the log is not this file's history, or ""; a file without capture is attached to a new log."""
+        """Return why the log is not this file's history; "" if it is, or if capture was installed for an empty log."""
         with self._own_lock, sqlite_errors(self.path):
             installed = is_installed(self._own)
         if not installed and latest:
@@ -118,7 +118,7 @@ class SqliteCapture:
         return reason
 
     def restart(self, *, generation: str, first: int) -> int:
-        """Begin a new generation in this file."""
+        """Begin a new generation in this file; return its first offset."""
         return self._install(generation, first - 1) + 1
 
     def _install(self, generation: str, seq: int) -> int:
@@ -157,7 +157,7 @@ class SqliteCapture:
             return newest(self._own)
 
     def follow(self, *, after: int) -> Iterator[Transaction]:
-        """Yield committed transactions after `after`, up to the head of this call."""
+        """Yield committed transactions after `after`, up to the head of this call; SourceMismatch if it is lost."""
         try:
             self._check_lock()
             if not self._file.is_there():
@@ -168,7 +168,7 @@ class SqliteCapture:
             raise
 
     def wait(self, timeout: float) -> None:
-        """Sleep until something may have been committed."""
+        """Sleep until something may have been committed, at most `timeout` and `poll_seconds`."""
         self._waker.wait(min(timeout, self._config.poll_seconds))
 
     def wake(self) -> None:
@@ -176,7 +176,7 @@ class SqliteCapture:
         self._waker.wake()
 
     def acknowledge(self, upto: int) -> None:
-        """Allow the trimmer to delete captured rows up to `upto`: the log holds them."""
+        """Allow the trimmer to delete captured rows up to `upto`, which the log holds."""
         self._trimmer.acknowledge(upto)
 
     def release(self, reason: str) -> None:

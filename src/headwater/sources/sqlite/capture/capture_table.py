@@ -110,7 +110,7 @@ class Follower:
                 demanded |= broken
 
     def rows(self, after: int, upto: int) -> Iterator[Numbered]:
-        """Yield the retained changes in (after, upto] as captured, for comparison with the log."""
+        """Yield the retained changes in (after, upto] as captured, to compare them with the log."""
         self._load()
         self._schema_version = -1  # forces the next `follow` to reconcile capture with the schema
         while after < upto:
@@ -121,7 +121,7 @@ class Follower:
             after = page.rows[-1][0]
 
     def oldest(self) -> int:
-        """Return the oldest offset still in the capture table."""
+        """Return the oldest offset still in the capture table, which is never empty."""
         with sqlite_errors():
             ((oldest,),) = self._db.execute(f"SELECT min(seq) FROM {CAPTURE}").fetchall()
         return int(str(oldest))

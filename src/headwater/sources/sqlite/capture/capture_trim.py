@@ -37,11 +37,11 @@ class Trimmer:
         self._last = time.monotonic()
 
     def start(self, nonce: str, trimmed: int) -> None:
-        """Begin with a file whose history is proven."""
+        """Begin with a file that has `nonce`, whose rows up to offset `trimmed` may be deleted already."""
         self.nonces, self.trimmed, self._running = (nonce,), trimmed, None
 
     def acknowledge(self, upto: int) -> None:
-        """Trim rows up to `upto`, which the log holds, once enough rows are waiting or the interval has passed."""
+        """Queue a trim of rows up to `upto`, which the log holds, if enough rows wait or the interval has passed."""
         self._collect()
         waiting = upto - self.trimmed
         due = time.monotonic() - self._last >= self._seconds

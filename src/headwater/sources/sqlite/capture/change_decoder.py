@@ -72,7 +72,7 @@ class Decoder:
         for row, change in found:
             while pending and pending[-1][0] < row[0]:
                 _, n, stored = pending.pop()
-                aside[self._place(n, stored)] = self._rows[n](stored)
+                aside[self._key_of(n, stored)] = self._rows[n](stored)
             joined.append((row[0], self._settle(change, row, aside)))
         return joined
 
@@ -85,12 +85,12 @@ class Decoder:
         width = len(change.table.columns)
         images = (change.before is not None) + (change.after is not None)
         starts = [FIRST + width * image for image in range(images)]
-        taken = [aside.pop(self._place(row[1], row[start : start + width]), None) for start in starts]
+        taken = [aside.pop(self._key_of(row[1], row[start : start + width]), None) for start in starts]
         if change.op is Op.INSERT and taken[0] is not None:
             return Change(Op.UPDATE, change.table, taken[0], change.after)
         return change
 
-    def _place(self, n: int, stored: Sequence[Any]) -> tuple[int, bytes]:
+    def _key_of(self, n: int, stored: Sequence[Any]) -> tuple[int, bytes]:
         """Return the layout and the key as SQLite compares it, from stored values: two decimals may be one number."""
         table = self.layouts[n].table
         collations = [table.columns[place].collation for place in table.key_places]

@@ -27,14 +27,14 @@ def judge(facts: FileFacts) -> str:
     if facts.file_generation != facts.log_generation:
         return "the file belongs to another log, or its log was lost"
     if facts.file_nonce not in facts.log_nonces:
-        return "the file is an older copy of itself: it misses moves that were made"
+        return "the file is an older copy of itself: its last trim is not the one that the log knows"
     if facts.head < facts.latest:
         return f"the file ends at change {facts.head}, the log at {facts.latest}: commits were lost"
     return ""
 
 
 def compare(mine: Iterable[Numbered], logged: Iterable[Transaction], upto: int) -> str:
-    """Compare the changes that file and log both hold, byte for byte and offset by offset; return the first difference.
+    """Compare the changes that file and log both hold, byte for byte; return the first difference, "" if none.
 
     Two differences are valid. A logged update may be an insert in the file, because the replaced row is in another
     table and is trimmed sooner. Changes of one transaction may have been reordered on their way to the log; then

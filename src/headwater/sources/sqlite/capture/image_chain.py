@@ -23,7 +23,7 @@ MAX_EARLIER = 1 << 16  # keys of earlier pages with which a page is compared
 
 
 class ImageChain:
-    """Puts the pages of one call of the reader in order: a transaction is in one call, in one page or several."""
+    """Sorter of the pages of one call of the reader: a transaction is in one call, in one page or several."""
 
     def __init__(self) -> None:
         # The image that earlier pages left under a key, by the key's hash; the newest are at the end.

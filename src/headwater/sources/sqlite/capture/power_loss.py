@@ -40,7 +40,7 @@ class ShutdownNotes:
         return "the machine went down while other programs were writing: commits that were read may be lost"
 
     def begin(self) -> None:
-        """Start the notes of this run."""
+        """Note the boot id of this run, and that it is not stopped."""
         self._proven = True
         self._notes.set_notes(**{"boot_id": boot_id(), STOPPED: ""})
 
@@ -52,7 +52,7 @@ class ShutdownNotes:
                 self._notes.set_notes(foreign="yes")
 
     def end(self) -> None:
-        """Note a clean stop: everything that was read is durable."""
+        """Note a clean stop, if `begin` was called: everything that was read is durable."""
         if self._proven:
             with suppress(HeadwaterError):  # if the log cannot be written, this stop is not clean
                 self._notes.set_notes(**{STOPPED: "yes"})

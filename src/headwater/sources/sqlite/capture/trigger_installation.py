@@ -72,21 +72,21 @@ def install(db: apsw.Connection, *, seq: int) -> None:
     anchor(db, seq)
 
 
-def install_new_history(db: apsw.Connection, *, seq: int, **told: str) -> int:
-    """Install a new history with meta values `told`, after `seq` and all used offsets; return the offset before it."""
+def install_new_history(db: apsw.Connection, *, seq: int, **values: str) -> int:
+    """Replace our tables by those of a new history with meta `values`; return the offset before its first change."""
     kept: dict[str, str] = {}
     if is_installed(db):
         kept = {name: meta(db, name) for name in ("kinds", "journal_mode_before")}
         seq = max(seq, newest(db) + 1)
     uninstall(db)
     install(db, seq=seq)
-    for name, value in {**told, **kept}.items():
+    for name, value in {**values, **kept}.items():
         set_meta(db, name, value)
     return seq
 
 
 def newest(db: apsw.Connection) -> int:
-    """Return the newest offset in use."""
+    """Return the newest offset in use; 0 if there is none."""
     return int(db.execute(f"SELECT coalesce(max(seq), 0) FROM {CAPTURE}").get)
 
 
@@ -110,7 +110,7 @@ def check_format(db: apsw.Connection) -> None:
     if (found := meta(db, "format")) != FORMAT:
         raise SourceUnfit(
             f"the capture tables have format {found!r}; this version knows {FORMAT!r}",
-            hint="Use the Headwater version that created them, or `headwater source detach` with it first.",
+            hint="Use the Headwater version that created them, or first detach the file with that version.",
         )
 
 
@@ -173,7 +173,7 @@ def may_nest(db: apsw.Connection) -> bool:
 
 
 def capturable(db: apsw.Connection, wanted: Collection[str]) -> tuple[dict[str, Shape], dict[str, str]]:
-    """Return the shapes of the wanted tables (all, if none is named), and why other tables cannot be captured."""
+    """Return the shapes of the `wanted` tables (all, if empty), and per other table why it cannot be captured."""
     shapes = {}
     refused = {name: "it is a virtual table" for name in virtual_names(db) if not wanted or name in wanted}
     kinds = read_kinds(db)
@@ -195,7 +195,7 @@ def capturable(db: apsw.Connection, wanted: Collection[str]) -> tuple[dict[str, 
 def reconcile(
     db: apsw.Connection, wanted: Collection[str], *, known_good: int, ddl: str = "", first: bool = False
 ) -> list[Step]:
-    """Adapt capture to the current schema, and report the differences to readers as `schema_change` rows.
+    """Adapt capture to the schema, and report the differences as `schema_change` rows; return the steps taken.
 
     `known_good` is an offset at which the old schema was still current: later changes may have been captured in
     the old form. `ddl` is set if we ran it in this very transaction: then no change can have been missed.
@@ -388,7 +388,7 @@ def _announce(db: apsw.Connection, layout: int, ddl: str, *, resnapshot: bool) -
 
 
 def demand_resnapshot(db: apsw.Connection, tables: Collection[str]) -> None:
-    """Report to readers of `tables` that captured changes may be incomplete or out of order."""
+    """Demand a new snapshot of `tables` from readers: captured changes may be incomplete or out of order."""
     for layout in read_layouts(db).values():
         if layout.active and layout.table.name in tables:
             _announce(db, layout.id, "-- images of a key do not chain", resnapshot=True)

@@ -143,7 +143,7 @@ class Guard:
         db.authorizer = self._authorize
 
     def run(self, sql: str, bindings: apsw.Bindings = ()) -> apsw.Cursor:
-        """Run one of our own statements."""
+        """Run one of our own statements, which always passes; raises apsw errors."""
         before, self._ours = self._ours, True
         try:
             return self._db.execute(_marked(sql), bindings)
@@ -161,7 +161,7 @@ class Guard:
 
     @contextlib.contextmanager
     def limited(self, seconds: float | None = None) -> Iterator[Callable[[int], None]]:
-        """Limit a caller's statement inside the block in time; the yielded function limits the bytes of a value."""
+        """Stop a caller's statement in the block after `seconds`; the yielded function limits the bytes of values."""
         seconds = self._seconds if seconds is None else seconds
         self._deadline, self._is_limited, self._is_starved = time.monotonic() + seconds, True, False
         before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
@@ -306,7 +306,7 @@ class Guard:
             self._deadline = until
 
     def examine(self, sql: str) -> Statement:
-        """Prepare `sql` without running it; raise for invalid, multiple or denied statements."""
+        """Return the report on `sql`, prepared but not run; InvalidRequest if it is invalid, multiple or denied."""
         found = self._known.get(sql)
         if found is None:
             found = self._prepare(sql)
@@ -350,7 +350,7 @@ class Guard:
         with contextlib.closing(cursor), sqlite_errors(), contextlib.suppress(apsw.ExecTraceAbort):
             self._prepared(lambda: cursor.execute(sql, ANY_BINDINGS, can_cache=False))
         if not seen:
-            raise InvalidRequest("there is no statement in the text", hint="Send one, such as SELECT 1.")
+            raise InvalidRequest("there is no statement in the text", hint="Send a statement such as SELECT 1.")
         text, read_only, columns, parameters = seen[0]
         if not _NOTHING_MORE.fullmatch(sql, sql.find(text) + len(text)):
             raise InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
@@ -419,12 +419,12 @@ def _too_long(statement: Statement, tier: StatementLimits, most: int) -> Invalid
     if tier.length is not None and name is not None:
         return InvalidRequest(
             f"a statement that calls {name}() takes values of at most {most} bytes",
-            hint="Read and write longer values by a statement without it.",
+            hint="Read and write longer values by a statement that does not call it.",
         )
     kind = AnswerTooLarge if statement.read_only else InvalidRequest
     return kind(
         f"a statement with so many function calls, arguments and operators takes values of at most {most} bytes",
-        hint="Compute less in one statement, or read the longer values by another one.",
+        hint="Compute less in one statement, or read the longer values by another statement.",
     )
 
 

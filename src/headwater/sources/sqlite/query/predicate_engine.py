@@ -82,7 +82,7 @@ class Engine:
     # --- the text --------------------------------------------------------------------------------------------
 
     def examine(self, where: str) -> tuple[str, ...]:
-        """Return the columns that `where` reads; raise unless it is one predicate on the row alone."""
+        """Return the columns that `where` reads; InvalidRequest or NotSupported if it is not a predicate on one row."""
         with self._lock:
             try:
                 # In an index SQLite allows an expression to read only the row.
@@ -95,7 +95,7 @@ class Engine:
             raise self._refusal("no such column: rowid")
         for function in sorted(called & _CLOCKS):
             raise NotSupported(
-                f"{function}() may depend on the time at which it is asked",
+                f"{function}() may depend on the current time",
                 hint="Compare the text itself: ISO dates sort as text; substr(column, 1, 10) is the day.",
             )
         for name in sorted(read & self._doubts.keys()):
@@ -130,7 +130,7 @@ class Engine:
     def _refusal(self, text: str) -> HeadwaterError:
         names = ", ".join(self.table.names)
         if "subqueries prohibited" in text:
-            return NotSupported("a predicate reads one row: it has no subqueries", hint="Filter by this row alone.")
+            return NotSupported("a predicate reads one row: it has no subqueries", hint="Use only columns of the row.")
         if "non-deterministic" in text or "unsafe use" in text:
             return NotSupported(
                 "a function in the predicate depends on more than its arguments", hint="Compare with a constant."
@@ -157,7 +157,7 @@ class Engine:
                 raise _failure(error) from None
 
     def explain(self, where: str) -> list[tuple[Any, ...]] | None:
-        """Return the program that SQLite compiles from `where`, or None; equal programs behave alike."""
+        """Return the opcodes that SQLite compiles `where` to, equal only for equal behaviour; None if that fails."""
         with self._lock:
             try:
                 found = self._db.execute(f"EXPLAIN SELECT 1 FROM {self._name} WHERE (\n{where}\n)").fetchall()
@@ -185,7 +185,7 @@ class Engine:
     # --- rows ------------------------------------------------------------------------------------------------
 
     def holds(self, where: str, columns: Sequence[str], rows: Sequence[Row]) -> list[bool]:
-        """Return for each of `rows` whether `where`, which reads `columns`, is true."""
+        """Return for each of `rows` whether `where` is true, which reads `columns`; InvalidRequest if it fails."""
         pick = self._picker(columns)
         found: list[bool] = []
         for start in range(0, len(rows), BATCH):
@@ -257,7 +257,7 @@ class Engine:
             raise apsw.InterruptError("interrupted")
 
     def stored(self, columns: Sequence[str], values: Key) -> Key:
-        """Return `values` as a SELECT would return them after an INSERT into `columns`."""
+        """Return `values` as read back after an INSERT into `columns`; InvalidRequest if a column cannot hold one."""
         into = [column_of(self.table, name) for name in columns]
         given = tuple(map(to_stored, values))
         with self._lock, sqlite_errors(), self._cleared(self._name):
@@ -331,7 +331,7 @@ def _failure(error: apsw.Error) -> HeadwaterError:
 
 def _check_held(table: Table, column: Column, given: Stored, held: Stored) -> None:
     if held is None and not column.nullable:
-        raise InvalidRequest(f"column {column.name!r} holds no null")
+        raise InvalidRequest(f"column {column.name!r} cannot hold NULL")
     if (column.auto or column.hidden) and not isinstance(held, int):
         raise InvalidRequest(f"column {column.name!r} holds integers only")
     if may_be_strict_any(table, column) and type(given) is not type(held):

@@ -25,7 +25,7 @@ class SqliteQueries:
         self.stop_statements = file.is_stopping.set
 
     def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
-        """Raise Forbidden unless the caller is an owner, or `sql` is a SELECT, INSERT, UPDATE or DELETE.
+        """Raise Forbidden unless the caller is an owner or sends a SELECT, INSERT, UPDATE or DELETE.
 
         The authorizer restricts everything else.
         """
@@ -55,7 +55,7 @@ class SqliteQueries:
             return self._analyses.read_head(reader)
 
     def peek_head(self) -> SourceHead | None:
-        """Return the head of the file; None if that takes longer than microseconds."""
+        """Return the head of the file; None if another thread reads it now, or the file is locked."""
         return self._head_reader.read()
 
     def text(self, query: Query) -> str:
@@ -68,6 +68,6 @@ class SqliteQueries:
             return self._analyses.analyse(reader, sql)
 
     def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> ReadResult | None:
-        """Run the query unless its epoch has changed."""
+        """Run the query and its guards if wanted; None if its epoch has changed."""
         with self._pool.read() as reader:
             return self._analyses.answer(reader, analysis, args, guards=guards)

@@ -247,5 +247,5 @@ _INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that do not begin a charact
 def _check_sought(name: str, value: Any) -> None:
     if isinstance(value, str | bytes) and len(value) > MAX_SOUGHT:
         raise InvalidRequest(
-            f"the second argument of {name}() is longer than {MAX_SOUGHT} characters", hint="Search for a shorter one."
+            f"the second argument of {name}() is longer than {MAX_SOUGHT} characters", hint="Search for a shorter text."
         )

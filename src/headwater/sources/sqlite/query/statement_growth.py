@@ -67,7 +67,7 @@ def check_growth(sql: str, views: Mapping[str, str]) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _check_cached(sql: str, views: tuple[tuple[str, str], ...]) -> None:
-    """Check a statement that may come again soon: a schema change prepares every statement again."""
+    """Check a statement, cached: a schema change prepares every statement again."""
     _check(sql, dict(views))
 
 
@@ -238,7 +238,7 @@ class _Growth:
             raise too_large()
 
     def query(self, group: Group, outer: Sizes, scope: Scope | None) -> QuerySize:
-        """Count a query whose names may be columns of `outer`."""
+        """Return the size of a query whose names may be columns of `outer`."""
         ctes = _ctes(group.items)
         if ctes:
             scope = Scope(ctes, scope)
@@ -323,7 +323,7 @@ class _Growth:
         return QuerySize([Column((f"column{place}",), size) for place, size in enumerate(sizes, 1)], total)
 
     def _source(self, items: list[Item], place: int, outer: Sizes, scope: Scope | None) -> Iterator[QuerySize]:
-        """Count the source at `place`."""
+        """Yield the size of each query in the source at position `place`."""
         item, aliases = items[place], _aliases(items, place)
         sizes: Iterable[QuerySize]
         if isinstance(item, Group) and item.is_query:
@@ -340,7 +340,7 @@ class _Growth:
             yield msgspec.structs.replace(found, aliases=found.aliases | aliases)
 
     def _named(self, name: str, outer: Sizes, scope: Scope | None) -> Iterator[QuerySize]:
-        """Count a WITH name, and a view of the same name, which the statement may mean instead."""
+        """Yield the size of a WITH name, and of a view of that name, which the statement may mean instead."""
         at = scope
         while at is not None and name not in at.ctes:
             at = at.outer

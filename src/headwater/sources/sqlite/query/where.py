@@ -57,12 +57,12 @@ class Predicates:
         self._engines: BoundedCache[Table, Engine] = BoundedCache(MAX_SHAPES, MAX_SHAPES)
 
     def condition(self, table: Table, where: str) -> SqliteCondition:
-        """Return the predicate `where` over rows of `table`; see Source."""
+        """Return the predicate `where` over rows of `table`; see Reader."""
         _check_text(where)
         return SqliteCondition(self._engine(table), where)
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
-        """Return `values` as `columns` of `table` would hold them; see Source."""
+        """Return `values` as `columns` of `table` would hold them; see Readable."""
         return self._engine(table).stored(columns, values)
 
     def _engine(self, table: Table) -> Engine:

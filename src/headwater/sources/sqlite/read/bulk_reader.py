@@ -53,7 +53,7 @@ class SqliteReader(SqliteReads):
 
     @contextmanager
     def _read(self) -> Iterator[GuardedConnection]:
-        """Open a read transaction; raise if the file no longer holds our history."""
+        """Open a read transaction; SourceMismatch if the file no longer holds our history."""
         with self._pool.read() as reader:
             with reader.guard.own() as db, sqlite_errors(self.path):
                 found = meta(db, "generation") if is_installed(db) else ""
@@ -64,7 +64,7 @@ class SqliteReader(SqliteReads):
             yield reader
 
     def shape(self, name: str, version: int | None = None) -> Table:
-        """Return the table as it is now, or as it was at `version`."""
+        """Return the table as it is now, or as it was at `version`; NotFound if there is none."""
         with self._read() as reader:
             if version is None:
                 return reader.catalog.shape(name).table

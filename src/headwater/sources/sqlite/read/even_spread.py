@@ -81,7 +81,7 @@ FindAround = Callable[[int], Neighbours]
 
 
 def spread(low: int, high: int, count: int, find: FindAround, random: Random) -> list[SampledMember]:
-    """Return about `count` members between `low` and `high`, the first and the last member."""
+    """Return about `count` members of the set; `low` is its first and `high` its last member."""
     left = Open(_octaves(low, high))
     draws: list[SampledMember] = []
     for strata in (*ROUNDS, count):

@@ -50,7 +50,7 @@ class SqliteReads:
             return read_chunk(reader, table, after=after, span=span, limit=limit)
 
     def sample(self, table: str, size: int) -> Sample:
-        """Return about `size` rows, spread evenly over `table`."""
+        """Return estimates of `table` from about `size` of its rows."""
         with self._read() as reader:
             return read_sample(reader, table, size)
 
@@ -59,7 +59,7 @@ class SqliteReads:
         return self._predicates.condition(table, where)
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-        """Return an encoder of `columns` to bytes in SQLite's order."""
+        """Return an encoder of `columns` to bytes in SQLite's order; NotSupported if it is unknown."""
         return order(table, columns)
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:

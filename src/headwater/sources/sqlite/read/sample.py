@@ -23,7 +23,7 @@ Drawn = tuple[Stored, float]  # a stored row, and the number of rows it represen
 
 
 def read_sample(reader: GuardedConnection, name: str, size: int) -> Sample:
-    """Return about `size` rows of table `name`, or all rows if it has fewer."""
+    """Return estimates of table `name` from about `size` of its rows, from all if it has fewer."""
     shape = reader.catalog.shape(name)
     size = max(size, 1)
     rows = _Rows(reader, shape.table)
@@ -48,7 +48,7 @@ class _Rows:
         self._select = f"SELECT {', '.join(cells)} FROM {self._name} "
 
     def get(self, rest: str, bindings: tuple[int, ...] = ()) -> list[Stored]:
-        """Return the rows that the statement ending in `rest` selects."""
+        """Return keys and value lengths of the rows that the statement ending in `rest` selects."""
         return fetch(self._run, self._select + rest, bindings, self._width)
 
     def by_rowid(self, rowid: str, size: int) -> list[Drawn]:

@@ -61,7 +61,7 @@ def _file(name: str, path: str) -> Check:
 
 
 def _holder(name: str, path: str) -> Check | None:
-    """Return which process serves the file, according to its lock file; None if none does."""
+    """Return a check that names the process that serves the file, by its lock file; None if none does."""
     try:
         opened = os.open(os.path.realpath(path) + SUFFIX, os.O_RDONLY)
     except OSError:
@@ -94,9 +94,9 @@ def _tables(name: str, db: apsw.Connection, tables: tuple[str, ...]) -> Iterator
     shapes, refused = capturable(db, tables)
     yield Check(name, "ok", f"{counted(len(shapes), 'table')} can be captured")
     for table, reason in refused.items():
-        yield Check(name, "warn", f"table {table} cannot be captured: {reason}", "Change the table, or live without.")
+        yield Check(name, "warn", f"table {table} cannot be captured: {reason}", "Change it, or leave it uncaptured.")
     for table in sorted(set(tables) - set(shapes) - set(refused)):
-        yield Check(name, "warn", f"sqlite.tables names {table}, which is not there", "Create it, or correct the name.")
+        yield Check(name, "warn", f"sqlite.tables names {table}: it does not exist", "Create it, or correct the name.")
     for table, shape in shapes.items():
         if not shape.table.primary_key:
             remedy = "Give it a primary key: VACUUM renumbers its rows and readers take a new snapshot."
@@ -117,7 +117,7 @@ def _capture(name: str, db: apsw.Connection, tables: tuple[str, ...], checks: li
     active = [layout for layout in read_layouts(db).values() if layout.active]
     steps = plan(capturable(db, tables)[0], active, read_triggers(db), parents=read_parents(db))
     if steps:
-        finding = f"the schema moved: capture of {counted(len(steps), 'table')} is out of date"
+        finding = f"the schema changed: capture of {counted(len(steps), 'table')} is out of date"
         checks.append(Check(name, "warn", finding, "A running server corrects it by itself; otherwise start one."))
     else:
         verb = "is" if len(active) == 1 else "are"

@@ -84,11 +84,11 @@ class SqliteTx(Interactive):
     ) -> None:
         super().__init__(read_only=read_only)
         self._db, self._guard, self._ledger = connection.db, connection.guard, Ledger(connection)
-        self._session = make_session(self._take_place)
+        self._session = make_session(self._take_turn)
         self._writer = writer
         self._seconds, self._idle_seconds = seconds, idle_seconds
         self._finished, self._lost = finished, lost
-        self._place: WriterTurn | None = None
+        self._turn: WriterTurn | None = None
         self._fresh = True  # no step has returned a result yet
         # Guards `_steps`; also held during an interrupt, so that nothing interrupts a connection being closed.
         self._side = threading.Lock()
@@ -101,8 +101,8 @@ class SqliteTx(Interactive):
     def _count(self, more: int) -> None:
         with self._side:
             self._steps += more
-            if self._place is not None:
-                self._place.working(self._steps > 0)
+            if self._turn is not None:
+                self._turn.working(self._steps > 0)
 
     def _step(self, work: Work[T]) -> T:
         try:
@@ -122,12 +122,12 @@ class SqliteTx(Interactive):
             self._guard.run("BEGIN IMMEDIATE")
             self._ledger.open()
         except apsw.BusyError as error:  # the transaction remains open and fresh
-            self._leave_place()
+            self._return_turn()
             self._guard.run("BEGIN")
             self._guard.run("SAVEPOINT step")
             raise _locked() from error
         self._guard.run("SAVEPOINT step")
-        self._start_place()
+        self._start_turn()
 
     def _failed(self, error: BaseException) -> BaseException:
         ours = to_error(error) if isinstance(error, apsw.Error) else error
@@ -142,25 +142,25 @@ class SqliteTx(Interactive):
         self._end("expired" if self._doomed else "lost")
         return self._over() if self._doomed else ours
 
-    def _take_place(self) -> None:
+    def _take_turn(self) -> None:
         """Wait for the writer's turn; called by the session before a write, inside a step."""
         if self.read_only:
             raise InvalidRequest("the transaction is read-only", hint='Begin one without "read_only".')
-        if self._place is not None:
+        if self._turn is not None:
             return
-        place = self._place = WriterTurn(self._seconds, self._idle_seconds)
+        turn = self._turn = WriterTurn(self._seconds, self._idle_seconds)
         try:
-            self._writer.submit(lambda _: place.hold(self.expire), alone=True)
-            if not place.granted.wait(TURNS * self._seconds):
+            self._writer.submit(lambda _: turn.hold(self.expire), alone=True)
+            if not turn.granted.wait(TURNS * self._seconds):
                 raise Busy("other transactions hold the write lock of the database")
             self._take_lock()
             self._ledger.open()
         except _StaleSnapshot:
             raise
         except BaseException:
-            self._leave_place()
+            self._return_turn()
             raise
-        self._start_place()
+        self._start_turn()
 
     def _take_lock(self) -> None:
         """Take the file's write lock; Busy if others wrote after this transaction returned data of its snapshot."""
@@ -182,20 +182,20 @@ class SqliteTx(Interactive):
             time.sleep(_RETRY_SECONDS)
         raise self._over()
 
-    def _start_place(self) -> None:
-        if self._place is not None:
-            self._place.start()
+    def _start_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.start()
 
-    def _leave_place(self) -> None:
-        place, self._place = self._place, None
-        if place is not None:
-            place.returned.set()
+    def _return_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.returned.set()
 
     def _commit(self) -> WriteResult[None]:
         with self._lock:
             self._check_open()
             try:
-                written = self._ledger.record(None) if self._place else WriteResult(None, 0)
+                written = self._ledger.record(None) if self._turn else WriteResult(None, 0)
                 self._guard.run("COMMIT")
             except apsw.Error as error:
                 doomed = self._doomed or isinstance(error, apsw.ConnectionClosedError)
@@ -211,8 +211,8 @@ class SqliteTx(Interactive):
         with self._side:
             if self.is_over:
                 return
-            if self._place is not None:
-                self._place.granted.set()
+            if self._turn is not None:
+                self._turn.granted.set()
             with contextlib.suppress(apsw.ConnectionClosedError):
                 self._db.interrupt()
 
@@ -226,7 +226,7 @@ class SqliteTx(Interactive):
                 if self._db.in_transaction:
                     self._guard.run("ROLLBACK")
         finally:
-            self._leave_place()
+            self._return_turn()
             self._finished(self, offset)
 
 

@@ -69,7 +69,7 @@ class SqliteSession:
     def insert(
         self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
     ) -> tuple[Result, list[Row]]:
-        """Insert all rows or none."""
+        """Insert all rows or none; the second value holds the stored rows, if `returning`."""
         self._before_write()
         shape = self._catalog.shape(table)
         stored: list[tuple[Any, ...]] = []
@@ -82,7 +82,7 @@ class SqliteSession:
         return Result(affected=len(rows), last_insert_id=last), self._catalog.decode(shape, stored) if stored else []
 
     def update(self, table: str, where: Expr | None, values: dict[str, Value], limit: int | None) -> Result:
-        """Set `values` on matching rows."""
+        """Set `values` on matching rows, at most `limit`, the first in key order."""
         self._before_write()
         shape = self._catalog.shape(table)
         text = Renderer(shape.table)
@@ -91,7 +91,7 @@ class SqliteSession:
         return self._change(sql, text)
 
     def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
-        """Delete matching rows."""
+        """Delete matching rows, at most `limit`, the first in key order."""
         self._before_write()
         shape = self._catalog.shape(table)
         text = Renderer(shape.table)
@@ -108,10 +108,10 @@ class SqliteSession:
         return run_statement(self._connection, sql, args)
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
-        """Create `table` from its kinds; return False if it exists."""
+        """Create `table` and return True. If it exists: return False with `if_not_exists`, else raise Conflict."""
         if table.name.lower().startswith((OURS, "sqlite_")):
             raise InvalidRequest(
-                f"table names beginning with {OURS!r} or 'sqlite_' are taken", hint="Choose another name."
+                f"table names beginning with {OURS!r} or 'sqlite_' are reserved", hint="Choose another name."
             )
         if table.name in self._catalog.tables():
             if not if_not_exists:
@@ -175,7 +175,7 @@ class SqliteSession:
         with self._guard.own() as db, sqlite_errors():
             if names := intruders(db) - before:
                 raise InvalidRequest(
-                    f"{min(names)!r} uses a name that begins with {OURS!r}; those are Headwater's own",
+                    f"{min(names)!r} uses a name that begins with {OURS!r}, which is reserved for Headwater",
                     hint="Choose another name; statements, views and triggers cannot use Headwater's tables.",
                 )
             reconcile(db, self._wanted, known_good=0, ddl=sql)

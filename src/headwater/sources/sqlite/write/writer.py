@@ -37,7 +37,7 @@ _TOUCHED = f"SELECT t, max(seq) FROM {CAPTURE} WHERE seq >= ? GROUP BY t"
 _NEWEST = f"SELECT seq, t FROM {CAPTURE} ORDER BY seq DESC LIMIT 1"
 
 
-_TAMPERED = "Headwater's tables are not to be touched; capture restarts in a moment. Try again."
+_TAMPERED = "Other programs must not change Headwater's tables. Capture restarts in a moment; try again then."
 
 
 class Job:
@@ -125,7 +125,7 @@ class Writer:
     def submit(
         self, work: Callable[[Session], T], *, alone: bool = False, ours: bool = False, caller: str = ""
     ) -> Future[WriteResult[T]]:
-        """Queue `work` behind other work of `caller`; the future is done when the write is durable."""
+        """Queue `work` behind other work of `caller`; the future is done when it is durable. Busy if too many wait."""
         job = Job(work, alone, ours, caller)
         with self._ready:
             if self._closing:

@@ -74,7 +74,7 @@ class SqliteWrites:
             self._committed()
 
     def finish_writes(self) -> None:
-        """Accept no more writes; return when the queued writes are durable, or have failed."""
+        """Expire open transactions, accept no more writes; return when the queued writes are durable or failed."""
         for tx in list(self._transactions):
             tx.expire()
         self._writer.close()

@@ -47,21 +47,21 @@ TOTAL = [
     ("SELECT v FROM named", "SELECT v FROM named ORDER BY 1", None),  # NULLs may be in its key: by what is shown
 ]
 OPEN = [
-    ("SELECT x.tag FROM o x JOIN named n ON n.v = x.cid", "cannot be told apart"),
+    ("SELECT x.tag FROM o x JOIN named n ON n.v = x.cid", "cannot be distinguished"),
     ("SELECT sum(total) FROM o", "sum()"),
     ("SELECT avg(qty) FROM i", "avg()"),  # an INTEGER column may hold floats
     ("SELECT group_concat(name) FROM c", "group_concat()"),
     ("SELECT json_group_array(name) FROM c", "json_group_array()"),
     ("SELECT cid, day FROM o GROUP BY cid", "any row of a group"),
     ("SELECT max(id), day FROM o", "any row of a group"),
-    ("SELECT region, count(*) FROM c GROUP BY region", "compare equal"),
-    ("SELECT DISTINCT region FROM c", "compare equal"),
-    ("SELECT DISTINCT tag FROM o", "compare equal"),
+    ("SELECT region, count(*) FROM c GROUP BY region", "equal values"),
+    ("SELECT DISTINCT region FROM c", "equal values"),
+    ("SELECT DISTINCT tag FROM o", "equal values"),
     ("SELECT max(region) FROM c", "max()"),
-    ("SELECT id FROM (SELECT id FROM o ORDER BY day LIMIT 3)", "LIMIT inside"),
+    ("SELECT id FROM (SELECT id FROM o ORDER BY day LIMIT 3)", "inner LIMIT"),
     ("SELECT id, (SELECT day FROM o WHERE o.cid = c.id) FROM c", "several rows"),
     ("SELECT id, row_number() OVER (ORDER BY day) FROM o", "row_number()"),
-    ("SELECT DISTINCT name FROM c ORDER BY boss", "cannot be told apart"),
+    ("SELECT DISTINCT name FROM c ORDER BY boss", "cannot be distinguished"),
 ]
 
 

@@ -52,7 +52,7 @@ class Analyses:
         self._epochs: dict[tuple[str, ...], str] = {}
 
     def read_head(self, reader: GuardedConnection) -> SourceHead:
-        """Return the head of the database; see Source."""
+        """Return the head of the database, read in the transaction of `reader`."""
         head, version = reader.offset(), schema_version(reader)
         plans = int(self._planning.inputs(reader), 16) if self._plans_count else 0
         return SourceHead(head, version << 64 | plans, settled=version == self._vouched())
@@ -69,14 +69,14 @@ class Analyses:
         return SourceHead(int(str(head)), int(str(version)) << 64, settled=version == self._vouched())
 
     def analyse(self, reader: GuardedConnection, sql: str) -> Analysis:
-        """Return the dependencies of one read-only statement; see Source."""
+        """Return the dependencies of one read-only statement; see Queryable."""
         found = _understood(reader, sql)
         return msgspec.structs.replace(found, epoch=self._epoch(reader, found))
 
     def answer(
         self, reader: GuardedConnection, analysis: Analysis, args: dict[str, Value], *, guards: bool = False
     ) -> ReadResult | None:
-        """Run an analysed query unless its epoch has changed; see Source."""
+        """Run an analysed query; None if its epoch has changed. See Queryable."""
         reader.catalog.refresh_unless_held()
         if self._epoch(reader, analysis) != analysis.epoch:
             return None
@@ -114,7 +114,7 @@ class Analyses:
 def _keys(
     reader: GuardedConnection, analysis: Analysis, bound: Sequence[Value], seconds: float
 ) -> tuple[tuple[Row, ...] | None, ...]:
-    """Return the rows that each guard selects; all guards together may take as long as the answer, no longer."""
+    """Return the rows that each guard selects; None if it has no statement, too many rows, or no time is left."""
     found: list[tuple[Row, ...] | None] = [None] * len(analysis.guards)
     until = time.monotonic() + seconds
     for place, guard in enumerate(analysis.guards):

@@ -45,7 +45,7 @@ class StatementFacts(msgspec.Struct, frozen=True):
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Return the parameter names by position; an unnamed parameter is called by its number."""
+        """Return the parameter names by position; an unnamed parameter has its number as name."""
         return tuple(name or str(place) for place, name in enumerate(self.statement.parameters, 1))
 
 
@@ -60,7 +60,7 @@ def facts_of(reader: GuardedConnection, sql: str) -> StatementFacts:
     if not statement.read_only:
         raise InvalidRequest("a query only reads; this statement writes", hint="Use sql.exec or data.* to write.")
     if not statement.columns:
-        raise InvalidRequest("the statement has no answer", hint="Send a SELECT.")
+        raise InvalidRequest("the statement returns no columns", hint="Send a SELECT.")
     if len(statement.parameters) > MAX_PARAMETERS:
         raise InvalidRequest(f"more than {MAX_PARAMETERS} parameters", hint="Number them from ?1, or bind a JSON list.")
     try:

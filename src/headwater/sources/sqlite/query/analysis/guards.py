@@ -19,7 +19,7 @@ from headwater.model.dependencies.dependency import (
 )
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.query.determinism.result_order import Ordered
-from headwater.sources.sqlite.query.facts.facts import Instance
+from headwater.sources.sqlite.query.facts.facts import Occurrence
 from headwater.sources.sqlite.query.facts.predicate_pushdown import Pushdown
 from headwater.sources.sqlite.query.facts.row_identity import place_of
 from headwater.sources.sqlite.query.facts.select_kind import SelectKind
@@ -37,7 +37,7 @@ def guards_of(
     dependencies: tuple[Dependency, ...],
     parameters: tuple[str, ...],
 ) -> tuple[Guard, ...]:
-    """Return every guard that is known to be correct."""
+    """Return the key guards of a query, and the guard of its first rows if its order is total and it has a LIMIT."""
     found: list[Guard] = list(_key_guards(push, dependencies, parameters))
     top = _top_guard(push, query, ordered, parameters)
     return (*found, top) if top is not None else tuple(found)
@@ -46,13 +46,13 @@ def guards_of(
 def _key_guards(
     push: Pushdown, dependencies: tuple[Dependency, ...], parameters: tuple[str, ...]
 ) -> Iterator[KeyGuard]:
-    for place in push.places:
-        if _is_pinned(dependencies[place.place].condition):
+    for mine in push.occurrences:
+        if _is_pinned(dependencies[mine.number].condition):
             continue  # the condition already fixes the key
-        for column, (other, theirs) in place.links:
+        for column, (other, theirs) in mine.links:
             text = _keys(other, str(theirs), dependencies, parameters)
-            if text is not None and other is not place:
-                yield KeyGuard(place.place, str(column), text, (other.place,))
+            if text is not None and other is not mine:
+                yield KeyGuard(mine.number, str(column), text, (other.number,))
                 break
 
 
@@ -62,12 +62,12 @@ def _is_pinned(condition: Condition) -> bool:
 
 
 def _keys(
-    other: Instance, column: str, dependencies: tuple[Dependency, ...], parameters: tuple[str, ...]
+    other: Occurrence, column: str, dependencies: tuple[Dependency, ...], parameters: tuple[str, ...]
 ) -> str | None:
-    """Return the statement that selects the values of `column` in the relevant rows of `other`."""
-    if other.table is None or other.place < 0 or not _selects(dependencies[other.place].condition):
+    """Return the SELECT of the values of `column` in the relevant rows of `other`; None if it would find most rows."""
+    if other.table is None or other.number < 0 or not _selects(dependencies[other.number].condition):
         return None
-    where = _where(dependencies[other.place].condition, parameters)
+    where = _where(dependencies[other.number].condition, parameters)
     if parameters:  # the guard must take as many arguments as the query
         where += f" AND ?{len(parameters)} IS ?{len(parameters)}"
     return f"SELECT DISTINCT {ident(column)} FROM main.{ident(other.table.name)} WHERE {where}"
@@ -127,7 +127,7 @@ def _top_guard(push: Pushdown, query: tree.Query, ordered: Ordered, parameters: 
             return None
         order.append((str(of.column), term.descends))
         last.append(place)
-    return TopGuard(push.top.instances[id(source)].place, tuple(order), tuple(last), rows)
+    return TopGuard(push.top.occurrences[id(source)].number, tuple(order), tuple(last), rows)
 
 
 def _rows(node: object, parameters: tuple[str, ...]) -> Operand | None:

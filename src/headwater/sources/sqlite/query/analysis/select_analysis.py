@@ -13,7 +13,7 @@ from headwater.sources.sqlite.query.analysis.parser_check import real, verify
 from headwater.sources.sqlite.query.determinism.failing_functions import failing, may_fail
 from headwater.sources.sqlite.query.determinism.result_order import Ordered, in_order
 from headwater.sources.sqlite.query.determinism.stable_values import queries_of
-from headwater.sources.sqlite.query.facts.facts import Instance, condition_of
+from headwater.sources.sqlite.query.facts.facts import Occurrence, condition_of
 from headwater.sources.sqlite.query.facts.predicate_pushdown import Pushdown, Requirements
 from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 from headwater.sources.sqlite.query.syntax.name_resolution import Names
@@ -39,13 +39,13 @@ def analyse_select(reader: GuardedConnection, whole: Analysis, facts: StatementF
     query.order.extend(ordered.added)  # the result depends on these columns, too
     push = Pushdown(facts.parameters, lambda text: real(reader, text))
     push.query(query, Requirements())
-    found = tuple(_dependency(place, ordered.is_total) for place in push.places)
+    found = tuple(_dependency(each, ordered.is_total) for each in push.occurrences)
     guards: tuple[Guard, ...] = ()
     doubts = ordered.doubts
     if (name := failing(query)) is not None:
         # An inner query may evaluate a column that nothing needs.
         is_single = len(list(queries_of(query))) == 1
-        found = tuple(Dependency(place.table, place.columns if is_single else None) for place in found)
+        found = tuple(Dependency(each.table, each.columns if is_single else None) for each in found)
         doubts = (*doubts, f"{name} may fail on any row")
     elif not any(map(may_fail, facts.functions)):
         guards = guards_of(push, query, ordered, found, facts.parameters)
@@ -66,7 +66,7 @@ def analyse_select(reader: GuardedConnection, whole: Analysis, facts: StatementF
 
 
 def _checked(reader: GuardedConnection, ordered: Ordered, sql: str, facts: StatementFacts, tables: set[str]) -> Ordered:
-    """Return `ordered` if the engine confirms that its text is still the same query."""
+    """Return `ordered` if the engine confirms that it is the same query; else `sql` with a doubt, or NotAnalysed."""
     if ordered.sql == sql:
         return ordered
     try:
@@ -79,8 +79,8 @@ def _checked(reader: GuardedConnection, ordered: Ordered, sql: str, facts: State
     return ordered
 
 
-def _dependency(place: Instance, is_total: bool) -> Dependency:
-    assert place.table is not None
-    condition = condition_of(place.table, place.formulas)
-    columns = frozenset(map(str, place.used)) | columns_of(condition)
-    return Dependency(place.table.name, columns if is_total else None, condition)
+def _dependency(occurrence: Occurrence, is_total: bool) -> Dependency:
+    assert occurrence.table is not None
+    condition = condition_of(occurrence.table, occurrence.formulas)
+    columns = frozenset(map(str, occurrence.used)) | columns_of(condition)
+    return Dependency(occurrence.table.name, columns if is_total else None, condition)

@@ -16,7 +16,7 @@ _CAREFUL = frozenset({"json_valid", "json_error_position"})  # these report malf
 
 
 def failing(query: tree.Query) -> str | None:
-    """Return a function that may be evaluated on rows outside the result; None if there is none.
+    """Return the name of a function that may fail on rows outside the result; None if there is none.
 
     Columns, groups and order of the top-level query are evaluated only on rows of the result.
     """

@@ -20,7 +20,7 @@ from headwater.sources.sqlite.query.facts.select_kind import SelectKind
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 
-_NO_KEY = "its rows cannot be told apart, so their order is left open"
+_NO_KEY = "its rows cannot be distinguished, so their order is undetermined"
 
 
 class Ordered(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Ordered(msgspec.Struct, frozen=True):
 
 
 def in_order(query: tree.Query, sql: str) -> Ordered:
-    """Return `sql` with a total order, if there is one."""
+    """Return `sql` with a total order; if there is none, `sql` itself with the reason in `doubts`."""
     if (reason := unsteady(query)) is not None:
         return Ordered(sql, False, None, doubts=(f"every column counts: {reason}",))
     found = _terms(query)

@@ -49,13 +49,13 @@ def queries_of(query: tree.Query) -> Iterator[tuple[tree.Query, str]]:
 
 def _reasons(query: tree.Query, use: str) -> Iterator[str]:
     if use in ("rows", "value") and query.limit is not None and not _is_ordered(query):
-        yield "a LIMIT inside it takes any of several rows"
+        yield "an inner LIMIT takes any of several rows"
     if use == "value" and not _has_one_row(query) and not (query.limit is not None and _is_ordered(query)):
         yield "a subquery may find several rows and takes any of them"
     is_set = any(op != "UNION ALL" for op in query.ops)
     for select in query.selects:
         if (is_set or select.distinct) and not all(is_exact(output.of) for output in select.outputs):
-            yield "of values that compare equal any may be shown"
+            yield "any of several equal values may be shown"
         yield from _of_select(select, query.order if len(query.selects) == 1 else [])
 
 
@@ -123,7 +123,7 @@ def _of_groups(roots: list[Any], keys: list[Any], select: tree.Select) -> Iterat
                 if key is None:
                     yield f"{node.name} is taken from any row of a group"
                 elif not is_exact(node):
-                    yield f"of values of {node.name} that compare equal any may be shown"
+                    yield f"any of several equal values of {node.name} may be shown"
             if is_aggregate(node):
                 continue
             if isinstance(node, tree.Query):

@@ -20,7 +20,7 @@ from headwater.sources.sqlite.query.facts.facts import (
     ComparisonRule,
     Fact,
     Formula,
-    Instance,
+    Occurrence,
     WorkLimit,
     rejected,
     rule_of,
@@ -37,11 +37,11 @@ _PATTERNS = frozenset(f"{no}{word}" for no in ("", "NOT ") for word in ("LIKE", 
 _ARITHMETIC = frozenset(["+", "-", "*", "/", "%", "||", "&", "|", "<<", ">>"])
 MAX_LIST = 1_000  # items of an IN list; a longer list is ignored
 
-Lookup = Callable[[tree.Ref], Instance | None]
+Lookup = Callable[[tree.Ref], Occurrence | None]
 
 
 class Conditions:
-    """Converter of the expressions of one block. `lookup` returns a name's instance; `real` parses a number by SQLite.
+    """Converter of the expressions of a block. `lookup` returns a name's occurrence, `real` SQLite's value of a number.
 
     `work` limits the cost of the whole statement.
     """
@@ -176,8 +176,8 @@ class Conditions:
             return self._column(node.stands_for)
         if not isinstance(node, tree.Ref):
             return None
-        instance, kind = self._lookup(node), rule_of(node)
-        return None if instance is None or kind is None else ((instance, node.column), kind)
+        occurrence, kind = self._lookup(node), rule_of(node)
+        return None if occurrence is None or kind is None else ((occurrence, node.column), kind)
 
     def _operand(self, node: Any) -> Operand | None:
         """Return a bare value, which has no affinity and no collation of its own."""
@@ -218,8 +218,8 @@ class Conditions:
 
     # --- NULLs -----------------------------------------------------------------------------------------------
 
-    def _rejects(self, node: Any, want: bool) -> frozenset[Instance]:
-        """Return the instances that keep `node` from being true (`want`) or false if all their columns are NULL."""
+    def _rejects(self, node: Any, want: bool) -> frozenset[Occurrence]:
+        """Return the occurrences that keep `node` from being true (`want`) or false if all their columns are NULL."""
         match node:
             case tree.Chain():
                 sets = [self._rejects(part, want) for part in node.parts]
@@ -236,12 +236,12 @@ class Conditions:
                 return self._strict(node.of)
         return frozenset()
 
-    def _strict(self, node: Any) -> frozenset[Instance]:
-        """Return the instances that make the value NULL if all their columns are NULL."""
+    def _strict(self, node: Any) -> frozenset[Occurrence]:
+        """Return the occurrences that make the value NULL if all their columns are NULL."""
         match node:
             case tree.Ref() if node.stands_for is None:
-                instance = self._lookup(node)
-                return frozenset() if instance is None else frozenset({instance})
+                occurrence = self._lookup(node)
+                return frozenset() if occurrence is None else frozenset({occurrence})
             case tree.Unary() | tree.Collate() | tree.Cast():
                 return self._strict(node.of)
             case tree.Binary(op=op) if op in _ARITHMETIC:

@@ -32,14 +32,14 @@ class ComparisonRule(tuple[str, str, bool, str]):
         return self[0], self[1]
 
 
-class Instance(msgspec.Struct, eq=False):
-    """One occurrence of a source; a query that is used several times has new instances for each use."""
+class Occurrence(msgspec.Struct, eq=False):
+    """One occurrence of a source; a query that is used several times has new occurrences for each use."""
 
     node: tree.Source | None
     used: set[str | int] = set()
     formulas: list[Formula] = []
     links: list[tuple[str | int, Col]] = []  # own column, and the column it must equal
-    place: int = -1
+    number: int = -1  # position among the occurrences of tables
 
     @property
     def table(self) -> Table | None:
@@ -47,7 +47,7 @@ class Instance(msgspec.Struct, eq=False):
         return cast("Table | None", self.node.table) if self.node is not None else None
 
 
-Col = tuple[Instance, str | int]
+Col = tuple[Occurrence, str | int]
 
 
 class Atom(msgspec.Struct, frozen=True):
@@ -79,11 +79,11 @@ class Fact(msgspec.Struct, frozen=True):
 
     formula: Formula | None = None
     equal: tuple[Col, Col] | None = None
-    rejects: frozenset[Instance] = frozenset()  # instances of which not all columns can be NULL where the fact holds
+    rejects: frozenset[Occurrence] = frozenset()  # occurrences whose columns cannot all be NULL where the fact holds
 
     @property
-    def about(self) -> set[Instance]:
-        """Return the instances that the fact names."""
+    def about(self) -> set[Occurrence]:
+        """Return the occurrences that the fact names."""
         found = {col[0] for col in cols(self.formula)} if self.formula is not None else set()
         return found | {col[0] for col in self.equal or ()}
 
@@ -129,26 +129,26 @@ def moved(formula: Formula, to: dict[Col, Col]) -> Formula:
 
 
 def shares(formula: Formula) -> Iterator[Formula]:
-    """Yield, for each instance in a formula over several, the part of the formula that concerns this instance alone."""
-    instances = {col[0] for col in cols(formula)}
-    for instance in instances if len(instances) > 1 else ():
-        found = _share(formula, instance)
+    """Yield, for each occurrence in a formula over several, the part of the formula about this occurrence alone."""
+    occurrences = {col[0] for col in cols(formula)}
+    for occurrence in occurrences if len(occurrences) > 1 else ():
+        found = _share(formula, occurrence)
         if found is not None:
             yield found
 
 
-def _share(formula: Formula, instance: Instance) -> Formula | None:
+def _share(formula: Formula, occurrence: Occurrence) -> Formula | None:
     if isinstance(formula, Atom):
-        return formula if formula.col[0] is instance else None
-    parts = [_share(part, instance) for part in formula.parts]
+        return formula if formula.col[0] is occurrence else None
+    parts = [_share(part, occurrence) for part in formula.parts]
     known = tuple(part for part in parts if part is not None)
     if isinstance(formula, All):
         return All(known) if known else None
     return Any_(known) if len(known) == len(parts) else None
 
 
-def rejected(formula: Formula) -> frozenset[Instance]:
-    """Return the instances that make the formula not true if all their columns are NULL."""
+def rejected(formula: Formula) -> frozenset[Occurrence]:
+    """Return the occurrences that make the formula not true if all their columns are NULL."""
     if isinstance(formula, Atom):
         return frozenset({formula.col[0]}) if _is_strict(formula) else frozenset()
     sets = [rejected(part) for part in formula.parts]
@@ -220,7 +220,7 @@ def column_of(table: Table, name: str) -> Column | None:
 
 
 def condition_of(table: Table, formulas: list[Formula]) -> Condition:
-    """Return the formulas of an instance as a condition on rows of `table`, without formulas it cannot express."""
+    """Return the formulas of an occurrence as a condition on rows of `table`, without formulas it cannot express."""
     distinct: dict[Condition, None] = {}
     for formula in formulas:
         part = _condition(table, formula)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.sources.sqlite.query.facts.conditions import Conditions
 from headwater.sources.sqlite.query.facts.equality_closure import closure
-from headwater.sources.sqlite.query.facts.facts import Fact, Instance
+from headwater.sources.sqlite.query.facts.facts import Fact, Occurrence
 from headwater.sources.sqlite.query.facts.name_frame import Frame
 from headwater.sources.sqlite.query.syntax import tree
 
@@ -28,7 +28,7 @@ class _Join:
         if isinstance(node, tree.Source):
             self._leaf(node, facts)
             return
-        left, right = self._instances(node.left), self._instances(node.right)
+        left, right = self._occurrences(node.left), self._occurrences(node.right)
         on = self._on(node)
         kind = _simplified(node.kind, facts, left, right)
         if kind == "FULL":
@@ -49,8 +49,8 @@ class _Join:
         self,
         kept: tree.From,
         made_up: tree.From,
-        theirs: set[Instance],
-        others: set[Instance],
+        theirs: set[Occurrence],
+        others: set[Occurrence],
         facts: list[Fact],
         on: list[Fact],
     ) -> None:
@@ -63,15 +63,15 @@ class _Join:
         self.restrict(made_up, _without(known, theirs))
 
     def _leaf(self, source: tree.Source, facts: list[Fact]) -> None:
-        instance = self._frame.instances[id(source)]
+        occurrence = self._frame.occurrences[id(source)]
         known = self._closed(facts)
-        _link(known, {instance}, None)
-        formulas = dict.fromkeys(instance.formulas)
+        _link(known, {occurrence}, None)
+        formulas = dict.fromkeys(occurrence.formulas)
         for fact in known:
-            is_mine = fact.about <= {instance}  # also a fact that names no instance, as of WHERE 0
+            is_mine = fact.about <= {occurrence}  # also a fact that names no occurrence, as of WHERE 0
             if fact.formula is not None and is_mine:
                 formulas[fact.formula] = None
-        instance.formulas[:] = formulas
+        occurrence.formulas[:] = formulas
 
     def _on(self, node: tree.Join) -> list[Fact]:
         found = self._conditions.facts(node.on)
@@ -85,13 +85,13 @@ class _Join:
         self._conditions.work.spend(found)
         return found
 
-    def _instances(self, node: tree.From) -> set[Instance]:
-        return {self._frame.instances[id(source)] for source in tree.sources(node)}
+    def _occurrences(self, node: tree.From) -> set[Occurrence]:
+        return {self._frame.occurrences[id(source)] for source in tree.sources(node)}
 
 
-def _simplified(kind: str, facts: list[Fact], left: set[Instance], right: set[Instance]) -> str:
+def _simplified(kind: str, facts: list[Fact], left: set[Occurrence], right: set[Occurrence]) -> str:
     """Return the simplest kind of join that gives the same rows where `facts` hold."""
-    rejects: set[Instance] = set().union(*(fact.rejects for fact in facts)) if facts else set()
+    rejects: set[Occurrence] = set().union(*(fact.rejects for fact in facts)) if facts else set()
     no_left, no_right = not rejects.isdisjoint(left), not rejects.isdisjoint(right)
     if kind == "FULL":
         return {(True, True): "", (True, False): "LEFT", (False, True): "RIGHT"}.get((no_left, no_right), "FULL")
@@ -100,7 +100,7 @@ def _simplified(kind: str, facts: list[Fact], left: set[Instance], right: set[In
     return kind
 
 
-def _without(facts: list[Fact], others: set[Instance]) -> list[Fact]:
+def _without(facts: list[Fact], others: set[Occurrence]) -> list[Fact]:
     """Return the facts that do not name `others`; of the rest keep only which NULLs they reject."""
     found = []
     for fact in facts:
@@ -111,9 +111,9 @@ def _without(facts: list[Fact], others: set[Instance]) -> list[Fact]:
     return found
 
 
-def _link(facts: list[Fact], mine: set[Instance], theirs: set[Instance] | None) -> None:
+def _link(facts: list[Fact], mine: set[Occurrence], theirs: set[Occurrence] | None) -> None:
     """Record that a row of `mine` needs a row of `theirs` (None: of an enclosing block) with an equal value."""
-    links = {instance: dict.fromkeys(instance.links) for instance in mine}
+    links = {occurrence: dict.fromkeys(occurrence.links) for occurrence in mine}
     for fact in facts:
         if fact.equal is None:
             continue
@@ -121,5 +121,5 @@ def _link(facts: list[Fact], mine: set[Instance], theirs: set[Instance] | None) 
             is_theirs = other[0] in theirs if theirs is not None else other[0] not in mine
             if own[0] in mine and is_theirs:
                 links[own[0]][own[1], other] = None
-    for instance, found in links.items():
-        instance.links[:] = found
+    for occurrence, found in links.items():
+        occurrence.links[:] = found

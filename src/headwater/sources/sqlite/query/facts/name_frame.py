@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
-from headwater.sources.sqlite.query.facts.facts import Instance
+from headwater.sources.sqlite.query.facts.facts import Occurrence
 from headwater.sources.sqlite.query.syntax import tree
 
 
 class Frame(msgspec.Struct, eq=False):
-    """The instances of one block, and the frame of the enclosing block."""
+    """The occurrences of one block, and the frame of the enclosing block."""
 
-    instances: dict[int, Instance]
+    occurrences: dict[int, Occurrence]
     outer: Frame | None
 
-    def own(self, ref: tree.Ref) -> Instance | None:
-        """Return the instance of this block that a name belongs to."""
-        return self.instances.get(id(ref.source))
+    def own(self, ref: tree.Ref) -> Occurrence | None:
+        """Return the occurrence of this block that a name belongs to."""
+        return self.occurrences.get(id(ref.source))
 
-    def find(self, ref: tree.Ref) -> Instance | None:
-        """Return the instance of this block or of an enclosing block that a name belongs to."""
+    def find(self, ref: tree.Ref) -> Occurrence | None:
+        """Return the occurrence of this block or of an enclosing block that a name belongs to."""
         frame: Frame | None = self
         while frame is not None:
             if (found := frame.own(ref)) is not None:

@@ -17,7 +17,7 @@ from headwater.sources.sqlite.query.facts.facts import (
     Col,
     Fact,
     Formula,
-    Instance,
+    Occurrence,
     WorkLimit,
     cols,
     fact_of,
@@ -31,7 +31,7 @@ from headwater.sources.sqlite.query.facts.select_kind import SelectKind, by_numb
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 
-MAX_PLACES = 200
+MAX_OCCURRENCES = 200
 MAX_BLOCKS = 1_000
 
 
@@ -39,7 +39,7 @@ class Requirements(msgspec.Struct, eq=False):
     """Requirements on a query from outside: its needed columns (None: all), and conditions on its relevant rows."""
 
     needed: set[int] | None = None
-    inst: Instance | None = None  # the instance whose columns, by position, `formulas` name
+    target: Occurrence | None = None  # the occurrence whose columns, by position, `formulas` name
     formulas: list[Formula] = []
     given: list[Fact] = []  # facts of the enclosing blocks
     outer: Frame | None = None
@@ -47,11 +47,11 @@ class Requirements(msgspec.Struct, eq=False):
 
 
 class Pushdown:
-    """Pushdown for one statement. `places` lists the occurrences of tables in the order of traversal."""
+    """Pushdown for one statement. `occurrences` lists the occurrences of tables in the order of traversal."""
 
     def __init__(self, parameters: tuple[str, ...], real: Callable[[str], float]) -> None:
         self._parameters, self._real = parameters, real
-        self.places: list[Instance] = []
+        self.occurrences: list[Occurrence] = []
         self.top: Frame | None = None  # frame of the first block
         self._blocks = 0
         self._work = WorkLimit()
@@ -69,10 +69,10 @@ class Pushdown:
         if query.is_recursive or query.limit is not None or len(query.selects) > 1:
             links: list[tuple[str | int, Col]] = []
         else:
-            links = asked.inst.links if asked.inst is not None and asked.inst.node is None else []
+            links = asked.target.links if asked.target is not None and asked.target.node is None else []
         for select in query.selects:
             order = [] if len(query.selects) > 1 else query.order
-            self._select(select, order, Requirements(needed, asked.inst, formulas, asked.given, asked.outer, links))
+            self._select(select, order, Requirements(needed, asked.target, formulas, asked.given, asked.outer, links))
         for part in (query.limit, query.offset):
             if part is not None:
                 self._subqueries([part], Frame({}, None), [])
@@ -83,7 +83,7 @@ class Pushdown:
         self._blocks += 1
         if self._blocks > MAX_BLOCKS:
             raise NotAnalysed(f"more than {MAX_BLOCKS} nested queries")
-        frame = Frame({id(source): Instance(source) for source in tree.sources(select.source)}, asked.outer)
+        frame = Frame({id(source): Occurrence(source) for source in tree.sources(select.source)}, asked.outer)
         if self.top is None:
             self.top = frame
         conditions = Conditions(frame.find, self._parameters, self._real, self._work)
@@ -110,8 +110,8 @@ class Pushdown:
         rest += [part for _, window in select.windows for part in tree.inside(window)]
         rest += [arg for source in tree.sources(select.source) for arg in source.args or ()]
         self._subqueries(rest, frame, asked.given if nature.is_one_row else known)
-        for instance in frame.instances.values():
-            self._leaf(instance, asked)
+        for occurrence in frame.occurrences.values():
+            self._leaf(occurrence, asked)
 
     def _mark(self, select: tree.Select, order: list[tree.Term], outputs: list[Any], frame: Frame) -> None:
         """Record every column of this block's sources that is needed, at any depth."""
@@ -125,22 +125,22 @@ class Pushdown:
             parts += [ref for pair in join.shared for ref in pair]
         for part in parts:
             for ref in tree.names_in(part):
-                if (instance := frame.own(ref)) is not None:
-                    instance.used.add(ref.column)
+                if (occurrence := frame.own(ref)) is not None:
+                    occurrence.used.add(ref.column)
 
-    def _leaf(self, instance: Instance, asked: Requirements) -> None:
-        node = instance.node
+    def _leaf(self, occurrence: Occurrence, asked: Requirements) -> None:
+        node = occurrence.node
         assert node is not None
         if node.table is not None:
-            instance.place = len(self.places)
-            self.places.append(instance)
-            if len(self.places) > MAX_PLACES:
-                raise NotAnalysed(f"tables are used in more than {MAX_PLACES} places")
+            occurrence.number = len(self.occurrences)
+            self.occurrences.append(occurrence)
+            if len(self.occurrences) > MAX_OCCURRENCES:
+                raise NotAnalysed(f"tables are used in more than {MAX_OCCURRENCES} places")
         elif node.kind in ("query", "view", "with") and node.query is not None:
-            needed = {int(column) for column in instance.used}
+            needed = {int(column) for column in occurrence.used}
             outer = asked.outer if node.kind == "query" else None
             given = asked.given if node.kind == "query" else []
-            self.query(node.query, Requirements(needed, instance, instance.formulas, given, outer))
+            self.query(node.query, Requirements(needed, occurrence, occurrence.formulas, given, outer))
 
     # --- subqueries ------------------------------------------------------------------------------------------
 
@@ -161,18 +161,18 @@ class Pushdown:
 
     def _listed(self, part: tree.In, query: tree.Query, frame: Frame, known: list[Fact]) -> None:
         """Push the conditions on x into the query of a required x IN (SELECT y …): other rows of it are irrelevant."""
-        inst = Instance(None)
+        target = Occurrence(None)
         formulas: list[Formula] = []
         of, kind = part.of, output_kind(query, 0)
         mine = rule_of(of) if isinstance(of, tree.Ref) and not query.is_recursive else None
         if isinstance(of, tree.Ref) and mine is not None and kind is not None and mine.rule == kind.rule:
-            instance = frame.find(of)
-            col: Col | None = None if instance is None else (instance, of.column)
+            occurrence = frame.find(of)
+            col: Col | None = None if occurrence is None else (occurrence, of.column)
             if col is not None:
                 about = [f.formula for f in known if f.formula is not None and set(cols(f.formula)) == {col}]
-                formulas = [moved(formula, {col: (inst, 0)}) for formula in about]
-                inst.links.append((0, col))
-        self.query(query, Requirements(None, inst, formulas, known, frame))
+                formulas = [moved(formula, {col: (target, 0)}) for formula in about]
+                target.links.append((0, col))
+        self.query(query, Requirements(None, target, formulas, known, frame))
 
 
 def _needed(select: tree.Select, nature: SelectKind, needed: set[int] | None) -> list[Any]:
@@ -189,15 +189,15 @@ def _fits(query: tree.Query, place: str | int, plain: bool) -> bool:
 
 def _translated(select: tree.Select, nature: SelectKind, frame: Frame, asked: Requirements) -> Iterable[Formula]:
     """Yield the conditions on the outputs as conditions on the columns behind these outputs."""
-    if asked.inst is None or select.values is not None:
+    if asked.target is None or select.values is not None:
         return
     for formula in asked.formulas:
         to: dict[Col, Col] = {}
         for col in cols(formula):
             of = select.outputs[int(col[1])].of
-            instance = frame.own(of) if isinstance(of, tree.Ref) else None
-            if instance is not None and nature.lets_through(of):
-                to[col] = (instance, of.column)
+            occurrence = frame.own(of) if isinstance(of, tree.Ref) else None
+            if occurrence is not None and nature.lets_through(of):
+                to[col] = (occurrence, of.column)
         if len(to) == len(set(cols(formula))):
             yield moved(formula, to)
 
@@ -205,9 +205,9 @@ def _translated(select: tree.Select, nature: SelectKind, frame: Frame, asked: Re
 def _take_links(select: tree.Select, nature: SelectKind, frame: Frame, asked: Requirements) -> None:
     for place, col in asked.links:
         of = select.outputs[int(place)].of
-        instance = frame.own(of) if isinstance(of, tree.Ref) else None
-        if instance is not None and nature.lets_through(of):
-            instance.links.append((of.column, col))
+        occurrence = frame.own(of) if isinstance(of, tree.Ref) else None
+        if occurrence is not None and nature.lets_through(of):
+            occurrence.links.append((of.column, col))
 
 
 def _is_of_keys(fact: Fact, nature: SelectKind, frame: Frame) -> bool:

@@ -170,7 +170,7 @@ class Source(Node):
     hint: str = ""  # INDEXED BY …
     is_main: bool = False  # qualified with its schema, so that no WITH name hides it
     # After resolving:
-    kind: str = ""  # table, view, with, query, values, recursive
+    kind: str = ""  # table, view, with, recursive, query, function
     table: Any = None  # model Table of a base table
     label: str = ""  # its unique name in the rendered text
     columns: list[str | None] = []  # names of a query's columns
