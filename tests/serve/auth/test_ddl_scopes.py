@@ -234,7 +234,7 @@ CREATED = 'CREATE TABLE orders ("id" INT NOT NULL, "Name" TEXT, PRIMARY KEY ("id
         ("ALTER TABLE orders_vault RENAME TO x", CHANGED),
         ("DROP TABLE vault", CHANGED),
         ("DROP VIEW report", CHANGED),
-        ("-- view report was defined anew", CHANGED),
+        ("-- view report was redefined", CHANGED),
         ("", CHANGED),
         (None, CHANGED),
         ("; DROP TABLE orders", "DROP TABLE orders"),

@@ -39,12 +39,12 @@ class AbandonedStatements:
         return len(self._processes)
 
     def add(self, process: int, caller: str = "") -> None:
-        """Remember a server process that still runs a statement of `caller`."""
+        """Record a server process that still runs a statement of `caller`."""
         with self._lock:
             self._processes[process] = _Process(caller)
 
     def may_refuse(self, caller: str, *, is_trusted: bool = False) -> bool:
-        """Return whether `caller` must wait unless some of the processes have ended: see `check`."""
+        """Return whether `check` would refuse `caller` if none of the known processes has ended."""
         with self._lock:
             return self._reason(caller, is_trusted) is not None
 

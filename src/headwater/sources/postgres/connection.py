@@ -62,11 +62,11 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Connection string for libpq. It may contain a password."""
+        """Return the connection string for libpq, which may contain a password."""
         return conninfo.make_conninfo("", **self._given)
 
     def connect(self, **settings: str) -> Connection:
-        """Open a session in autocommit mode. `settings` are PostgreSQL's."""
+        """Open a session in autocommit mode; SourceError if that fails. `settings` are PostgreSQL's."""
         with self.errors("cannot connect"):
             found: Connection = psycopg.connect(self._text(settings), autocommit=True)
         try:
@@ -136,7 +136,7 @@ class Server:
 
     @contextmanager
     def errors(self, what: str = "") -> Iterator[None]:
-        """Translate psycopg's errors into ours."""
+        """Translate psycopg's errors inside the block into ours; `what` is the start of their text."""
         try:
             yield
         except psycopg.Error as error:
@@ -173,5 +173,5 @@ def error_of(state: str, message: str, what: str = "") -> HeadwaterError:
     """Return our error for a failure of one of our own statements, not of a caller's."""
     text = f"{what}: {' '.join(message.split())}" if what else " ".join(message.split())
     if state == DENIED:
-        return SourceUnfit(text, hint="Grant it to the role that Headwater connects as.")
+        return SourceUnfit(text, hint="Grant the right to the role that Headwater connects as.")
     return fault(state, text)

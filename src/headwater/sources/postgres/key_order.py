@@ -37,7 +37,7 @@ _SAME_ZONE = re.compile(r"(Z|\+00(:?00)?)\Z")
 
 
 def order(table: Table, columns: Sequence[str], odd: Collection[str] = ()) -> Callable[[Key], bytes]:
-    """Return a function from values to bytes in row order. `odd`: collations that treat different texts as equal."""
+    """Return a function from values to bytes in row order; NotSupported for a column with a collation of `odd`."""
     return key_encoder([_encoder(column_of(table, name), odd) for name in columns])
 
 

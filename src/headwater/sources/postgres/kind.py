@@ -31,14 +31,14 @@ class PostgresKind(SourceKind):
     def open(
         self, name: str, url: str, *, notes: LogNotes, settings: PostgresConfig, folder: Path, is_embedded: bool
     ) -> PostgresSource:
-        """Connect to the server."""
+        """Return the source, which connects when its capture begins."""
         source: type[PostgresSource] = _module("source").PostgresSource
         return source(name, url, notes=notes, config=settings, folder=folder)
 
     def open_bulk_reader(
         self, name: str, address: BulkAddress, *, generation: str, log: PastShapes, server: ServerPositions
     ) -> PostgresReader:
-        """Connect to the server for reading; callers' conditions use their own login."""
+        """Return a reader, which connects when it first reads; callers' conditions use their own login."""
         reader: type[PostgresReader] = _module("read.bulk_reader").PostgresReader
         return reader(name, address.address, server, log, judge=address.reader or address.address)
 
@@ -77,12 +77,12 @@ class PostgresKind(SourceKind):
         return Inspection([*checks, _slot_check(name, found)], found.slot is not None, mismatch)
 
     def attached(self, name: str, url: str, status: dict[str, Any], tables: tuple[str, ...]) -> CommandReport:
-        """Report the tables of the publication, and that a slot was created."""
+        """Return the report on the tables of the publication, and on the slot that was created."""
         found, slot = status["tables"], status["slot"]
         names = f": {', '.join(found)}" if found else ""
         lines = [
             f"capturing {counted(len(found), 'table')} as {name!r}{names}",
-            f"the slot {slot} keeps the server's log from now on: serve it soon, or detach it",
+            f"the server keeps its WAL for the slot {slot} from now on: serve the database soon, or detach it",
         ]
         return CommandReport({"database": name, "slot": slot, "tables": found}, lines)
 

@@ -190,7 +190,7 @@ class Link:
             return tuple(found.param_type(place) for place in range(found.nparams)), names
 
     def script(self, sql: str) -> None:
-        """Run several statements of our own at once."""
+        """Run several statements of our own, sent in one text; raise the first error."""
         with self._broken_is_ours():
             self._pg.send_query(sql.encode())
             for result in list(self._results()):  # read all results: only then the state of the connection is known
@@ -277,7 +277,7 @@ class Link:
                     self._give_up()
                     raise InvalidRequest(
                         f"PostgreSQL's answer to the text has more than {max_bytes} bytes",
-                        hint="Write a shorter one, without constants that are computed to large values.",
+                        hint="Write a shorter text, without constants that are computed to large values.",
                     )
             result = self._pg.get_result()
             if result is None:
@@ -285,7 +285,7 @@ class Link:
             yield result
 
     def _count(self, reservation: Reservation, unfinished: int) -> None:
-        """Count the received bytes of incomplete rows."""
+        """Count the received bytes of incomplete rows in `reservation`; close the connection if they are too many."""
         try:
             if reservation.bytes + unfinished > MEMORY.max_bytes + SPARE:
                 raise too_large()
@@ -369,19 +369,19 @@ class Link:
         return self._pg.status == pq.ConnStatus.OK
 
     def clean(self) -> None:
-        """Remove everything a caller left in the session: settings, roles, locks, temporary tables."""
+        """Remove all that a caller left in a tainted session: settings, roles, locks, temporary tables."""
         if self.is_tainted:
             self.run("DISCARD ALL")
             self._named.clear()
             self.is_tainted = False
 
     def cancel(self, patience: float = 2.0) -> None:
-        """Cancel the running statement, from another thread."""
+        """Ask PostgreSQL to cancel the running statement, from any thread; wait up to `patience` seconds."""
         with contextlib.suppress(psycopg.Error):
             self._connection.cancel_safe(timeout=patience)
 
     def sever(self) -> None:
-        """Shut the connection down, from another thread: a wait for PostgreSQL's answer fails at once."""
+        """Shut the connection down, from another thread: its wait for an answer fails, its statement is abandoned."""
         with self._ending, contextlib.suppress(psycopg.Error, OSError):
             process = self._pg.backend_pid
             with socket.socket(fileno=os.dup(self._pg.socket)) as cut:
@@ -433,7 +433,7 @@ class RunningLinks:
                 self._links.discard(link)
 
     def cancel(self) -> bool:
-        """Cancel the running statements, from another thread; return whether there were any."""
+        """Cancel the statements on the links in use, from another thread; return whether there were any links."""
         with self._lock:
             links = list(self._links)
         for link in links:
@@ -442,7 +442,7 @@ class RunningLinks:
 
 
 class Pool:
-    """Links for short work, at most `most` at a time. Thread-safe; work must not ask for another link."""
+    """Pool of links for short work, at most `most` in use. Thread-safe; work must not request another link."""
 
     def __init__(
         self, connect: Connect, most: int = 8, abandoned: AbandonedStatements | None = None, *, is_trusted: bool = False
@@ -451,7 +451,7 @@ class Pool:
         self._connect, self._is_trusted = connect, is_trusted
         self.abandoned = AbandonedStatements() if abandoned is None else abandoned
         self.running = RunningLinks()
-        self._places = threading.BoundedSemaphore(most)
+        self._slots = threading.BoundedSemaphore(most)
         self._most = most
         self._lock = threading.Lock()  # guards the fields below
         self._idle: list[Link] = []
@@ -459,16 +459,16 @@ class Pool:
         self._closed = False
 
     def read(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
-        """Run `work` inside a read-only transaction with a single snapshot; return its result."""
+        """Return the result of `work` in a read-only transaction with one snapshot. Busy after 30 s without a link."""
         return self._run(work, read_only=True, seconds=seconds)
 
     def probe(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
-        """Run `work` inside a transaction that is rolled back; return its result."""
+        """Return the result of `work` in a transaction that is rolled back. Busy after 30 s without a link."""
         return self._run(work, read_only=False, seconds=seconds)
 
     def _run(self, work: Callable[[Link], T], *, read_only: bool, seconds: float | None) -> T:
         """Run `work` in a transaction; take another link if an idle one turns out to be dead before it."""
-        if not self._places.acquire(timeout=WAIT_SECONDS):
+        if not self._slots.acquire(timeout=WAIT_SECONDS):
             raise Busy(f"{self._most} reads of PostgreSQL are running already")
         try:
             while True:
@@ -487,7 +487,7 @@ class Pool:
                 finally:
                     self._give_back(link, epoch)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def _take(self) -> tuple[Link, bool, int]:
         with self._lock:

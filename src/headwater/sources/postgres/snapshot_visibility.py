@@ -76,7 +76,7 @@ class SnapshotOffsets(SnapshotPositions, Protocol):
 def read_with_offset(
     pool: Pool, offsets: SnapshotOffsets, work: Callable[[Link], T], seconds: float | None = None
 ) -> tuple[T, int]:
-    """Return the result of `work` in one snapshot, and an offset up to which it saw everything. Sets no barrier."""
+    """Return the result of `work` in one snapshot, and an offset up to which it saw all; never waits for capture."""
     with offsets.reading():
         value, snapshot = pool.read(lambda link: (work(link), snapshot_of(link)), seconds)
         return value, offsets.seen(snapshot)
@@ -174,7 +174,7 @@ class Visibility:
             return not any(snapshot.sees(each.xid) for each in rest)
 
     def exact(self, snapshot: Snapshot, passed: int) -> int | None:
-        """Return the offset up to which `snapshot` sees everything, and nothing after; None if unknown or none.
+        """Return the offset up to which `snapshot` sees everything, and nothing after; None if there is none yet.
 
         `passed` is the offset of a barrier that was set after the snapshot was taken.
         """

@@ -33,7 +33,7 @@ class PostgresSource(PostgresCapture, PostgresReads, PostgresQueries, PostgresWr
     def __init__(
         self, name: str, url: str, *, notes: LogNotes, config: PostgresConfig, folder: Path | None = None
     ) -> None:
-        """Connect to `url`. Transactions too large for memory are written to `folder`, or to the system's."""
+        """Start the writing threads, and connect later. Transactions too large for memory use `folder`."""
         self.address = url
         server, seconds = Server(name, url), config.statement_seconds
         logins = Logins(server, config)
@@ -83,13 +83,13 @@ class PostgresSource(PostgresCapture, PostgresReads, PostgresQueries, PostgresWr
         }
 
     def stop_statements(self) -> None:
-        """Cancel the statements of callers, again and again: one that has not begun yet cannot be cancelled."""
+        """Cancel the statements of callers, repeatedly for up to STOP_SECONDS: some may not have begun yet."""
         until = time.monotonic() + STOP_SECONDS
         while any([self._callers.cancel_running(), self._writers.running.cancel()]) and time.monotonic() < until:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Finish queued writes, save the stream's position and close the connections."""
+        """Expire transactions, finish queued writes, save the stream's position and close the connections."""
         self.finish_writes()
         super().close()
         self._callers.close()

@@ -44,7 +44,7 @@ class PostgresExpressions(Expressions):
             return self.expr(Case(((args[0], args[1]),), args[2]))
         if name not in _FUNCTIONS:
             raise NotSupported(
-                f"function {name!r} has no twin in PostgreSQL", hint="Use sql.exec with PostgreSQL's own functions."
+                f"function {name!r} does not exist in PostgreSQL", hint="Use sql.exec with PostgreSQL's own functions."
             )
         return super().function(_FUNCTIONS[name], args)
 
@@ -112,7 +112,7 @@ def order_by(table: Table) -> str:
 
 
 def create_table(table: Table, sql: str) -> str:
-    """Return a CREATE TABLE from kinds. A single integer key is numbered by the database."""
+    """Return a CREATE TABLE for the kinds of the columns; the database numbers a single integer key."""
     lone = table.lone_key
     parts = []
     for column in table.columns:

@@ -91,7 +91,7 @@ _TO_TEXT: dict[type, Callable[[Any], str]] = {
 
 
 def to_text(value: Value, declared: str = "") -> str | None:
-    """Return `value` as PostgreSQL's text, for a column declared so; None for NULL."""
+    """Return `value` as text for a column of type `declared`; None for NULL, InvalidRequest if it does not fit."""
     if value is None:
         return None
     write = _TO_TEXT.get(type(value))
@@ -128,7 +128,7 @@ def cell_reader(oid: int) -> Cell:
 
 
 def reader_of(convert: types.Convert) -> Cell:
-    """Return the reader of cells that uses a types.converter."""
+    """Return the reader that converts cells by `convert`, and keeps the text of those that it cannot convert."""
 
     def read(cell: bytes | None) -> Value:
         if cell is None:

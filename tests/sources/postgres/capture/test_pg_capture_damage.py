@@ -113,7 +113,7 @@ def test_altered_nullability_and_key_are_reported_without_a_row(rig: Callable[..
     known = own.source.describe()["t"]
     own.run("ALTER TABLE t ADD w int")  # the next row tells that; queries are told at once
     (change,) = reshaped(own)
-    assert (change.table, change.ddl, change.resnapshot) == (known, "-- table t was defined anew", False)
+    assert (change.table, change.ddl, change.resnapshot) == (known, "-- table t was redefined", False)
     assert reshaped(own) == []
     own.run("INSERT INTO t VALUES (3, 'c', 3)")
     assert [change.op for change in own.pull()[-1].changes] == [Op.SCHEMA_CHANGE, Op.INSERT]
@@ -143,7 +143,7 @@ def test_table_locked_by_an_open_alter_is_reported_after_its_commit(rig: Callabl
         own.acknowledge()
         assert list(own.source.follow(after=0)) == []
     (change,) = reshaped(own)  # it has another column now: that is for its next row to tell
-    assert (change.ddl, [column.name for column in change.table.columns]) == ("-- table t was defined anew", ["k", "v"])
+    assert (change.ddl, [column.name for column in change.table.columns]) == ("-- table t was redefined", ["k", "v"])
     own.run("ALTER TABLE t DROP w")
     assert [column.nullable for change in reshaped(own) for column in change.table.columns] == [False, False]
 
@@ -208,7 +208,7 @@ def test_view_dropped_or_created_while_headwater_is_stopped_is_reported(rig: Cal
     assert [(change.table.name, change.ddl) for change in reshaped(own)] == [("t", '-- view "a.b" is gone')]
     own.open()
     own.run('CREATE VIEW "a.b" AS SELECT k FROM t')  # also one that comes back
-    assert [change.ddl for change in reshaped(own)] == ['-- view "a.b" was defined anew']
+    assert [change.ddl for change in reshaped(own)] == ['-- view "a.b" was redefined']
 
 
 def test_view_replaced_over_a_table_without_rows_is_reported(rig: Callable[..., PgRig]) -> None:
@@ -217,7 +217,7 @@ def test_view_replaced_over_a_table_without_rows_is_reported(rig: Callable[..., 
     found = reshaped(own)
     assert sorted((change.table.name, change.ddl) for change in found) == [
         ("fresh", 'CREATE TABLE fresh ("k" integer NOT NULL, PRIMARY KEY ("k"))'),
-        ("t", "-- view v was defined anew"),
+        ("t", "-- view v was redefined"),
     ]
     assert not any(change.resnapshot for change in found)
     own.run("INSERT INTO fresh VALUES (1)")

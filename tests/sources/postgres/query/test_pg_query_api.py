@@ -272,7 +272,7 @@ def test_replaced_view_is_reported_to_its_subscribers_once(live: Live, other: An
     assert stream.next("invalidate").data["etag"] == get(live, query).headers["etag"]
     live.caught_up(sub)
     told, row = live.changes(sub)
-    assert (told["table"], told["ddl"]) == (table, f"-- view {table}_v was defined anew")
+    assert (told["table"], told["ddl"]) == (table, f"-- view {table}_v was redefined")
     assert (told["etag"], row["pk"]) == (event["etag"], [30])
     live.caught_up(quiet)
     assert live.changes(quiet) == []  # its answer is the same

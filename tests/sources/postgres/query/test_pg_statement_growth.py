@@ -10,7 +10,7 @@ from tests.sources.postgres.pg_source import shared_server
 from tests.sources.postgres.setup.test_pg_logins import Site
 
 from headwater.errors import InvalidRequest
-from headwater.sources.postgres.query.analysis.statement_growth import MAX_WORDS, check_text
+from headwater.sources.postgres.query.analysis.statement_growth import MAX_WORDS, check_text, check_tree
 
 READER, WRITER = f"growth_reader_{os.getpid()}", f"growth_writer_{os.getpid()}"
 
@@ -126,6 +126,14 @@ def test_fields_of_a_row_are_copied_once_but_not_twice() -> None:
     check_text(f"SELECT {nested(COPIES['fields'], 1)} FROM t")
     with pytest.raises(InvalidRequest):
         check_text(f"SELECT {nested(COPIES['fields'], 2)} FROM t")
+
+
+def test_tree_that_is_too_deep_is_refused_as_nested_too_deeply() -> None:
+    tree: list[object] = []
+    for _ in range(5_000):
+        tree = [tree]
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        check_tree(tree)
 
 
 @pytest.mark.parametrize("star", ["*", "t.*", '"t" . *', "$1.*"])

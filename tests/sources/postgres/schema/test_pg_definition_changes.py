@@ -239,7 +239,7 @@ def test_view_replaced_before_the_stream_delivers_its_new_table_is_reported(rig:
     told = [(change.table.name, change.ddl) for change in changes(own) if change.ddl]
     assert told == [
         ("x", 'CREATE TABLE x ("k" integer NOT NULL, PRIMARY KEY ("k"))'),
-        ("x", "-- view v was defined anew"),
+        ("x", "-- view v was redefined"),
     ]
 
 

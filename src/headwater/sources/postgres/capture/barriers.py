@@ -1,4 +1,4 @@
-"""Barriers: a mark in the WAL that the stream returns; the stream delivers everything committed before it first.
+"""Barriers: marks written into the WAL. The stream delivers each mark after everything committed before it.
 
 A barrier is shared by all callers that asked before it began; a caller that asks during a barrier waits for the next.
 """
@@ -45,7 +45,7 @@ class SideSession:
         self._connection: Connection | None = None
 
     def ask(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`; retry once if a kept session turns out to be broken."""
+        """Return the result of `work` on the session; connect again and retry once if a kept session is broken."""
         with self._lock, self._server.errors():
             for again in (True, False):
                 fresh = self._connection is None or self._connection.closed
@@ -105,7 +105,7 @@ class Barriers:
                 self._changed.notify_all()
 
     def set(self) -> BarrierResult:
-        """Run, or share, a barrier that begins after this call; return its result."""
+        """Run, or share, a barrier that begins after this call; wait up to SECONDS for its mark, return its result."""
         with self._changed:
             number = self._begun + 1
             while self._is_running and self._ended < number:

@@ -38,7 +38,7 @@ CHECK_SECONDS = 5.0  # between two checks for changes that the stream does not c
 class PostgresCapture(Capturable):
     """The capture of a database. Reads and writes share `snapshot_positions` and `_shapes`.
 
-    `reconnect` is called when the name leads to another server, `schema_changed` when the schema number changed.
+    It calls `reconnect` when the name leads to another server, `schema_changed` when the schema number changed.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PostgresCapture(Capturable):
         self.beginning = self._given = 0  # the newest offset of an earlier stream: clients may have received it
         self._held: ReplicationBuffer | None = None
         self._stream: Stream | None = None
-        self._watch: SlotMonitor | None = None
+        self._monitor: SlotMonitor | None = None
         self._checked_at = 0.0
         self._schema = 0
 
@@ -86,7 +86,7 @@ class PostgresCapture(Capturable):
     # --- history -----------------------------------------------------------------------------------------------
 
     def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
-        """Return why the log is not this database's history; "" if it is. A database without a log starts a new one."""
+        """Return why the log is not this database's history; "" if it is, or is new: the stream then runs."""
         self._halt()
         self._attachment.check()
         found = self._attachment.resume(generation, latest, read)
@@ -97,7 +97,7 @@ class PostgresCapture(Capturable):
         return ""
 
     def restart(self, *, generation: str, first: int) -> int:
-        """Begin a new generation, with a new slot; return its first offset."""
+        """Begin a new generation with a new slot and start its stream; return its first offset."""
         self._halt()
         self._attachment.check()
         first = max(first, self._given + 2)
@@ -137,15 +137,15 @@ class PostgresCapture(Capturable):
             folder=self._folder,
         )
         self._held, self._stream = held, stream
-        self._watch = SlotMonitor(self.name, attachment.slot, attachment.find_slot)
+        self._monitor = SlotMonitor(self.name, attachment.slot, attachment.find_slot)
         stream.start()
-        self._watch.start()
+        self._monitor.start()
 
     def _halt(self) -> None:
         stream, self._stream = self._stream, None
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.stop()
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            monitor.stop()
         if stream is not None:
             stream.stop()
         if self._held is not None:
@@ -191,7 +191,7 @@ class PostgresCapture(Capturable):
         return None
 
     def follow(self, *, after: int) -> Iterator[Transaction]:
-        """Return the visible transactions after `after` that the stream has delivered so far."""
+        """Return the visible transactions after `after` received so far; raise if the stream is lost or long down."""
         held, stream = self._running()
         if stream.lost is not None:
             raise stream.lost
@@ -243,14 +243,14 @@ class PostgresCapture(Capturable):
         held, stream = self._held, self._stream
         self.snapshot_positions.check()
         if held is None or stream is None:
-            raise SourceError(f"{self.name!r} is not being followed")
+            raise SourceError(f"capture of {self.name!r} does not run")
         return held, stream
 
     def status(self) -> dict[str, Any]:
         """Return numbers for the status page and metrics; `error` is the reason the stream has stopped."""
         held, stream = self._running()
-        watch, error = self._watch, stream.lost or stream.error
-        slot = None if watch is None else watch.check()
+        monitor, error = self._monitor, stream.lost or stream.error
+        slot = None if monitor is None else monitor.check()
         return {
             "head": held.latest,
             "capture_rows": held.changes,

@@ -113,10 +113,10 @@ class Attachment:
     # --- start and proof ---------------------------------------------------------------------------------------
 
     def begin(self, generation: str, offset: int | None = None) -> TransactionEnd:
-        """Begin a log at the slot, which is created if missing. A slot sees every publication older than the slot.
+        """Begin a log at the slot, which is created if missing: that waits for open transactions (see `create_slot`).
 
-        An existing slot without a log may belong to a lost log. No log has as many changes as the server's WAL has
-        bytes: without an `offset`, offsets start at the slot's LSN, so that none is used twice.
+        Without an `offset`, offsets of a new slot start at 0. An existing slot may belong to a lost log: they start at
+        its LSN, so that none is used twice, because no log has as many changes as the server's WAL has bytes.
         """
 
         def work(connection: Connection) -> History:
@@ -142,7 +142,7 @@ class Attachment:
         return self._known.point
 
     def renew(self, generation: str, offset: int) -> TransactionEnd:
-        """Drop the slot and begin a log at a new slot."""
+        """Drop the slot and begin a log at a new slot: see `drop_slot` and `begin`."""
         self._side.ask(lambda connection: drop_slot(connection, self.slot))
         return self.begin(generation, offset)
 
@@ -156,12 +156,12 @@ class Attachment:
         if found is None or found.generation != generation:
             return "the log was not made from this database"
         if found.point.offset > latest:
-            return f"the log ends at {latest}, but it once had {found.point.offset} changes of this database"
+            return f"the log ends at offset {latest}, but it once reached offset {found.point.offset} of this database"
         self._meanings = definition_changes.load(self._notes.note(definition_changes.NOTE))
         owners = definition_changes.owners(self._meanings or {})
         point = server_history.brought_up(found.point, read(found.point.offset), owners)
         if point.offset != latest:
-            return f"the log ends at {latest}, and what is kept of it does not tell which transaction that was"
+            return f"the log ends at offset {latest}, and its changes do not show which transaction ended there"
         if not point.shapes.secret:  # an old note has no secret; save it before the first announcement uses it
             shapes = msgspec.structs.replace(point.shapes, secret=secrets.token_hex(16))
             point = msgspec.structs.replace(point, shapes=shapes)
@@ -169,7 +169,7 @@ class Attachment:
         self._history = msgspec.structs.replace(found, point=point)
         identity = self._identify()
         is_doubtful = identity.timeline != found.timeline and not self._notes.note(STOPPED)
-        doubt = "a failover came with a crash of ours: commits that were told may be lost" if is_doubtful else ""
+        doubt = "a failover after an unclean stop of ours: reported commits may be lost" if is_doubtful else ""
         reason = self._side.ask(lambda connection: self.judge(identity, connection, point, doubt=doubt))
         if reason:
             return reason
@@ -206,11 +206,11 @@ class Attachment:
         self._notes.set_notes(**{STOPPED: "yes" if stopped else ""})
 
     def watch(self) -> str:
-        """Return why changes may be missing although the stream runs; "" if none is."""
+        """Return why changes may be missing although the stream runs; "" if none are."""
         return self._side.ask(self._altered)
 
     def join(self) -> None:
-        """Publish tables that were created or recreated since the start."""
+        """Publish tables that were created since the start; log a warning once if one cannot be published."""
         if not self.is_of_all_tables:
             self._side.ask(self._join)
 
@@ -228,7 +228,7 @@ class Attachment:
                 self._keep(msgspec.structs.replace(known, publication=joined))
 
     def announce(self, shapes: Shapes) -> None:
-        """Announce the changes that the stream does not carry, if the schema or the shapes changed since."""
+        """Announce unstreamed changes in the WAL, if the schema or `shapes` changed since the last announcement."""
 
         def work(connection: Connection) -> None:
             number = schema_number(connection)
@@ -253,7 +253,7 @@ class Attachment:
         known = self._known.publication
         if known is None or not was_altered(connection, known, find_publication(connection, self.publication)):
             return ""
-        return f"the publication {self.publication} was dropped or altered: what was committed since may not be sent"
+        return f"the publication {self.publication} was dropped or altered: later commits may be missing"
 
     def _fit_publication(self, connection: Connection) -> None:
         self._ensure_publication(connection)

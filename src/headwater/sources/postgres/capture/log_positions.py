@@ -40,13 +40,13 @@ class Positions(SnapshotOffsets):
         """Raise Unavailable if capture has failed for good."""
         if self.failure:
             raise Unavailable(
-                f"capture has failed: {self.failure}", hint="Nothing was written. The operator restarts the server."
+                f"capture has failed: {self.failure}", hint="Nothing was written. The operator must restart the server."
             )
 
     # --- writes ------------------------------------------------------------------------------------------
 
     def expect(self, xid: int) -> None:
-        """Keep the offset of a transaction that is about to be committed."""
+        """Register a transaction before its commit, to keep its offset; Unavailable if capture has failed."""
         self.check()  # the last moment before the commit
         with self._changed:
             if len(self._expected) >= MOST:
@@ -54,35 +54,35 @@ class Positions(SnapshotOffsets):
             self._expected[xid % _ROUND] = _TransactionOffset(0, {})
 
     def came(self, part: Transaction, upto: int) -> None:
-        """Keep the offsets of a received part of a transaction, the last of them `upto`."""
+        """Record the offsets of a received part of a registered transaction, the last of them `upto`."""
         xid = int(part.id)
         with self._changed:
-            place = self._expected.get(xid)
-            if place is None:
+            entry = self._expected.get(xid)
+            if entry is None:
                 return
             first = upto - len(part.changes) + 1
-            place.tables.update({change.table.name: offset for offset, change in enumerate(part.changes, first)})
+            entry.tables.update({change.table.name: offset for offset, change in enumerate(part.changes, first)})
             if part.last:
-                place.upto = upto
+                entry.upto = upto
                 self._changed.notify_all()
 
     def wait_for(self, xid: int, timeout: float) -> int | None:
-        """Return the offset of the last change of a committed transaction; None if it was not received in time."""
+        """Return the last offset of a registered transaction, once received; None if `timeout` seconds pass first."""
         with self._changed:
-            place = self._expected.get(xid % _ROUND)
-            if place is None:
+            entry = self._expected.get(xid % _ROUND)
+            if entry is None:
                 return None
-            self._changed.wait_for(lambda: place.upto, timeout)
-            return place.upto or None
+            self._changed.wait_for(lambda: entry.upto, timeout)
+            return entry.upto or None
 
     def changes_of(self, xid: int) -> dict[str, int]:
-        """Return the tables the transaction changed, each with its last change's offset. Once, after `wait_for`."""
+        """Return a transaction's tables, each with its last change's offset. Call it once, after `wait_for`."""
         with self._changed:
-            place = self._expected.pop(xid % _ROUND, None)
-            return {} if place is None else place.tables
+            entry = self._expected.pop(xid % _ROUND, None)
+            return {} if entry is None else entry.tables
 
     def barrier(self) -> int:
-        """Wait until everything committed before this call was received; return the offset of the newest change."""
+        """Wait until all earlier commits were received; return the newest offset. Unavailable after a second."""
         found = self._barriers.set()
         self._passed(found)
         if found.offset is None:
@@ -101,9 +101,7 @@ class Positions(SnapshotOffsets):
         return self._visibility.exact(Snapshot.of(snapshot), self.barrier())
 
     def place(self, snapshot: str) -> VisibleOffset:
-        """Return the best offset known for `snapshot`, after a short wait for the stream.
-
-        Right after a wait that timed out, do not wait again."""
+        """Return the best offset known for `snapshot`; wait up to a second for the stream, unless a wait timed out."""
         shot = Snapshot.of(snapshot)
         if self._barriers.is_behind:
             return VisibleOffset(self._visibility.offset_seen(shot))

@@ -91,7 +91,7 @@ class ReplicationBuffer:
             self._changed.notify_all()
 
     def wait_for_room(self, timeout: float) -> bool:
-        """Return whether the reader may continue, after waiting up to `timeout` seconds."""
+        """Wait up to `timeout` seconds for room or a request for a new session; return whether one was found."""
         with self._changed:
             return self._changed.wait_for(lambda: self.has_room or self.wants_back, timeout)
 
@@ -104,7 +104,7 @@ class ReplicationBuffer:
 
     @property
     def large(self) -> str:
-        """Return the number of a transaction too large for the buffer, if it is the next to follow; else ""."""
+        """Return the id of a transaction too large for the buffer, if it is the next to follow; else ""."""
         with self._changed:
             is_next = self._parts and self._parts[0][0].first > self.whole.offset
             return self._parts[0][0].id if is_next and not self.has_room else ""
@@ -117,8 +117,8 @@ class ReplicationBuffer:
             if after + 1 < first and after >= self._durable.offset:
                 self.go_back()
                 return iter(())
-            start = self._place(after)
-            parts = [part for part, _ in self._parts[start : self._place(min(self.whole.offset, visible))]]
+            start = self._count_upto(after)
+            parts = [part for part, _ in self._parts[start : self._count_upto(min(self.whole.offset, visible))]]
             if not parts and not start and large and large == self.large:
                 self._before = self.whole
                 return self._large(self._session)
@@ -145,7 +145,7 @@ class ReplicationBuffer:
         with self._changed:
             while self._ends and self._ends[0].offset <= upto:
                 self._durable = self._ends.popleft()
-            self._drop(self._place(self._durable.offset))
+            self._drop(self._count_upto(self._durable.offset))
             if self._before is not None and self._before.offset < self._durable.offset:
                 self._before = None
             self._changed.notify_all()
@@ -175,7 +175,7 @@ class ReplicationBuffer:
         """Return the LSN of the last acknowledged transaction's end."""
         return self._durable.position
 
-    def _place(self, after: int) -> int:
+    def _count_upto(self, after: int) -> int:
         """Return how many parts end at or before `after`."""
         return bisect_right(self._parts, after, key=lambda each: each[0].upto)
 

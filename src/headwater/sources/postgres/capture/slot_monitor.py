@@ -1,4 +1,4 @@
-"""Monitor of the replication slot: reads its state every few seconds for metrics, and warns before it is lost."""
+"""Monitor of the replication slot: logs once when the slot is in danger, lost or recovered; `check` serves metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 def concern(slot: Slot | None) -> str:
-    """Return the warning about a slot that an operator should see before the slot is lost; "" if none. Pure."""
+    """Return the warning about a slot, without its name; "" if there is none. Pure."""
     if slot is None:
         return "is gone"
     if slot.wal_status == "lost":
@@ -49,7 +49,7 @@ class SlotMonitor:
     def __init__(self, name: str, slot: str, find: Callable[[], Slot | None], *, seconds: float = SECONDS) -> None:
         self._name, self._slot, self._find, self._seconds = name, slot, find, seconds
         self._lock = threading.Lock()  # guards the fields below
-        self._told = ""
+        self._logged = ""
         self._confirmed, self._moved_at = -1, time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"headwater-slot-{name}", daemon=True)
@@ -72,14 +72,14 @@ class SlotMonitor:
                 continue  # the stream reports an unreachable server
 
     def check(self) -> Health:
-        """Check the slot now; log a new concern, or the end of a concern, once."""
+        """Read the state of the slot and return it; log a new concern, or the end of a concern, once."""
         slot = self._find()
         with self._lock:
             found = self._judged(slot)
             text = concern(slot)
-            if text != self._told:
-                self._told = text
-                self._tell(text, found)
+            if text != self._logged:
+                self._logged = text
+                self._log(text, found)
         return found
 
     def _judged(self, slot: Slot | None) -> Health:
@@ -90,9 +90,9 @@ class SlotMonitor:
             self._confirmed, self._moved_at = slot.confirmed, now
         return Health(slot.wal_status, slot.lag_bytes, slot.safe_bytes, now - self._moved_at)
 
-    def _tell(self, text: str, found: Health) -> None:
+    def _log(self, text: str, found: Health) -> None:
         if not text:
-            logger.info("the slot %s of %s is well again", self._slot, self._name)
+            logger.info("the slot %s of %s has recovered", self._slot, self._name)
             return
         room = "without a limit" if found.safe_bytes is None else f"{found.safe_bytes:,} bytes until it may be lost"
         logger.warning(

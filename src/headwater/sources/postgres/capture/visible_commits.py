@@ -37,7 +37,7 @@ class VisibleCommits:
         self._blind_since: float | None = None
 
     def read(self, held: ReplicationBuffer) -> VisibleUpto:
-        """Return the visible commits; query PostgreSQL only if something was received since."""
+        """Return the visible commits; query PostgreSQL only if a received commit is not known to be visible."""
         large, visible = held.large, self._visibility.visible
         if not large and held.whole.offset <= visible:
             return VisibleUpto(visible)

@@ -43,11 +43,11 @@ class Callers:
         return self._pools.get(role, self._own)
 
     def cancel_running(self) -> bool:
-        """Cancel the running statements; return whether there were any."""
+        """Cancel the running statements of all pools; return whether there were any."""
         return sum(pool.running.cancel() for pool in self._pools.values()) > 0
 
     def check(self, role: str, sql: str, args: Args) -> None:
-        """See Source.check_sql."""
+        """Raise Forbidden if callers in `role` may not send `sql`, InvalidRequest if nobody may."""
         self.logins.check_sql(role)
         if not sql:
             return
@@ -81,12 +81,12 @@ class Callers:
         self._checked.clear()
 
     def renew(self) -> None:
-        """Reconnect, and check every statement again."""
+        """Reconnect with the logins for callers, and check every statement again."""
         self.forget()
         for role in self.logins.roles:
             self._pools[role].renew()
 
     def close(self) -> None:
-        """Close the connections of callers."""
+        """Close the connections with the logins for callers."""
         for role in self.logins.roles:
             self._pools[role].close()

@@ -131,7 +131,7 @@ _BAD_CONSTANT = re.compile(r"(?:invalid input value for enum|value for domain|do
 def _one_row_only() -> NotSupported:
     return NotSupported(
         "a predicate reads one row: it has no subqueries and names no other relation",
-        hint="Filter by this row alone.",
+        hint="Use only columns of this table.",
     )
 
 
@@ -199,7 +199,7 @@ class Engine:
     # --- the text ----------------------------------------------------------------------------------------
 
     def examine(self, where: str) -> NormalPredicate:
-        """Return the predicate in normal form; refuse a text that is not a predicate on one row."""
+        """Return the predicate in normal form; InvalidRequest or NotSupported if it is not a predicate on one row."""
         check_predicate(where)
         check_text(where)
         if has_foreign_type(where, self._known):
@@ -311,7 +311,7 @@ class Engine:
         if state == "42P17" or "IMMUTABLE" in text:
             return _not_immutable()
         if state == "42803" or state == "42P20" or state == "0A000":
-            return NotSupported(f"a predicate reads one row: {text}", hint="Filter by this row alone.")
+            return NotSupported(f"a predicate reads one row: {text}", hint="Use only columns of this table.")
         if state == "42703":
             return InvalidRequest(f"the predicate: {text}", hint=f"The columns are {names}; text takes 'quotes'.")
         if isinstance(error, Forbidden):

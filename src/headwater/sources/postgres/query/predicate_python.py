@@ -220,7 +220,7 @@ class _Reader(Text):
         return PythonPredicate(sql, f"({is_there} and {test})", f"({is_there} and not {test})", frozenset({place}))
 
     def _comparable(self, left: Operand, right: Operand) -> tuple[int, Callable[[Value], Any]]:
-        """Return the column's place and how a constant is compared with it; raise Unknown if that is uncertain."""
+        """Return the column's number, and the function that prepares a constant for comparison; or raise Unknown."""
         if left.column is None or is_odd(self._table.columns[left.column], self._odd):
             raise Unknown
         pair = left.type, right.type
@@ -258,8 +258,8 @@ class _Reader(Text):
     # --- the function ------------------------------------------------------------------------------------
 
     def function(self, parts: Sequence[PythonPredicate]) -> Check:
-        """Return Python's check of rows: True means that no part is false, as far as values are known."""
-        used = sorted(frozenset[int]().union(*(part.places for part in parts)))
+        """Return the check of rows in Python: True means that no part is false, as far as values are known."""
+        used = sorted(frozenset[int]().union(*(part.columns for part in parts)))
         lines = ["def check(rows):", " found = []", " for row in rows:"]
         lines += [f"  v{place} = row[{place}]" for place in used]
         if used:
@@ -276,10 +276,10 @@ class _Reader(Text):
         """Return the check of rows with unavailable values: whether the parts that can be evaluated hold."""
         tests = []
         for part in parts:
-            binds = "".join(f"v{place} = row[{place}]; " for place in sorted(part.places))
+            binds = "".join(f"v{place} = row[{place}]; " for place in sorted(part.columns))
             scope: dict[str, Any] = names
             exec(f"def test(row):\n {binds}return bool({part.true})", scope)
-            tests.append((part.places, scope.pop("test")))
+            tests.append((part.columns, scope.pop("test")))
         return lambda row: all(any(row[p] is UNAVAILABLE for p in places) or test(row) for places, test in tests)
 
 

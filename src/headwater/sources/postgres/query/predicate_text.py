@@ -84,7 +84,7 @@ class Text:
             raise Unknown
 
     def _closing(self, start: int) -> int:
-        """Return the token that closes the bracket at token `start`."""
+        """Return the index of the token that closes the bracket at token `start`."""
         depth = 0
         for place in range(start, len(self._tokens)):
             depth += self._tokens[place][1] == "(" and self._tokens[place][0] == "mark"
@@ -96,7 +96,7 @@ class Text:
     # --- operands ----------------------------------------------------------------------------------------
 
     def operand(self) -> Operand:
-        """Return a column or a constant, with casts that change nothing."""
+        """Return the next column or constant, with casts that change nothing; raise Unknown for anything else."""
         kind, text, _ = self._tokens[self._at]
         if kind == "mark" and text == "(":
             self._at += 1

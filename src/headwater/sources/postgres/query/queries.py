@@ -33,7 +33,7 @@ class PostgresQueries:
         return pool.read(lambda link: examine(link, sql, args or None)[0].read_only, self._seconds)
 
     def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> ReadResult:
-        """Run a statement in a read-only transaction: PostgreSQL refuses writes."""
+        """Run a statement in a read-only transaction; InvalidRequest if it writes or uses Headwater's tables."""
 
         def read(link: Link) -> Result:
             statement, bound = examine(link, sql, args)
@@ -53,5 +53,5 @@ class PostgresQueries:
         return self._analyses.analyse(sql)
 
     def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> ReadResult | None:
-        """Run the query unless its epoch has changed. PostgreSQL has no guards."""
+        """Run the query; None if its epoch has changed. `guards` has no effect: analyses of PostgreSQL have none."""
         return self._analyses.answer(analysis, args)

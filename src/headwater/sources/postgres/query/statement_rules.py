@@ -22,7 +22,7 @@ from headwater.sources.write import Result
 MAX_TEXT = 100_000  # characters of a query, and of a statement by others than owners
 _BLANK = re.compile(r"\s+|--[^\n]*|\(", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]+", re.ASCII)
-_SEVERAL = "Send BEGIN and COMMIT as tx.begin and tx.commit; nothing of one statement may stay for the next."
+_SEVERAL = "Use tx.begin and tx.commit for transactions; no statement may change the session for the next one."
 _REFUSED = {
     **dict.fromkeys(("begin", "start", "commit", "end", "abort", "rollback", "savepoint", "release"), "transactions"),
     **dict.fromkeys(("prepare", "execute", "deallocate", "declare", "fetch", "move", "close"), "the session"),
@@ -112,7 +112,7 @@ def check_allowed(sql: str) -> str:
     """Return the first word; raise InvalidRequest for a statement with effects beyond its own transaction."""
     first = first_word(sql)
     if not first:
-        raise InvalidRequest("there is no statement in the text", hint="Send one, such as SELECT 1.")
+        raise InvalidRequest("there is no statement in the text", hint="Send a statement such as SELECT 1.")
     if first in _REFUSED:
         raise InvalidRequest(f"{first.upper()} is not supported: it is about {_REFUSED[first]}", hint=_SEVERAL)
     words = _QUOTED.sub(" ", sql).lower().split(maxsplit=2)
@@ -124,7 +124,7 @@ def check_allowed(sql: str) -> str:
 
 
 def examine(link: Link, sql: str, args: Args | None) -> tuple[Statement, list[Bound]]:
-    """Let PostgreSQL parse `sql`; return the statement and its bound arguments; `args` None: they are bound later."""
+    """Let PostgreSQL parse `sql`; return the statement and its bound arguments: none if `args` is None."""
     first = check_allowed(sql)
     if args is None:
         with places_named(sql):
@@ -192,7 +192,7 @@ def _in_order(named: dict[str, Value]) -> list[Value]:
 
 
 def _types(link: Link, sql: str, values: Sequence[Value]) -> tuple[int, ...]:
-    """Return the type of each parameter: the one the statement determines, else the value's own."""
+    """Return the type of each parameter: as the statement determines it, else the type of its value."""
     if not values:
         return link.prepare(sql)
     own = [own_type(value) for value in values]
@@ -228,7 +228,7 @@ def _reads(link: Link, first: str, sql: str, types: Sequence[int]) -> bool:
 
 
 def run_statement(link: Link, statement: Statement, bound: Sequence[Bound]) -> Result:
-    """Run a statement and return its result."""
+    """Run a statement and return its result; undo it if it is read-only and has too many rows."""
     if statement.read_only:
         link.script("SAVEPOINT headwater_read")
     answer = link.run(statement.sql, bound, statement.types, max_rows=MAX_ROWS, to_end=not statement.read_only)
@@ -257,6 +257,6 @@ def check_ours(link: Link) -> None:
     """Raise InvalidRequest if the transaction has locked one of our tables."""
     for schema, name in link.run(_LOCKED).texts():
         raise InvalidRequest(
-            f"{schema}.{name} uses a name that begins with {OURS!r}; those are Headwater's own",
+            f"{schema}.{name} uses a name that begins with {OURS!r}, which is reserved for Headwater",
             hint="Choose another name; statements, views and triggers cannot use Headwater's tables.",
         )

@@ -25,7 +25,7 @@ class PostgresReader(PostgresReads, BulkReader):
     chunk_rows = CHUNK_ROWS
 
     def __init__(self, name: str, url: str, server: ServerPositions, past: PastShapes, *, judge: str) -> None:
-        """Open both pools; `judge` is the connection string for callers' conditions."""
+        """Create both pools; `judge` is the connection string for callers' conditions."""
         self._server, self._past = server, past
         pool, self._judges = Pool(Server(name, url).connect, READERS), Pool(Server(name, judge).connect, READERS)
         shapes = Shapes(lambda table: server.describe().get(table))
@@ -64,11 +64,11 @@ class PostgresReader(PostgresReads, BulkReader):
 
 
 class _ServerOffsets:
-    """The offsets of snapshots, asked of the server. Fulfils `SnapshotOffsets`."""
+    """The offsets of snapshots, requested from the server. Fulfils `SnapshotOffsets`."""
 
     def __init__(self, server: ServerPositions) -> None:
         self.reading, self.exact = server.reading, server.exact
 
     def seen(self, snapshot: str) -> int:
-        """Return the exact offset."""
+        """Return the exact offset; 0 if it is not known."""
         return self.exact(snapshot) or 0

@@ -35,7 +35,7 @@ class PageRows(Protocol):
     heaviest: int  # bytes of the largest row
 
     def add(self, result: pq.abc.PGresult) -> None:
-        """Add the next rows. Raises OverflowError, and adds none, if they are too large together."""
+        """Add the rows of `result`; OverflowError, and none is added, if all rows together are too large."""
 
     def rows(self, limit: int) -> Sequence[Row]:
         """Return the first `limit` rows."""
@@ -65,10 +65,10 @@ class Decoded(PageRows):
         return tuple(self._rows[:limit])
 
 
-def stretch(
+def read_page(
     link: Link, shape: Shape, odd: Collection[str], after: Key | None, span: Span | None, limit: int, taken: PageRows
 ) -> tuple[Sequence[Row], Key | None]:
-    """Return the rows, and the key of the last if more may follow. `taken` must be empty."""
+    """Return at most `limit` rows, and the key of the last if more may follow; `taken`, empty before, collects them."""
     table = shape.table
     bounds = None if span is None or span == Span() else SpanRows(table, span, order(table, table.key, odd))
     text = _PageSql(shape, odd)
@@ -109,10 +109,10 @@ def _filled(link: Link, limit: int, taken: PageRows, first: int) -> bool:
         # A fetch of rows like the largest so far uses an eighth of the remaining bytes: one large row does no harm.
         fit = max((MAX_BYTES - taken.weight) // (8 * taken.heaviest or 1 << 18), 1)
         size = min(FETCH, limit + 1 - taken.count, fit, size)
-        came, is_cut = 0, False
+        received, is_cut = 0, False
         # Rows may grow suddenly: rows received past the limit are discarded. The next chunk begins with them.
         for part in link.parts(f"FETCH FORWARD {size} FROM headwater_chunk", min(fit, PART)):
-            came += part.ntuples
+            received += part.ntuples
             if not part.ntuples and taken.count:
                 continue  # libpq's final empty result
             if is_cut or taken.weight >= MAX_BYTES:
@@ -126,7 +126,7 @@ def _filled(link: Link, limit: int, taken: PageRows, first: int) -> bool:
             if not taken.count:
                 raise OverflowError
             return False
-        if came < size:
+        if received < size:
             return True
         size *= 2
     return False
@@ -146,7 +146,7 @@ class _PageSql:
         return ", ".join(ordered_by(column, self._odd) for column in self._columns[:count])
 
     def beyond(self, after: Key) -> str:
-        """Return the condition for keys greater than `after`."""
+        """Return the condition for keys greater than `after`; InvalidRequest if it has too few or too many values."""
         if len(after) != len(self._columns):
             raise InvalidRequest(f"the key of {self._shape.table.name!r} has {len(self._columns)} values")
         return self._compared(">", after)

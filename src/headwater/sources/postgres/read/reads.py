@@ -17,7 +17,7 @@ from headwater.model.table import Key, Row, Table
 from headwater.sources.postgres.key_order import order
 from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.query.where import Predicates
-from headwater.sources.postgres.read.key_order_page import Decoded, Take, stretch
+from headwater.sources.postgres.read.key_order_page import Decoded, Take, read_page
 from headwater.sources.postgres.read.sample import ALL_ROWS, read_sample
 from headwater.sources.postgres.schema.column_probe import Columns
 from headwater.sources.postgres.schema.table_shapes import Shapes, hold
@@ -63,7 +63,7 @@ class PostgresReads:
         return shape, row, offset
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
-        """Return at most `limit` rows in key order, with keys after `after` and inside `span`."""
+        """Return at most `limit` rows in key order, with keys after `after`, inside `span`. Busy: commits interfere."""
         odd = self._columns.odd()
 
         def read(link: Link) -> tuple[Table, Sequence[Row], Key | None, str]:
@@ -71,7 +71,7 @@ class PostgresReads:
             hold(link, table, self._seconds)
             shape = self._shapes.shape(link, table)
             shape.need_key()
-            found = stretch(link, shape, odd, after, span, max(limit, 1), self._take(shape))
+            found = read_page(link, shape, odd, after, span, max(limit, 1), self._take(shape))
             return (shape.table, *found, snapshot_of(link))
 
         for _ in range(TRIES):
@@ -83,7 +83,7 @@ class PostgresReads:
         raise Busy("commits arrive faster than the offset of a read can be determined", hint="Try again in a moment.")
 
     def sample(self, table: str, size: int) -> Sample:
-        """Return about `size` rows, spread evenly over `table`."""
+        """Return estimates of `table` from about `size` of its rows."""
         return read_sample(self._pool, self._shapes, table, size, self._columns.odd)
 
     def condition(self, table: Table, where: str) -> Condition:
@@ -91,9 +91,9 @@ class PostgresReads:
         return self._predicates.condition(table, where)
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-        """Return a function from values of `columns` to bytes in row order."""
+        """Return a function from values of `columns` to bytes in row order; NotSupported if their order is unknown."""
         return order(table, columns, self._columns.odd())
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
-        """Return `values` as `columns` would store them."""
+        """Return `values` as `columns` would store them; InvalidRequest if a column cannot hold its value."""
         return self._columns.stored(table, columns, values)

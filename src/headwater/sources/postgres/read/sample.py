@@ -33,7 +33,7 @@ Drawn = list[tuple[object, ...]]  # keys, then the bytes of the values
 def read_sample(
     pool: Pool, shapes: Shapes, name: str, size: int, odd: Callable[[], Collection[str]] = lambda: ()
 ) -> Sample:
-    """Return about `size` rows of table `name`, all of them if it has fewer."""
+    """Return estimates of table `name` from about `size` of its rows, from all if it has fewer."""
 
     def read(link: Link) -> tuple[Table, Drawn, int]:
         link.script(ALL_ROWS)
@@ -45,7 +45,7 @@ def read_sample(
 
 
 def _drawn(link: Link, shape: Shape, size: int) -> tuple[Drawn, int]:
-    """Return sampled rows, and the approximate number of all rows."""
+    """Return keys and sizes of sampled rows, and the approximate number of all rows."""
     # Columns are renamed because `n` is ours. Large values are read only for the rows that are taken.
     columns = ", ".join(f"{ident(name)} AS c{place}" for place, name in enumerate(shape.table.names))
     keys = [f"c{shape.place(name)}" for name in shape.table.key]

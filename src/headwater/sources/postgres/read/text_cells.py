@@ -29,7 +29,7 @@ class Texts(NamedTuple):
 
 
 def in_python(result: pq.abc.PGresult) -> Texts:
-    """Return the columns of `result`, converted cell by cell."""
+    """Return the columns of `result`, converted cell by cell; see `texts_of`."""
     import pyarrow as pa
 
     rows = cells_of(result)

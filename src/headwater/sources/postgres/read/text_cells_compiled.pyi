@@ -1,4 +1,4 @@
-"""The cells of an answer as columns: see `cells`."""
+"""Interface of the cells of an answer as columns: see `text_cells`."""
 
 FORM: int
 

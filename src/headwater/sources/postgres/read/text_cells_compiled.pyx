@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
-"""The cells of an answer as columns, compiled: the twin of `cells.in_python`, which says what it does. Built where there
-is a compiler (`hatch_build.py`); nothing but speed is lost without. The interpreter's lock is not held meanwhile."""
+"""The cells of an answer as columns, compiled: the faster twin of `text_cells.in_python`. `hatch_build.py` builds it if
+a compiler is available. Cells are copied without the interpreter's lock."""
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from libc.limits cimport INT_MAX
@@ -25,14 +25,14 @@ cdef struct Column:
 
 
 cdef class Weights:
-    """Of all rows, and of the heaviest."""
+    """Bytes of all rows, and of the largest row."""
 
     cdef int64_t total, heaviest
 
 
 def columns(size_t result, int rows, int width, size_t get_value, size_t get_length, size_t get_is_null):
-    """Of each column which cells are there (bits; None where all are), where each begins, and their bytes. Then the
-    weight of all, and of the heaviest row. A column of 2 GiB or more is an OverflowError."""
+    """Return, for each column, the bits of its cells that are not NULL (None if all are not), the starts and the bytes
+    of its cells; then the bytes of all rows, and of the largest. OverflowError for a column of 2 GiB or more."""
     cdef const void *answer = <const void *> result
     cdef Weights weights = Weights()
     cdef Column *found = <Column *> calloc(width + 1, sizeof(Column))
@@ -70,7 +70,7 @@ def columns(size_t result, int rows, int width, size_t get_value, size_t get_len
 cdef bint _measure(
     const void *answer, int rows, int width, Column *found, Get length, Get is_null, Weights weights
 ) noexcept nogil:
-    """Where each cell begins; False where a column is too large."""
+    """Find where each cell begins; return False if a column is too large."""
     cdef Column *column
     cdef int row, place, size
     cdef int64_t weight

@@ -184,7 +184,7 @@ class CatalogReader(Catalogue):
     """PostgreSQL's system catalogue, read through a connection."""
 
     def __init__(self, connection: Connection, born_published: Collection[int] = ()) -> None:
-        """Set `born_published`, the oids of tables that were published before their first row."""
+        """Read through `connection`; `born_published`: oids of tables that were published before their first row."""
         self._connection, self._born_published = connection, born_published
         self._settled = 0  # the last transaction waited for
 

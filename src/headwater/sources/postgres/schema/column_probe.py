@@ -32,14 +32,14 @@ class Columns:
         self._collations: frozenset[str] | None = None
 
     def odd(self) -> frozenset[str]:
-        """Return the collations in which texts that differ may be equal, as of the last `renew`. The loop calls it."""
+        """Return the collations in which different texts may be equal, cached by `renew`: the event loop calls this."""
         found = self._collations
         if found is None:
             found = self._collations = self._read_odd()
         return found
 
     def renew(self) -> None:
-        """Discard the cached answers: the schema changed, or the name leads to another database."""
+        """Discard the cached answers and read the collations: the schema or the database changed."""
         found = None
         with suppress(HeadwaterError):  # the next caller of `odd` gets the error
             found = self._read_odd()
@@ -53,14 +53,14 @@ class Columns:
         return frozenset(str(name) for (name,) in texts)
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
-        """Return `values` as `columns` of `table` would hold them: as read back after an INSERT."""
+        """Return `values` as read back after an INSERT into `columns`; InvalidRequest if a column cannot hold one."""
         into = [column_of(table, name) for name in columns]
         return tuple([self._hold(column, value) for column, value in zip(into, values, strict=True)])
 
     def _hold(self, column: Column, value: Value) -> Value:
         if value is None:
             if not column.nullable:
-                raise InvalidRequest(f"column {column.name!r} holds no null")
+                raise InvalidRequest(f"column {column.name!r} cannot hold NULL")
             return None
         bound = to_bound(value, "bytea" if column.kind == "bytes" else column.declared)
         assert bound is not None

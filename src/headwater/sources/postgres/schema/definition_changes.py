@@ -102,7 +102,7 @@ class ObjectDefinition(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def meant(self) -> tuple[str, str, str, tuple[str, ...], str]:
-        """Return the parts that queries depend on, without the place of the rows."""
+        """Return the parts that queries depend on: not the file of the rows."""
         return self.kind, self.columns, self.rest, self.tables, self.parents
 
 
@@ -129,17 +129,17 @@ def moved(before: Meanings, now: Mapping[str, ObjectDefinition], fits: Collectio
         if was is None or is_ is None:
             if was is is_:
                 continue
-        elif was.meant == is_.meant or _is_told(name, was, is_, fits):
+        elif was.meant == is_.meant or _is_shown_by_rows(name, was, is_, fits):
             continue
         what = "view" if "v" in {each.kind for each in (was, is_) if each is not None} else "table"
-        why = f"{what} {name} " + ("is gone" if is_ is None else "was defined anew")
+        why = f"{what} {name} " + ("is gone" if is_ is None else "was redefined")
         for each in (was, is_):
             found |= {table: why for table in (each.tables if each is not None else ()) if table not in found}
     return found
 
 
 def reattached(before: Meanings, now: Mapping[str, ObjectDefinition]) -> set[str]:
-    """Return the tables that left their parent since, and may have returned: in between, their changes were not sent
+    """Return the tables that left their parent, and may have returned: in between, their changes were not sent
     if only the parent is published. Pure."""
     pairs = ((name, was, now.get(name)) for name, was in before.items())
     return {name for name, was, is_ in pairs if was and is_ and was.parents and was.parents != is_.parents}
@@ -173,7 +173,7 @@ def remarked(before: Meanings, now: Mapping[str, ObjectDefinition]) -> dict[str,
         if others:
             what, _, which = others[0].partition(" ")
             is_column = what == "column"
-            found[name] = f"its column {which} is another one" if is_column else "a type of its columns was altered"
+            found[name] = f"its column {which} is another column" if is_column else "a type of its columns was altered"
     return found
 
 
@@ -182,7 +182,7 @@ def _is_other(mark: str, had: str, value: str) -> bool:
     return not value.startswith(had) if mark.startswith("labels ") else value != had
 
 
-def _is_told(name: str, was: ObjectDefinition, is_: ObjectDefinition, fits: Collection[str]) -> bool:
+def _is_shown_by_rows(name: str, was: ObjectDefinition, is_: ObjectDefinition, fits: Collection[str]) -> bool:
     """Return whether only the columns of a table changed, which its rows have shown."""
     return is_.kind == "r" and (was.rest, was.tables) == (is_.rest, is_.tables) and name in fits
 
@@ -193,7 +193,7 @@ def owners(found: Meanings) -> dict[str, int]:
 
 
 def remembered(before: Meanings, now: Mapping[str, ObjectDefinition]) -> dict[str, ObjectDefinition | None]:
-    """Return the definitions to compare with next time."""
+    """Return the definitions to compare with next time: those of `now`, and None for each dropped name."""
     gone = [name for name in before if name not in now][-MOST_GONE:]
     return {**dict.fromkeys(gone, None), **now}
 

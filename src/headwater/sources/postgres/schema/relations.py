@@ -63,7 +63,7 @@ def _part(name: str) -> str:
 
 
 def table_name(schema: str, name: str) -> str:
-    """Return our name of a table."""
+    """Return the name of a table in the log: `table` in the schema public, else `schema.table`."""
     return _part(name) if schema == "public" else f"{_part(schema)}.{_part(name)}"
 
 
@@ -153,11 +153,11 @@ class Relations:
         self.clock = 0  # how many relation messages were taken
 
     def add_type(self, message: Type) -> None:
-        """Take a type that columns may have from here on."""
+        """Record a type that columns may have from here on."""
         self._types[message.oid] = named(message.schema, message.name)
 
     def add_relation(self, relation: Relation) -> None:
-        """Take the shape that rows of this table have from here on."""
+        """Record the shape that rows of this table have from here on; `need` must be called before them."""
         self.clock += 1
         self._described[relation.oid] = relation, self.clock
         self._forget(relation.oid)
@@ -195,7 +195,7 @@ class Relations:
         return changes
 
     def announce(self, found: Announcement) -> list[Change]:
-        """Return the news in an announcement, if it is ours. Changes that rows show are left to the rows."""
+        """Return the schema changes of an announcement, [] if it lacks our secret; rows show further changes."""
         changes: list[Change] = []
         if found.secret != self.secret or not found.is_sound:
             return changes
@@ -228,7 +228,7 @@ class Relations:
         self.changed += bool(changes)
         told = {change.table.name: change.resnapshot for change in changes}
         redone = [name for name, xid in found.rewritten.items() if (name, xid) not in self.truncated]
-        why = "its rows were rewritten: it may not have been published meanwhile"
+        why = "its rows were rewritten: it may not have been published in between"
         unseen = {**dict.fromkeys(redone, why), **found.unseen}
         for name, why in {**found.moved, **unseen}.items():
             if name in self.tables and (name not in told or (name in unseen and not told[name])):
@@ -253,11 +253,11 @@ class Relations:
         return oid in self._ready
 
     def decoder(self, message: bytes) -> Decode:
-        """Return the decoder for a message of a ready table and all that begin alike, or raise BadMessage."""
+        """Return the decoder for all messages that begin as `message`, of a ready table, or raise BadMessage."""
         head = message[:HEAD]
         found = self._made[int.from_bytes(head[1:5], "big")][1].of(head)
         if found is None:
-            raise BadMessage(f"a message of {len(message)} bytes that begins with {head!r}: no such row is known")
+            raise BadMessage(f"a message of {len(message)} bytes that begins with {head!r} is not a known row")
         self.rows[head] = found
         return found
 

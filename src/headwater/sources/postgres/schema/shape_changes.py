@@ -42,7 +42,7 @@ def has_same_columns(one: Table, other: Table) -> bool:
 
 
 def displaced(before: tuple[int, ...], oid: int) -> tuple[int, ...]:
-    """Return the tables that lost their name to another, with one more: its rows are unseen under any later name."""
+    """Return `before`, oids of tables whose name another took, with `oid` added: its later rows need a snapshot."""
     return (*(each for each in before[1 - MOST_DISPLACED :] if each != oid), oid)
 
 

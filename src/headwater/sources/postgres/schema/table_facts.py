@@ -36,7 +36,7 @@ class Catalogue(Protocol):
         """Return the facts of a table; None if it was dropped."""
 
     def types(self) -> Types:
-        """Return all known types."""
+        """Return all types by oid."""
 
     def settle(self, xid: int) -> None:
         """Wait until transaction `xid` is visible to other sessions: its commit is streamed before that."""

@@ -27,7 +27,7 @@ Known = Callable[[str], Table | None]  # the newest shape of a table in the log
 def ident(name: str) -> str:
     """Return a name quoted for SQL; no name enters SQL text unquoted."""
     if "\0" in name or not name:
-        raise InvalidRequest("a name is not empty and holds no NUL character")
+        raise InvalidRequest("a name cannot be empty or hold a NUL character")
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -46,7 +46,7 @@ class Shape(msgspec.Struct, frozen=True):
         return self.casts[self.place(name)]
 
     def place(self, name: str) -> int:
-        """Return the place of a column; raise InvalidRequest if there is none of this name."""
+        """Return the position of a column in a row; InvalidRequest if there is no column of this name."""
         place = self.table.index.get(name)
         if place is None:
             raise no_column(self.table, name, [column.name for column in self.table.visible])
@@ -81,7 +81,7 @@ class Shape(msgspec.Struct, frozen=True):
         """Raise NotSupported if the table has no key."""
         if not self.table.key:
             raise NotSupported(
-                f"table {self.table.name!r} has no primary key: nothing tells its rows apart",
+                f"table {self.table.name!r} has no primary key: its rows cannot be distinguished",
                 hint="Add a primary key, or use REPLICA IDENTITY USING INDEX.",
             )
 
@@ -120,14 +120,14 @@ class Shapes:
         self._types: dict[int, TypeFact] = {}  # replaced as a whole, which makes it thread-safe
 
     def shape(self, link: Link, name: str) -> Shape:
-        """Return the table called `name`, or raise NotFound."""
+        """Return the shape of the table called `name`, or raise NotFound."""
         found = self.find(link, name)
         if found is None:
             raise _missing(name)
         return found
 
     def find(self, link: Link, name: str) -> Shape | None:
-        """Return the table called `name`; None if there is none."""
+        """Return the shape of the table called `name`; None if there is none."""
         parts = _parts(name)
         if parts is None:
             return None
@@ -188,7 +188,7 @@ def hold(link: Link, name: str, seconds: float = HOLD_SECONDS) -> None:
             raise _missing(name) from None
         if state_of(error) == LOCK_TIMEOUT:
             problem = f"table {name!r} is being altered: it could not be read for {seconds:g} seconds"
-            raise Busy(problem, hint="Try again when whoever holds it has committed: see pg_locks.") from error
+            raise Busy(problem, hint="Try again when the session with the lock has committed: see pg_locks.") from error
         raise
 
 

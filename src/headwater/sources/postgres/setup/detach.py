@@ -12,7 +12,7 @@ from headwater.sources.postgres.settings import PostgresConfig
 
 
 def detach(name: str, url: str, *, config: PostgresConfig) -> DropResult:
-    """Remove everything that the role may remove; return the result. No server may be attached."""
+    """Drop all that the role may drop; SourceError if a server still reads the slot: see `drop_slot`."""
     server = Server(name, url)
     with server.connect() as connection, server.errors():
         dropped = drop(connection, slot_name(config.publication, name), slot_name(config.slot, name))
@@ -20,7 +20,7 @@ def detach(name: str, url: str, *, config: PostgresConfig) -> DropResult:
 
 
 def _drop_trigger(connection: Connection) -> str:
-    """Remove the trigger that records DDL statements; return the SQL that does if the role may not, else ""."""
+    """Drop the trigger that records DDL statements; return the SQL for it if the role may not, else ""."""
     if connection.execute(ddl_trigger.IS_INSTALLED).fetchone() is None:
         return ""
     try:

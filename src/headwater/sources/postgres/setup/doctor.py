@@ -49,7 +49,7 @@ class TableFit(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Return our name of the table."""
+        """Return the name of the table in the log."""
         return table_name(self.schema, self.table)
 
     @property
@@ -64,7 +64,7 @@ class TableFit(msgspec.Struct, frozen=True):
 
 
 def check(findings: Iterable[Finding]) -> None:
-    """Raise SourceUnfit if capture cannot run."""
+    """Raise SourceUnfit with all fatal findings, if there are any."""
     fatal = [each for each in findings if each.fatal]
     if fatal:
         problems = "; ".join(each.problem for each in fatal)
@@ -73,9 +73,9 @@ def check(findings: Iterable[Finding]) -> None:
 
 def warnings(findings: Iterable[Finding]) -> list[str]:
     """Return the warnings to log when the server starts, because other users of the database are affected. Pure."""
-    told = [f"{each.problem}; run: {each.remedy}" for each in findings if each.refuses_writes or each.is_logged]
-    left = len(told) - MOST_WARNINGS
-    return told if left <= 0 else [*told[:MOST_WARNINGS], f"and {left} more: see `headwater doctor`"]
+    texts = [f"{each.problem}; run: {each.remedy}" for each in findings if each.refuses_writes or each.is_logged]
+    left = len(texts) - MOST_WARNINGS
+    return texts if left <= 0 else [*texts[:MOST_WARNINGS], f"and {left} more: see `headwater doctor`"]
 
 
 def examine(
@@ -120,7 +120,7 @@ def _settings(connection: Connection) -> list[Finding]:
     if standby:
         found.append(Finding("the server is a standby", "-- connect to the primary"))
     if keep == "-1":
-        problem = "nothing limits how much of its log the server keeps for a slot that is not read"
+        problem = "nothing limits how much WAL the server keeps for a slot that is not read"
         found.append(Finding(problem, KEEP, fatal=False, is_logged=True))
     return found
 
@@ -281,16 +281,16 @@ def table_findings(table: TableFit, role: str = "YOUR_ROLE", *, is_wanted: bool 
             problem = f"{table.name} has {lacks}: PostgreSQL refuses its updates and deletes as long as it is published"
             found.append(Finding(problem, _identity(table), fatal=False, refuses_writes=True))
         else:
-            problem = f"{table.name} has {lacks}: it is not captured, so that PostgreSQL goes on taking its updates"
+            problem = f"{table.name} has {lacks}: it is not captured, so that PostgreSQL still accepts its updates"
             found.append(Finding(problem, _identity(table), fatal=False, is_logged=True))
     elif is_sparing(table):
-        problem = f"{table.name} tells of an updated row its key only: a large value that stayed as it was is not told"
+        problem = f"{table.name}: an update carries only the key of the old row, and no unchanged TOAST values"
         found.append(Finding(problem, _full(table), fatal=False))
     if not table.key and table.identity != "i":
-        problem = f"{table.name} has no primary key: nothing tells its rows apart, so only its feeds are served"
+        problem = f"{table.name} has no primary key: its rows cannot be distinguished, so only feeds are served"
         found.append(Finding(problem, f"ALTER TABLE {table.full_name} ADD PRIMARY KEY (…);", fatal=False))
     if not table.is_owned and not table.is_published:
-        problem = f"{table.name} belongs to a role that {role} is no member of: it cannot be published, or captured"
+        problem = f"{table.name} belongs to a role that {role} is not a member of, so it cannot be captured"
         remedy = f"ALTER PUBLICATION … ADD TABLE {table.full_name}; -- as its owner, who must own the publication too"
         found.append(Finding(problem, remedy, fatal=False, is_logged=True))
     if not table.is_readable:

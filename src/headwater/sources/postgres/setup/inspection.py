@@ -45,7 +45,7 @@ class InspectionResult(msgspec.Struct, frozen=True):
 
 
 def inspect(name: str, url: str, config: PostgresConfig) -> InspectionResult:
-    """Inspect everything, by an ordinary and a replication connection; raise if no ordinary one can be made."""
+    """Inspect the database by an ordinary and a replication connection; raise if the ordinary one fails."""
     server = Server(name, url)
     slot, publication = slot_name(config.slot, name), slot_name(config.publication, name)
     with server.connect() as connection, server.errors():
@@ -70,7 +70,7 @@ def inspect(name: str, url: str, config: PostgresConfig) -> InspectionResult:
 
 
 def list_tables(name: str, url: str, config: PostgresConfig) -> list[TableFit]:
-    """Return the tables alone, by an ordinary connection."""
+    """Return every table of the database, captured or not."""
     server = Server(name, url)
     with server.connect() as connection, server.errors():
         return all_tables(connection, slot_name(config.publication, name))
@@ -92,7 +92,7 @@ def _publishing(connection: Connection, publication: str, config: PostgresConfig
     except SourceUnfit as error:
         return [Finding(error.message, error.hint.removeprefix("Run: "))]
     except psycopg.errors.LockNotAvailable:
-        problem = "somebody holds a table that is to be published: whether it can be was not tried"
+        problem = "a table to be published is locked by another session: publishing it was not tried"
         return [Finding(problem, "SELECT pid, query FROM pg_stat_activity WHERE state <> 'idle';", fatal=False)]
     return []
 

@@ -19,7 +19,7 @@ from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.doctor import Finding
 
 NO_LOGINS = "viewers and editors cannot send SQL: postgres.reader and postgres.writer are not set"
-SET_UP = "Set postgres.reader and postgres.writer; `headwater source setup` prints the SQL that makes them."
+SET_UP = "Set postgres.reader and postgres.writer; `headwater source setup` prints the SQL that creates them."
 
 _POWERS = """
 SELECT r.rolcanlogin, array_remove(ARRAY[
@@ -88,7 +88,7 @@ class Logins:
             self._servers[VIEWER] = own.as_login(config.reader, _password(config.reader_password_file))
             self._servers[EDITOR] = own.as_login(config.writer, _password(config.writer_password_file))
         elif config.reader or config.writer:
-            raise ConfigError("postgres.reader and postgres.writer are set together", hint=SET_UP)
+            raise ConfigError("only one of postgres.reader and postgres.writer is set", hint=SET_UP)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class Logins:
         """Raise Forbidden if the SQL would run as the source's own role and the caller is not an owner."""
         if role != OWNER and not self._callers:
             raise Forbidden(
-                "SQL text is taken from owners only: this PostgreSQL source has no logins for others",
+                "only owners may send SQL text: this PostgreSQL source has no logins for other callers",
                 hint=f"Call a query that an owner prepared, or use feeds, rows and keys. Operators: {SET_UP}",
                 role=OWNER,
             )

@@ -62,7 +62,7 @@ class PostgresSession:
     def insert(
         self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
     ) -> tuple[Result, list[Row]]:
-        """Insert all rows or none; return the stored rows if `returning`."""
+        """Insert all rows or none; the second value holds the stored rows, if `returning`."""
         self._before_write()
         shape = self._shape(table)
         lone = shape.table.lone_key  # numbered by the database if it is an i64 and `auto`
@@ -80,7 +80,7 @@ class PostgresSession:
         return Result(affected=len(rows), last_insert_id=last if isinstance(last, int) else 0), stored
 
     def update(self, table: str, where: Expr | None, values: dict[str, Value], limit: int | None) -> Result:
-        """Set `values` on matching rows."""
+        """Set `values` on matching rows, at most `limit`, the first in key order."""
         self._before_write()
         shape = self._shape(table)
         text = Renderer(shape)
@@ -88,7 +88,7 @@ class PostgresSession:
         return self._change(f"UPDATE {shape.own} SET {assign}{text.limited(where, limit)}", text)
 
     def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
-        """Delete matching rows."""
+        """Delete matching rows, at most `limit`, the first in key order."""
         self._before_write()
         shape = self._shape(table)
         text = Renderer(shape)
@@ -98,7 +98,7 @@ class PostgresSession:
         return Result(affected=self._link.run(sql, text.params).affected)
 
     def execute(self, sql: str, args: Args = ()) -> Result:
-        """Run a statement on data or schema."""
+        """Run one statement, data or schema; InvalidRequest if it uses Headwater's tables."""
         statement, bound = examine(self._link, sql, args)
         if not statement.read_only:
             self._before_write()
@@ -116,11 +116,11 @@ class PostgresSession:
         return examine(self._link, sql, None)[0].read_only
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
-        """Create `table` by kinds, with REPLICA IDENTITY FULL; return whether it was created."""
+        """Create `table` and return True. If it exists: return False with `if_not_exists`, else raise Conflict."""
         parts = split_name(table.name)
         if parts is None or parts[0].startswith((OURS, "pg_")) or parts[1].startswith((OURS, "pg_")):
             raise InvalidRequest(
-                f"{table.name!r} is not a name for a table; those beginning with {OURS!r} or 'pg_' are taken",
+                f"{table.name!r} is not a table name; names beginning with {OURS!r} or 'pg_' are reserved",
                 hint="Choose another name; a dot separates schema and table.",
             )
         if self._shapes.find(self._link, table.name) is not None:

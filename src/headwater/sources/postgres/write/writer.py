@@ -1,4 +1,4 @@
-"""Writing threads: each write is a transaction of its own, answered when the log holds it.
+"""Writing threads: each write is a transaction of its own, answered when capture has received it.
 
 PostgreSQL itself groups commits. Work that fails because of concurrent writes is retried from the start.
 """
@@ -38,13 +38,13 @@ _UNSURE = "The connection broke during the commit: check whether it was applied 
 
 
 def settle(positions: Positions, value: T, xid: int | None) -> WriteResult[T]:
-    """Return `value` with the offsets of a transaction that was just committed."""
-    ((offset, tables),) = stand(positions, [xid])
+    """Return `value` with the offsets of a transaction that was just committed; see `offsets_of`."""
+    ((offset, tables),) = offsets_of(positions, [xid])
     return WriteResult(value, offset, tables)
 
 
-def stand(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, dict[str, int]]]:
-    """Return offsets and tables of transactions that were just committed; the head for those without changes."""
+def offsets_of(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, dict[str, int]]]:
+    """Wait for transactions just committed; return offset and tables of each, the head if it changed nothing."""
     try:
         found = [None if xid is None else positions.wait_for(xid, NEAR_SECONDS) for xid in xids]
         head = 0
@@ -64,7 +64,7 @@ def stand(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, d
 
 
 def finish(link: Link, positions: Positions) -> int | None:
-    """Commit; return the number of the transaction, None if it wrote nothing."""
+    """Commit; return the transaction's number, None if it wrote nothing; InvalidRequest if it failed before."""
     ((text,),) = link.run(_XID).texts()
     xid = None if text is None else int(text)
     if xid is not None:
@@ -121,7 +121,7 @@ class _ThreadConnections:
 
 
 class Writers:
-    """The connections and threads that write."""
+    """The threads that write, each with a connection per role, and the thread that answers."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Writers:
             thread.start()
 
     def submit(self, work: Callable[[Session], T], role: str = OWNER, caller: str = "") -> Future[WriteResult[T]]:
-        """Queue `work` of a caller in this role; the future completes when the write is durable and in the log."""
+        """Queue `work` of a caller in this role; the future is done when capture received it. Busy: too many wait."""
         job = _Job(work, role, caller)
         with self._ready:
             if self._closing:
@@ -253,12 +253,12 @@ class Writers:
             return False
         self.commits += len(some)
         try:
-            places = stand(self._positions, [xid for _, _, xid in some])
+            found = offsets_of(self._positions, [xid for _, _, xid in some])
         except BaseException as error:
             for job, _, _ in some:
                 job.future.set_exception(error)
             return True
-        for (job, value, _), (offset, tables) in zip(some, places, strict=True):
+        for (job, value, _), (offset, tables) in zip(some, found, strict=True):
             job.future.set_result(WriteResult(value, offset, tables))
         return True
 

@@ -61,7 +61,7 @@ class PostgresWrites:
         )
 
     def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[WriteResult[T]]:
-        """Run `work` in a transaction of its own; the future completes when the write is durable."""
+        """Run `work` in a transaction of its own; the future is done when capture has received the write."""
         return self._writers.submit(work, role, caller)
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> PostgresTx:
@@ -71,7 +71,7 @@ class PostgresWrites:
         return tx
 
     def finish_writes(self) -> None:
-        """Accept no more writes; return when the queued ones are durable."""
+        """Expire open transactions, accept no more writes; return when the queued ones are answered."""
         for tx in list(self._transactions):
             tx.expire()
         self._writers.close()

@@ -47,7 +47,7 @@ def test_slot_in_danger_is_reported_with_a_warning(facts: dict[str, object], tex
     assert (found == "") if not text else text in found
 
 
-def test_each_slot_state_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_concern_about_a_slot_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     told = [None, None, SLOT, SLOT, msgspec.structs.replace(SLOT, wal_status="extended", lag_bytes=9_000), SLOT]
     slots = iter(told)
     watch = SlotMonitor("shop", "headwater_shop", lambda: next(slots))

@@ -158,9 +158,9 @@ def test_failover_after_a_crash_of_headwater_begins_a_new_history(server: Server
         server.kill(signal.SIGINT)
         server.promote()
         own.db = server.connect(own.name)
-        own.open(expect="" if in_order else "crash of ours")
+        own.open(expect="" if in_order else "unclean stop of ours")
         if not in_order:
-            own.open(expect="crash of ours")  # it does not forget
+            own.open(expect="unclean stop of ours")  # it does not forget
     finally:
         own.close()
 

@@ -21,7 +21,7 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Begin(Decoded, frozen=True, gc=False):
-    """The begin of a transaction that was committed at `lsn`."""
+    """The beginning of a transaction that was committed at `lsn`."""
 
     lsn: int
     commit_us: int
@@ -187,7 +187,7 @@ class _Reader:
             return UNCHANGED
         if kind == b"b":
             return Binary(self.take(self.number(4)))
-        return self.bad(f"{kind!r} is no kind of value")
+        return self.bad(f"{kind!r} is not a kind of value")
 
     def is_next(self, word: bytes) -> bool:
         """Return whether `word` is next; skip it if so."""
@@ -277,16 +277,16 @@ _NUMBERED = b"RYIUDTM"  # messages that carry the number of their subtransaction
 
 
 def decode_begin(data: bytes) -> Begin:
-    """Decode a Begin."""
+    """Decode a Begin; raise BadMessage for another length."""
     if len(data) != 1 + _BEGIN.size:
-        _Reader(data).bad("it has not the length of a begin")
+        _Reader(data).bad("its length is not that of a Begin")
     return Begin(*_BEGIN.unpack_from(data, 1))
 
 
 def decode_commit(data: bytes) -> int:
     """Return the LSN where the server's WAL continues after a committed transaction."""
     if len(data) != 1 + _END.size:
-        _Reader(data).bad("it has not the length of a commit")
+        _Reader(data).bad("its length is not that of a Commit")
     end: int = _END.unpack_from(data, 1)[2]
     return end
 
@@ -296,7 +296,7 @@ def decode(data: bytes, *, in_stream: bool = False) -> Decoded:
     reader = _Reader(data)
     read = _READERS.get(data[0]) if data else None
     if read is None:
-        reader.bad("no such message is known")
+        reader.bad("its type is unknown")
     if in_stream and data[0] in _NUMBERED:
         reader.take(4)
     found = read(reader)

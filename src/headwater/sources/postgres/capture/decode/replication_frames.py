@@ -15,17 +15,17 @@ _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z", re.ASCII)
 _KEEPALIVE = struct.Struct(">cQqB")
 _STATUS = struct.Struct(">cQQQqB")
 DATA = ord("w")
-DATA_HEAD = struct.calcsize(">cQQq")  # the message's place in a frame that starts with DATA
+DATA_HEAD = struct.calcsize(">cQQq")  # where the message begins in a frame that starts with DATA
 
 
 class BadMessage(SourceError, ValueError):
     """A frame or message that violates the protocol: an unknown version, or a broken connection."""
 
-    default_hint = "Connect again. If it comes back, the server speaks a version of pgoutput that is not known here."
+    default_hint = "Connect again. If the error returns, Headwater does not know the server's version of pgoutput."
 
 
 def decode_keepalive(data: bytes) -> tuple[int, bool]:
-    """Return the end of the server's WAL in a frame without data, and whether the server expects an answer soon."""
+    """Return the end of the server's WAL in a keepalive, and whether the server requests a status update now."""
     if data[:1] != b"k" or len(data) != _KEEPALIVE.size:
         raise BadMessage(f"a frame of {len(data)} bytes that starts with {data[:1]!r}")
     _, end, _, reply = _KEEPALIVE.unpack(data)
@@ -46,7 +46,7 @@ def lsn_of(text: str) -> int:
     """Return the LSN that PostgreSQL wrote as `text`, or raise BadMessage."""
     found = _LSN.match(text)
     if found is None:
-        raise BadMessage(f"{text[:40]!r} is not a position in a PostgreSQL log")
+        raise BadMessage(f"{text[:40]!r} is not an LSN, a position in PostgreSQL's WAL")
     return int(found[1], 16) << 32 | int(found[2], 16)
 
 

@@ -1,4 +1,4 @@
-"""What the compiled twin offers: see `row_plan`."""
+"""Interface of the compiled row decoder: see `row_plan`."""
 
 from collections.abc import Callable
 

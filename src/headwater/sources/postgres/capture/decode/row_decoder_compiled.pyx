@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, embedsignature=True
-"""Row messages to changes, compiled: the twin of `rows_python`, which says what it does. Built where there is a compiler
-(`hatch_build.py`); nothing but speed is lost without.
+"""Row messages to changes, compiled: the faster twin of `row_decoder_python`, which explains the work. `hatch_build.py`
+builds it if a compiler is available.
 
-Rows are read where the connection left them. What cannot be read so is given to the plan's careful way, as there.
+Rows are read in libpq's buffer. A message that cannot be read here goes to the plan's careful decoder.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -53,14 +53,14 @@ cdef enum:
 
 
 class _Unread(ValueError):
-    """The message is for the careful way."""
+    """A message that the careful decoder must read."""
 
 
 cdef object _unread = _Unread()
 
 
 cdef class Decoder:
-    """Decodes what its plan says. For one thread."""
+    """Decoder of the messages that its plan describes. For one thread."""
 
     cdef object op, table, careful
     cdef tuple converts
@@ -100,7 +100,7 @@ cdef class Decoder:
         return self.decode(<const unsigned char *> PyBytes_AS_STRING(message), PyBytes_GET_SIZE(message))
 
     cdef object decode(self, const unsigned char *message, Py_ssize_t size):
-        """The change that the message at `message` tells."""
+        """Return the change in the message at `message`."""
         try:
             return self._decode(message, size)
         except ERRORS:
@@ -122,7 +122,7 @@ cdef class Decoder:
         return Change(self.op, self.table, old, new)
 
     cdef int _begin(self, const unsigned char **at, const unsigned char *end, unsigned char mark) except -1:
-        """The mark of a row, and how many values it has."""
+        """Skip the mark of a row and its number of values; raise _Unread if either differs from the plan."""
         cdef const unsigned char *row = at[0]
         if end - row < 3 or row[0] != mark or (row[1] << 8 | row[2]) != self.width:
             raise _unread
@@ -177,7 +177,7 @@ cdef class Decoder:
         return row
 
     cdef tuple _key_of(self, tuple row):
-        """What of the old row is known when only the new one was sent."""
+        """Return the old row as far as the new row shows it: its key, with the other columns unavailable."""
         cdef tuple found = PyTuple_New(self.width)
         cdef Py_ssize_t place
         cdef object value
@@ -206,7 +206,7 @@ cdef class Decoder:
 
 
 cdef unsigned char _next(const unsigned char **at, const unsigned char *end, Text *text) except 0:
-    """The mark of the next value and, if it has one, its text."""
+    """Return the mark of the next value, and set `text` to its text, if it has one."""
     cdef const unsigned char *head = at[0]
     cdef Py_ssize_t size
     if head >= end:
@@ -258,7 +258,7 @@ cdef object _float(const Text *text):
 
 
 cdef class Frames:
-    """The frames of a connection, out of chunks in which each stands after its length; no chunk means none for now."""
+    """Frames of a connection, from chunks of frames that follow their length; an empty chunk means none for now."""
 
     cdef object refill
     cdef bytes chunk
@@ -270,7 +270,7 @@ cdef class Frames:
         self.at = self.end = NULL
 
     def __call__(self, wait=1):
-        """As `Get`."""
+        """Return the next frame, as `Get` does."""
         cdef const unsigned char *frame = NULL
         cdef Py_ssize_t size = self.next(&frame)
         return size, memoryview(PyBytes_FromStringAndSize(<const char *> frame, size))
@@ -290,7 +290,7 @@ cdef class Frames:
 
 
 def take(get, dict rows not None, list changes not None, Py_ssize_t most, Py_ssize_t most_bytes):
-    """See Take."""
+    """Read row frames into `changes` until another frame or a limit; see Take."""
     cdef Frames frames = get if type(get) is Frames else None
     cdef Py_ssize_t taken = 0
     cdef Py_ssize_t size

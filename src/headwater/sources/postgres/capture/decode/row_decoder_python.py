@@ -31,7 +31,7 @@ _READ: dict[str, Callable[[bytes], Value]] = {  # of kinds that need no text
 def take(
     get: Get, rows: dict[bytes, Decode], changes: list[Change], most: int, most_bytes: int
 ) -> tuple[int, memoryview, int]:
-    """See Take."""
+    """Read row frames into `changes` until another frame or a limit; return that frame and the bytes read: see Take."""
     taken = 0
     while True:
         size, frame = get(1)

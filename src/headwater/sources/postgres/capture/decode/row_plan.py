@@ -58,7 +58,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class DiagnosticDecoder:
-    """A decoder that reads value by value and explains the defect of a bad message."""
+    """A slow decoder that explains the defect of a bad message, and keeps the text of values that do not convert."""
 
     def __init__(self, table: Table, keys: Sequence[bool], converts: Sequence[Convert]) -> None:
         self._table, self._keys, self._converts = table, keys, converts
@@ -95,7 +95,7 @@ class DiagnosticDecoder:
         if isinstance(cell, Unchanged):
             return UNAVAILABLE
         if isinstance(cell, Binary):
-            raise BadMessage(f"a binary value in {self._table.name!r}: only text was asked for")
+            raise BadMessage(f"a binary value in {self._table.name!r}: only text was requested")
         try:
             return convert(cell.decode())
         except ERRORS:

@@ -9,5 +9,5 @@ Truncated = tuple[tuple[str, int], ...]  # newest last: table and transaction
 
 
 def recalled(truncated: Truncated, name: str, xid: int) -> Truncated:
-    """Return the truncations with another one appended."""
+    """Return `truncated` with table `name` and transaction `xid` appended, without the oldest beyond MOST."""
     return (*truncated[1 - MOST :], (name, xid))

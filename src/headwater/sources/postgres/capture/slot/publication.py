@@ -108,7 +108,7 @@ def is_of_all_tables(connection: Connection, publication: str) -> bool:
 def ensure_publication(
     connection: Connection, publication: str, tables: Sequence[str], *, publish_all: bool = False
 ) -> None:
-    """Create the publication, or fit it to `tables`.
+    """Create the publication, or fit it to `tables`; SourceUnfit with the SQL to run if it cannot be fitted.
 
     If `tables` is empty, the publication gets every table whose writers keep working once it is published; with
     `publish_all` it is FOR ALL TABLES, those without a key included.
@@ -160,10 +160,10 @@ def ensure_publication(
 def add_missing(
     connection: Connection, publication: str, tables: Sequence[str]
 ) -> tuple[dict[int, str], SourceUnfit | None]:
-    """Publish the tables created since, see `unpublished_sql`.
+    """Publish the tables that `unpublished_sql` selects.
 
-    Return the catalogue rows of the added tables by oid, and the first refusal. This does not wait for locks: a table
-    that somebody is altering is left out this time. Call it outside a transaction.
+    Return the catalogue rows of the added tables by oid, and the first refusal. A table whose lock is not free within
+    LOCK_MS, as during an ALTER TABLE, is left out this time. Call it outside a transaction.
     """
     added, refused = [], None
     for oid, schema, name in connection.execute(unpublished_sql(publication, tables).encode()).fetchall():

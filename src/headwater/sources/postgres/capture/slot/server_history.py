@@ -32,7 +32,7 @@ class History(msgspec.Struct, frozen=True):
     publication: Publication | None = None  # None: unknown
 
     def known(self, point: TransactionEnd) -> LogOrigin:
-        """Return the facts a server is judged by, where our log ends at `point`."""
+        """Return the facts by which `judge` checks a server, if our log ends at `point`."""
         return LogOrigin(self.system, self.timeline, self.database, point.position, self.confirmed)
 
 
@@ -61,7 +61,7 @@ def first_shape(text: str, name: str, version: int) -> Table | None:
 
 
 def brought_up(point: TransactionEnd, parts: Iterable[Transaction], owners: Mapping[str, int] = {}) -> TransactionEnd:
-    """Return `point` moved past the log's later transactions. `owners`: oid by table name, as last read."""
+    """Return `point` after the log's later transactions, `parts`. `owners`: oid by table name, as last read."""
     offset, position, xid, truncated = point.offset, point.position, point.xid, point.truncated
     shapes = _Shapes(point.shapes)
     for part in parts:

@@ -57,10 +57,10 @@ class LogOrigin(msgspec.Struct, frozen=True):
 
 
 def slot_name(pattern: str, name: str) -> str:
-    """Return the name of a slot or publication for the database `name`; slots allow few characters."""
+    """Return `pattern` with the database `name`, in characters that slots allow; ConfigError if it is too long."""
     found = re.sub(r"[^a-z0-9_]", "_", pattern.replace("{name}", name).lower())
     if len(found) > 63:
-        raise ConfigError(f"{found!r} is too long for a slot", hint="Set postgres.slot to a shorter name.")
+        raise ConfigError(f"{found!r} is too long", hint="Shorten postgres.slot or postgres.publication.")
     return found
 
 
@@ -129,25 +129,25 @@ def judge(known: LogOrigin, identity: ServerIdentity, slot: Slot | None, databas
     if known.timeline != identity.timeline:
         ended = identity.switches.get(known.timeline)
         if ended is None:
-            return f"the server's history {identity.timeline} does not come from {known.timeline}, which we followed"
+            return f"the server's timeline {identity.timeline} does not come from ours, {known.timeline}"
         if ended < known.position:
             return (
-                f"a failover lost changes that we have: the server's history left ours at {lsn_text(ended)}, and the "
-                f"log goes on to {lsn_text(known.position)}"
+                f"a failover lost changes that our log has: the server's timeline left ours at {lsn_text(ended)}, and "
+                f"our log ends at {lsn_text(known.position)}"
             )
     if identity.position < known.position:
         return (
-            f"the server's log ends at {lsn_text(identity.position)}, before ours at {lsn_text(known.position)}: it "
+            f"the server's WAL ends at {lsn_text(identity.position)}, before our log at {lsn_text(known.position)}: it "
             "was restored from a backup"
         )
     if slot is None:
-        return "its replication slot is gone, and with it the changes since"
+        return "its replication slot is gone, and with it the changes after our log"
     if slot.wal_status == "lost":
         return "the server removed changes that its replication slot still needed (max_slot_wal_keep_size)"
     if slot.confirmed > identity.position:
         return (
-            f"the replication slot starts at {lsn_text(slot.confirmed)}, beyond the end of the server's log at "
-            f"{lsn_text(identity.position)}: it was told of another history"
+            f"the replication slot starts at {lsn_text(slot.confirmed)}, beyond the end of the server's WAL at "
+            f"{lsn_text(identity.position)}: it is of another history"
         )
     ours = max(known.position, shared(known, identity))
     if slot.confirmed > ours:
@@ -168,7 +168,7 @@ def shared(known: LogOrigin, identity: ServerIdentity) -> int:
 
 
 def table_oid(connection: Connection, name: str) -> int | None:
-    """Return the oid of the table; None if there is no such table."""
+    """Return the oid of the table; None if there is no such table, ConfigError if `name` is not a table name."""
     parts = split_name(name)
     if parts is None:
         raise ConfigError(f"{name!r} is not a table", hint="Write table, or schema.table.")
@@ -194,12 +194,12 @@ def run_as_owner(connection: Connection, statement: str) -> None:
 
 
 def create_slot(connection: Connection, slot: str) -> int:
-    """Create a slot and return its first LSN. Waits for open transactions to end."""
+    """Create a slot and return its first LSN. Waits up to 60 s for open transactions; then SourceError."""
     connection.execute(f"SET statement_timeout = {CREATE_SECONDS * 1000}".encode())
     try:
         row = connection.execute("SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
         position = lsn_of((row.fetchone() or ("0/0",))[0])
-        if not _is_all_visible(connection):
+        if not _wait_until_visible(connection):
             drop_slot(connection, slot)
             raise _held_up(slot)
         return position
@@ -215,12 +215,12 @@ def create_slot(connection: Connection, slot: str) -> int:
 
 def _held_up(slot: str) -> SourceError:
     return SourceError(
-        f"the slot {slot} could not be made: a transaction has been open for more than {CREATE_SECONDS} seconds",
+        f"the slot {slot} could not be created: a transaction has been open for more than {CREATE_SECONDS} seconds",
         hint="Find it: SELECT pid, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
     )
 
 
-def _is_all_visible(connection: Connection) -> bool:
+def _wait_until_visible(connection: Connection) -> bool:
     """Wait for commits older than the new slot that are not visible yet because a standby must confirm them: neither
     the slot's stream nor the first read would have them. A snapshot lists them as open; return False on timeout."""
     running = snapshot_now(connection).open
@@ -245,7 +245,7 @@ class DropResult(msgspec.Struct, frozen=True):
 
 
 def drop(connection: Connection, publication: str, slot: str) -> DropResult:
-    """Drop the slot, which frees the WAL kept for us; then the publication, if the role owns it."""
+    """Drop the slot, which frees the WAL kept for us (see `drop_slot`); then the publication, if the role owns it."""
     dropped = drop_slot(connection, slot)
     if not connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone():
         return DropResult(dropped)
@@ -258,7 +258,7 @@ def drop(connection: Connection, publication: str, slot: str) -> DropResult:
 
 
 def drop_slot(connection: Connection, slot: str) -> bool:
-    """Drop the slot, so that the server keeps no WAL for us; return whether it existed."""
+    """Drop the slot; return whether it existed. Waits up to 5 s while it is in use; then raises SourceError."""
     end = time.monotonic() + LEAVE_SECONDS
     while (found := find_slot(connection, slot)) is not None and found.active_pid and time.monotonic() < end:
         time.sleep(0.02)  # our own connection may be about to end

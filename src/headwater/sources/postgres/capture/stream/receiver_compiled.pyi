@@ -1,4 +1,4 @@
-"""What takes frames without the interpreter's lock: see `wire`."""
+"""Interface of the receiver without the interpreter's lock: see `replication_receiver`."""
 
 FORM: int
 OPEN: int

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
-"""Takes what a server sends from its connection without the interpreter's lock, so that it never waits for our Python.
+"""Receiver of a server's frames without the interpreter's lock, so that the server never waits for our Python code.
 
-A socket on the same machine holds some 250 rows; while another thread has the lock, the server would stand still. See
-`wire`, which does the same in Python, with the lock, where this was not built.
+A socket on the same machine holds some 250 rows: while another thread has the lock, the server would wait. Without this
+module, `DirectReceiver` in replication_receiver does the same in Python, with the lock.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -53,8 +53,8 @@ OPEN, BROKEN = STATE_OPEN, STATE_BROKEN
 
 
 cdef class Receiver:
-    """`run` belongs to a thread of its own; all else to one other. `wake` and `news` are sockets that it is woken by and
-    wakes by."""
+    """Receiver: a thread of its own calls `run`, one other thread calls the rest. A byte from socket `wake` wakes `run`;
+    `run` writes a byte to socket `news` for new frames."""
 
     cdef void *_connection
     cdef Consume _consume
@@ -82,7 +82,7 @@ cdef class Receiver:
             PyThread_free_lock(self._lock)
 
     def run(self):
-        """Until `stop`, or the stream ends."""
+        """Receive frames until `stop` is called or the stream ends."""
         with nogil:
             self._run()
 
@@ -142,8 +142,8 @@ cdef class Receiver:
             self._release(frame)
 
     def take(self):
-        """All that came, each frame after its length; whether it waits for `wake` because there was no room for more;
-        and how it stood then: OPEN, or nothing comes after these frames. Where nothing came, `news` tells of what does.
+        """Remove and return the received frames, each after its length; whether `run` waits for `wake` because there was
+        no room; and the state: OPEN, or that no frame follows these. If there are none, `news` signals the next ones.
         """
         cdef char *frames
         cdef size_t used
@@ -160,15 +160,15 @@ cdef class Receiver:
             free(frames)
 
     def stop(self):
-        """End `run`, once it is woken."""
+        """Make `run` return once it is woken."""
         self._is_stopped = True
 
     def lock(self):
-        """Have the connection alone, until `unlock`."""
+        """Keep `run` from using the connection until `unlock`; wait while it does."""
         if not PyThread_acquire_lock(self._lock, NOWAIT_LOCK):
             with nogil:
                 PyThread_acquire_lock(self._lock, WAIT_LOCK)
 
     def unlock(self):
-        """Give it back."""
+        """Let `run` use the connection again."""
         PyThread_release_lock(self._lock)

@@ -54,7 +54,7 @@ class DirectReceiver(FrameReceiver):
         self.socket = connection.socket
 
     def _drained(self, wait: int = 1) -> tuple[int, memoryview]:
-        """Read also the bytes that OpenSSL holds, which no poll reports: see DRAINS in receiver_compiled."""
+        """Return the next frame, also from bytes inside OpenSSL, which no poll reports: see receiver_compiled."""
         found = self._connection.get_copy_data(wait)
         for _ in range(DRAINS):
             if found[0]:
@@ -83,7 +83,7 @@ class ThreadReceiver(FrameReceiver):
     def __init__(self, connection: PGconn, name: str) -> None:
         made = _made()
         if made is None:
-            raise SourceError("frames cannot be received here without the interpreter's lock")
+            raise SourceError("the compiled receiver of frames is not available")
         receiver, frames, calls = made
         self._connection = connection
         self._ended = receiver.OPEN
@@ -146,7 +146,7 @@ class ThreadReceiver(FrameReceiver):
 
 
 def wire(connection: PGconn, name: str) -> FrameReceiver:
-    """Return the fastest available wire for `connection`; `name` is the name of the database."""
+    """Return the fastest available receiver for `connection`; `name` is the name of the database."""
     can_receive = row_decoder.twin() is row_decoder.COMPILED and _made() is not None
     return ThreadReceiver(connection, name) if can_receive else DirectReceiver(connection)
 

@@ -132,7 +132,7 @@ class Stream:
             self._wake_out.send(b"x")
 
     def give_up(self, reason: str) -> None:
-        """Mark the stream as lost: changes are missing, as found elsewhere."""
+        """Mark the stream as lost for `reason`, which the caller found: changes are missing."""
         self.lost = SourceMismatch(reason, hint="Readers need a new snapshot.")
         self.keeper.arrived()
 
@@ -184,7 +184,7 @@ class Stream:
         try:
             wire = self.server.replicate()
             if side.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
-                raise SourceError(f"{self.server.name!r} is a standby, or still recovering", hint="It is asked again.")
+                raise SourceError(f"{self.server.name!r} is a standby, or still recovering", hint="It is retried.")
             point = self.held.rewind()
             self.keeper.rewound(point)
             self.idle = 0  # before the server is judged: see Attachment.save
@@ -198,15 +198,15 @@ class Stream:
             pace = self._pace(side)
             self._begin(wire, side.info.server_version)
             slot = find_slot(side, self._slot)  # the slot is active for us: nobody else moves it
-            told = 0 if slot is None else slot.confirmed
+            reported = 0 if slot is None else slot.confirmed
             # The last transaction of the log serves as proof, if the server will send it again.
-            resume = LogEnd(point.position, proof=point.xid if told < point.position else "")
+            resume = LogEnd(point.position, proof=point.xid if reported < point.position else "")
             assembly = Assembly(relations, self._spill, resume=resume)
             self.sessions += 1
             if self.error is not None and self._is_told:
                 logger.info("the stream of %s goes on", self.server.name)
             self.error = None
-            _ConnectionLoop(self, wire, assembly, relations, pace, told).run()
+            _ConnectionLoop(self, wire, assembly, relations, pace, reported).run()
         finally:
             self.held.end()
             if assembly is not None:
@@ -244,7 +244,7 @@ class StreamTiming(msgspec.Struct, frozen=True):
 
 
 def pace_for(timeout: float) -> StreamTiming:
-    """Return the pace for a server with that `wal_sender_timeout`; 0: none. While the server skips a transaction that
+    """Return the timing for a server with this `wal_sender_timeout`; 0: none. While the server skips a transaction that
     it does not send, it reads our updates only after half of the timeout."""
     return StreamTiming(
         min(STATUS_SECONDS, timeout / 3) if timeout else STATUS_SECONDS, max(SILENCE_SECONDS, 2 * timeout)
@@ -256,13 +256,13 @@ class _Disconnect(Exception):
 
 
 class _ConnectionLoop:
-    """The loop of a running connection. `told` is the LSN that the server last received."""
+    """The loop of a running connection. `reported` is the LSN that the server last received."""
 
     def __init__(
-        self, owner: Stream, wire: PGconn, assembly: Assembly, relations: Relations, pace: StreamTiming, told: int
+        self, owner: Stream, wire: PGconn, assembly: Assembly, relations: Relations, pace: StreamTiming, reported: int
     ) -> None:
         self._owner, self._connection, self._assembly, self._relations = owner, wire, assembly, relations
-        self._held, self._keeper, self._reported_lsn = owner.held, owner.keeper, told
+        self._held, self._keeper, self._reported_lsn = owner.held, owner.keeper, reported
         self._interval, self._silence = pace.interval, pace.silence
         self._weighed = self._changed = 0
         self._shown = 0  # the LSN up to which the server reports to have sent everything

@@ -18,10 +18,10 @@ class StreamedTransaction:
     def __init__(self, spill: FileSpill) -> None:
         self.spill = spill
         self.aborted: set[int] = set()  # rolled-back subtransactions
-        self.told: dict[int, int] = {}  # tables described in the transaction, each with the relations' clock then
+        self.described: dict[int, int] = {}  # tables described in the transaction, each with the relations' clock then
 
     def keep(self, get: Get, most: int) -> tuple[int, memoryview]:
-        """Keep up to `most` rows of an open block as they are received; return the frame after them."""
+        """Keep up to `most` received rows of an open block; return the next frame, or the reason there is none."""
         for _ in range(most):
             size, frame = get(1)
             if size <= DATA_HEAD or frame[0] != DATA or frame[DATA_HEAD] not in b"IUD":

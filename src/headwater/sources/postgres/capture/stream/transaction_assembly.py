@@ -81,7 +81,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class Assembly:
-    """The assembly of a stream's messages, fed in order. For one thread."""
+    """Assembler of transactions from a stream's messages, fed in order. For one thread."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Assembly:
             return self._append(decode_row(message), len(message))
         step = self._steps.get(message[0] if message else -1)
         if step is None:
-            raise BadMessage(f"a message {message[:1]!r} of {len(message)} bytes: no such message is known")
+            raise BadMessage(f"a message {message[:1]!r} of {len(message)} bytes: its type is unknown")
         return step(message)
 
     def take(self, get: Get) -> tuple[int, memoryview]:
@@ -190,7 +190,7 @@ class Assembly:
 
     def _finish(self, end: int) -> list[Item]:
         if self._head is None:
-            raise BadMessage("a commit of nothing")
+            raise BadMessage("a commit without a transaction")
         if self._proof and end >= self._resume.position:
             if (end, str(self._head.xid)) != (self._resume.position, self._proof):
                 raise self._other_history()
@@ -286,7 +286,7 @@ class Assembly:
     def _relation(self, message: bytes) -> Iterable[Item]:
         if self._stream is not None:
             found = _expect(Relation, message, in_stream=True)
-            self._stream.told[found.oid] = self._relations.clock
+            self._stream.described[found.oid] = self._relations.clock
             self._stream.spill.append(message)
         else:
             self._relations.add_relation(_expect(Relation, message))
@@ -338,7 +338,7 @@ class Assembly:
             raise BadMessage(f"a block of transaction {found.xid} inside another one")
         if found.xid not in self._ahead:
             if not found.is_first:
-                raise BadMessage(f"transaction {found.xid} goes on, but its beginning was not sent")
+                raise BadMessage(f"transaction {found.xid} continues, but its beginning was not sent")
             self._ahead[found.xid] = StreamedTransaction(self._spills())
         self._stream = self._ahead[found.xid]
         return ()
@@ -371,7 +371,7 @@ class Assembly:
         """Feed the kept messages as if received now. Table descriptions of a rolled-back subtransaction are discarded
         with it: the server repeats those that still hold."""
         relations = self._relations
-        newer = [relations.described_after(oid, clock) for oid, clock in ahead.told.items()]
+        newer = [relations.described_after(oid, clock) for oid, clock in ahead.described.items()]
         try:
             self._open(_Head(commit.xid, commit.lsn, unix_us(commit.commit_us)))
             kept = ahead.frames()

@@ -15,7 +15,7 @@ _SIZE = struct.Struct("<I")
 
 
 class FileSpill:
-    """A spill in a file without a name: nothing of it remains, however the process ends."""
+    """Messages in memory, then in a file without a name: nothing remains of it, however the process ends."""
 
     def __init__(self, folder: Path | None = None, in_memory: int = IN_MEMORY) -> None:
         place = None if folder is None else str(folder)
@@ -24,7 +24,7 @@ class FileSpill:
         self.bytes = 0
 
     def append(self, message: bytes) -> None:
-        """Keep `message`, after the earlier ones."""
+        """Append `message`; StorageFull if the file cannot be written."""
         self._waiting += _SIZE.pack(len(message))
         self._waiting += message
         self.bytes += len(message) + _SIZE.size
@@ -61,5 +61,5 @@ class FileSpill:
         return begin + int(_SIZE.unpack_from(data, at)[0]) - len(data)
 
     def drop(self) -> None:
-        """Release the space."""
+        """Discard the messages and release their space."""
         self._file.close()

@@ -16,7 +16,7 @@ from headwater.model.work.answer_limits import MAX_ROWS
 from headwater.sources.postgres.capture.log_positions import Positions
 from headwater.sources.postgres.errors import state_of
 from headwater.sources.postgres.protocol_session import Link, Pool
-from headwater.sources.postgres.query.analysis.dependencies import dependencies, in_order, is_same_question
+from headwater.sources.postgres.query.analysis.dependencies import dependencies, differs_only_in_order, in_order
 from headwater.sources.postgres.query.analysis.parameters import (
     NumberedStatement,
     bound_args,
@@ -95,7 +95,7 @@ class Analyses:
     # --- analysis ----------------------------------------------------------------------------------------------
 
     def analyse(self, sql: str) -> Analysis:
-        """Return the dependencies of one read-only statement."""
+        """Return the dependencies of one read-only statement; see Queryable."""
         check_length(sql)
         check_text(sql)
         if check_allowed(sql) not in _READS:
@@ -145,7 +145,7 @@ class Analyses:
         hidden, judged = unseen(link, facts, self._publication), judge([facts.query, *facts.views], known)
         volatile = {*volatility(link, facts), *hidden, *judged.reasons}
         if facts.used.has_moment and may_depend_on_clock(statement.sql):
-            volatile.add("a date or a time in it may be told by the clock")
+            volatile.add("a date or a time in it may depend on the clock")
         relations, is_total = read_relations(facts), not judged.doubts
         conditions = Conditions(facts, statement.names, operators(link, facts), set(known.odd))
         return Analysis(
@@ -168,7 +168,7 @@ class Analyses:
     # --- answers -----------------------------------------------------------------------------------------------
 
     def answer(self, analysis: Analysis, args: dict[str, Value]) -> ReadResult | None:
-        """Run `analysis.sql` with its parameters by name; return None if the epoch has changed since."""
+        """Run `analysis.sql` with its parameters by name; None if its epoch has changed, Busy if it keeps changing."""
         known = self._known.get(_key(analysis))
         for _ in range(TRIES):
             if known is None:
@@ -250,7 +250,7 @@ def _is_secured(facts: StatementFacts) -> bool:
 def _ordered(
     link: Link, statement: NumberedStatement, types: tuple[int, ...], body: Body
 ) -> tuple[NumberedStatement, StatementFacts, CatalogFacts]:
-    """Return the statement, with a total order if PostgreSQL finds it otherwise equal, and its facts."""
+    """Return the statement, with keys added to its ORDER BY if that makes its order total, and its facts."""
     facts = facts_of(link, body)
     known = known_to(link, facts, operators(link, facts))
     if judge([facts.query], known).doubts == (NO_ORDER,):
@@ -260,7 +260,7 @@ def _ordered(
             link.script(f"SAVEPOINT headwater_order; DROP FUNCTION pg_temp.{PARSED}")
             try:
                 again = facts_of(link, body_of(link, text, types))
-                if is_same_question(facts, again) and not judge([again.query], known).doubts:
+                if differs_only_in_order(facts, again) and not judge([again.query], known).doubts:
                     return msgspec.structs.replace(statement, sql=text), again, known
             except (UnsupportedTree, HeadwaterError):
                 link.script("ROLLBACK TO headwater_order")
@@ -273,12 +273,13 @@ def _described(link: Link, statement: NumberedStatement) -> tuple[tuple[int, ...
         types, columns = link.describe(statement.sql)
     except InvalidRequest as error:
         if state_of(error) == _NO_TYPE:
-            raise InvalidRequest(error.message, hint="Cast it to its type: $1::integer.") from None
+            raise InvalidRequest(error.message, hint="Cast the parameter to its type: $1::integer.") from None
         raise
     if len(types) != len(statement.names):
-        raise InvalidRequest(f"the statement has {len(types)} parameters", hint="Write them $1, $2 … or :name.")
+        problem = f"PostgreSQL finds {len(types)} parameters in the statement, not {len(statement.names)}"
+        raise InvalidRequest(problem, hint="Write them $1, $2 … or :name.")
     if not columns:
-        raise InvalidRequest("the statement has no answer", hint="Send a SELECT that has columns.")
+        raise InvalidRequest("the statement returns no columns", hint="Send a SELECT that has columns.")
     return types, columns
 
 
@@ -288,7 +289,7 @@ def _unknown(
     """Return the analysis of a statement that could not be analysed: its answers must not be cached."""
     if isinstance(error, Forbidden):
         reason = (
-            f"what it reads cannot be found out ({error.message}): GRANT TEMPORARY ON DATABASE to the server's role"
+            f"its dependencies cannot be determined ({error.message}): GRANT TEMPORARY ON DATABASE to the server's role"
         )
     else:
         reason = f"the statement was not understood ({error or type(error).__name__})"

@@ -60,7 +60,7 @@ def in_order(sql: str, query: Node, columns: dict[int, dict[int, str]], known: C
     return f"{sql.rstrip().rstrip(';')}\n{word} {', '.join(names)}"
 
 
-def is_same_question(before: StatementFacts, after: StatementFacts) -> bool:
+def differs_only_in_order(before: StatementFacts, after: StatementFacts) -> bool:
     """Return whether two statements differ only in their order."""
     one, other = before.query, after.query
     outputs = [

@@ -60,16 +60,16 @@ class Function(msgspec.Struct, frozen=True):
 
 
 def reasons(functions: Sequence[Function]) -> Iterator[str]:
-    """Yield the reasons why an answer may change without a visible change."""
+    """Yield the reasons why an answer of these functions may change though no row changed."""
     for each in functions:
         if each.oid >= FIRST_OWN and not is_trusted(each):
-            yield f"{each.name}() is not PostgreSQL's own: what it depends on is not known"
+            yield f"{each.name}() is not PostgreSQL's own: its dependencies are not known"
         elif each.volatility != "i" and (each.oid >= FIRST_OWN or each.name not in _STEADY):
             yield f"{each.name}() may answer differently each time"
 
 
 def outside(functions: Sequence[Function]) -> Iterator[str]:
-    """Yield the functions that may read data outside the statement's tables: query_to_xml(), and those of users."""
+    """Yield the names of functions that may read outside the statement's tables: query_to_xml(), those of users."""
     for each in functions:
         is_catalog_reader = each.oid < FIRST_OWN and each.name in CATALOG_READERS
         if is_catalog_reader or (any(reasons([each])) and not (each.oid < FIRST_OWN and each.name in HARMLESS)):

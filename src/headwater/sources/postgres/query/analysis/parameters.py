@@ -31,7 +31,7 @@ class NumberedStatement(msgspec.Struct, frozen=True):
 
 
 def marked(sql: str) -> NumberedStatement:
-    """Return `sql` in PostgreSQL's syntax. Names count only if there are no numbers."""
+    """Return `sql` with numbers for its parameters `:name`; a text that has numbers already is left unchanged."""
     places = [int(found["place"]) for found in _words(sql) if found["place"]]
     if places:
         if max(places) > MAX_PARAMETERS or min(places) < 1:

@@ -64,7 +64,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Item:
-    """Return the tree that `text` contains."""
+    """Return the tree that `text` contains; raise UnsupportedTree if it is malformed or too deep."""
     tokens = iter(_TOKEN.findall(text))
     found = _item(next(tokens, ""), tokens, 0)
     if next(tokens, None) is not None:

@@ -66,7 +66,7 @@ class Relation(msgspec.Struct, frozen=True):
 
     @property
     def called(self) -> str:
-        """Return our name of the relation."""
+        """Return the name of the relation in the log: see `table_name`."""
         return table_name(self.schema, self.name)
 
 

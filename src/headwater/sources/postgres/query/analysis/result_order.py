@@ -33,7 +33,7 @@ _ROUNDED |= {"stddev_pop", "stddev_samp"}
 _FLOATS = frozenset({700, 701})
 _MERGING = ("setOperations", "distinctClause", "groupClause", "groupingSets", "havingQual")
 NO_ORDER = "the order of its rows is not determined: add a key to ORDER BY"
-Cell = tuple[int, int]  # place of a table, number of a column
+Cell = tuple[int, int]  # number of a table in FROM, number of a column
 
 
 class CatalogFacts(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class _QueryLevel:
     # --- decisions of the plan ---------------------------------------------------------------------------------
 
     def reasons(self, *, is_asked: bool) -> Iterator[str]:
-        """Yield the reasons why the rows or values may differ between runs."""
+        """Yield why the rows or values may differ between runs; `is_asked` is False inside EXISTS."""
         query = self._query
         is_cut = query["limitCount"] is not None or query["limitOffset"] is not None
         if (is_cut or query.is_true("hasDistinctOn")) and is_asked and not self.is_total():
@@ -212,7 +212,7 @@ def keys_of(query: Node, known: CatalogFacts) -> list[Cell]:
 
 
 def row_key(query: Node, known: CatalogFacts) -> tuple[int, ...] | None:
-    """Return the places of the columns that identify the rows of the answer; None if one is not in it."""
+    """Return the positions of the result columns that identify its rows; None if the result lacks one of them."""
     if _is_merging(query):
         return None
     try:
@@ -244,7 +244,7 @@ class _Keys:
             self._take(item)
 
     def _take(self, item: Node) -> frozenset[int]:
-        """Return the table places below `item`; record the equalities of its joins."""
+        """Return the numbers of the tables below `item`; record the equalities of its joins."""
         if item.tag == "RANGETBLREF":
             place = item.number("rtindex")
             entry = self._entries[place - 1]

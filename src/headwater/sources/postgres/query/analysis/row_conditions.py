@@ -70,7 +70,7 @@ class Conditions:
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
     def _place(self, oid: int) -> int:
-        """Return the place of the table; Unclear unless it occurs once, in the outermost query, and in no view."""
+        """Return the number of the table in FROM; UnknownCondition unless it occurs once, in no subquery or view."""
         own = [n for n, entry in enumerate(self._query.items("rtable"), 1) if _relation(entry) == oid]
         if len(own) != 1 or self._counts.get(oid) != 1:
             raise UnknownCondition
@@ -82,7 +82,7 @@ class Conditions:
         return own[0]
 
     def _quals(self) -> list[Node]:
-        """Return the conjuncts of WHERE, and of ON if all joins are inner. Unclear if one may fail."""
+        """Return the conjuncts of WHERE, and of ON if all joins are inner; UnknownCondition if one may fail."""
         found = list(conjuncts(self._query["jointree"]["quals"]))
         others = [qual for join in joins(self._query) for qual in conjuncts(join["quals"])]
         if not all(map(self._cannot_fail, found + others)):
@@ -109,7 +109,7 @@ class _TableConditions:
         self._of, self._place, self._columns = of, place, columns
 
     def condition(self, node: Node) -> Condition:
-        """Return the condition of a conjunct on this occurrence, or raise Unclear."""
+        """Return the condition of a conjunct on this occurrence, or raise UnknownCondition."""
         match node.tag:
             case "BOOLEXPR" if node["boolop"] == "or":
                 return AnyOf(tuple(self.condition(part) for part in node.items("args")))
@@ -158,7 +158,7 @@ class _TableConditions:
         return Comparison(self._column(left, None), "in", tuple(map(self._operand, right.items("elements"))))
 
     def _check(self, found: Operator, op: str, node: Node) -> None:
-        """Raise Unclear if our bytes do not compare as PostgreSQL does."""
+        """Raise UnknownCondition if our bytes do not compare as PostgreSQL does."""
         sides = {found.left, found.right}
         is_alike = sides <= INTS or len(sides) == 1
         allowed = _EQUAL if op in ("eq", "ne") else _ORDERED

@@ -56,7 +56,7 @@ def state_in(link: Link) -> State:
 
 
 def epoch_of(link: Link, facts: StatementFacts) -> str:
-    """Return a short text of the definitions that a statement uses; it differs if the statement may mean otherwise."""
+    """Return a digest of the definitions that a statement uses; it changes if the statement may mean otherwise."""
     listed = ",".join(str(each.oid) for each in read_relations(facts)) or "0"
     # Of tables only the statement's own; all types, which are few, because any type may be inside another.
     relations = f"(oid IN ({listed}) OR relkind = 'c' AND oid >= 16384)"

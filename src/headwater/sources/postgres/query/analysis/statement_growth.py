@@ -90,7 +90,7 @@ class _Group(msgspec.Struct):
 
 
 def check_text(sql: str) -> None:
-    """Raise InvalidRequest for a text that grows too large when PostgreSQL parses it."""
+    """Raise InvalidRequest for a statement that grows too large when PostgreSQL parses it."""
     if _COPYING.search(sql) and _grown(sql) > MAX_WORDS:
         raise InvalidRequest(
             f"the statement would have more than {MAX_WORDS} words as PostgreSQL copies the operands of BETWEEN, IN, .*"
@@ -163,13 +163,13 @@ def _close(groups: list[_Group]) -> None:
 
 
 def _tokens(sql: str) -> Iterator[tuple[str, str]]:
-    """Yield the kind of each token and its text, keywords in lower case."""
+    """Yield kind and text of each token: words in lower case, signs as written, "" for strings and quoted names."""
     for kind, text, _ in tokens(sql):
         yield kind, text.lower() if kind == "word" else text if kind == "sign" else ""
 
 
 def tokens(sql: str) -> Iterator[tuple[str, str, int]]:
-    """Yield the kind of each token, its text as written, and where it starts: word, name (quoted), text or sign."""
+    """Yield kind (word, quoted name, text, sign), text as written ("" for a string) and start of each token."""
     place = 0
     while place < len(sql):
         found = _TOKEN.match(sql, place)
@@ -186,11 +186,11 @@ def tokens(sql: str) -> Iterator[tuple[str, str, int]]:
 
 
 def check_tree(items: list[Item]) -> None:
-    """Raise InvalidRequest for a tree that grows too large when PostgreSQL inlines its subqueries."""
+    """Raise InvalidRequest for a tree that is too deep, or grows too large when PostgreSQL inlines its subqueries."""
     try:
         size = _ExpandedSize().size(items, ())
     except RecursionError:
-        size = MAX_NODES + 1
+        raise InvalidRequest("the statement is nested too deeply", hint="Nest subqueries less deeply.") from None
     if size > MAX_NODES:
         raise InvalidRequest(
             f"the statement would have more than {MAX_NODES} parts once its subqueries are expanded",
@@ -270,7 +270,7 @@ class _ExpandedSize:
 
 
 def _numbered(items: list[Item], number: int) -> list[Item]:
-    """Return the item of a column, or all of them for the whole row."""
+    """Return a list of the item of column `number`; all items for the whole row (0)."""
     if number > len(items):
         raise UnsupportedTree("a column refers to a result column that does not exist")
     return items if number <= 0 else [items[number - 1]]

@@ -33,7 +33,7 @@ _COLLATIONS = ("varcollid", "constcollid", "paramcollid", "inputcollid", "funcco
 _TRUTHS = frozenset({"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "SCALARARRAYOPEXPR", "ROWCOMPAREEXPR", "DISTINCTEXPR"})
 RELATION, SUBQUERY, JOIN, FUNCTION, TABLE_FUNCTION, VALUES, CTE, _, RESULT, GROUP = range(10)
 WHOLE_ROW = 0
-_NOW = "the time, or the user, of now may be another one each time"
+_NOW = "the current time or user may differ each time"
 # The supported kinds of range-table entries. XMLTABLE and JSON_TABLE are not supported.
 _KINDS = frozenset({RELATION, SUBQUERY, JOIN, FUNCTION, VALUES, CTE, RESULT, GROUP})
 # Fields that `Reader` does not walk: entries are walked one by one, permissions contain no expressions.
@@ -98,7 +98,7 @@ class Reader:
                 raise UnsupportedTree(f"a node {node.tag} is not supported")
 
     def item(self, item: Item, scope: tuple[Node, ...]) -> None:
-        """Read any item of a query."""
+        """Read any item of a query; UnsupportedTree for an unknown node."""
         if isinstance(item, list):
             for each in item:
                 self.item(each, scope)
@@ -117,7 +117,7 @@ class Reader:
                 for value in item.fields.values():
                     self.item(value, scope)
             else:
-                raise UnsupportedTree(f"a node {item.tag} is not supported in FROM")
+                raise UnsupportedTree(f"a node {item.tag} is not supported")
 
     def _entry(self, entry: Node, scope: tuple[Node, ...]) -> None:
         """Read a range-table entry: every field, whatever its kind, so that no expression is skipped."""

@@ -98,7 +98,7 @@ def volatility(link: Link, facts: StatementFacts) -> tuple[str, ...]:
     found.update(_types(link, facts))
     found.update(_conversions(link, facts))
     if any(each.name in JSON_MAKERS for each in functions) and link.run(_JSON_CASTS).rows:
-        found.add("a cast to JSON is not PostgreSQL's own: what it depends on is not known")
+        found.add("a cast to JSON is not PostgreSQL's own: its dependencies are not known")
     for oid, columns in used.columns.items():
         if min(columns, default=WHOLE_ROW) < WHOLE_ROW:
             name = facts.relations[oid].called if oid in facts.relations else str(oid)
@@ -145,13 +145,13 @@ def _conversions(link: Link, facts: StatementFacts) -> Iterator[str]:
     into = {target for _, target in facts.used.conversions}
     for name, function, volatility_ in link.run(_INPUTS, [oids(into)]).values():
         if volatility_ != "i" and function not in STEADY_INPUTS:
-            yield f"text that becomes a {name} may mean the time of now"
+            yield f"text that becomes a {name} may mean the current time"
     outputs = {source for source, _ in facts.used.conversions}
     yield from reasons([Function(*row) for row in link.run(_OUTPUTS, [oids(outputs)]).values()])
 
 
 def unseen(link: Link, facts: StatementFacts, publication: str) -> tuple[str, ...]:
-    """Return the reasons why changes of the read tables are not captured, or not all of them."""
+    """Return the reasons why some changes of the read tables are not captured; () if all are."""
     name = publication.encode()
     told = link.run(_PUBLICATION, [name]).values()
     whole, by_root = told[0] if told else (False, False)
@@ -162,7 +162,7 @@ def unseen(link: Link, facts: StatementFacts, publication: str) -> tuple[str, ..
     found = {reason for each in tables if (reason := _unseen(each, published, partly, by_root))}
     if tables and not whole:
         remedy = f"ALTER PUBLICATION {publication} SET (publish = 'insert, update, delete, truncate')"
-        found.add(f"the publication does not tell every change: {remedy}" if told else "there is no publication")
+        found.add(f"the publication leaves out some changes: {remedy}" if told else "there is no publication")
     for each in read_relations(facts):
         if each.is_secured:
             found.add(f"{each.called!r} has row security, whose policies may read anything")
@@ -208,13 +208,13 @@ _WORDS = {"=": "eq", "<>": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
 
 
 def operators(link: Link, facts: StatementFacts) -> dict[int, Operator]:
-    """Return the built-in comparisons of a statement."""
+    """Return the built-in comparisons of a statement by oid."""
     found = link.run(_OPERATORS, [oids(facts.used.operators)]).values()
     return {oid: Operator(_WORDS[name], left, right) for oid, name, left, right in found}
 
 
 def known_to(link: Link, facts: StatementFacts, compared: Mapping[int, Operator]) -> CatalogFacts:
-    """Return the facts that `result_order` needs."""
+    """Return the catalogue's facts about a statement that `result_order` needs."""
     keys: dict[int, tuple[int, ...]] = {}
     for oid, number in link.run(_KEYS, [oids(facts.used.columns)]).values():
         keys[oid] = (*keys.get(oid, ()), number)

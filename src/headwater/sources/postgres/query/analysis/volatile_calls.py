@@ -112,7 +112,7 @@ def check_calls(link: Link, sql: str, types: Sequence[int], role: str) -> None:
             return
         raise Forbidden(
             "the functions in this statement cannot be checked, so it needs the role owner",
-            hint="Write it as one SELECT, INSERT, UPDATE or DELETE.",
+            hint="Write the statement as one SELECT, INSERT, UPDATE or DELETE.",
             role=OWNER,
         ) from None
     if role != OWNER:
@@ -127,7 +127,7 @@ def refuse(calls: Iterable[str], role: str) -> None:
             raise Forbidden(f"{name}() cannot be called through Headwater", hint="Call it in PostgreSQL directly.")
         is_allowed = role == OWNER or (role == EDITOR and ("." in name or name in _FOR_EDITORS))
         if not is_allowed:
-            raise Forbidden(f"{name}() needs the role owner", hint="Ask for another role.", role=OWNER)
+            raise Forbidden(f"{name}() needs the role owner", hint="Ask an owner to run it.", role=OWNER)
 
 
 def calls_of_failed(link: Link, body: Body | None) -> tuple[str, ...]:
