@@ -50,7 +50,7 @@ class Capturable(HeadSource, Protocol):
         """Sleep until something may have been committed, `wake` is called, or `timeout` passes."""
 
     def wake(self) -> None:
-        """End a `wait` now."""
+        """End a `wait` now, or the next one at once if nothing waits."""
 
     def acknowledge(self, upto: int) -> None:
         """Allow the source to discard changes at or below `upto`, which are durable in the log."""

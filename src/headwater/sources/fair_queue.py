@@ -26,7 +26,7 @@ class FairQueue(Generic[J]):
         return self._size
 
     def put(self, caller: str, job: J) -> None:
-        """Append a job of `caller`."""
+        """Append a job of `caller`, who takes the last turn unless jobs of `caller` wait already."""
         jobs = self._jobs.get(caller)
         if jobs is None:
             self._jobs[caller] = deque((job,))

@@ -66,11 +66,11 @@ class Interactive(ABC):
 
     @abstractmethod
     def _commit(self) -> WriteResult[None]:
-        """Commit and end the transaction."""
+        """Commit and end the transaction; return the offset and tables of its changes."""
 
     @abstractmethod
     def _interrupt(self) -> None:
-        """Make the running step fail soon."""
+        """Ask the database to stop the running step, which then fails soon."""
 
     @abstractmethod
     def _end(self, state: str) -> None:

@@ -41,7 +41,7 @@ def joined(word: str, parts: Sequence[PythonPredicate]) -> PythonPredicate:
 
 
 def negation(part: PythonPredicate) -> PythonPredicate:
-    """Return NOT `part`."""
+    """Return `part` negated: true where `part` is false, and NULL where `part` is NULL."""
     return PythonPredicate(f"(NOT {part.sql})", part.false, part.true, part.columns)
 
 
@@ -66,7 +66,7 @@ class Constants(dict[str, Any]):
     """Constants of a generated Python expression, by their names in it."""
 
     def name(self, value: Any) -> str:
-        """Add a value; return its name."""
+        """Add a constant; return the new name that the expression has for it."""
         name = f"k{len(self)}"
         self[name] = value
         return name

@@ -54,7 +54,7 @@ class Expressions:
     declared: Mapping[str, str] = {}  # type of each kind
 
     def col(self, col: Col) -> str:
-        """Return a column as SQL."""
+        """Return a column as SQL; implemented by the subclass."""
         raise NotImplementedError
 
     def value(self, value: Value) -> str:
@@ -66,7 +66,7 @@ class Expressions:
         raise InvalidRequest("a condition cannot contain a parameter, an aggregate or a subquery")
 
     def expr(self, expr: Expr) -> str:
-        """Return an expression as SQL."""
+        """Return an expression of any type as SQL."""
         match expr:
             case Col():
                 return self.col(expr)
@@ -134,7 +134,7 @@ class QueryText(Expressions):
         return text
 
     def ident(self, name: str) -> str:
-        """Return a quoted name."""
+        """Return `name` quoted for SQL; implemented by the subclass."""
         raise NotImplementedError
 
     def set_op(self, body: SetOp) -> str:
@@ -160,7 +160,7 @@ class QueryText(Expressions):
         return self.expr(order.expr) + (" DESC" if order.descending else "")
 
     def window(self, query: Query) -> str:
-        """Return LIMIT and OFFSET as SQL."""
+        """Return ` LIMIT … OFFSET …` of a query as SQL; "" without both."""
         if query.limit is None and query.offset is None:
             return ""
         limit = self.no_limit if query.limit is None else self.expr(query.limit)
@@ -171,7 +171,7 @@ class QueryText(Expressions):
         return self.select(body) if isinstance(body, Select) else self.set_op(body)
 
     def select(self, body: Select) -> str:
-        """Return one SELECT as SQL."""
+        """Return one SELECT, from its result columns to HAVING, as SQL."""
         return (
             ("SELECT DISTINCT " if body.distinct else "SELECT ")
             + ", ".join(map(self.item, body.items))
@@ -189,7 +189,7 @@ class QueryText(Expressions):
         return "" if alias is None else f" AS {self.ident(alias)}"
 
     def item(self, item: Item) -> str:
-        """Return one result column as SQL."""
+        """Return one result column with its alias as SQL."""
         return self.expr(item.expr) + self._as(item.alias)
 
     def table(self, table: TableRef, *, alone: bool) -> str:

@@ -22,7 +22,7 @@ class SourceHead(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """Consecutive rows of a table from one short read transaction. `next_key` is None at the end."""
+    """Consecutive rows of a table from one short read. `next_key` is the key to read on after; None at the end."""
 
     table: Table
     rows: Sequence[Row]
@@ -150,7 +150,7 @@ class BulkReader(Reader, Protocol):
         """Return the table as it is now, or as it was at `version`; NotFound if there is none."""
 
     def close(self) -> None:
-        """Release the database."""
+        """Close the connections to the database."""
 
 
 class BulkAddress(msgspec.Struct, frozen=True):

@@ -31,11 +31,11 @@ class LogView(Protocol):
 
     @property
     def generation(self) -> str:
-        """Return the generation; see Log."""
+        """Return the generation of the log: the name of one uninterrupted history."""
 
     @property
     def latest(self) -> int:
-        """Return the newest offset; see Log."""
+        """Return the newest offset in the log; 0 if it is empty."""
 
     def note(self, name: str) -> str:
         """Return the text stored under `name`; see LogNotes."""
@@ -63,7 +63,7 @@ class CommandReport(msgspec.Struct, frozen=True):
 
 
 class CapturedTable(msgspec.Struct, frozen=True):
-    """One table of `headwater source list`."""
+    """A table of a database, captured or not, as `headwater source list` shows it."""
 
     database: str
     table: str
@@ -96,15 +96,15 @@ class SourceKind(ABC):
     def open_bulk_reader(
         self, name: str, address: BulkAddress, *, generation: str, log: PastShapes, server: ServerPositions
     ) -> BulkReader:
-        """Open the database for reading in the bulk worker."""
-        raise NotSupported(f"{name!r} is not read in bulk", hint="Feeds of its changes are served.")
+        """Open the database for reading in the bulk worker process; NotSupported if it has no bulk reads."""
+        raise NotSupported(f"{name!r} cannot be read in bulk", hint="Feeds of its changes are served.")
 
     def list_tables(self, name: str, url: str, settings: Any) -> list[CapturedTable]:
-        """Return the tables of the database, and whether they are captured, without a server."""
+        """Return the tables of the database, captured or not, without a server; NotSupported if it needs one."""
         raise NotSupported(f"the tables of {name!r} can be listed only while it is served")
 
     def inspect(self, name: str, url: str, settings: Any) -> Inspection:
-        """Return the checks of `headwater doctor`."""
+        """Return the findings of `headwater doctor` about the database, without changing it."""
         return Inspection([])
 
     def check_attach(self, url: str) -> None:  # noqa: B027  # most kinds have nothing to check
@@ -125,7 +125,7 @@ class SourceKind(ABC):
 
 
 class RegistryEntry(msgspec.Struct, frozen=True):
-    """One line of the registry."""
+    """The URL schemes of a kind of source, and the module that implements it."""
 
     schemes: tuple[str, ...]
     module: str  # the module with KIND
@@ -140,7 +140,7 @@ FILES = "sqlite"  # the kind of a database given as a path
 
 
 def kind(name: str) -> SourceKind:
-    """Return the kind called `name`."""
+    """Return the kind of source called `name`; this imports its module, not its driver."""
     found: SourceKind = import_module(KINDS[name].module).KIND
     return found
 
