@@ -35,7 +35,7 @@ class Catalog:
         self._held = True
 
     def refresh_unless_held(self) -> None:
-        """Refresh unless the catalog is held."""
+        """Reload the shapes if the schema changed, unless `hold` was called."""
         if not self._held:
             self.refresh()
 

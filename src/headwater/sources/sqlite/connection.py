@@ -129,7 +129,7 @@ def sqlite_errors(what: str = "") -> Iterator[None]:
     except apsw.Error as error:
         raise to_error(error, what) from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest("the database contains text that is not UTF-8", hint="CAST it to BLOB.") from error
+        raise InvalidRequest("the database contains text that is not UTF-8", hint="CAST the text to BLOB.") from error
 
 
 @contextmanager

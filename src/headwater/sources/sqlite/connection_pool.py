@@ -21,7 +21,7 @@ def limit_temporary(reader: GuardedConnection) -> None:
 
 
 class Pool:
-    """At most `size` connections, opened when needed."""
+    """Pool of at most `size` connections, opened when needed."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Pool:
         return reader
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections; those in use are not closed."""
         with self._lock:
             for reader in self._idle:
                 reader.db.close()

@@ -89,14 +89,14 @@ class File:
             raise SourceUnfit(f"{self.path} cannot use WAL", hint=hint)
 
     def disconnect(self, db: apsw.Connection) -> None:
-        """Close one connection."""
+        """Close one connection that `connect` opened; see `close_when_idle`."""
         with self._lock:
             if self._connections and db in self._connections:
                 self._connections.remove(db)
         close_when_idle(db)
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, interrupting statements; `connect` then fails."""
         with self._lock:
             for db in self._connections or ():
                 close_when_idle(db)

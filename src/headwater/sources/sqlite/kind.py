@@ -28,14 +28,14 @@ class SqliteKind(SourceKind):
     settings = SqliteConfig
 
     def address(self, url: str) -> str:
-        """Return the path of the file."""
+        """Return the path of the file that `url` names."""
         for scheme in KINDS["sqlite"].schemes:
             if url.startswith(scheme):
                 return url.removeprefix(scheme)
         return url
 
     def library_version(self) -> str:
-        """Return the version of SQLite."""
+        """Return the version of the SQLite library."""
         from apsw import sqlite_lib_version
 
         return sqlite_lib_version()
@@ -43,7 +43,7 @@ class SqliteKind(SourceKind):
     def open(
         self, name: str, url: str, *, notes: LogNotes, settings: SqliteConfig, folder: Path, is_embedded: bool
     ) -> SqliteSource:
-        """Open the file, or create it."""
+        """Open the file, or create it, with a warning unless it is our own embedded database."""
         from headwater.sources.sqlite.source import SqliteSource
 
         path = self.address(url)
@@ -56,7 +56,7 @@ class SqliteKind(SourceKind):
     def open_bulk_reader(
         self, name: str, address: BulkAddress, *, generation: str, log: PastShapes, server: ServerPositions
     ) -> SqliteReader:
-        """Open the file for reading."""
+        """Return a reader of the file, which is opened at the first read."""
         from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
         return SqliteReader(address.address, inode=address.inode, generation=generation)
@@ -73,7 +73,7 @@ class SqliteKind(SourceKind):
         return list_tables(name, path)
 
     def inspect(self, name: str, url: str, settings: SqliteConfig) -> Inspection:
-        """Return the checks of one file."""
+        """Return the findings of `headwater doctor` about one file."""
         from headwater.sources.sqlite.setup.inspection import inspect
 
         return inspect(name, self.address(url), settings)

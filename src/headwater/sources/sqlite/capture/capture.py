@@ -157,7 +157,7 @@ class SqliteCapture:
             return newest(self._own)
 
     def follow(self, *, after: int) -> Iterator[Transaction]:
-        """Yield committed transactions after `after`, up to the head of this call; SourceMismatch if it is lost."""
+        """Yield committed transactions after `after`, up to the head now; SourceMismatch if history was lost."""
         try:
             self._check_lock()
             if not self._file.is_there():
@@ -172,7 +172,7 @@ class SqliteCapture:
         self._waker.wait(min(timeout, self._config.poll_seconds))
 
     def wake(self) -> None:
-        """End a wait now."""
+        """End a `wait` now, or the next one at once."""
         self._waker.wake()
 
     def acknowledge(self, upto: int) -> None:

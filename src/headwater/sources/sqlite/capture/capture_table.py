@@ -35,7 +35,7 @@ class OwnTransaction(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """The rows and the state that one read transaction saw."""
+    """The capture rows and the state of the file that one read transaction saw."""
 
     rows: list[CaptureRow]
     replaced: list[Replaced]

@@ -37,7 +37,7 @@ class Waker:
                     self._watching = False  # the file was replaced; the next wait watches the new file
 
     def wake(self) -> None:
-        """End a wait now; thread-safe."""
+        """End a `wait` now, or the next one at once; thread-safe."""
         with self._open_or_closed:
             if self._closed:
                 return

@@ -319,7 +319,7 @@ def _apply(db: apsw.Connection, step: Step, *, known_good: int, ddl: str, first:
 
 
 def remove_triggers(db: apsw.Connection, layout: int) -> None:
-    """Drop the triggers of one layout."""
+    """Drop all triggers of the layout with number `layout`."""
     prefix = trigger_prefix(layout)
     for trigger in read_triggers(db):
         if trigger.name.startswith(prefix):

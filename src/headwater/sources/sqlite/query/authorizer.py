@@ -103,7 +103,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """The engine's report on one statement."""
+    """SQLite's report on one statement, prepared but not run."""
 
     read_only: bool
     schema: bool  # changes the schema
@@ -353,7 +353,7 @@ class Guard:
             raise InvalidRequest("there is no statement in the text", hint="Send a statement such as SELECT 1.")
         text, read_only, columns, parameters = seen[0]
         if not _NOTHING_MORE.fullmatch(sql, sql.find(text) + len(text)):
-            raise InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
+            raise InvalidRequest("one statement at a time", hint="Send each alone, or use tx.begin and tx.commit.")
         alters = next((b for op, _, b in self._seen if op == apsw.SQLITE_ALTER_TABLE), None)
         functions, is_schema, is_of_rows = frozenset(self._called), bool(self._seen), _is_of_rows(sql)
         is_costly = is_of_rows and (bool(functions) or not is_plain(text))
@@ -460,5 +460,5 @@ def _refuse_trigger_names(sql: str) -> None:
     """Raise InvalidRequest for our trigger names: the authorizer cannot distinguish them from names of WITH."""
     if found := OUR_TRIGGER.search(sql):
         raise InvalidRequest(
-            f"{found[0]!r} is the name of a trigger of Headwater", hint="If it is data, bind it as an argument."
+            f"{found[0]!r} is the name of a trigger of Headwater", hint="If the text is data, bind it as an argument."
         )

@@ -38,7 +38,7 @@ class SortedRuns:
         return self._count
 
     def add(self, number: float) -> None:
-        """Add a number."""
+        """Add a number; check the time now and then."""
         self._fresh.append(number)
         self._count += 1
         if self._count % CHECKED == 0:
@@ -47,7 +47,7 @@ class SortedRuns:
             self._sort()
 
     def remove(self, number: float) -> None:
-        """Remove a number that was added."""
+        """Remove one occurrence of a number; do nothing if there is none."""
         self._sort()
         for place, run in enumerate(self._runs):
             found = bisect_left(run, number)

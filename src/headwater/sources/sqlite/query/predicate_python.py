@@ -52,7 +52,7 @@ def read(engine: Engine, where: str) -> Program | None:
 
 
 class _Reader:
-    """Converter of one predicate's tree."""
+    """Converter of the syntax tree of one predicate to Python and SQL."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

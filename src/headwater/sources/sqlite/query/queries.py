@@ -43,14 +43,14 @@ class SqliteQueries:
             return reader.guard.examine(sql).read_only
 
     def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> ReadResult:
-        """Run one read-only statement."""
+        """Run one read-only statement; return its rows with the offset of the read."""
         with self._pool.read() as reader:
             reader.catalog.refresh_unless_held()
             result = run_statement(reader, sql, args)
             return ReadResult(result.columns, result.rows, reader.offset(), result.truncated)
 
     def read_head(self) -> SourceHead:
-        """Return the head of the file."""
+        """Return the newest offset and the schema number of the file, read in one transaction."""
         with self._pool.read() as reader:
             return self._analyses.read_head(reader)
 

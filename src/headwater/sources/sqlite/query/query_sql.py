@@ -54,7 +54,7 @@ class _QueryText(SqliteExpressions, QueryText):
     parameter, no_limit = "?", "-1"
 
     def ident(self, name: str) -> str:
-        """Return a quoted name."""
+        """Return `name` quoted for SQL."""
         return ident(name)
 
     def set_op(self, body: SetOp) -> str:

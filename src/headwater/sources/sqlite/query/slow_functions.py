@@ -58,7 +58,7 @@ MAX_PRODUCT = 1 << 24  # maximum product of two lengths for the built-in unhex(X
 
 
 class StatementLimits(msgspec.Struct, frozen=True):
-    """Limits under which a statement runs."""
+    """Limits of a statement, so that no call of a slow function takes long."""
 
     length: int | None  # maximum bytes of a value or a row; None is the connection's own limit
     steps: int  # virtual machine steps between two checks of the clock

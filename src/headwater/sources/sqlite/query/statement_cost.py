@@ -40,7 +40,7 @@ _TOKEN = re.compile(
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Cost of a statement's program."""
+    """Estimated cost of one run through a statement's program."""
 
     weight: int = 0  # nanoseconds per byte of its values, if every opcode runs once
     slow_calls: int = 0  # calls of functions whose cost is the product of two lengths

@@ -138,7 +138,7 @@ class QuerySize(msgspec.Struct):
 
 
 class Cte(msgspec.Struct):
-    """A WITH name."""
+    """A query that WITH names, and its column names."""
 
     names: list[str] | None
     group: Group
@@ -201,7 +201,7 @@ def _ends_operand(token: Token | None) -> bool:
 
 
 def _grouped(found: Sequence[Token]) -> Group:
-    """Return the tokens grouped by brackets."""
+    """Return the tokens of a text as a Group, in which each pair of brackets is a nested Group."""
     top = Group([])
     stack = [top]
     for token, after in zip(found, found[1:], strict=False):
@@ -507,7 +507,7 @@ def _windows(items: Sequence[Item]) -> list[Item]:
 
 
 def _split(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """Yield the items between commas."""
+    """Yield the lists of items between the commas."""
     part: list[Item] = []
     for item in items:
         if item.word == ",":

@@ -20,7 +20,7 @@ MAX_SHAPES = 64  # cached engines, one per table shape; each condition keeps its
 
 
 class SqliteCondition:
-    """Implementation of `Condition`."""
+    """A predicate on rows of one table shape. Fulfils `Condition`."""
 
     def __init__(self, engine: Engine, where: str) -> None:
         self._engine, self._where = engine, where
@@ -34,7 +34,7 @@ class SqliteCondition:
         self.calls: tuple[str, ...] = ()
 
     def holds(self, rows: Sequence[Row]) -> list[bool]:
-        """Return for each of `rows` whether the condition is true."""
+        """Return for each of `rows` whether the condition is true; InvalidRequest if it fails on a row."""
         program = self._program
         if program is None or program.check is None:
             return self._ask(rows)
@@ -78,7 +78,7 @@ def _check_text(where: str) -> None:
     try:
         where.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest("the predicate holds lone surrogates", hint="Send it as UTF-8.") from None
+        raise InvalidRequest("the predicate holds lone surrogates", hint="Send the predicate as UTF-8.") from None
 
 
 def _program(engine: Engine, where: str) -> Program | None:

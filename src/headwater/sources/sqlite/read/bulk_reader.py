@@ -84,7 +84,7 @@ class SqliteReader(SqliteReads):
         return Predicates().condition(table, where)
 
     def status(self) -> dict[str, Any]:
-        """Return the captured tables."""
+        """Return the names of the captured tables, under "tables"."""
         with self._read() as reader:
             reader.catalog.refresh_unless_held()
             layouts = reader.catalog.layouts.values()
@@ -94,5 +94,5 @@ class SqliteReader(SqliteReads):
         """Do nothing: no capture thread waits in this process."""
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the idle connections to the file."""
         self._pool.close()

@@ -43,5 +43,5 @@ def _is_named(name: str, text: str) -> bool:
 
 
 def parse(text: str) -> dict[str, str | None]:
-    """Return the stored view definitions."""
+    """Return the definitions stored in `text`, as JSON, by view; {} if it is empty."""
     return msgspec.json.decode(text, type=dict[str, str | None]) if text else {}

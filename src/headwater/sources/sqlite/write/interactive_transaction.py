@@ -175,7 +175,7 @@ class SqliteTx(Interactive):
                 if getattr(error, "extendedresult", 0) == apsw.SQLITE_BUSY_SNAPSHOT:
                     raise Busy(
                         "the database changed since this transaction first read it",
-                        hint="Roll back and begin again; write first, or keep it shorter.",
+                        hint="Roll back and begin again; write first, or keep the transaction short.",
                     ) from error
                 if time.monotonic() > deadline:
                     raise _locked() from error

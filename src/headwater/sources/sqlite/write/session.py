@@ -49,7 +49,7 @@ class SqliteSession:
         self._reconciled: tuple[int, int] | None = None  # the schema to which we adapted capture last
 
     def describe(self, table: str) -> Table:
-        """Return the table's shape."""
+        """Return the shape of the table; NotFound if there is none."""
         return self._catalog.shape(table).table
 
     def select(self, table: str, where: Expr | None, limit: int | None = None) -> list[Row]:
@@ -98,7 +98,7 @@ class SqliteSession:
         return self._change(f"DELETE FROM {ident(table)}{text.limited(shape.rowid, where, limit)}", text)
 
     def execute(self, sql: str, args: Args = ()) -> Result:
-        """Run one statement, data or schema."""
+        """Run one statement, data or schema; after a schema change adapt capture to it."""
         self._catalog.refresh_unless_held()
         statement = self._guard.examine(sql)
         if not statement.read_only:

@@ -143,7 +143,7 @@ class Writer:
         return len(self._queue) + (self._aside is not None)
 
     def close(self) -> None:
-        """Finish the queued jobs, then stop."""
+        """Accept no more jobs; return when the queued jobs have run."""
         with self._ready:
             self._closing = True
             self._ready.notify()

@@ -41,7 +41,7 @@ class SqliteWrites:
         if self._file.is_there():
             return None
         return Unavailable(
-            f"{self._file.path} was replaced during the write", hint="Check whether it was applied before you retry."
+            f"{self._file.path} was replaced during the write", hint="Retry only if the write was not applied."
         )
 
     def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[WriteResult[T]]:
@@ -49,7 +49,7 @@ class SqliteWrites:
         return self._writer.submit(work, caller=caller)
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> SqliteTx:
-        """Open an interactive transaction."""
+        """Open a connection and begin an interactive transaction on it, which expires after its time limits."""
         connection = self._file.connect()
         with sqlite_errors(self._file.path):
             if read_only:

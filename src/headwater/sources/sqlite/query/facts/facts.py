@@ -51,7 +51,7 @@ Col = tuple[Occurrence, str | int]
 
 
 class Atom(msgspec.Struct, frozen=True):
-    """A test of one column."""
+    """A test of one column by `op` with `operands`."""
 
     col: Col
     op: str
@@ -59,13 +59,13 @@ class Atom(msgspec.Struct, frozen=True):
 
 
 class All(msgspec.Struct, frozen=True):
-    """A conjunction: every part holds."""
+    """A conjunction of formulas: every part holds."""
 
     parts: tuple[Formula, ...]
 
 
 class Any_(msgspec.Struct, frozen=True):
-    """A disjunction: at least one part holds."""
+    """A disjunction of formulas: at least one part holds."""
 
     parts: tuple[Formula, ...]
 
@@ -89,7 +89,7 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 def fact_of(formula: Formula) -> Fact:
-    """Return a formula as a fact."""
+    """Return the fact that `formula` holds."""
     return Fact(formula, None, rejected(formula))
 
 

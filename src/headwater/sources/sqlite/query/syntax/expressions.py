@@ -63,7 +63,7 @@ class Expressions:
         return self.advance()
 
     def name(self) -> str:
-        """Consume and return a name."""
+        """Consume and return a name without its quotes; NotAnalysed if none follows."""
         token = self.advance()
         if token.kind not in ("word", "quoted", "str") or (token.kind == "word" and token.word in RESERVED):
             raise NotAnalysed(f"a name is expected at {token.text[:40]!r}")
@@ -77,7 +77,7 @@ class Expressions:
     # --- operators -------------------------------------------------------------------------------------------
 
     def expression(self) -> Any:
-        """Parse a whole expression."""
+        """Parse an expression and return its tree; NotAnalysed if the text is not one."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise NotAnalysed(f"expressions are nested deeper than {MAX_DEPTH}")
@@ -190,18 +190,18 @@ class Expressions:
         return found
 
     def items(self) -> list[Any]:
-        """Parse expressions separated by commas."""
+        """Parse expressions separated by commas; return their trees."""
         return self.separated(self.expression)
 
     def separated(self, part: Callable[[], T]) -> list[T]:
-        """Parse parts separated by commas."""
+        """Parse parts separated by commas, each by `part`; return them."""
         found = [part()]
         while self.takes(","):
             found.append(part())
         return found
 
     def bracketed(self, part: Callable[[], T]) -> T:
-        """Parse a part in brackets."""
+        """Parse a part in brackets by `part`; return it."""
         self.need("(")
         found = part()
         self.need(")")
@@ -328,7 +328,7 @@ class Expressions:
     # --- parsed by the subclass ------------------------------------------------------------------------------
 
     def query(self) -> tree.Query:
-        """Parse a whole query."""
+        """Parse a whole query and return its tree; implemented by the subclass."""
         raise NotImplementedError
 
     def table_as_query(self) -> tree.Query:
@@ -336,9 +336,9 @@ class Expressions:
         raise NotImplementedError
 
     def terms(self) -> list[tree.Term]:
-        """Parse the terms after ORDER BY."""
+        """Parse the terms after ORDER BY; implemented by the subclass."""
         raise NotImplementedError
 
     def window(self) -> tree.Window:
-        """Parse the window after OVER."""
+        """Parse the window in brackets after OVER; implemented by the subclass."""
         raise NotImplementedError

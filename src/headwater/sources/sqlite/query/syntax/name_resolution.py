@@ -33,7 +33,7 @@ def is_aggregate(node: Any) -> bool:
 
 
 class Scope(msgspec.Struct):
-    """The names that one SELECT sees."""
+    """The sources, merged columns and aliases that names in one SELECT may refer to."""
 
     sources: list[tree.Source]
     shared: dict[str, tree.Ref]  # columns merged by USING, by folded name

@@ -107,7 +107,7 @@ class _Parser(Expressions):
         return tree.Cte(name, columns, self.bracketed(self.query), hint)
 
     def names(self) -> list[str]:
-        """Parse names in parentheses."""
+        """Parse names in brackets, separated by commas; return them."""
         return self.bracketed(lambda: self.separated(self.name))
 
     def _compound(self) -> str | None:
@@ -227,7 +227,7 @@ class _Parser(Expressions):
     # --- ORDER BY and windows --------------------------------------------------------------------------------
 
     def terms(self) -> list[tree.Term]:
-        """Parse terms separated by commas."""
+        """Parse the terms of ORDER BY, separated by commas."""
         return self.separated(self._term)
 
     def _term(self) -> tree.Term:

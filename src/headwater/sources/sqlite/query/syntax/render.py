@@ -97,7 +97,7 @@ def _ref(node: tree.Ref) -> str:
 
 
 def expression(node: Any) -> str:
-    """Return the text of one expression."""
+    """Return an expression of the tree as SQL; NotAnalysed for an unknown node."""
     match node:
         case tree.Ref():
             return _ref(node)

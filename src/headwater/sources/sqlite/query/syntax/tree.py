@@ -9,7 +9,7 @@ import msgspec
 
 
 class Node(msgspec.Struct, eq=False):
-    """A part of the tree."""
+    """Base class of the nodes of the tree."""
 
 
 class Literal(Node):
@@ -269,7 +269,7 @@ def children(node: Any) -> Iterator[Any]:
 
 
 def inside(window: Window) -> Iterator[Any]:
-    """Yield the expressions of a window."""
+    """Yield the expressions of PARTITION BY, ORDER BY and the frame of a window."""
     yield from window.partition
     yield from (term.of for term in window.order)
     yield from (part for part in window.frame if not isinstance(part, str))
