@@ -40,7 +40,7 @@ class Server:
             given = {"host": "@"}
         if "@" in str(given.get("host", "")):  # a part of an unescaped password
             raise ConfigError(  # the parser's message would repeat parts of the URL
-                f"{name!r}: its address is invalid",
+                f"the address of {name!r} is invalid",
                 hint="Write postgresql://USER@HOST:PORT/DATABASE, with % escapes where a part has special characters.",
             )
         given.setdefault("application_name", "headwater")

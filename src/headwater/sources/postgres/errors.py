@@ -43,7 +43,7 @@ _CHECK = "Check the statement and its arguments."
 
 
 def fault(state: str, text: str, hint: str = "") -> HeadwaterError:
-    """Return our error for SQLSTATE `state`."""
+    """Return our error for SQLSTATE `state`, with `text` as its message; `hint` replaces some default hints."""
     match state:
         case "23505" | "23P01":
             return DuplicateKey(text)
@@ -56,7 +56,7 @@ def fault(state: str, text: str, hint: str = "") -> HeadwaterError:
         case "42501":
             return Forbidden(text, hint=hint or _GRANT)
         case "42601" if "multiple commands" in text:
-            return InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
+            return InvalidRequest("one statement at a time", hint="Send each alone, or use tx.begin and tx.commit.")
         case "42P01" | "3F000":
             found = InvalidRequest(text, hint=hint or _CHECK)
             found.missing_table = _named(text) if state == "42P01" else ""

@@ -24,7 +24,7 @@ LEFT = "the publication is left, because the role does not own it"
 
 
 class PostgresKind(SourceKind):
-    """PostgreSQL databases."""
+    """The kind of source for PostgreSQL databases."""
 
     settings = PostgresConfig
 

@@ -59,16 +59,16 @@ class Answer(msgspec.Struct, frozen=True):
     reservation: Reservation | None = None  # of a caller's answer
 
     def values(self) -> list[tuple[Any, ...]]:
-        """Return the rows as values."""
+        """Return the rows with each cell converted to a value by its type."""
         readers = [cell_reader(oid) for oid in self.oids]
         return [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in self.rows]
 
     def answer_rows(self) -> AnswerRows:
-        """Return the rows as values that hold the answer's memory reservation."""
+        """Return the rows as values, with the memory reservation, which their release frees."""
         return AnswerRows.of(self.values(), self.reservation or Reservation())
 
     def texts(self) -> list[tuple[str | None, ...]]:
-        """Return the rows as PostgreSQL's text."""
+        """Return the rows with each cell as PostgreSQL's text; None for NULL."""
         return [tuple([None if cell is None else cell.decode() for cell in row]) for row in self.rows]
 
 
@@ -215,7 +215,7 @@ class Link:
                 if result.status in _COPIES:
                     self._finish()
                     raise InvalidRequest(
-                        "COPY to or from the client is not served", hint="Use INSERT, or the pull API."
+                        "COPY to or from the client is not supported", hint="Use INSERT, or the pull API."
                     )
                 if not columns and result.nfields:
                     places = range(result.nfields)
@@ -389,7 +389,7 @@ class Link:
             self._abandoned.add(process, self._caller)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; wait while another thread severs it."""
         with self._ending, contextlib.suppress(psycopg.Error):
             self._connection.close()
 
@@ -400,11 +400,11 @@ def _encoded(sql: str) -> bytes:
     try:
         return sql.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest("the statement holds lone surrogates", hint="Send it as UTF-8.") from None
+        raise InvalidRequest("the statement holds lone surrogates", hint="Send the statement as UTF-8.") from None
 
 
 def cells_of(result: pq.abc.PGresult) -> list[Cells]:
-    """Return the rows of a result."""
+    """Return the rows of a libpq result, each cell as bytes of text or None."""
     places = range(result.nfields)
     return [tuple([result.get_value(row, place) for place in places]) for row in range(result.ntuples)]
 

@@ -9,7 +9,7 @@ from headwater.config.setting_types import FLAG, NAMES, SECONDS, TEXT, one_of, o
 
 @dataclass(frozen=True)
 class PostgresConfig:
-    """The PostgreSQL source."""
+    """Settings of the PostgreSQL source."""
 
     slot: str = setting("headwater_{name}", TEXT, "name of the replication slot; {name} is that of the database")
     publication: str = setting("headwater_{name}", TEXT, "name of the publication; {name} is that of the database")

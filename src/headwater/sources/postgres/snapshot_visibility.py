@@ -40,7 +40,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> Snapshot:
-        """Parse PostgreSQL's text, `xmin:xmax:xip,…`."""
+        """Return the snapshot that PostgreSQL wrote as `xmin:xmax:xip,…`."""
         low, high, running = text.split(":")
         return cls(int(low), int(high), frozenset(map(int, filter(None, running.split(",")))))
 

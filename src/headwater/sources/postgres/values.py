@@ -42,9 +42,9 @@ def own_type(value: Value) -> int:
 
 def _text(value: str) -> str:
     if "\0" in value:
-        raise InvalidRequest("PostgreSQL's text cannot hold a NUL character", hint="Send it as bytes, into a bytea.")
+        raise InvalidRequest("PostgreSQL's text cannot hold a NUL character", hint="Send it as bytes, for a bytea.")
     if is_broken_text(value):
-        raise NotSupported("text that is not UTF-8 cannot be bound", hint="Send it as bytes, into a bytea.")
+        raise NotSupported("text that is not UTF-8 cannot be bound", hint="Send the text as bytes, for a bytea.")
     return value
 
 
@@ -57,7 +57,7 @@ def _float(value: float) -> str:
 def _decimal(value: Decimal) -> str:
     if not value.is_finite():
         if value.is_snan():
-            raise InvalidRequest("a signaling NaN is no number of PostgreSQL")
+            raise InvalidRequest("PostgreSQL has no signaling NaN")
         return "NaN" if value.is_nan() else "Infinity" if value > 0 else "-Infinity"
     # 1E999999999 is a gigabyte of zeros.
     if max(abs(value.adjusted()), len(value.as_tuple().digits)) > types.MAX_DIGITS:
@@ -101,18 +101,18 @@ def to_text(value: Value, declared: str = "") -> str | None:
     if isinstance(value, Embedding) and declared.endswith("[]"):
         return "{" + text[1:-1] + "}"
     if isinstance(value, bytes) and declared and declared != "bytea":
-        raise InvalidRequest(f"bytes do not go into a column of type {declared}", hint="Send text, or a number.")
+        raise InvalidRequest(f"bytes cannot be stored in a column of type {declared}", hint="Send text, or a number.")
     return text
 
 
 def to_bound(value: Value, declared: str = "") -> Bound:
-    """Return `to_text` as bytes."""
+    """Return the result of `to_text` as bytes; None for NULL."""
     text = to_text(value, declared)
     return None if text is None else text.encode()
 
 
 def array_text(cells: Sequence[str | None]) -> bytes:
-    """Return texts as an array literal."""
+    """Return `cells` as the text of a PostgreSQL array; None gives NULL."""
     quoted = ["NULL" if cell is None else '"' + cell.replace("\\", "\\\\").replace('"', '\\"') + '"' for cell in cells]
     return ("{" + ",".join(quoted) + "}").encode()
 

@@ -88,7 +88,7 @@ def test_deferrable_key_is_reported_as_missing_identity(own: Callable[..., PgRig
     found = {each.problem: each for each in rig.source.findings() if "ALTER TABLE" in each.remedy}
     late, wide = sorted(found)
     assert late.startswith("late has no replica identity") and found[late].refuses_writes
-    assert wide.startswith("wide: an update carries only the key of the old row")  # without the columns of INCLUDE
+    assert wide.startswith("wide sends only the key of the old row")  # without the columns of INCLUDE
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
         rig.run("INSERT INTO late VALUES (1, 1)", "UPDATE late SET b = 2")
     rig.run(found[late].remedy, "UPDATE late SET b = 2")

@@ -677,7 +677,7 @@ def test_start_with_too_powerful_login_is_refused(tmp_path: Path) -> None:
 
 
 def test_reader_login_without_writer_login_is_refused() -> None:
-    with pytest.raises(ConfigError, match="together"):
+    with pytest.raises(ConfigError, match="only one of"):
         Logins(Address("x", "postgresql:///x"), PostgresConfig(reader="r"))
 
 

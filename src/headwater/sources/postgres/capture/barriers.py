@@ -71,7 +71,7 @@ class SideSession:
             raise unreachable(error) from error
 
     def close(self) -> None:
-        """End the session."""
+        """Close the connection; the next `ask` connects again."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -79,7 +79,7 @@ class SideSession:
 
 
 class Barriers:
-    """The barriers of a database. Thread-safe."""
+    """The barriers of a database, of which one runs at a time. Thread-safe."""
 
     def __init__(self, side: SideSession, is_up: Callable[[], bool]) -> None:
         self._side, self._is_up = side, is_up

@@ -77,7 +77,7 @@ class Attachment:
         self._meanings: definition_changes.Meanings | None = None  # the definitions already announced to readers
 
     def findings(self, connection: Connection) -> list[Finding]:
-        """Return the problems of the database, each with the SQL that fixes it."""
+        """Return the problems of the database and the logins, each with the SQL that fixes it."""
         found = examine(
             connection, self._server, self.slot, self.publication, self._config.tables, self._config.publish_all
         )
@@ -298,7 +298,7 @@ class Attachment:
             stream.confirm(idle)
 
     def is_saved(self, point: TransactionEnd) -> bool:
-        """Return whether the note covers `point`."""
+        """Return whether the log end in the note is at or after `point`."""
         return self._history is not None and point.offset <= self._history.point.offset
 
     @property

@@ -55,11 +55,11 @@ class SlotMonitor:
         self._thread = threading.Thread(target=self._run, name=f"headwater-slot-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, which first checks the slot after the interval."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread. Call it once."""
+        """Stop the thread and wait until it has ended. Call it once."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -161,7 +161,7 @@ def _is_retyped(shapes: Shapes, now: Described, name: str) -> bool:
 
 
 def _fitting(shapes: Shapes, now: Described) -> set[str]:
-    """Return the tables with the oid and columns that the log knows."""
+    """Return the names of tables whose oid and columns are those that the log knows."""
     known = shapes.tables
     alike = {name for name, table in now.tables.items() if name in known and has_same_columns(known[name], table)}
     return {name for name in alike if shapes.oids.get(name, now.oids[name]) == now.oids[name]}

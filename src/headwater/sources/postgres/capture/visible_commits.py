@@ -66,5 +66,5 @@ class VisibleCommits:
         return True
 
     def close(self) -> None:
-        """End the session."""
+        """Close the connection; the next `read` connects again."""
         self._side.close()

@@ -142,7 +142,7 @@ def _not_immutable() -> NotSupported:
 
 
 class NormalPredicate(msgspec.Struct, frozen=True):
-    """A predicate in PostgreSQL's normal form."""
+    """A predicate in PostgreSQL's normal form, the columns that it reads, and the functions that it calls."""
 
     text: str
     columns: tuple[str, ...]

@@ -82,7 +82,7 @@ class _QueryText(PostgresExpressions, QueryText):
             self._withs.pop()
 
     def ident(self, name: str) -> str:
-        """Return a name, quoted."""
+        """Return `name` quoted for SQL."""
         return ident(name)
 
     def named(self, name: str) -> str:
@@ -99,11 +99,11 @@ class _QueryText(PostgresExpressions, QueryText):
         return f"({self.body(body.left)}) {body.kind.upper()}{' ALL' if body.all else ''} ({self.body(body.right)})"
 
     def col(self, col: Col) -> str:
-        """Return a column."""
+        """Return a column as SQL, qualified if the query names its table."""
         return ident(col.name) if col.table is None else f"{_qualifier(col.table)}.{ident(col.name)}"
 
     def value(self, value: Value) -> str:
-        """Return `value` as a constant."""
+        """Return `value` as an SQL constant."""
         return constant(value)
 
     def queried(self, expr: QueryExpression) -> str:

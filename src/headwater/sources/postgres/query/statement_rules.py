@@ -69,7 +69,7 @@ _COMMENT_MARK = re.compile(r"/\*|\*/")
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """A statement and its properties."""
+    """A statement of a caller, as PostgreSQL parsed it."""
 
     sql: str  # with $1, $2 … for its parameters
     first: str  # its first word
@@ -117,9 +117,9 @@ def check_allowed(sql: str) -> str:
         raise InvalidRequest(f"{first.upper()} is not supported: it is about {_REFUSED[first]}", hint=_SEVERAL)
     words = _QUOTED.sub(" ", sql).lower().split(maxsplit=2)
     if first in ("create", "alter", "drop") and len(words) > 1 and words[1] in _CONTROLS:
-        raise InvalidRequest(f"{' '.join(words[:2]).upper()} is not served", hint="Do it in PostgreSQL itself.")
+        raise InvalidRequest(f"{' '.join(words[:2]).upper()} is not supported", hint="Run it in PostgreSQL itself.")
     if found := _SLOTS.search(sql):
-        raise InvalidRequest(f"{found[1]} is not served: capture relies on slots", hint="Do it in PostgreSQL itself.")
+        raise InvalidRequest(f"{found[1]} is not supported: it may break capture", hint="Run it in PostgreSQL.")
     return first
 
 

@@ -36,7 +36,7 @@ class PostgresCondition:
         self.is_cheap: bool = program is not None and program.is_whole
 
     def holds(self, rows: Sequence[Row]) -> list[bool]:
-        """Return whether the predicate is true for each of `rows`."""
+        """Return for each of `rows` whether the predicate is true; true also if a needed value is unavailable."""
         program = self._program
         if program is None:
             return self._ask(rows)
@@ -68,7 +68,7 @@ class PostgresCondition:
 
 
 class Predicates:
-    """The conditions of a source. Thread-safe."""
+    """Factory of the conditions of a source, with a cache of engines by table shape. Thread-safe."""
 
     def __init__(self, pool: Pool, odd: Callable[[], Collection[str]]) -> None:
         self._pool, self._odd = pool, odd

@@ -38,7 +38,7 @@ class PageRows(Protocol):
         """Add the rows of `result`; OverflowError, and none is added, if all rows together are too large."""
 
     def rows(self, limit: int) -> Sequence[Row]:
-        """Return the first `limit` rows."""
+        """Return the first `limit` of the rows taken."""
 
 
 Take = Callable[[Shape], PageRows]

@@ -175,7 +175,7 @@ def _fact(rows: Sequence[_Row]) -> TableFact:
 
 
 def read_types(connection: Connection) -> Types:
-    """Return all types by oid."""
+    """Return the name and the base type of every type by oid."""
     rows = connection.execute("SELECT oid, format_type(oid, NULL), typbasetype FROM pg_type").fetchall()
     return {oid: TypeFact(name, base) for oid, name, base in rows}
 

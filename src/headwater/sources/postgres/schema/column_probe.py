@@ -1,4 +1,4 @@
-"""Values as a column would store them, and collations that treat different texts as equal, both asked of PostgreSQL."""
+"""Values as a column would store them, and collations that treat different texts as equal, both by PostgreSQL."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ Meanings = Mapping[str, ObjectDefinition | None]  # by name; None: dropped
 
 
 def read_meanings(connection: Connection) -> dict[str, ObjectDefinition]:
-    """Return the definitions as they are now."""
+    """Return the current definitions of tables and views by name."""
     found: dict[str, ObjectDefinition] = {}
     for schema, name, kind, columns, rest, parents, tables, *file in connection.execute(_SQL.encode()).fetchall():
         read, texts = tuple(table_name(*each) for each in tables), (_digest(columns or ""), _digest(rest))
@@ -199,7 +199,7 @@ def remembered(before: Meanings, now: Mapping[str, ObjectDefinition]) -> dict[st
 
 
 def load(text: str) -> dict[str, ObjectDefinition | None] | None:
-    """Return the definitions in the note; None if there is none or it is unreadable."""
+    """Return the definitions stored in the note NOTE; None if the text is empty or unreadable."""
     try:
         return msgspec.json.decode(text, type=dict[str, ObjectDefinition | None]) if text else None
     except msgspec.MsgspecError:
@@ -207,7 +207,7 @@ def load(text: str) -> dict[str, ObjectDefinition | None] | None:
 
 
 def save(found: Meanings) -> str:
-    """Return the text of the note."""
+    """Return the definitions as text for the note NOTE."""
     return msgspec.json.encode(found).decode()
 
 

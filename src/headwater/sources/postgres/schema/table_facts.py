@@ -21,7 +21,7 @@ class ColumnFact(msgspec.Struct, frozen=True):
 
 
 class TableFact(msgspec.Struct, frozen=True):
-    """The catalogue's facts about a table."""
+    """The key and column facts of a table in the catalogue, and whether rows were written unseen."""
 
     key: tuple[str, ...] = ()
     columns: Mapping[str, ColumnFact] = {}
@@ -36,7 +36,7 @@ class Catalogue(Protocol):
         """Return the facts of a table; None if it was dropped."""
 
     def types(self) -> Types:
-        """Return all types by oid."""
+        """Return the name and the base type of every type by oid."""
 
     def settle(self, xid: int) -> None:
         """Wait until transaction `xid` is visible to other sessions: its commit is streamed before that."""

@@ -42,7 +42,7 @@ class Shape(msgspec.Struct, frozen=True):
     is_partitioned: bool = False
 
     def cast(self, name: str) -> str:
-        """Return the type of a column as SQL."""
+        """Return the type of column `name` as SQL, without its length limit."""
         return self.casts[self.place(name)]
 
     def place(self, name: str) -> int:
@@ -53,11 +53,11 @@ class Shape(msgspec.Struct, frozen=True):
         return place
 
     def column(self, name: str) -> Column:
-        """Return a column by name."""
+        """Return the column called `name`; InvalidRequest if there is none."""
         return self.table.columns[self.place(name)]
 
     def bound(self, name: str, value: object) -> Bound:
-        """Return a parameter to be cast to the type of a column."""
+        """Return `value` as a bound parameter for column `name`."""
         declared = "bytea" if self.column(name).kind == "bytes" else self.column(name).declared
         return to_bound(value, declared)  # type: ignore[arg-type]
 
@@ -74,7 +74,7 @@ class Shape(msgspec.Struct, frozen=True):
 
     @property
     def column_list(self) -> str:
-        """Return every column as SQL."""
+        """Return the names of all columns, quoted and separated by commas."""
         return ", ".join(map(ident, self.table.names))
 
     def need_key(self) -> None:

@@ -59,7 +59,7 @@ class TableFit(msgspec.Struct, frozen=True):
 
     @property
     def full_name(self) -> str:
-        """Return the quoted name for SQL."""
+        """Return the schema and name of the table, quoted for SQL."""
         return f"{quoted(self.schema)}.{quoted(self.table)}"
 
 
@@ -284,7 +284,7 @@ def table_findings(table: TableFit, role: str = "YOUR_ROLE", *, is_wanted: bool 
             problem = f"{table.name} has {lacks}: it is not captured, so that PostgreSQL still accepts its updates"
             found.append(Finding(problem, _identity(table), fatal=False, is_logged=True))
     elif is_sparing(table):
-        problem = f"{table.name}: an update carries only the key of the old row, and no unchanged TOAST values"
+        problem = f"{table.name} sends only the key of the old row of an update, and no unchanged TOAST values"
         found.append(Finding(problem, _full(table), fatal=False))
     if not table.key and table.identity != "i":
         problem = f"{table.name} has no primary key: its rows cannot be distinguished, so only feeds are served"

@@ -180,7 +180,7 @@ def read_password(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the password file {file}: {error}") from None
     if stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(f"others may read the password file {file}", hint=f"chmod 600 {file}")
+        raise ConfigError(f"other users may read the password file {file}", hint=f"chmod 600 {file}")
     if not text:
         raise ConfigError(f"the password file {file} is empty")
     return text

@@ -40,7 +40,7 @@ class PostgresSession:
         self.has_read = False  # rows were read, and later statements may depend on them
 
     def describe(self, table: str) -> Table:
-        """Return the table's shape."""
+        """Return the shape of the table; NotFound if there is none."""
         return self._shape(table).table
 
     def _shape(self, name: str) -> Shape:

@@ -34,7 +34,7 @@ MAX_QUEUE = 10_000  # writes in the queue; beyond that callers get `busy` at onc
 LOCK_SECONDS = 5.0  # longest wait of a write for the locks of others, then `busy`
 NEAR_SECONDS = 0.05  # usual time until a commit is received from the stream
 _XID = "SELECT pg_current_xact_id_if_assigned()::text"
-_UNSURE = "The connection broke during the commit: check whether it was applied before you retry."
+_UNSURE = "The connection broke during the commit: check whether the write was applied before you retry."
 
 
 def settle(positions: Positions, value: T, xid: int | None) -> WriteResult[T]:
@@ -74,7 +74,7 @@ def finish(link: Link, positions: Positions) -> int | None:
     except SourceError as error:
         raise Unavailable(error.message, hint=_UNSURE) if xid is not None else error from None
     if not kept:
-        raise InvalidRequest("a statement of the transaction failed before", hint="Nothing was kept.")
+        raise InvalidRequest("an earlier statement of the transaction failed", hint="Nothing was kept.")
     return xid
 
 
@@ -115,7 +115,7 @@ class _ThreadConnections:
                 self._links.pop(role).close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close all connections of the thread."""
         while self._links:
             self._links.popitem()[1].close()
 
@@ -169,7 +169,7 @@ class Writers:
         return len(self._queue)
 
     def close(self) -> None:
-        """Finish the queued writes, then stop."""
+        """Accept no more writes; return when the queued writes are answered."""
         with self._ready:
             self._closing = True
             self._ready.notify_all()

@@ -65,7 +65,7 @@ class PostgresWrites:
         return self._writers.submit(work, role, caller)
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> PostgresTx:
-        """Open an interactive transaction."""
+        """Connect and begin an interactive transaction, which expires after its time limits."""
         tx = self._begin(role, read_only)
         self._transactions.add(tx)
         return tx

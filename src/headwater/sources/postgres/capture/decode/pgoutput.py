@@ -17,7 +17,7 @@ from headwater.sources.postgres.capture.decode.replication_frames import BadMess
 
 
 class Decoded(msgspec.Struct, frozen=True, gc=False):
-    """A message."""
+    """Base class of the decoded messages."""
 
 
 class Begin(Decoded, frozen=True, gc=False):
@@ -74,14 +74,14 @@ Cells = tuple[Cell, ...]
 
 
 class Insert(Decoded, frozen=True, gc=False):
-    """A new row."""
+    """An inserted row of table `oid`."""
 
     oid: int
     new: Cells
 
 
 class Update(Decoded, frozen=True, gc=False):
-    """A changed row. `kind` of the old row: "" if not sent, K (its key only), O (all of it)."""
+    """An updated row of table `oid`. `kind` of the old row: "" if not sent, K (its key only), O (all of it)."""
 
     oid: int
     kind: str
@@ -90,7 +90,7 @@ class Update(Decoded, frozen=True, gc=False):
 
 
 class Delete(Decoded, frozen=True, gc=False):
-    """A deleted row; `kind` as in Update."""
+    """A deleted row of table `oid`; `kind` as in Update."""
 
     oid: int
     kind: str
@@ -98,13 +98,13 @@ class Delete(Decoded, frozen=True, gc=False):
 
 
 class Truncate(Decoded, frozen=True, gc=False):
-    """Truncated tables."""
+    """A TRUNCATE of the tables with these oids."""
 
     oids: tuple[int, ...]
 
 
 class Message(Decoded, frozen=True, gc=False):
-    """A message written by pg_logical_emit_message."""
+    """A logical message, written by pg_logical_emit_message()."""
 
     transactional: bool
     lsn: int
@@ -148,7 +148,7 @@ class _Reader:
         raise BadMessage(f"a message {self.data[:1]!r} of {len(self.data)} bytes: {why} at byte {self.at}")
 
     def take(self, size: int) -> bytes:
-        """Return the next bytes."""
+        """Return the next `size` bytes."""
         end = self.at + size
         if size < 0 or end > len(self.data):
             self.bad("it ends too early")
@@ -157,11 +157,11 @@ class _Reader:
         return found
 
     def numbers(self, form: struct.Struct) -> tuple[Any, ...]:
-        """Return the next numbers."""
+        """Return the next numbers, unpacked by `form`."""
         return form.unpack(self.take(form.size))
 
     def number(self, size: int) -> int:
-        """Return the next unsigned number."""
+        """Return the next `size` bytes as an unsigned number."""
         return int.from_bytes(self.take(size), "big")
 
     def name(self) -> str:
@@ -174,7 +174,7 @@ class _Reader:
         return found
 
     def cells(self) -> Cells:
-        """Return the next row."""
+        """Return the next row: its number of cells is read first."""
         return tuple([self._cell() for _ in range(self.number(2))])
 
     def _cell(self) -> Cell:
@@ -196,7 +196,7 @@ class _Reader:
         return found
 
     def finish(self) -> None:
-        """Raise BadMessage if bytes are left."""
+        """Raise BadMessage if bytes are left in the message."""
         if self.at != len(self.data):
             self.bad(f"{len(self.data) - self.at} bytes too many")
 

@@ -15,7 +15,7 @@ from headwater.sources.postgres.types import Convert
 
 
 class Twin(msgspec.Struct, frozen=True):
-    """An implementation of row decoding."""
+    """One of the two equivalent implementations of row decoding, compiled or in Python."""
 
     name: str
     make: Callable[[Plan], Decode]
@@ -38,7 +38,7 @@ _chosen = COMPILED or PYTHON
 
 
 def twin() -> Twin:
-    """Return the implementation in use."""
+    """Return the implementation in use: the compiled one where it was built."""
     return _chosen
 
 

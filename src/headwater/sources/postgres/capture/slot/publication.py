@@ -140,7 +140,7 @@ def ensure_publication(
     if whole and tables or publish_all and not whole and not tables:
         want = "only the tables of postgres.tables" if tables else "all tables"
         raise SourceUnfit(
-            f"the publication {publication} is not of {want}",
+            f"the publication {publication} is not for {want}",
             hint=f"Run: DROP PUBLICATION {name}; and start again with a new postgres.publication and postgres.slot.",
         )
     published = _published(connection, publication)

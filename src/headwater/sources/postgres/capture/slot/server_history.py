@@ -37,7 +37,7 @@ class History(msgspec.Struct, frozen=True):
 
 
 def load(text: str) -> History | None:
-    """Return the history in the note; None if there is none or it is unreadable."""
+    """Return the history stored in the note NOTE; None if the text is empty or unreadable."""
     try:
         return msgspec.json.decode(text, type=History) if text else None
     except msgspec.MsgspecError:
@@ -45,7 +45,7 @@ def load(text: str) -> History | None:
 
 
 def save(history: History) -> str:
-    """Return the text of the note."""
+    """Return `history` as text for the note NOTE."""
     return msgspec.json.encode(history).decode()
 
 
@@ -85,7 +85,7 @@ class _Shapes:
         self._over: set[str] = set()
 
     def take(self, change: Change) -> None:
-        """Apply the next change."""
+        """Apply the next change of the log to the shapes."""
         name, ddl = change.table.name, change.ddl or ""
         if is_end(change):
             self._tables.pop(name, None)

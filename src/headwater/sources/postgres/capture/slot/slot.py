@@ -60,7 +60,7 @@ def slot_name(pattern: str, name: str) -> str:
     """Return `pattern` with the database `name`, in characters that slots allow; ConfigError if it is too long."""
     found = re.sub(r"[^a-z0-9_]", "_", pattern.replace("{name}", name).lower())
     if len(found) > 63:
-        raise ConfigError(f"{found!r} is too long", hint="Shorten postgres.slot or postgres.publication.")
+        raise ConfigError(f"the name {found!r} is too long", hint="Shorten postgres.slot or postgres.publication.")
     return found
 
 
@@ -171,7 +171,7 @@ def table_oid(connection: Connection, name: str) -> int | None:
     """Return the oid of the table; None if there is no such table, ConfigError if `name` is not a table name."""
     parts = split_name(name)
     if parts is None:
-        raise ConfigError(f"{name!r} is not a table", hint="Write table, or schema.table.")
+        raise ConfigError(f"{name!r} is not a table name", hint="Write table, or schema.table.")
     row = connection.execute(
         "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')",
@@ -207,7 +207,7 @@ def create_slot(connection: Connection, slot: str) -> int:
         raise _held_up(slot) from error
     except psycopg.errors.ConfigurationLimitExceeded as error:
         hint = "Run: ALTER SYSTEM SET max_replication_slots = 20; -- then restart the server"
-        raise SourceUnfit("the server has no room for another replication slot", hint=hint) from error
+        raise SourceUnfit("all replication slots of the server are taken", hint=hint) from error
     finally:
         if not connection.closed:
             connection.execute("RESET statement_timeout")

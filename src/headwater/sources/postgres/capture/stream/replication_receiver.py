@@ -39,7 +39,7 @@ class FrameReceiver(Protocol):
         """Return whether no more frames follow, though `get` does not show it; raise if the connection broke."""
 
     def send(self, data: bytes) -> None:
-        """Send `data` to the server."""
+        """Send `data`, such as a status update, to the server."""
 
     def close(self) -> None:
         """Stop using the connection, which stays with its owner."""
@@ -124,7 +124,7 @@ class ThreadReceiver(FrameReceiver):
             self._connection.consume_input()
         else:
             self._connection.get_copy_data(1)
-        raise SourceError("the connection broke")
+        raise SourceError("the replication connection was lost")
 
     def send(self, data: bytes) -> None:
         self._receiver.lock()

@@ -59,7 +59,7 @@ GONE = ("42704", "55000", "58P01")  # no such slot or publication; slot invalida
 
 
 class StreamOwner(Protocol):
-    """The owner of a stream."""
+    """Callbacks of the stream into its owner, the capture of the database."""
 
     def judge(self, identity: ServerIdentity, connection: Connection, point: TransactionEnd) -> str:
         """Return why the server does not continue at `point`; "" if it does."""
@@ -92,7 +92,7 @@ class Stream:
         born_published: Collection[int] = (),
         folder: Path | None = None,
     ) -> None:
-        """Set `folder` for unfinished transactions that exceed memory; None uses the system's temporary folder."""
+        """Create the thread; `folder` gets unfinished transactions that exceed memory, None: a temporary folder."""
         self._spill = partial(FileSpill, folder)
         self.server, self._slot, self._publication = server, slot, publication
         self.held, self.keeper, self._all_tables = held, keeper, all_tables
@@ -127,7 +127,7 @@ class Stream:
         self._wake_out.close()
 
     def wake(self) -> None:
-        """Make the thread check its state."""
+        """Wake the thread, which then checks whether to stop, restart or confirm."""
         with contextlib.suppress(OSError):  # enough wake-ups are queued, or the stream has stopped
             self._wake_out.send(b"x")
 
@@ -184,7 +184,7 @@ class Stream:
         try:
             wire = self.server.replicate()
             if side.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
-                raise SourceError(f"{self.server.name!r} is a standby, or still recovering", hint="It is retried.")
+                raise SourceError(f"{self.server.name!r} is a standby, or still recovering", hint="Headwater retries.")
             point = self.held.rewind()
             self.keeper.rewound(point)
             self.idle = 0  # before the server is judged: see Attachment.save

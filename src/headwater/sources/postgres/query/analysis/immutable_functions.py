@@ -50,7 +50,7 @@ CATALOG_READERS = frozenset({"satisfies_hash_partition", "ts_parse", "ts_token_t
 
 
 class Function(msgspec.Struct, frozen=True):
-    """The catalogue's entry of a function."""
+    """The facts about a function in the catalogue."""
 
     oid: int
     name: str  # as a caller writes it

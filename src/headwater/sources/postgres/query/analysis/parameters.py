@@ -45,7 +45,7 @@ def marked(sql: str) -> NumberedStatement:
             parts += [sql[at : found.start()], f"${names.setdefault(found['name'], len(names) + 1)}"]
             at = found.end()
     if len(names) > MAX_PARAMETERS:
-        raise InvalidRequest(f"more than {MAX_PARAMETERS} parameters", hint="Pass an array.")
+        raise InvalidRequest(f"more than {MAX_PARAMETERS} parameters", hint="Pass an array as one parameter.")
     return NumberedStatement("".join([*parts, sql[at:]]), tuple(names))
 
 

@@ -39,14 +39,14 @@ class Node(msgspec.Struct, frozen=True):
             raise UnsupportedTree(f"{self.tag} has no {name}") from None
 
     def number(self, name: str) -> int:
-        """Return a field that is a number."""
+        """Return the field `name` as an integer; UnsupportedTree if it is not one."""
         try:
             return int(self[name])
         except (TypeError, ValueError):
             raise UnsupportedTree(f"{name} of {self.tag} is no number") from None
 
     def items(self, name: str) -> list[Item]:
-        """Return a field that is a list, or nothing."""
+        """Return the field `name`, a list; [] if it is empty, UnsupportedTree if it is not a list."""
         found = self[name]
         if found is None:
             return []
@@ -55,11 +55,11 @@ class Node(msgspec.Struct, frozen=True):
         return found
 
     def numbers(self, name: str) -> list[int]:
-        """Return a field that is a list of numbers: `(o 23 25)`."""
+        """Return the field `name`, a list of numbers such as `(o 23 25)`."""
         return [int(word) for word in self.items(name)[1:]]
 
     def is_true(self, name: str) -> bool:
-        """Return a field that is true or false."""
+        """Return the field `name` as a bool."""
         return bool(self[name] == "true")
 
 

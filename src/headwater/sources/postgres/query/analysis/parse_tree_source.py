@@ -71,7 +71,7 @@ class Relation(msgspec.Struct, frozen=True):
 
 
 class StatementFacts(msgspec.Struct, frozen=True):
-    """The facts about a statement."""
+    """Facts about a statement and its views, from their parse trees and the catalogue."""
 
     query: Node
     views: tuple[Node, ...]  # the rules of its views
@@ -83,7 +83,7 @@ class StatementFacts(msgspec.Struct, frozen=True):
 
 
 def oids(found: Collection[int]) -> Bound:
-    """Return oids as a PostgreSQL array."""
+    """Return oids, sorted, as the text of a PostgreSQL array."""
     return array_text([str(oid) for oid in sorted(found)])
 
 
@@ -120,7 +120,7 @@ def facts_of(link: Link, body: Body) -> StatementFacts:
 
 
 class Body(msgspec.Struct, frozen=True):
-    """A statement as PostgreSQL parsed it."""
+    """The parse tree of a statement: parsed, as text, and its byte order."""
 
     items: list[Item]
     text: str

@@ -72,7 +72,7 @@ def judge(trees: list[Node], known: CatalogFacts) -> OrderVerdict:
 
 
 class _QueryLevel:
-    """A QUERY node."""
+    """The order of one QUERY node of a parse tree."""
 
     def __init__(self, query: Node, known: CatalogFacts) -> None:
         self._query, self._known = query, known

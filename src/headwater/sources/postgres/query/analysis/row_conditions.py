@@ -35,7 +35,7 @@ INNER = "0"
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """A built-in comparison, which never fails."""
+    """A built-in comparison operator, which never fails: its name here and the types of its operands."""
 
     op: str
     left: int

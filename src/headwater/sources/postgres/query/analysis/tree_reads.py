@@ -180,7 +180,7 @@ class Reader:
 
 
 def type_of(node: Item) -> int:
-    """Return the type of an expression."""
+    """Return the oid of the type of an expression; UnsupportedTree if it is not known."""
     if not isinstance(node, Node):
         raise UnsupportedTree("an expression is missing")
     if node.tag in _TRUTHS:
