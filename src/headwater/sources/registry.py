@@ -120,7 +120,7 @@ class SourceKind(ABC):
         raise NotSupported("only PostgreSQL needs logins for callers", hint="SQLite files need no logins.")
 
     def detach(self, name: str, url: str, settings: Any, find_log: Callable[[str | None], str | None]) -> CommandReport:
-        """Remove every trace of Headwater; `find_log` returns the log path of a generation, or of this database."""
+        """Remove Headwater from the database; `find_log` returns the log path of a generation, or of this database."""
         raise NotSupported(f"Headwater leaves nothing behind in {name!r}")
 
 
