@@ -258,7 +258,7 @@ class Names:
         raise NotAnalysed(f"the name {ref.name!r} is unknown")
 
     def _among(self, sources: list[tree.Source], table: str | None, name: str) -> tree.Ref | None:
-        """Return the column called `name` if exactly one of `sources` has it; None if no source does."""
+        """Return the column called `name`; None if no source has one, NotAnalysed if several have one."""
         asked = [source for source in sources if table is None or _is_called(source, table)]
         found = [ref for source in asked if (ref := self._column(source, name)) is not None]
         if not found and folded(name) in ROWID_NAMES:
