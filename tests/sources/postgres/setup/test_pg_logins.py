@@ -685,7 +685,7 @@ def test_password_file_readable_by_the_group_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("s3cret word\n")
     file.chmod(0o640)
-    with pytest.raises(ConfigError, match="others may read"):
+    with pytest.raises(ConfigError, match="other users may read"):
         read_password(file)
     file.chmod(0o600)
     assert read_password(file) == "s3cret word"

@@ -44,7 +44,7 @@ SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s::oid[])
 def announce(
     connection: Connection, publication: str, shapes: Shapes, told: Meanings | None, *, all_tables: bool
 ) -> tuple[bool, dict[str, ObjectDefinition | None]]:
-    """Announce how the catalogue differs from the end of the log, and how definitions differ from those in `told`.
+    """Announce how the catalogue differs from the log's end, and definitions from `told`, those announced before.
 
     Return whether everything was announced, otherwise the caller must retry; and the definitions announced.
     """
