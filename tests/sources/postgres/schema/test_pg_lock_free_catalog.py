@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from tests.sources.postgres.pg_server import Server
 
-from headwater.sources.postgres.capture.slot.publication import find_publication
+from headwater.sources.postgres.capture.slot.publication import find_publication, unpublished_sql
 from headwater.sources.postgres.schema import definition_changes
 from headwater.sources.postgres.schema.catalog import CatalogReader, describe, schema_number
 from headwater.sources.postgres.schema.lock_free_catalog import COUNTS, published_sql
@@ -92,6 +92,9 @@ def test_catalogue_reads_do_not_wait_for_table_locks(pg: Server, db: psycopg.Con
         db.execute(statement.encode())
     db.execute("CREATE PUBLICATION p FOR ALL TABLES")
     db.execute("SET lock_timeout = '1s'")  # a wait is an error
+    unpublished = unpublished_sql("another", ()).encode()
+    lacking = db.execute(unpublished).fetchall()
+    assert lacking
     before = describe(db, "p"), definition_changes.read_meanings(db), schema_number(db), all_tables(db, "p")
     with pg.connect(NAME) as other, other.transaction():
         other.execute("ALTER TABLE root ADD w int")
@@ -105,4 +108,5 @@ def test_catalogue_reads_do_not_wait_for_table_locks(pg: Server, db: psycopg.Con
         )
         assert all(CatalogReader(db).table(oid) is not None for oid in before[0].oids.values())
         assert find_publication(db, "p") is not None
+        assert db.execute(unpublished).fetchall() == lacking
     assert "w" in {column.name for column in describe(db, "p").tables["plain"].columns}

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import SourceUnfit
-from headwater.sources.postgres.capture.slot.publication import is_of_all_tables
+from headwater.sources.postgres.capture.slot.publication import KEYED, is_of_all_tables
 from headwater.sources.postgres.capture.slot.slot import Slot, find_slot, table_oid
 from headwater.sources.postgres.connection import Connection, Server, quoted, text_literal
 from headwater.sources.postgres.schema.lock_free_catalog import published_sql
@@ -46,6 +46,7 @@ class TableFit(msgspec.Struct, frozen=True):
     is_owned: bool = True  # the role may publish it
     has_virtual: bool = False  # VIRTUAL generated columns, with which whole old rows are no replica identity
     has_unsent: bool = False  # the same for STORED ones, which the publication does not send
+    above: tuple[int, ...] = ()  # of a partition: the oids of its partitioned tables, and its own
 
     @property
     def name(self) -> str:
@@ -102,7 +103,22 @@ def examine(
         problem += "table without a key, also of new ones"
         remedy = "-- keep it so with postgres.publish_all = true, or detach and attach the database again"
         found.append(Finding(problem, remedy, fatal=False, is_logged=True))
-    for each in wanted_tables(connection, publication, tables):
+    return found + examine_tables(connection, server, publication, tables, publish_all)
+
+
+def examine_tables(
+    connection: Connection, server: Server, publication: str, tables: Sequence[str], publish_all: bool = False
+) -> list[Finding]:
+    """Return the problems of the tables that are, or will be, published, and why others are not."""
+    named = [oid for name in tables if (oid := table_oid(connection, name)) is not None]
+    found = []
+    for schema, table in connection.execute(_KEYLESS_ROOTS, [named, publication]).fetchall():
+        problem = f"{table_name(schema, table)} has no primary key: as long as it is published, PostgreSQL refuses "
+        problem += "updates and deletes of partitions created later without a replica identity"
+        remedy = f"ALTER TABLE {quoted(schema)}.{quoted(table)} ADD PRIMARY KEY (…); -- or of each new partition: "
+        remedy += "ALTER TABLE … REPLICA IDENTITY FULL;"
+        found.append(Finding(problem, remedy, fatal=False, is_logged=True))
+    for each in wanted_tables(connection, publication, tables, named):
         found += table_findings(each, server.user, is_wanted=publish_all or bool(tables))
     return found
 
@@ -182,13 +198,21 @@ SELECT n.nspname, c.relname, c.relreplident::text, r.indexrelid IS NOT NULL, c.r
        row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'),
        EXISTS (SELECT FROM pg_attribute v WHERE v.attrelid = c.oid AND v.attgenerated = 'v' AND NOT v.attisdropped),
        EXISTS (SELECT FROM pg_attribute v, pg_publication p WHERE v.attrelid = c.oid AND v.attgenerated = 's'
-         AND NOT v.attisdropped AND p.pubname = %s AND to_jsonb(p) ->> 'pubgencols' = 'n')
+         AND NOT v.attisdropped AND p.pubname = %s AND to_jsonb(p) ->> 'pubgencols' = 'n'),
+       ARRAY(SELECT a.relid::bigint FROM pg_partition_ancestors(c.oid) a)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_index r ON r.indrelid = c.oid
   AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END AND r.indimmediate
 WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND c.oid >= 16384
   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_toast'
 """
+# Partitioned tables that are named, or published by their own name.
+_KEYLESS_ROOTS = f"""
+SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'p' AND NOT {KEYED} AND (c.oid = ANY (%s::oid[]) OR c.oid IN (
+  SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s))
+ORDER BY 1, 2
+""".encode()
 
 
 def all_tables(connection: Connection, publication: str) -> list[TableFit]:
@@ -216,13 +240,18 @@ def _found(rows: list[tuple[Any, ...]]) -> list[TableFit]:
     return [msgspec.convert(dict(zip(TableFit.__struct_fields__, row, strict=True)), TableFit) for row in rows]
 
 
-def wanted_tables(connection: Connection, publication: str, tables: Sequence[str]) -> list[TableFit]:
-    """Return the tables that the settings name, or all if they name none, and those already published."""
+def wanted_tables(
+    connection: Connection, publication: str, tables: Sequence[str], named: Sequence[int]
+) -> list[TableFit]:
+    """Return the tables that the settings name, or all if they name none, and those already published.
+
+    `named` are the oids of `tables` that exist: the partitions of a partitioned table are named with it.
+    """
     wanted = {split_name(name) for name in tables}
     return [
         each
         for each in all_tables(connection, publication)
-        if not wanted or (each.schema, each.table) in wanted or each.is_published
+        if not wanted or (each.schema, each.table) in wanted or {*each.above} & {*named} or each.is_published
     ]
 
 

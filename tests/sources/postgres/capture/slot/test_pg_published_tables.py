@@ -175,6 +175,95 @@ def test_partitioned_table_is_published_with_its_partitions(start: Start) -> Non
     ]
 
 
+ROOT = "CREATE TABLE p(k int NOT NULL, a int) PARTITION BY RANGE (k)"
+KEYED_ROOT = "CREATE TABLE p(k int PRIMARY KEY, a int) PARTITION BY RANGE (k)"
+P1 = "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)"
+P2 = "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)"
+P3 = "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (20) TO (30)"
+FULL = "ALTER TABLE {} REPLICA IDENTITY FULL"
+# Partitioned tables with a replica identity of their own, and the partitions that have one, too.
+PARTITIONED = {
+    "whole rows of the root": ((ROOT, FULL.format("p"), P1, P2), []),
+    "index of the root": (
+        (ROOT, "CREATE UNIQUE INDEX p_k ON p(k)", "ALTER TABLE p REPLICA IDENTITY USING INDEX p_k", P1, P2),
+        [],
+    ),
+    "key of the root": ((KEYED_ROOT, P1, P2, "ALTER TABLE p2 REPLICA IDENTITY NOTHING"), ["p1"]),
+    "key of the root and a partition of a partition": (
+        (
+            KEYED_ROOT,
+            P1,
+            f"{P2} PARTITION BY LIST (k)",
+            "CREATE TABLE p2a PARTITION OF p2 FOR VALUES IN (10)",
+            "CREATE TABLE p2b PARTITION OF p2 DEFAULT",
+            "ALTER TABLE p2b REPLICA IDENTITY NOTHING",
+        ),
+        ["p1", "p2a"],
+    ),
+    "whole rows of all": ((ROOT, FULL.format("p"), P1, P2, FULL.format("p1"), FULL.format("p2")), ["p1", "p2"]),
+}
+
+
+@pytest.mark.parametrize("which", PARTITIONED)
+def test_partition_without_identity_is_left_out_and_can_be_updated(start: Start, which: str) -> None:
+    statements, published = PARTITIONED[which]
+    own = start(TABLE, *statements, P3)
+    published = [*published, "p3"] if statements[0] == KEYED_ROOT else published
+    own.run("INSERT INTO p VALUES (1, 1), (11, 1), (21, 1)", "UPDATE p SET a = 2", "DELETE FROM p WHERE a = 2")
+    assert sorted(own.source.describe()) == [*published, "t"]
+    found = inspect(own.name, own.url, own.config).findings
+    assert not any(each.refuses_writes for each in found)
+    assert {each for each, why in own.source.status()["uncaptured"].items() if "replica identity" in why} == {
+        each.problem.split(" ")[0] for each in found if "it is not captured" in each.problem
+    }
+
+
+def test_partition_without_identity_created_later_takes_updates_and_joins_with_an_identity(start: Start) -> None:
+    own = start(ROOT, FULL.format("p"), P1, FULL.format("p1"))
+    own.run(P2, "INSERT INTO p VALUES (11, 1)")
+    own.source._attachment.join()
+    own.run("UPDATE p SET a = 2", FULL.format("p2"))
+    joined = [change.table.name for change in own.changes_until(asks_for_snapshot) if change.resnapshot]
+    assert joined == ["p2"]
+    own.run("UPDATE p SET a = 3")
+    assert [(change.table.name, change.after) for change in own.changes_until()] == [("p2", (11, 3))]
+
+
+def test_last_partition_that_gets_an_identity_publishes_the_root(start: Start) -> None:
+    own = start(KEYED_ROOT, P1, P2, "ALTER TABLE p2 REPLICA IDENTITY NOTHING")
+    own.run("ALTER TABLE p2 REPLICA IDENTITY DEFAULT")
+    (joined,) = own.changes_until(asks_for_snapshot)
+    assert joined.table.name == "p2"
+    own.run(P3, "INSERT INTO p VALUES (1, 1), (21, 1)")
+    changes = own.changes_until(lambda found: len(found) == 3)
+    rows = [(change.table.name, change.after) for change in changes if change.after]
+    assert rows == [("p1", (1, 1)), ("p3", (21, 1))]
+    own.open()  # which asserts that the history goes on
+
+
+def test_published_root_without_key_goes_on_with_warnings(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    name = f"earlier_{os.getpid()}"
+    with caplog.at_level(logging.WARNING, "headwater.postgres.fitness"):
+        publication = f"CREATE PUBLICATION headwater_{name} FOR TABLE ONLY p"  # as earlier versions did
+        own = start(TABLE, ROOT, FULL.format("p"), P1, FULL.format("p1"), P2, publication, name=name)
+    lines = [each.getMessage() for each in caplog.records]
+    assert any("p2 has neither" in each and FULL.format('"public"."p2"') in each for each in lines)
+    assert any("p has no primary key" in each and "partitions created later" in each for each in lines)
+    own.changes_until(asks_for_snapshot)
+    assert sorted(own.source.describe()) == ["p1", "p2", "t"]
+    members = "SELECT prrelid::regclass::text FROM pg_publication_rel ORDER BY 1"
+    assert own.db.execute(members).fetchall() == [("p",), ("t",)]
+    own.open()  # which asserts that the history goes on
+
+
+def test_named_root_without_key_is_reported_before_the_start(start: Start) -> None:
+    own = start(TABLE, ROOT, P1)
+    config = PostgresConfig(tables=("p",))
+    found = inspect(own.name, own.url, config).findings
+    assert [each.problem.split(" ")[0] for each in found if each.refuses_writes] == ["p1"]
+    assert any("p has no primary key" in each.problem for each in found)
+
+
 def test_role_without_superuser_publishes_only_the_tables_it_owns(start: Start) -> None:
     role = f"owner_{os.getpid()}"  # it goes with the server
     own = start(

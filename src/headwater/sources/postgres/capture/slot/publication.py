@@ -28,23 +28,33 @@ JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespa
 WHERE p.pubname = %s AND (to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)
 ORDER BY 1, 2
 """
-# Whether table `{c}` has a usable replica identity; without one PostgreSQL refuses updates and deletes of a
-# published table. Whole rows are none if they have generated columns that publication `p` does not send: VIRTUAL ones
-# never are, and STORED ones only by its setting, which a publication from before PostgreSQL 18 lacks.
-_IDENTIFIED = """({c}.relreplident = 'f' AND NOT EXISTS (SELECT FROM pg_attribute v WHERE v.attrelid = {c}.oid
+# Whether table `c` has a usable replica identity; without one PostgreSQL refuses updates and deletes of a published
+# table. Whole rows are none if they have generated columns that publication `p` does not send: VIRTUAL ones never are,
+# and STORED ones only by its setting, which a publication from before PostgreSQL 18 lacks.
+_IDENTIFIED = """(c.relreplident = 'f' AND NOT EXISTS (SELECT FROM pg_attribute v WHERE v.attrelid = c.oid
   AND (v.attgenerated = 'v' OR v.attgenerated = 's' AND to_jsonb(p) ->> 'pubgencols' = 'n') AND NOT v.attisdropped)
-  OR EXISTS (SELECT FROM pg_index i WHERE i.indrelid = {c}.oid AND i.indimmediate
-  AND CASE {c}.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END))"""
-# Tables that we publish where the settings name none. A partitioned table is published by its root, which includes
-# the partitions; where the root has no key, the partitions are published separately.
+  OR EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indimmediate
+  AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END))"""
+# Whether table `c` has a primary key that can be a replica identity. New partitions inherit it from their root.
+KEYED = "EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)"
+# `fit`: tables whose writers keep working once they are published. Publishing a partitioned table publishes its
+# partitions, now and later, and PostgreSQL checks the replica identity of the partition, which inherits none. So every
+# partition must have one, and a primary key must give one to those created later. `pg_partition_tree` would lock.
 _FIT = f"""
-c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
-  AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp)'
-  AND pg_has_role(c.relowner, 'USAGE') AND {_IDENTIFIED.replace("{c}", "c")}
-  AND (NOT c.relispartition OR NOT EXISTS (
-    SELECT FROM pg_class root WHERE root.oid = pg_partition_root(c.oid) AND pg_has_role(root.relowner, 'USAGE')
-      AND {_IDENTIFIED.replace("{c}", "root")}))
-"""
+refusing (oid) AS (
+  SELECT a.relid::oid FROM pg_class c LEFT JOIN p ON true CROSS JOIN LATERAL pg_partition_ancestors(c.oid) a
+  WHERE c.relispartition AND c.relkind = 'r' AND NOT {_IDENTIFIED}
+), fit (oid) AS (
+  SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN p ON true
+  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+    AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp)'
+    AND pg_has_role(c.relowner, 'USAGE')
+    AND CASE c.relkind WHEN 'r' THEN {_IDENTIFIED} ELSE {KEYED} AND c.oid NOT IN (SELECT oid FROM refusing) END
+)"""
+# Tables that we publish where the settings name none: the fit ones, without partitions of what is or will be published.
+_WANTED = """c.oid IN (SELECT oid FROM fit) AND NOT EXISTS (
+  SELECT FROM pg_partition_ancestors(c.oid) a WHERE a.relid <> c.oid
+    AND (a.relid IN (SELECT oid FROM fit) OR a.relid IN (SELECT oid FROM member)))"""
 
 
 def unpublished_sql(publication: str, tables: Sequence[str], further: str = "") -> str:
@@ -54,15 +64,16 @@ def unpublished_sql(publication: str, tables: Sequence[str], further: str = "") 
     """
     wanted = [parts for name in tables if (parts := split_name(name)) is not None]
     named = ", ".join(f"({text_literal(schema)}, {text_literal(name)})" for schema, name in wanted)
-    condition = _FIT
+    condition = _WANTED
     if tables:
         condition = "c.relkind IN ('r', 'p') AND c.relpersistence = 'p'"
         condition += f" AND (n.nspname::text, c.relname::text) IN ({named})" if named else " AND false"
     return f"""
+WITH p AS (SELECT * FROM pg_publication WHERE pubname = {text_literal(publication)}),
+member (oid) AS (SELECT r.prrelid FROM pg_publication_rel r JOIN p ON p.oid = r.prpubid), {_FIT}
 SELECT c.oid::bigint, n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-LEFT JOIN pg_publication p ON p.pubname = {text_literal(publication)}
-WHERE {condition} AND NOT coalesce(p.puballtables, false)
-  AND NOT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid) {further}
+LEFT JOIN p ON true
+WHERE {condition} AND NOT coalesce(p.puballtables, false) AND c.oid NOT IN (SELECT oid FROM member) {further}
 ORDER BY 2, 3
 """
 
