@@ -21,8 +21,8 @@ from headwater.sources.postgres.capture.replication_buffer import TransactionEnd
 from headwater.sources.postgres.capture.slot import server_history
 from headwater.sources.postgres.capture.slot.publication import (
     add_missing,
-    ensure_publication,
     find_publication,
+    fit_publication,
     is_of_all_tables,
     publish_new,
     was_altered,
@@ -263,7 +263,9 @@ class Attachment:
 
     def _ensure_publication(self, connection: Connection) -> None:
         config = self._config
-        ensure_publication(connection, self.publication, config.tables, publish_all=config.publish_all)
+        left = fit_publication(connection, self.publication, config.tables, publish_all=config.publish_all)
+        if left:
+            logger.warning("%s: other sessions lock %s: published once unlocked", self._server.name, ", ".join(left))
         self.is_of_all_tables = is_of_all_tables(connection, self.publication)
 
     def _identify(self) -> ServerIdentity:

@@ -264,6 +264,36 @@ def test_named_root_without_key_is_reported_before_the_start(start: Start) -> No
     assert any("p has no primary key" in each.problem for each in found)
 
 
+def test_table_locked_at_the_start_joins_later(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "headwater.postgres.fitness"):
+        own = start(TABLE, "CREATE TABLE held(k int PRIMARY KEY)", "BEGIN", "LOCK TABLE held IN SHARE MODE")
+    assert sorted(own.source.describe()) == ["t"]
+    assert any("other sessions lock held" in each.getMessage() for each in caplog.records)
+    own.run("COMMIT")
+    (joined,) = own.changes_until(asks_for_snapshot)
+    assert joined.table.name == "held"
+
+
+def test_named_table_locked_at_the_start_keeps_no_other_from_being_published_or_removed(start: Start) -> None:
+    own = start("CREATE TABLE a(k int PRIMARY KEY)", "CREATE TABLE b(k int PRIMARY KEY)", tables=("a",))
+    own.source.close()
+    own.config = PostgresConfig(heartbeat_seconds=0.05, tables=("b", "held"))
+    own.run("CREATE TABLE held(k int PRIMARY KEY)", "BEGIN", "LOCK TABLE held IN SHARE MODE")
+    own.open()
+    assert sorted(own.source.describe()) == ["b"]
+    own.run("COMMIT")
+    own.changes_until(lambda found: {"b", "held"} <= {change.table.name for change in found if change.resnapshot})
+    own.open()  # which asserts that the history goes on
+
+
+def test_locked_table_is_reported_by_doctor(start: Start) -> None:
+    own = start(TABLE)
+    own.run("CREATE TABLE held(k int PRIMARY KEY)", "BEGIN", "LOCK TABLE held IN SHARE MODE")
+    found = inspect("another", own.url, PostgresConfig()).findings
+    assert any("somebody holds a table" in each.problem for each in found)
+    own.run("ROLLBACK")
+
+
 def test_role_without_superuser_publishes_only_the_tables_it_owns(start: Start) -> None:
     role = f"owner_{os.getpid()}"  # it goes with the server
     own = start(

@@ -20,6 +20,7 @@ from headwater.sources.postgres.schema.relations import split_name, table_name
 
 _SCHEMAS = 150000  # the first server version that publishes whole schemas
 LOCK_MS = 200  # wait for a concurrent ALTER of the table to publish; after a timeout the table is retried later
+START_LOCK_MS = 2000  # the same at the start; an autovacuum yields after deadlock_timeout, 1 s by default
 
 # Row filters and column lists exist since PostgreSQL 15.
 _PARTLY = """
@@ -116,13 +117,44 @@ def is_of_all_tables(connection: Connection, publication: str) -> bool:
     return connection.execute(ask, [publication]).fetchone() == (True,)
 
 
-def ensure_publication(
+def fit_publication(
     connection: Connection, publication: str, tables: Sequence[str], *, publish_all: bool = False
+) -> list[str]:
+    """Run `ensure_publication`, and while others lock tables change the publication table by table.
+
+    Return the tables left out because they are locked; `add_missing` publishes them later. No table stays locked while
+    this waits for another: an ALTER TABLE that waits for our lock blocks all writers. Call it outside a transaction.
+    """
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}".encode())
+            ensure_publication(connection, publication, tables, publish_all=publish_all)
+        return []
+    except psycopg.errors.LockNotAvailable:
+        ensure_publication(connection, publication, tables, publish_all=publish_all, leaves_tables=True)
+    wanted = {_parts(name) for name in tables}
+    for table in _published(connection, publication):
+        if tables and table not in wanted:
+            _alter(connection, publication, "DROP", table, START_LOCK_MS)
+    _, refused = add_missing(connection, publication, tables, START_LOCK_MS)
+    if refused is not None:
+        raise refused
+    left = connection.execute(unpublished_sql(publication, tables).encode()).fetchall()
+    return [table_name(schema, name) for _, schema, name in left]
+
+
+def ensure_publication(
+    connection: Connection,
+    publication: str,
+    tables: Sequence[str],
+    *,
+    publish_all: bool = False,
+    leaves_tables: bool = False,
 ) -> None:
     """Create the publication, or fit it to `tables`; SourceUnfit with the SQL to run if it cannot be fitted.
 
     If `tables` is empty, the publication gets every table whose writers keep working once it is published; with
-    `publish_all` it is FOR ALL TABLES, those without a key included.
+    `publish_all` it is FOR ALL TABLES, those without a key included. With `leaves_tables` its tables stay as they are.
     """
     row = connection.execute(
         "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot FROM pg_publication "
@@ -135,7 +167,7 @@ def ensure_publication(
     name = quoted(publication)
     if row is None:
         more = " WITH (publish_generated_columns = stored)" if connection.info.server_version >= 180000 else ""
-        named = ", ".join(map(_only, there if tables else added))
+        named = "" if leaves_tables else ", ".join(map(_only, there if tables else added))
         what = "FOR ALL TABLES" if publish_all and not tables else f"FOR TABLE {named}" if named else ""
         run_as_owner(connection, f"CREATE PUBLICATION {name} {what}{more}")
         return
@@ -164,25 +196,22 @@ def ensure_publication(
             "changes would be missing",
             hint=f"Run: ALTER PUBLICATION {name} {fitting};",
         )
-    if tables and {*there} != {*published}:
+    if tables and {*there} != {*published} and not leaves_tables:
         run_as_owner(connection, f"ALTER PUBLICATION {name} {fitting}")
 
 
 def add_missing(
-    connection: Connection, publication: str, tables: Sequence[str]
+    connection: Connection, publication: str, tables: Sequence[str], lock_ms: int = LOCK_MS
 ) -> tuple[dict[int, str], SourceUnfit | None]:
     """Publish the tables that `unpublished_sql` selects.
 
-    Return the catalogue rows of the added tables by oid, and the first refusal. A table whose lock is not free within
-    LOCK_MS, as during an ALTER TABLE, is left out this time. Call it outside a transaction.
+    Return the catalogue rows of the added tables by oid, and the first refusal. This does not wait for locks longer
+    than `lock_ms`: a table that somebody is altering is left out this time. Call it outside a transaction.
     """
     added, refused = [], None
     for oid, schema, name in connection.execute(unpublished_sql(publication, tables).encode()).fetchall():
         try:
-            with connection.transaction():
-                connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}".encode())
-                only = _only((schema, name))
-                run_as_owner(connection, f"ALTER PUBLICATION {quoted(publication)} ADD TABLE {only}")
+            _alter(connection, publication, "ADD", (schema, name), lock_ms)
         except SourceUnfit as error:
             refused = refused or error
             continue
@@ -216,6 +245,13 @@ def publish_new(link: Link, publication: str, tables: Sequence[str]) -> list[int
             link.run(f"ALTER PUBLICATION {quoted(publication)} ADD TABLE {only}")
             published.append(int(oid or 0))
     return published
+
+
+def _alter(connection: Connection, publication: str, verb: str, table: tuple[str, str], lock_ms: int) -> None:
+    """ADD or DROP a table, in a transaction that waits for each lock no longer than `lock_ms`."""
+    with connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = {lock_ms}".encode())
+        run_as_owner(connection, f"ALTER PUBLICATION {quoted(publication)} {verb} TABLE {_only(table)}")
 
 
 def _only(table: tuple[str, str]) -> str:
