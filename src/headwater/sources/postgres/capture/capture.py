@@ -231,8 +231,9 @@ class PostgresCapture(Capturable):
             reason = self._attachment.watch()
             if reason:
                 stream.give_up(reason)
-            self._attachment.announce(held.whole.shapes)
+            schema = self._attachment.announce(held.whole.shapes)
             self._attachment.join()
+            self._attachment.warn_of_refused_writes(schema)
 
     def release(self, reason: str) -> None:
         """Close the replication connection, so that PostgreSQL can shut down, and refuse writes from now on."""

@@ -47,7 +47,15 @@ from headwater.sources.postgres.schema import definition_changes
 from headwater.sources.postgres.schema.catalog import describe, schema_number
 from headwater.sources.postgres.schema.shape_changes import Shapes
 from headwater.sources.postgres.settings import PostgresConfig
-from headwater.sources.postgres.setup.doctor import Finding, all_tables, check, examine, warnings, why_uncaptured
+from headwater.sources.postgres.setup.doctor import (
+    Finding,
+    all_tables,
+    check,
+    examine,
+    examine_tables,
+    warnings,
+    why_uncaptured,
+)
 from headwater.sources.postgres.setup.logins import Logins
 
 logger = logging.getLogger("headwater.postgres.fitness")
@@ -70,6 +78,8 @@ class Attachment:
         self._history: History | None = None
         self._told_at = 0.0
         self._warned: list[str] = []
+        self._refusing: list[Finding] = []  # tables whose updates PostgreSQL refuses, as logged last
+        self._examined: int | None = None  # the schema number at which they were searched
         self.is_of_all_tables = False  # the publication is FOR ALL TABLES; known once the log is begun or resumed
         self.born_published: set[int] = set()  # oids of tables published before their first row
         self._refused = ""  # why a table created since cannot be published
@@ -95,11 +105,27 @@ class Attachment:
         """Raise SourceUnfit if the database cannot be captured; log new warnings about harm to its other users."""
         found = self._side.ask(self.findings)
         check(found)
+        self._refusing = [each for each in found if each.refuses_writes]
         told = warnings(found)
         if told != self._warned:
             self._warned = told
             for each in told:
                 logger.warning("%s: %s", self._server.name, each)
+
+    def warn_of_refused_writes(self, schema: int) -> None:
+        """Log the tables whose updates PostgreSQL refuses since they lost their key, if the schema number changed."""
+        if schema == self._examined:
+            return
+        config = self._config
+        found = self._side.ask(
+            lambda connection: examine_tables(
+                connection, self._server, self.publication, config.tables, config.publish_all
+            )
+        )
+        refusing = [each for each in found if each.refuses_writes]
+        for each in warnings(each for each in refusing if each not in self._refusing):
+            logger.warning("%s: %s", self._server.name, each)
+        self._refusing, self._examined = refusing, schema
 
     def publish(self, link: Link) -> None:
         """Publish tables that a caller's statement created, in its transaction."""
@@ -227,14 +253,17 @@ class Attachment:
                 joined = msgspec.structs.replace(known.publication, members=members)
                 self._keep(msgspec.structs.replace(known, publication=joined))
 
-    def announce(self, shapes: Shapes) -> None:
-        """Announce unstreamed changes in the WAL, if the schema or `shapes` changed since the last announcement."""
+    def announce(self, shapes: Shapes) -> int:
+        """Announce unstreamed changes in the WAL, if the schema or `shapes` changed since the last announcement.
 
-        def work(connection: Connection) -> None:
+        Return the schema number.
+        """
+
+        def work(connection: Connection) -> int:
             number = schema_number(connection)
             # A stream that is behind may report a table only after the table is dropped.
             if self._announced is not None and number == self._announced[0] and shapes is self._announced[1]:
-                return
+                return number
             is_told, means = announce(
                 connection, self.publication, shapes, self._meanings, all_tables=self.is_of_all_tables
             )
@@ -242,8 +271,9 @@ class Attachment:
                 self._remember(means)
             if is_told:
                 self._announced = number, shapes
+            return number
 
-        self._side.ask(work)
+        return self._side.ask(work)
 
     def _remember(self, means: definition_changes.Meanings) -> None:
         self._notes.set_notes(**{definition_changes.NOTE: definition_changes.save(means)})

@@ -294,6 +294,31 @@ def test_locked_table_is_reported_by_doctor(start: Start) -> None:
     own.run("ROLLBACK")
 
 
+def test_published_table_that_loses_its_key_is_logged_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    own = start(TABLE)
+    own.acknowledge()
+    with caplog.at_level(logging.WARNING, "headwater.postgres.fitness"):
+        for statement in ("DROP CONSTRAINT t_pkey", "ADD b int", "ADD PRIMARY KEY (k)", "DROP CONSTRAINT t_pkey"):
+            own.run(f"ALTER TABLE t {statement}")
+            own.acknowledge()
+    line, again = [each.getMessage() for each in caplog.records if "refuses" in each.getMessage()]
+    assert "t has neither a primary key" in line and FULL.format('"public"."t"') in line and again == line
+    own.run(FULL.format("t"), "INSERT INTO t VALUES (1, 1)", "UPDATE t SET a = 2")
+
+
+def test_partition_without_identity_attached_to_a_published_root_is_logged(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = start(TABLE, KEYED_ROOT, P1)
+    own.acknowledge()
+    with caplog.at_level(logging.WARNING, "headwater.postgres.fitness"):
+        own.run("CREATE TABLE p2(k int PRIMARY KEY, a int)", "ALTER TABLE p2 REPLICA IDENTITY NOTHING")
+        own.run("ALTER TABLE p ATTACH PARTITION p2 FOR VALUES FROM (10) TO (20)")
+        own.acknowledge()
+    (line,) = [each.getMessage() for each in caplog.records if "refuses" in each.getMessage()]
+    assert "p2 has no replica identity" in line and FULL.format('"public"."p2"') in line
+
+
 def test_role_without_superuser_publishes_only_the_tables_it_owns(start: Start) -> None:
     role = f"owner_{os.getpid()}"  # it goes with the server
     own = start(
