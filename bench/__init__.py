@@ -1,1 +1,1 @@
-"""Side-by-side benchmarks, one file each; ratios come out, because machines differ."""
+"""Side-by-side benchmarks, one file each; they print ratios, because machines differ."""

@@ -1,4 +1,4 @@
-"""`python -m bench [NAME ...]`: all benchmarks, or those named, one after another. Nothing else should run beside."""
+"""`python -m bench [NAME ...]`: run all benchmarks, or the named ones, one after another, on an idle machine."""
 
 import sys
 

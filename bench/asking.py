@@ -1,4 +1,4 @@
-"""What queries cost: preparing one, a patch against the whole answer, and the way from a commit to an invalidation."""
+"""Cost of queries: preparing one, a patch against the whole answer, and the time from a commit to an invalidation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUERIES = {
 
 
 def get(url: str, **headers: str) -> tuple[int, str, bytes]:
-    """Status, tag and body."""
+    """Return status, ETag and body of an answer; an error status has an empty body."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=named)) as answer:
@@ -44,7 +44,7 @@ def set_up(client: Client) -> None:
 
 
 def preparing(client: Client, times: int = 50) -> None:
-    """Each text is new, so that nothing is remembered."""
+    """Print the median time of `query.explain` for each query; every text is new, so no analysis is cached."""
     for name, sql in QUERIES.items():
         took = []
         for number in range(times):
@@ -55,7 +55,7 @@ def preparing(client: Client, times: int = 50) -> None:
 
 
 def patching(client: Client, url: str, times: int = 30) -> None:
-    """One row of a thousand changes; a patch, and the whole answer."""
+    """Change one row of a thousand; print time and size of the patch and of the whole answer."""
     query = client.call("query.prepare", sql=QUERIES["one table"])["query_id"]
     address = f"{url}/api/v1/q/{query}?args=[1]"
     sides = {"whole": {}, "patch": {"A_IM": "headwater-rows"}}
@@ -76,7 +76,7 @@ def patching(client: Client, url: str, times: int = 30) -> None:
 
 
 def hearing(client: Client, url: str, times: int = 300) -> None:
-    """From just before a write is sent to the invalidation on an open stream."""
+    """Print the time from sending a write to its invalidation on an open stream."""
     query = client.call("query.prepare", sql=QUERIES["one table"])["query_id"]
     heard: dict[int, float] = {}
     ready = threading.Event()
@@ -106,7 +106,7 @@ def hearing(client: Client, url: str, times: int = 300) -> None:
 
 
 def main() -> None:
-    """Print all three."""
+    """Print all three measurements."""
     print(versions())
     print("asking: no bars; both sides of a pair are measured in turns")
     with folder() as place, server(Path(place) / "data") as (url, _), Client(url) as client:

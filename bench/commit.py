@@ -1,4 +1,4 @@
-"""What capture costs a commit: bare SQLite, with our triggers, and with a server draining beside it."""
+"""Cost of capture per commit: bare SQLite, with our triggers, and with a server that captures concurrently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = ((1, 1_500), (100, 30_000), (10_000, 200_000))  # rows per transaction, 
 
 
 def write(path: Path, op: str, per: int, total: int, sync: str) -> float:
-    """Seconds for `total` rows in transactions of `per`, by a writer that is not us."""
+    """Return the seconds in which a foreign writer writes `total` rows in transactions of `per`."""
     db = apsw.Connection(str(path))
     db.set_busy_timeout(10_000)
     db.execute(f"PRAGMA synchronous = {sync}")
@@ -38,7 +38,7 @@ def write(path: Path, op: str, per: int, total: int, sync: str) -> float:
 
 
 def side(*, captured: bool, drained: bool, op: str, per: int, total: int, sync: str) -> float:
-    """One run of one side on fresh files."""
+    """Return the seconds of one run of one side on fresh files."""
     with folder() as place:
         path = place / "t.db"
         new_file(path, captured=captured)
@@ -49,7 +49,7 @@ def side(*, captured: bool, drained: bool, op: str, per: int, total: int, sync: 
 
 
 def latencies(drained: bool, count: int = 3_000) -> tuple[float, float]:
-    """p50 and p99 of single-row commits of a foreign writer, in milliseconds."""
+    """Return p50 and p99 of single-row commits of a foreign writer, in milliseconds."""
     with folder() as place:
         path = place / "t.db"
         new_file(path, captured=False)

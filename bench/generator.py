@@ -1,4 +1,4 @@
-"""The load generator of `bench/load`: built with the system's C compiler, one process per run, figures back."""
+"""The load generator of `bench/load`: built with the system's C compiler, one process per run; returns its figures."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MARK = "@hw" + "0" * 24  # stamped with time and number when it is published
 
 
 class Missing(Exception):
-    """Something the benchmark needs is not installed; the text says how to get it."""
+    """A program that the benchmark needs is not installed; the text says how to install it."""
 
 
 @dataclass(frozen=True)
 class Shot:
-    """What is published at once, and how many answers that gives. Several forms take turns."""
+    """One publication in alternating forms, and the number of answers that the server sends to it."""
 
     forms: tuple[bytes, ...]
     answers: int
 
 
 class Side(Protocol):
-    """One server under load: where it listens, whose CPU counts, and how to speak to it."""
+    """One server under load: its port, the processes whose CPU counts, and its requests."""
 
     port: int
     pids: list[int]
@@ -62,7 +62,7 @@ class Run:
 
 
 class Generator:
-    """The built program in a folder of its own."""
+    """The generator program, built in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("cc")
@@ -77,7 +77,9 @@ class Generator:
     def run(
         self, side: Side, subscribers: Sequence[bytes], shot: Shot, *, publishers: int = 1, **options: float
     ) -> Run:
-        """One run. Every delivery comes once, and in order where one connection publishes, or it is an error."""
+        """Return the figures of one run; raise RuntimeError if deliveries are repeated or, with one publisher,
+        disordered.
+        """
         found = figures(self.start(side, subscribers, shot, publishers=publishers, **options))
         if found.beyond or (publishers == 1 and found.disordered):
             raise RuntimeError(f"deliveries were repeated or out of order: {found}")
@@ -86,7 +88,7 @@ class Generator:
     def start(
         self, side: Side, subscribers: Sequence[bytes], shot: Shot | None, **options: float
     ) -> subprocess.Popen[str]:
-        """Start a run and leave it to the caller to read its figures."""
+        """Start a run; the caller reads its figures with `figures`."""
         command = [str(self._program), "--port", str(side.port), "--pids", ",".join(map(str, side.pids))]
         command += ["--subscribers", self._file("subscribers", subscribers)]
         if shot:
@@ -103,7 +105,7 @@ class Generator:
 
 
 def figures(program: subprocess.Popen[str]) -> Run:
-    """Wait for the end of a run."""
+    """Wait for the end of a run and return its figures."""
     answer = program.communicate()[0]
     if not answer:
         raise RuntimeError("the run failed; its reason is above")
@@ -111,14 +113,14 @@ def figures(program: subprocess.Popen[str]) -> Run:
 
 
 def http_get(port: int, path: str, **headers: str) -> bytes:
-    """A GET as bytes."""
+    """Return a GET request as bytes."""
     lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{port}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 def http_post(port: int, path: str, body: str, kind: str = "application/json") -> bytes:
-    """A POST as bytes."""
+    """Return a POST request as bytes."""
     data = body.encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -127,7 +129,7 @@ def http_post(port: int, path: str, body: str, kind: str = "application/json") -
 
 
 def open_stream(port: int, path: str, transport: str) -> bytes:
-    """The request that opens a stream, `sse` or `ws`."""
+    """Return the request that opens a stream of the transport `sse` or `ws`."""
     if transport == "sse":
         return http_get(port, path, Accept="text/event-stream")
     return http_get(

@@ -1,4 +1,4 @@
-"""Children of `bench.grpc_stream`: readers of many streams, and a bare server of the library as the floor.
+"""Child processes of `bench.grpc_stream`: readers of many streams, and a bare grpc.aio server as the floor.
 
 `read ADDRESS STREAMS PATH REQUEST_HEX TOKEN`: opens the streams, says `open`, then for each number N on stdin waits
 until every stream has N messages more, and says `done`.
@@ -20,7 +20,7 @@ async def _numbers() -> asyncio.StreamReader:
 
 
 async def read(address: str, streams: int, path: str, request: bytes, token: str) -> None:
-    """Count messages."""
+    """Open all streams; for each number N on stdin wait for N more messages on every stream, then print `done`."""
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     # A channel each for ten streams: one connection would serialise them all.
     options = [("grpc.use_local_subchannel_pool", 1)]
@@ -41,7 +41,7 @@ async def read(address: str, streams: int, path: str, request: bytes, token: str
 
 
 async def serve(size: int) -> None:
-    """Send bytes that are ready, one message each: what the library itself costs."""
+    """Send prepared bytes, one message each: the cost of the gRPC library alone."""
     import grpc
 
     body, queues = b"x" * size, set[asyncio.Queue[int]]()

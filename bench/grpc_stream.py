@@ -29,7 +29,7 @@ SIZE = 160  # bytes of one event of ours, about
 
 
 class Child:
-    """A child that answers each number by a word."""
+    """A child process that answers each number on its stdin by a word."""
 
     def __init__(self, *args: str) -> None:
         command = [sys.executable, "-m", "bench.grpc_child", *args]
@@ -56,7 +56,7 @@ class Child:
 
 
 class Cost(NamedTuple):
-    """Of one run."""
+    """The figures of one run."""
 
     server_us: float  # per delivery
     rate: float  # deliveries a second
@@ -64,7 +64,7 @@ class Cost(NamedTuple):
 
 
 def run(pid: int, publish: Callable[[int], object], reader: Child, streams: int, width: int, seconds: float) -> Cost:
-    """Publish in a closed loop for a while."""
+    """Publish for `seconds`, each time after all streams have the last messages; return the cost."""
     rounds, before, began = 0, cpu_seconds(pid), time.perf_counter()
     while time.perf_counter() - began < seconds:
         reader.tell(width)
@@ -76,7 +76,7 @@ def run(pid: int, publish: Callable[[int], object], reader: Child, streams: int,
 
 
 def alone(pid: int, publish: Callable[[int], object], width: int, pace: float, seconds: float) -> float:
-    """Microseconds of the server's CPU for one round that nobody hears."""
+    """Return the microseconds of server CPU for one round of publishing without readers."""
     rounds, before, began = 0, cpu_seconds(pid), time.perf_counter()
     while time.perf_counter() - began < seconds:
         publish(width)
@@ -94,7 +94,7 @@ def closing(child: Child) -> Iterator[Child]:
 
 
 def ours(url: str, pid: int, address: str, token: str, streams: int, width: int, seconds: float) -> Cost:
-    """Our server; publishing is taken out."""
+    """Measure our server, and subtract the cost of publishing."""
     side = Ours(url, pid, token)
     values = ", ".join(["(1, ?)"] * width)
 
@@ -109,7 +109,7 @@ def ours(url: str, pid: int, address: str, token: str, streams: int, width: int,
 
 
 def floor(bare: Child, streams: int, width: int, seconds: float) -> Cost:
-    """The library alone."""
+    """Measure the gRPC library alone."""
     with closing(Child("read", bare.said, str(streams), "/bare/Stream", "", "")) as reader:
         return run(bare.process.pid, bare.tell, reader, streams, width, seconds)
 

@@ -55,7 +55,7 @@ path = "lake/{{table}}"
 
 
 class Memory:
-    """The resident memory of a tree of processes by what they are, sampled while the block runs: peaks in MiB.
+    """Peaks of resident memory of a tree of processes, by their kind, in MiB; sampled while the block runs.
 
     Pages that forked workers share are counted for each, so the sum is rather too large.
     """
@@ -130,7 +130,7 @@ def _resident(pid: int) -> float:
 
 @dataclass(frozen=True)
 class Told:
-    """One run of our command line: what it said, how long it took, what it weighed."""
+    """One run of our command line: its lines of JSON, its time and its memory."""
 
     wall: float
     memory: Memory
@@ -140,13 +140,13 @@ class Told:
         return [line for line in self.lines if line["what"] == what]
 
     def between(self, first: str, *last: str) -> float:
-        """Seconds from the first line of one kind to the last of others."""
+        """Return the seconds from the first line of kind `first` to the last line of the kinds `last`."""
         ends = [line["ts_ms"] for what in last for line in self.all(what)]
         return float(max(ends) - self.all(first)[0]["ts_ms"]) / 1000
 
 
 def pipeline(place: Path, server_pid: int, verb: str, *options: str) -> Told:
-    """`headwater pipeline VERB lake.toml …`, a real process."""
+    """Run `headwater pipeline VERB lake.toml …` as a process to its end; return its lines, time and memory."""
     command = [sys.executable, "-m", "headwater", "pipeline", verb, str(place / "lake.toml"), *options, "-o", "json"]
     started = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -158,7 +158,7 @@ def pipeline(place: Path, server_pid: int, verb: str, *options: str) -> Told:
 
 
 def snapshot(place: Path, server_pid: int) -> Told:
-    """The first run, from nothing; the table must be all there."""
+    """Run the pipeline for the first time and print its figures."""
     told = pipeline(place, server_pid, "run", "--once")
     rows = sum(line["rows"] for line in told.all("loaded"))
     seconds = told.between("started", "loaded", "stepped")
@@ -168,7 +168,7 @@ def snapshot(place: Path, server_pid: int) -> Told:
 
 
 def step(place: Path, path: Path, url: str, server_pid: int, rows: int, changes: int) -> None:
-    """Changes all over the table, in one step."""
+    """Commit changes all over the table, run the pipeline once more and print its figures."""
     commit(path, scattered(rows, changes))
     durable(url)
     told = pipeline(place, server_pid, "run", "--once")
@@ -178,7 +178,7 @@ def step(place: Path, path: Path, url: str, server_pid: int, rows: int, changes:
 
 
 def scattered(rows: int, changes: int) -> list[str]:
-    """A tenth deletes and six tenths updates, all over the keys, the rest new rows."""
+    """Return statements all over the keys: a tenth deletes, six tenths updates, the rest inserts."""
     tenth = max(changes // 10, 1)
     old = 7 * tenth
     stride, batch = max(rows // old, 1), min(BATCH, tenth)
@@ -192,7 +192,7 @@ def scattered(rows: int, changes: int) -> list[str]:
 
 
 def verification(place: Path, server_pid: int) -> None:
-    """Both sides read whole and compared; they must be equal."""
+    """Compare source and sink with `pipeline verify`; raise RuntimeError if they differ."""
     told = pipeline(place, server_pid, "verify")
     (found,) = told.all("verified")
     if not found["equal"]:
@@ -204,7 +204,9 @@ def verification(place: Path, server_pid: int) -> None:
 
 
 def by_jdbc(file: str, target: str, parts: int, jar: str) -> dict[str, Any]:
-    """Plain PySpark: the SQLite file by JDBC, by partitions of its key, into Delta or else Parquet."""
+    """Copy the SQLite file by plain PySpark and JDBC, partitioned by its key, into Delta, or Parquet without Delta's
+    jars.
+    """
     from pyspark.sql.functions import col
 
     kinds = [DELTA] if have_jars(DELTA) else []
@@ -240,7 +242,7 @@ def _bounds(file: str) -> tuple[int, int]:
 
 
 def by_pandas(file: str, target: str) -> dict[str, Any]:
-    """Chunks by pandas, appended by delta-rs."""
+    """Copy the SQLite file in chunks of pandas, appended by delta-rs."""
     import pandas
     import pyarrow
     from deltalake import DeltaTable, write_deltalake
@@ -255,7 +257,7 @@ def by_pandas(file: str, target: str) -> dict[str, Any]:
 
 
 def baseline(name: str, label: str, path: Path, target: Path, *more: str) -> float:
-    """One of the two in a process of its own: its seconds, without its start."""
+    """Run one of the baselines in its own process; return its seconds without its start."""
     command = [sys.executable, "-m", "bench.lake", name, str(path), str(target), *more]
     started = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, Memory(child.pid) as memory:
@@ -268,7 +270,7 @@ def baseline(name: str, label: str, path: Path, target: Path, *more: str) -> flo
 
 
 def sqlite_jdbc(place: Path) -> Path | None:
-    """SQLite's driver, by Maven; None where that is not to be had."""
+    """Return SQLite's JDBC driver, fetched by Maven; None if Maven is missing or cannot fetch it."""
     mvn = shutil.which("mvn")
     if mvn is None:
         return None
@@ -282,7 +284,7 @@ def sqlite_jdbc(place: Path) -> Path | None:
 
 
 def tell(label: str, rows: int, seconds: float, wall: float, memory: Memory) -> None:
-    """One line of figures and one of memory."""
+    """Print one line of figures and one of memory."""
     print(f"  {label:44} {rows:>9,} rows {seconds:>7.1f} s   {rows / seconds:>9,.0f} rows/s   (process {wall:.1f} s)")
     print(f"      MiB at most: {memory}", flush=True)
 
@@ -308,7 +310,7 @@ def main(rows: int = ROWS_DEFAULT, changes: int = CHANGES_DEFAULT) -> None:
 
 
 def compared(place: Path, path: Path, ranges: int) -> dict[str, float]:
-    """The baselines' seconds."""
+    """Return the seconds of each baseline."""
     found = {}
     jar = sqlite_jdbc(place)
     if jar is None:

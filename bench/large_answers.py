@@ -1,4 +1,4 @@
-"""Large answers: how long /healthz takes, and how much memory the server has, while the worst queries are asked."""
+"""Large answers: latency of /healthz and memory of the server while the worst queries are answered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORST = {
 
 
 class Health:
-    """Asks for /healthz again and again, and looks at the memory of the server."""
+    """Requests /healthz repeatedly and samples the memory of the server."""
 
     def __init__(self, side: Ours) -> None:
         self._port, self._pid = side.port, side.pids[0]
@@ -58,14 +58,14 @@ class Health:
         asking.close()
 
     def told(self) -> str:
-        """The figures."""
+        """Return the figures as text."""
         late = sorted(self.took)[int(0.99 * len(self.took))]
         middle = statistics.median(self.took)
         return f"/healthz {middle:.1f} ms, 99 % {late:.0f} ms, worst {max(self.took):.0f} ms · {self.mib:,} MiB"
 
 
 def ask(side: Ours, sql: str) -> str:
-    """Ask for one answer and read all of it; what came."""
+    """Request one answer and read all of it; return its size, or its error code."""
     asking = http.client.HTTPConnection("127.0.0.1", side.port, timeout=120)
     asking.request("POST", RPC, body(sql), {"Content-Type": "application/json"})
     answer = asking.getresponse()
@@ -77,7 +77,7 @@ def ask(side: Ours, sql: str) -> str:
 
 
 def body(sql: str) -> bytes:
-    """`sql.exec` as JSON."""
+    """Return a `sql.exec` request as JSON."""
     return json.dumps({"id": 1, "method": "sql.exec", "params": {"sql": sql}}).encode()
 
 

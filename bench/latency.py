@@ -43,13 +43,13 @@ while time.monotonic() < end:
 
 
 def published(generator: Generator, side: Side, seconds: float) -> Run:
-    """Published by the generator, timed from the moment the request is sent."""
+    """Return a run whose changes the generator publishes, timed from sending the request."""
     streams = side.subscribers("sse", SUBSCRIBERS)
     return generator.run(side, streams, side.shot(1), seconds=seconds, rate=RATE, publishers=CONNECTIONS)
 
 
 def foreign(generator: Generator, side: Ours, path: Path, seconds: float) -> Run:
-    """Committed to the file by another process, timed from just before its commit."""
+    """Return a run whose changes another process commits to the file, timed from just before each commit."""
     streams = side.subscribers("sse", SUBSCRIBERS)
     command = [sys.executable, "-c", WRITER, str(path), str(RATE), str(seconds + 1.5)]
     with subprocess.Popen(command):
@@ -57,7 +57,7 @@ def foreign(generator: Generator, side: Ours, path: Path, seconds: float) -> Run
 
 
 def during_snapshot(generator: Generator, side: Ours, rows: int, seconds: float) -> Run:
-    """Published while somebody reads a large table from its first row on, as fast as it goes."""
+    """Return a run of `published` while another client reads a large table as fast as possible."""
     found = side.subscribe(table="big", start="snapshot")
     stream = side.streams([found], "sse", start="")
     reader = generator.start(side, stream, None, warm=0, seconds=seconds + 1.5)
@@ -70,7 +70,7 @@ def during_snapshot(generator: Generator, side: Ours, rows: int, seconds: float)
 
 
 def database(path: Path, rows: int) -> None:
-    """A file with `orders`, empty, and `big`."""
+    """Create a file with the empty table `orders` and the table `big`."""
     db = apsw.Connection(str(path))
     db.execute("PRAGMA journal_mode = WAL")
     db.execute(TABLE)
@@ -81,7 +81,7 @@ def database(path: Path, rows: int) -> None:
 
 
 def report(runs: dict[str, list[Run]]) -> None:
-    """The median of each side's figures and ratios to Redis."""
+    """Print the median of each side's figures and the ratios to Redis."""
     floor = statistics.median(run.p50_us for run in runs["Redis"]) if "Redis" in runs else 0
     for name, found in runs.items():
         p50, p99 = (statistics.median(getattr(run, which) for run in found) for which in ("p50_us", "p99_us"))
@@ -117,7 +117,7 @@ def main(repeats: int = 3, seconds: float = 2.0, rows: int = 5_000_000) -> None:
 
 
 def rounds(sides: dict[str, Callable[[], Run]], repeats: int) -> None:
-    """The sides take turns."""
+    """Run the sides alternately and print the report."""
     runs = defaultdict(list)
     for _ in range(repeats):
         for name, run in sides.items():

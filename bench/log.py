@@ -25,7 +25,7 @@ ORDERS = Table(
 
 
 def changes(count: int, seed: int = 1) -> tuple[Change, ...]:
-    """Updates of six columns with both images, about 170 bytes of msgpack."""
+    """Return updates of six columns with both images, each about 170 bytes of msgpack."""
     rng = random.Random(seed)
     letters = "abcdefghijklmnopqrstuvwxyz "
     made = []
@@ -38,7 +38,7 @@ def changes(count: int, seed: int = 1) -> tuple[Change, ...]:
 
 
 def transactions(rows: tuple[Change, ...], size: int) -> Iterator[Transaction]:
-    """`rows` as commits of `size`, a millisecond apart."""
+    """Yield `rows` as commits of `size` changes, a millisecond apart."""
     ms = 1_767_225_600_000
     for place in range(0, len(rows), size):
         ms += 1
@@ -47,37 +47,37 @@ def transactions(rows: tuple[Change, ...], size: int) -> Iterator[Transaction]:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds `work` takes."""
+    """Return the seconds that `work` takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def append_each(log: DiskLog, parts: Iterable[Transaction]) -> None:
-    """One durable append for each transaction."""
+    """Append each transaction with its own fsync."""
     for part in parts:
         log.append([part])
 
 
 def merge_all(log: DiskLog) -> None:
-    """Until nothing is left to merge."""
+    """Merge blocks until none are left to merge."""
     while log.merge():
         pass
 
 
 def trim_all(log: DiskLog, keep: int) -> None:
-    """Until only `keep` changes take space."""
+    """Apply retention until only `keep` changes take space."""
     while log.retain(Retention(changes=keep), now_ms=0):
         pass
 
 
 def read_all(log: DiskLog) -> int:
-    """Every change as an object."""
+    """Read every change as an object; return their number."""
     return sum(len(part.changes) for part in log.scan(after=0))
 
 
 def read_rates(count: int, *logs: DiskLog) -> list[float]:
-    """Best of five for each, taking turns so that all meet the same noise."""
+    """Return the changes per second of each log, the best of five alternating reads."""
     best = [float("inf")] * len(logs)
     for _ in range(5):
         for place, log in enumerate(logs):
@@ -86,7 +86,7 @@ def read_rates(count: int, *logs: DiskLog) -> list[float]:
 
 
 def profile(title: str, work: Callable[[], object]) -> None:
-    """The largest own costs of `work`."""
+    """Print the functions of `work` with the largest own time."""
     profiler = cProfile.Profile()
     profiler.runcall(work)
     out = io.StringIO()
@@ -97,7 +97,7 @@ def profile(title: str, work: Callable[[], object]) -> None:
 
 
 def append_rates(new: Callable[[str], DiskLog], rows: tuple[Change, ...]) -> None:
-    """Durable appends by size of the commit."""
+    """Print the rate of durable appends by size of the commit."""
     for size, total in ((1, 5000), (100, 50_000), (10_000, len(rows))):
         log = new(f"append{size}.db")
         seconds = timed(partial(append_each, log, transactions(rows[:total], size)))
@@ -106,7 +106,7 @@ def append_rates(new: Callable[[str], DiskLog], rows: tuple[Change, ...]) -> Non
 
 
 def main(count: int = 200_000) -> None:
-    """Run everything in a temporary folder and print it."""
+    """Run all measurements in a temporary folder and print them."""
     rows = changes(count)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as logs:
 

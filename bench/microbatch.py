@@ -1,4 +1,4 @@
-"""From a commit to the Delta version that holds it: the pipeline running live, and plain Structured Streaming.
+"""Latency from a commit to the Delta version that holds it: the live pipeline, and plain Structured Streaming.
 
 python -m bench.microbatch [ROWS [COMMITS]]    the stream runs as `python -m bench.microbatch stream …`, in a process
 """
@@ -47,7 +47,7 @@ for number in range(commits):
 
 
 class Versions:
-    """When each version of a Delta table was first seen, and the offset it brought. Looks every 5 ms."""
+    """Records when each version of a Delta table appears and the offset it holds; checks every 5 ms."""
 
     def __init__(self, table: Path) -> None:
         self._log = table / "_delta_log"
@@ -65,7 +65,7 @@ class Versions:
         self._thread.join()
 
     def when(self, offset: int) -> int | None:
-        """When the first version was there that holds everything up to `offset`."""
+        """Return when the first version appeared that holds everything up to `offset`; None if there is none."""
         return next((at for reached, at in self.seen if reached >= offset), None)
 
     def _run(self) -> None:
@@ -77,7 +77,7 @@ class Versions:
 
 
 def _offsets(commit: Path) -> list[int]:
-    """Of the transactions of a step; those of a part of the snapshot have a third name."""
+    """Return the offsets of the step transactions in a commit, without those of snapshot parts."""
     told = [json.loads(line).get("txn") for line in commit.read_text().splitlines()]
     return [txn["version"] for txn in told if txn and txn["appId"].count("/") < 2]
 
@@ -87,7 +87,7 @@ def _offsets(commit: Path) -> list[int]:
 
 @contextlib.contextmanager
 def live(place: Path, url: str) -> Iterator[Path]:
-    """`headwater pipeline run`, going on until told to stop: the table it writes."""
+    """Run `headwater pipeline run` until the block ends; yield the table it writes."""
     file = place / "lake.toml"
     file.write_text(PIPELINE.format(url=url, step=200_000, memory=DRIVER))
     command = [sys.executable, "-m", "headwater", "pipeline", "run", str(file), "-o", "json"]
@@ -101,7 +101,7 @@ def live(place: Path, url: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def streaming(place: Path, url: str) -> Iterator[Path]:
-    """Structured Streaming with foreachBatch: the table it writes."""
+    """Run Structured Streaming with foreachBatch until the block ends; yield the table it writes."""
     target = place / "stream"
     command = [sys.executable, "-m", "bench.microbatch", "stream", url, str(target), str(place / "checkpoint")]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
@@ -114,7 +114,7 @@ def streaming(place: Path, url: str) -> Iterator[Path]:
 
 
 def stream(url: str, target: str, checkpoint: str) -> None:
-    """What a user would write: batches of the log, appended by delta-rs. It ends with its standard input."""
+    """Append batches of the log with delta-rs, as a user would, until stdin ends."""
     from deltalake import CommitProperties, Transaction, write_deltalake
 
     def append(frame: DataFrame, number: int) -> None:
@@ -134,7 +134,7 @@ def stream(url: str, target: str, checkpoint: str) -> None:
 
 
 def latencies(path: Path, url: str, target: Path, first: int, commits: int) -> list[float]:
-    """Milliseconds from each commit to the version that holds it, after some that do not count."""
+    """Return the milliseconds from each commit to the version that holds it, without the first WARM commits."""
     with Versions(target) as versions:
         _ready(path, url, versions)
         before = durable(url).latest
@@ -148,7 +148,7 @@ def latencies(path: Path, url: str, target: Path, first: int, commits: int) -> l
 
 
 def _ready(path: Path, url: str, versions: Versions) -> None:
-    """Wait until a change comes through: one is made again and again until the first is there."""
+    """Repeat a change until the first one has arrived in the table, then wait for the last."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not any(reached for reached, _ in versions.seen):
         if time.monotonic() > end:
@@ -168,7 +168,7 @@ def _wait(is_there: Callable[[], bool]) -> None:
 
 
 def write(path: Path, first: int, commits: int) -> list[int]:
-    """Commits by another process: when each was made."""
+    """Commit in another process; return when each commit was made."""
     insert = " ".join((ROWS % (9999999, WIDTH)).split())
     command = [
         sys.executable,
@@ -186,7 +186,7 @@ def write(path: Path, first: int, commits: int) -> list[int]:
 
 
 def report(name: str, found: list[float]) -> None:
-    """Percentiles."""
+    """Print percentiles."""
     p50, p90 = (statistics.quantiles(found, n=10, method="inclusive")[each] for each in (4, 8))
     print(
         f"  {name:52} p50 {p50:>7.0f} ms   p90 {p90:>7.0f} ms   max {max(found):>7.0f} ms   n {len(found)}", flush=True

@@ -1,4 +1,4 @@
-"""304 answers a second on a prepared query, its head checked each time, against nginx with a static file."""
+"""Rate of 304 answers on a prepared query, whose head is checked each time, against nginx with a static file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ http {{
 
 @contextlib.contextmanager
 def nginx(place: Path, body: bytes) -> Iterator[str]:
-    """A private nginx that serves `body`; its URL."""
+    """Run a private nginx that serves `body`; yield its URL."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if not program:
         raise Missing("no nginx (apt-get install nginx)")
@@ -64,7 +64,7 @@ def nginx(place: Path, body: bytes) -> Iterator[str]:
 
 
 def prepared(url: str, token: str = "") -> str:
-    """A query of a small table, by its address."""
+    """Create a small table and prepare a query of it; return the URL of the query."""
     with Client(url, token=token or None) as client:
         client.call("sql.exec", sql="CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, v TEXT)")
         for number in range(ROWS):
@@ -74,7 +74,7 @@ def prepared(url: str, token: str = "") -> str:
 
 
 def credentials(url: str, token: str) -> dict[str, dict[str, str]]:
-    """Headers with one of every kind."""
+    """Return headers with each kind of credential, by its name."""
     with Client(url, token=token) as client:
         key = client.call("security.token.create", name="bench", role="viewer")["token"]
     signed = jwt.encode({"sub": "bench", "role": "viewer", "exp": int(time.time()) + 86_400}, SECRET, "HS256")
@@ -86,13 +86,13 @@ def credentials(url: str, token: str) -> dict[str, dict[str, str]]:
 
 
 def fetched(url: str, headers: dict[str, str]) -> tuple[str, bytes]:
-    """The tag and body of an answer."""
+    """Return the tag and body of an answer."""
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
         return answer.headers["ETag"], answer.read()
 
 
 def rate(url: str, headers: dict[str, str], seconds: float) -> float:
-    """Requests a second that were answered by 304."""
+    """Return how many requests a second are answered by 304; raise RuntimeError if any answer is another."""
     program = shutil.which("wrk")
     if not program:
         raise Missing("no wrk (apt-get install wrk)")

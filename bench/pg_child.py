@@ -1,4 +1,4 @@
-"""Our side of the PostgreSQL benchmarks: source, capture and log as the app wires them, until they came far enough.
+"""Our side of the PostgreSQL benchmarks: source, capture and log as in the app, until CHANGES changes are durable.
 
 `python -m bench.pg_child URL FOLDER CHANGES` prints one line of JSON.
 """
@@ -22,7 +22,7 @@ from headwater.sources.postgres.source import PostgresSource
 
 
 def main(url: str, data: str, changes: int) -> None:
-    """Measured from the moment it begins to connect, until so many changes are durable."""
+    """Print the figures from the start of connecting until `changes` changes are durable."""
     settings = LogConfig()
     Path(data).mkdir(exist_ok=True)
     disk = DiskLog.open(Path(data) / "main.log.db")

@@ -31,7 +31,7 @@ PEER, SUBSCRIBER = "Debezium, JSON made in its process", "ours, Debezium's envel
 
 
 def subscriber(base: Database, data: Path, count: int) -> Reading:
-    """A real server that drains while one subscriber reads from the earliest change on; timed once it is ready."""
+    """Time a server that captures the backlog while one subscriber reads all of it; its start is not counted."""
     copy = data.with_name("served")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(data, copy)
@@ -44,14 +44,14 @@ def subscriber(base: Database, data: Path, count: int) -> Reading:
 
 
 def peer(base: Database, place: Path, count: int) -> Reading:
-    """Debezium on a copy of the slot; timed from its first batch on, without the start of its engine."""
+    """Time Debezium on a copy of the slot from its first batch on; the start of its engine is not counted."""
     with base.slot("debezium") as slot:
         found = debezium.finish(debezium.start(base, slot, place, count), place)
         return Reading(count / found["rate"], found["cpu"], found["mib"], start=found["start"])
 
 
 def report(runs: dict[str, list[Reading]], count: int) -> None:
-    """Medians, and ratios to what each is measured against."""
+    """Print medians, and ratios to the side that each is measured against."""
     rates = {name: count / statistics.median(run.seconds for run in found) for name, found in runs.items()}
     bars = {RECV: (RECV, 0.0), LOG: (RECV, LOG_BAR), PEER: (PEER, 0.0), SUBSCRIBER: (PEER, SUBSCRIBER_BAR)}
     for name, (against, bar) in bars.items():
@@ -64,7 +64,7 @@ def report(runs: dict[str, list[Reading]], count: int) -> None:
 
 
 def main(rows: int = ROWS, repeats: int = 3) -> None:
-    """Print medians and ratios; the sides take turns."""
+    """Run the sides alternately; print medians and ratios."""
     count = 2 * rows
     with database() as (base, place):
         print(f"{versions()} · {base.version()} · decoder {twin().name}")

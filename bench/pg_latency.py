@@ -1,4 +1,4 @@
-"""From an insert in PostgreSQL to a subscriber: ours by SSE against Debezium, both on the same inserts.
+"""Latency from an insert in PostgreSQL to a subscriber: ours by SSE against Debezium, both on the same inserts.
 
 `python -m bench.pg_latency [inserts]`: one row every 30 ms, timed from just before its statement.
 """
@@ -29,7 +29,7 @@ INSERT = b"INSERT INTO t VALUES (%s, 1, %s, 0.5, 'latency', 1)"
 
 
 class Listener(threading.Thread):
-    """Reads our stream, and keeps how many milliseconds each change took."""
+    """Reads our stream and records the latency of each change in milliseconds."""
 
     def __init__(self, port: int, count: int) -> None:
         super().__init__(daemon=True)
@@ -45,14 +45,14 @@ class Listener(threading.Thread):
 
 
 class Writer:
-    """Commits one row after another, each with the time at which that began."""
+    """Commits one row after another; each row holds the time at which its insert began."""
 
     def __init__(self, base: Database) -> None:
         self._db, self.written = base.db, 0
         self._db.execute("SET synchronous_commit = on")
 
     def write(self, until: Callable[[], bool]) -> None:
-        """At a steady pace."""
+        """Insert a row every SECONDS until `until` returns True."""
         began, number = time.monotonic(), 0
         while not until():
             self.written += 1
@@ -62,7 +62,7 @@ class Writer:
 
 
 def report(name: str, times: list[float], floor: float = 0.0) -> float:
-    """Without the first ones, in which the sides warm up; gives the median."""
+    """Print p50 and p99 of `times`, and the ratio to `floor`; return p50."""
     times = sorted(times)
     p50, p99 = statistics.median(times), times[int(len(times) * 0.99)]
     said = f"   {p50 / floor:.2f}x, bar {BAR:.2f}x {'holds' if p50 <= BAR * floor else 'missed'}" if floor else ""
@@ -71,7 +71,7 @@ def report(name: str, times: list[float], floor: float = 0.0) -> float:
 
 
 def main(count: int = COUNT) -> None:
-    """Print the figures of both."""
+    """Print the figures of both sides."""
     # Without PostgreSQL's own fsync: how long its disk takes to commit would be in both figures.
     with database(fsync="off") as (base, place), contextlib.ExitStack() as stack:
         print(f"{versions()} · {base.version()} · decoder {twin().name}")

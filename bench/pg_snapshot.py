@@ -55,7 +55,7 @@ COLUMNS = ("id", "customer", "status", "total", "currency", "placed_at", "note",
 
 @contextlib.contextmanager
 def postgres(place: Path) -> Iterator[str]:
-    """A server of our own on loopback: JDBC knows no sockets in files. Its URL."""
+    """Run a PostgreSQL server on loopback, as JDBC supports no Unix sockets; yield its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -68,7 +68,7 @@ def postgres(place: Path) -> Iterator[str]:
 
 
 class Sides:
-    """Both sides in one session."""
+    """Both readers of the table in one Spark session."""
 
     def __init__(self, spark: SparkSession, headwater: str, database: str, rows: int, partitions: int) -> None:
         self._spark, self._headwater, self._rows = spark, headwater, rows
@@ -81,7 +81,7 @@ class Sides:
             raise RuntimeError(f"the sides differ: rows {counted}, partitions {parts}")
 
     def _cut(self) -> str:
-        """The bounds that JDBC makes of 1 to rows + 1, as spans of keys at one offset."""
+        """Return spans of keys at one offset with the bounds that JDBC uses for the keys 1 to rows + 1."""
         stride = self._rows // self._partitions
         bounds = [1 + stride * number for number in range(1, self._partitions)]
         places: list[str | None] = ["", *(encode_key((each,)).hex() for each in bounds), None]
@@ -114,7 +114,7 @@ def _seconds(frame: Callable[[], DataFrame]) -> float:
 
 @contextlib.contextmanager
 def session() -> Iterator[SparkSession]:
-    """Two threads, our format, and the driver."""
+    """Yield a Spark session of two threads with our format and the JDBC driver."""
     fetch_jars(JDBC, ROOT / FOLDER)
     spark = open_session("local[2]", "bench", jars=[JDBC], jars_folder=ROOT / FOLDER)
     try:
@@ -140,7 +140,7 @@ def main(rows: int = ROWS, repeats: int = REPEATS, partitions: int = PARTITIONS)
 
 
 def report(sides: Sides, rows: int, repeats: int) -> None:
-    """One warm-up each, then the sides take turns."""
+    """Warm up each side, then run them alternately and print medians and ratio."""
     runs = {"JDBC": sides.theirs, "headwater": sides.ours}
     for run in runs.values():
         run()

@@ -1,4 +1,4 @@
-"""A subscriber of our server: reads a stream of server-sent events as fast as it comes, and counts changes."""
+"""A subscriber of our server: reads server-sent events as fast as they arrive, and counts changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARK = b"\nid: "
 
 
 def changes(port: int, path: str) -> Iterator[int]:
-    """How many have come, each time that some came."""
+    """Yield how many changes have arrived, after each read."""
     with socket.create_connection(("127.0.0.1", port)) as wire:
         wire.sendall(http_get(port, path, Accept="text/event-stream"))
         buffer, count, kept = bytearray(1 << 20), 0, b""
@@ -25,7 +25,7 @@ def changes(port: int, path: str) -> Iterator[int]:
 
 
 def events(port: int, path: str) -> Iterator[bytes]:
-    """The data of each change as it comes; without control events, which have no image."""
+    """Yield the data of each change; control events, which have no image, are left out."""
     with socket.create_connection(("127.0.0.1", port)) as wire:
         wire.sendall(http_get(port, path, Accept="text/event-stream"))
         kept = b""
@@ -37,7 +37,7 @@ def events(port: int, path: str) -> Iterator[bytes]:
 
 
 def until(port: int, path: str, count: int) -> float:
-    """When `count` of them had come, by the monotonic clock."""
+    """Return the monotonic time at which `count` changes had arrived."""
     for found in changes(port, path):
         if found >= count:
             break

@@ -19,20 +19,20 @@ ROWS = 500_000
 
 
 class Load:
-    """Makes the transactions."""
+    """Commits transactions of `rows` inserts."""
 
     def __init__(self, base: Database, rows: int) -> None:
         self._base, self._rows, self._next = base, rows, 1
 
     def run(self) -> float:
-        """One of them; gives when it was committed, by the monotonic clock."""
+        """Commit one transaction; return when, by the monotonic clock."""
         first, self._next = self._next, self._next + self._rows
         self._base.db.execute(INSERT.encode(), (first, self._next - 1))
         return time.monotonic()
 
 
 def recvlogical(base: Database, load: Load) -> Reading:
-    """It has everything when a mark that was written after the commit comes out of it."""
+    """Time pg_recvlogical until a message written after the commit arrives, so that it has read everything."""
     with base.slot("peer") as slot:
         child = subprocess.Popen(base.recvlogical_command(slot), stdout=subprocess.PIPE)
         assert child.stdout
@@ -52,7 +52,7 @@ def recvlogical(base: Database, load: Load) -> Reading:
 
 
 def ours(base: Database, data: Path, load: Load, rows: int) -> Reading:
-    """Ours, which follows while the transaction is made."""
+    """Time our source and log, which read while the transaction is written."""
     with Ours(base, data).started(rows) as child:
         base.until_active(SLOT)
         committed = load.run()
@@ -61,7 +61,7 @@ def ours(base: Database, data: Path, load: Load, rows: int) -> Reading:
 
 
 def main(rows: int = ROWS, repeats: int = 3) -> None:
-    """Print medians; the sides take turns."""
+    """Run the sides alternately and print medians."""
     with database(logical_decoding_work_mem="64MB") as (base, place):
         print(f"{versions()} · {base.version()} · decoder {twin().name}")
         print(f"pg_transaction: one of {rows:,} rows, from its commit on")

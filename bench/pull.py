@@ -1,4 +1,4 @@
-"""Feeds beside a bulk pull: commit to client, with and without a client that pulls a large table at the same time."""
+"""Feeds during a bulk pull: latency from commit to client, with and without a concurrent pull of a large table."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ print(rows, time.monotonic() - began, flush=True)
 
 
 class Beside(NamedTuple):
-    """A run, and the rows a second that were pulled meanwhile."""
+    """A run, and the rows per second that were pulled during it."""
 
     run: Run
     pulled: float = 0.0
 
 
 def fed(generator: Generator, side: Ours, path: Path, rate: int, seconds: float) -> Run:
-    """Committed to the file by another process, timed from just before its commit."""
+    """Return a run whose changes another process commits to the file, timed from just before each commit."""
     streams = side.subscribers("sse", SUBSCRIBERS)
     command = [sys.executable, "-c", WRITER, str(path), str(rate), str(seconds + 1.5)]
     with subprocess.Popen(command):
@@ -54,7 +54,7 @@ def fed(generator: Generator, side: Ours, path: Path, rate: int, seconds: float)
 
 
 def beside(generator: Generator, side: Ours, path: Path, rate: int, seconds: float) -> Beside:
-    """The same while another process pulls."""
+    """Return a run of `fed` while another process pulls the table."""
     command = [sys.executable, "-c", PULLER, side.url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as puller:
         assert puller.stdout
@@ -66,7 +66,7 @@ def beside(generator: Generator, side: Ours, path: Path, rate: int, seconds: flo
 
 
 def whole(url: str) -> float:
-    """Rows a second of a whole pull with nothing beside it."""
+    """Return the rows per second of a pull of the whole table without other load."""
     with Client(url) as client:
         with closing(client.snapshot("main", "big")) as first:
             next(first)  # the bulk worker is started by it
@@ -77,7 +77,7 @@ def whole(url: str) -> float:
 
 
 def report(rate: int, alone: list[Run], together: list[Beside]) -> None:
-    """Medians of both, and what the pull costs."""
+    """Print medians of both runs, and the ratio that the pull adds."""
     without = _line(f"{rate} changes/s", alone, "")
     pulled = statistics.median(each.pulled for each in together)
     during = _line("    beside a pull", [each.run for each in together], f"   {pulled:,.0f} rows/s pulled")

@@ -1,4 +1,4 @@
-"""How long a restart takes with a full log, and what an idle server weighs."""
+"""Time of a restart with a full log, and memory of an idle server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHANGES = 1_000_000
 
 
 def main() -> None:
-    """Fill a log, restart clean, report."""
+    """Fill a log, restart the server and print the figures."""
     print(versions())
     with folder() as place:
         path, data = Path(place) / "t.db", Path(place) / "data"

@@ -1,4 +1,4 @@
-"""One change and many instances of prepared queries: what finding those that it matters to costs, by their number."""
+"""Cost of finding the query instances that one change is relevant to, by the number of instances."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STATES, REGIONS, IDS, ORGS = ("new", "open", "paid", "sent", "done"), 50, 1_000_
 
 
 class Compared:
-    """What a SQLite source does to compare, without a database."""
+    """The comparisons of a SQLite source, without a database."""
 
     def __init__(self) -> None:
         self.order = order
@@ -67,7 +67,7 @@ BROAD: list[Condition] = [
 
 
 def queries(rng: random.Random, conditions: list[Condition]) -> list[Analysis]:
-    """Some over one table and some joins, each seeing other columns."""
+    """Return analyses over one table, and every fourth over a join, each with other columns."""
     found = []
     for number in range(QUERIES):
         places = []
@@ -115,7 +115,7 @@ def row(rng: random.Random) -> Row:
 
 
 def changes(rng: random.Random, count: int) -> list[Change]:
-    """Half of them updates of one to three columns."""
+    """Return random changes; about half are updates of one to three columns."""
     found = []
     for _ in range(count):
         table, before = rng.choice(list(TABLES.values())), row(rng)
@@ -134,7 +134,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def measure(conditions: list[Condition], count: int, source: Compared) -> tuple[float, float]:
-    """Microseconds a change, and what was found; prints the line."""
+    """Print the line of one measurement; return microseconds per change and instances found."""
     rng = random.Random(SEED)
     prepared, asked = queries(rng, conditions), changes(random.Random(SEED + 1), 20_000)
     given = [(rng.choice(prepared), arguments(rng)) for _ in range(count)]
@@ -166,7 +166,7 @@ def measure(conditions: list[Condition], count: int, source: Compared) -> tuple[
 
 
 def compare(router: Router, bounds: list[BoundDependencies], asked: list[Change]) -> None:
-    """Ask every instance; it must say what the router says."""
+    """Check that the router finds the same instances as asking each instance."""
     for change in asked:
         told = {key: place for key, bound in enumerate(bounds) if (place := bound.matters(change)) is not None}
         assert told == dict(router.route(change)), "the router does not say what its instances say"

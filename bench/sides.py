@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved runs, medians, files made fresh, a server as a child process."""
+"""Shared parts of the benchmarks: alternating runs, medians, new files, a server as a child process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INSERT = "INSERT INTO t VALUES (?, ?, ?, ?, ?, ?)"
 
 
 class Notes(dict[str, str]):
-    """Where a source keeps its nonces when no log is there."""
+    """Notes of a source that has no log."""
 
     def note(self, name: str) -> str:
         return self.get(name, "")
@@ -35,7 +35,7 @@ class Notes(dict[str, str]):
 
 
 def rows(count: int, start: int = 1) -> list[tuple[int, int, str, float, str, int]]:
-    """Rows of about 90 bytes."""
+    """Return `count` rows of about 90 bytes."""
     return [
         (n, n * 7, f"{n * 2654435761 % 2**64:020x}", n * 0.5, f"{n * 40503:048x}", n % 100)
         for n in range(start, start + count)
@@ -44,7 +44,9 @@ def rows(count: int, start: int = 1) -> list[tuple[int, int, str, float, str, in
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """A fresh folder on the disk the benchmarks measure (BENCH_DIR, or the system's temporary one)."""
+    """Yield a new folder on the disk to be measured (BENCH_DIR, or the system's temporary folder); remove it at the
+    end.
+    """
     path = Path(tempfile.mkdtemp(prefix="headwater-bench-", dir=os.environ.get("BENCH_DIR")))
     try:
         yield path
@@ -53,7 +55,7 @@ def folder() -> Iterator[Path]:
 
 
 def new_file(path: Path, *, captured: bool, setup: str = TABLE) -> None:
-    """A WAL database with the table `t`, with or without capture."""
+    """Create a WAL database with the table `t`, with or without capture."""
     db = apsw.Connection(str(path))
     db.execute("PRAGMA journal_mode = WAL")
     db.execute(setup)
@@ -65,7 +67,7 @@ def new_file(path: Path, *, captured: bool, setup: str = TABLE) -> None:
 
 
 def medians(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """The median of each side, the sides taking turns."""
+    """Run the sides alternately; return the median of each."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, run in sides.items():
@@ -75,14 +77,14 @@ def medians(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, fl
 
 @contextlib.contextmanager
 def server(data: Path, *urls: str) -> Iterator[tuple[str, int]]:
-    """A real `headwater serve` in a child process: its URL and process id."""
+    """Run a real `headwater serve` as a child process; yield its URL and process id."""
     with announced(data, *urls) as (words, pid):
         yield words[3], pid
 
 
 @contextlib.contextmanager
 def announced(data: Path, *urls: str) -> Iterator[tuple[list[str], int]]:
-    """The same, with the whole line that it says: its URL is the fourth word, gRPC's address the sixth."""
+    """Run `headwater serve`; yield the words of its first line (fourth: the URL, sixth: gRPC's address) and its pid."""
     command = [sys.executable, "-m", "headwater", "serve", *urls, "--data", str(data), "--http", "127.0.0.1:0"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -107,13 +109,13 @@ def _ready(child: subprocess.Popen[str]) -> list[str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process, by all its threads, so far."""
+    """Return the CPU seconds that all threads of a process have used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def versions() -> str:
-    """One line that says what was measured on what."""
+    """Return one line with the date, the versions and the machine."""
     return (
         f"{time.strftime('%Y-%m-%d')} · Python {platform.python_version()} · SQLite {apsw.sqlite_lib_version()} · "
         f"{platform.system()} {platform.machine()} · {os.cpu_count()} cores"

@@ -1,4 +1,4 @@
-"""The log into Spark, warm and cold, against the same rows from Parquet. Also what the other pipeline benches share."""
+"""The log into Spark, warm and cold, against the same rows from Parquet; also shared parts of pipeline benchmarks."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ BATCH = 10_000  # changes of a commit
 
 
 def preload(path: Path, rows: int) -> None:
-    """A file with the table and its rows, made by another process before anybody watches it."""
+    """Create a file with the table and its rows in another process, before capture starts."""
     fill = [ROWS % (1, rows)] if rows else []
     subprocess.run([sys.executable, "-c", PRELOAD, str(path), TABLE, *fill], check=True)
 
 
 def commit(path: Path, statements: list[str]) -> None:
-    """Each statement in a commit of its own, by another process."""
+    """Commit each statement separately in another process."""
     lines = "\n".join(" ".join(each.split()) for each in statements)
     subprocess.run([sys.executable, "-c", WRITER, str(path)], input=lines, text=True, check=True)
 
 
 @contextlib.contextmanager
 def served(place: Path, path: Path) -> Iterator[tuple[str, int]]:
-    """A real server over the file, whose log keeps all of a benchmark: its URL and process id."""
+    """Run a server over the file whose log retains everything; yield its URL and process id."""
     settings = place / "settings.toml"
     settings.write_text(SETTINGS)
     with server(place / "data", str(path), "--config", str(settings)) as found:
@@ -83,7 +83,7 @@ def served(place: Path, path: Path) -> Iterator[tuple[str, int]]:
 
 
 def durable(url: str) -> Described:
-    """The table once everything that was committed is in the durable log."""
+    """Wait until everything committed is in the durable log; return the description of `orders`."""
     with Client(url) as client:
         while True:
             status = _status(url)
@@ -94,7 +94,7 @@ def durable(url: str) -> Described:
 
 
 def engines() -> str:
-    """What runs beside us, in one line."""
+    """Return the versions of the other engines in one line."""
     names = ("pyspark", "deltalake", "pyarrow", "pandas")
     told = [f"{name} {importlib.metadata.version(name)}" for name in names]
     return f"{' · '.join(told)} · Java {find_java().version}"
@@ -104,7 +104,7 @@ def engines() -> str:
 
 
 def statements(changes: int) -> list[str]:
-    """Two thirds of them inserts, one third updates."""
+    """Return statements that make `changes` changes: two thirds inserts, one third updates."""
     inserts = changes - changes // 3
     found = [ROWS % (start, min(BATCH, inserts - start + 1)) for start in range(1, inserts + 1, BATCH)]
     for start in range(0, changes // 3, BATCH):
@@ -142,7 +142,7 @@ class Sides:
         return _seconds(self._log)
 
     def sizes(self) -> str:
-        """Bytes on disk of both sides."""
+        """Return the bytes on disk of both sides as text."""
         kept, written = (_mib(Path(each)) for each in (self._cache, self._parquet))
         return f"{kept:,.0f} MiB of slices, {written:,.0f} MiB of Parquet (snappy)"
 
@@ -168,7 +168,7 @@ def _mib(place: Path) -> float:
 
 @contextlib.contextmanager
 def session(**conf: Any) -> Iterator[SparkSession]:
-    """A session of two threads that knows our format."""
+    """Yield a Spark session of two threads that knows our format."""
     spark = open_session(
         "local[2]", "bench", conf={name.replace("__", "."): str(value) for name, value in conf.items()}
     )
@@ -201,7 +201,7 @@ def main(changes: int = CHANGES, repeats: int = REPEATS) -> None:
 
 
 def report(sides: Sides, repeats: int) -> None:
-    """One warm-up each, then the sides take turns."""
+    """Warm up each side, then run them alternately and print medians and ratios."""
     runs = {"Parquet": sides.parquet, "log, cold": sides.cold, "log, warm": sides.warm}
     for run in runs.values():
         run()

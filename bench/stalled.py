@@ -1,4 +1,4 @@
-"""Readers that stop reading: what each of them costs the server in memory, and whether it gets what it missed."""
+"""Readers that stop reading: memory of the server for each, and whether each receives what it missed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BAR_KIB = 1024  # for each stalled reader
 
 
 def measure(transport: str, seconds: float) -> None:
-    """Everybody reads, then half of them stall, then these read on."""
+    """Let all readers read, half of them stall and resume; print the server's memory in each phase."""
     with folder() as place, ours(place / "data") as side:
         size, streams = side.size(), side.subscribers(transport, READERS)
         run = Generator(place).run(side, streams, side.shot(WIDTH), stalled=STALLED, seconds=seconds, warm=seconds)

@@ -1,4 +1,4 @@
-"""Ten subscriptions and ten thousand, each with a filter of its own: what one committed change costs the server."""
+"""Ten and ten thousand subscriptions with different filters: server cost of one committed change."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ FILTERS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def updates(side: Ours) -> Shot:
-    """Single-row commits on the rows 1 to 10 in turn: with few or many, each concerns one subscriber."""
+    """Return single-row commits on the rows 1 to FEW in turn: each matches one subscription."""
     sql = "UPDATE orders SET note = ? WHERE id = ?"
     return Shot(tuple(side.statement(sql, NOTE, number) for number in range(1, FEW + 1)), 1)
 
 
 def polls(side: Ours, subscriptions: list[dict[str, Any]]) -> list[bytes]:
-    """Long polls from now on; the generator puts the next offset where the blanks are."""
+    """Return long polls from the head on; the generator replaces the padded offset by the next one."""
     latest = str(side.latest()).ljust(20)
     body = '{"id":1,"method":"cdc.poll","params":{"sub_id":%s,"wait_ms":60000,"from_offset":%s}}'
     return [http_post(side.port, RPC, body % (json.dumps(each["sub_id"]), latest)) for each in subscriptions]
 
 
 def measure(side: Ours, found: list[dict[str, Any]], generator: Generator, way: str, seconds: float) -> Run:
-    """One run with a stream, or a waiting poll, for each of the subscriptions."""
+    """Return one run with a stream, or a waiting poll, for each subscription."""
     polling = way == "poll"
     requests = polls(side, found) if polling else side.streams(found, way)
     return generator.run(side, requests, updates(side), per_mark=1, polling=polling, idle=seconds, seconds=seconds)
 
 
 def cost(runs: list[Run]) -> float:
-    """Microseconds of server CPU per change, without what the open connections cost when nothing happens."""
+    """Return the microseconds of server CPU per change, without the cost of idle open connections."""
     return statistics.median((run.server_s - run.idle_share * run.seconds) / run.published for run in runs) * 1e6
 
 
 @contextlib.contextmanager
 def filtered(place: Path, name: str, count: int) -> Iterator[tuple[Ours, list[dict[str, Any]]]]:
-    """A server with the ten rows that will change, and that many subscriptions."""
+    """Run a server with the FEW rows that will change; yield it and `count` subscriptions."""
     with ours(place / str(count)) as side:
         values = ", ".join(f"({number}, '')" for number in range(1, FEW + 1))
         side.ask("sql.exec", sql=f"INSERT INTO orders(customer, note) VALUES {values}")
@@ -59,7 +59,7 @@ def filtered(place: Path, name: str, count: int) -> Iterator[tuple[Ours, list[di
 
 
 def compare(name: str, many: int, repeats: int, seconds: float) -> None:
-    """Two servers, one with few and one with many subscriptions, taking turns."""
+    """Run a server with few and one with many subscriptions alternately, and print the report."""
     with folder() as place, filtered(place, name, FEW) as small, filtered(place, name, many) as large:
         generator = Generator(place)
         for way in ("sse", "poll"):
@@ -71,7 +71,7 @@ def compare(name: str, many: int, repeats: int, seconds: float) -> None:
 
 
 def report(name: str, few: list[Run], many: int, more: list[Run]) -> None:
-    """One line: both costs and their ratio."""
+    """Print one line with both costs and their ratio."""
     idle = " and ".join(f"{statistics.median(run.idle_share for run in runs):.1%}" for runs in (few, more))
     memory = " and ".join(f"{max(run.kib for run in runs) // 1024}" for runs in (few, more))
     print(

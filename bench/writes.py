@@ -1,4 +1,6 @@
-"""The writer queue: 16 clients with group commit, in process and over RPC, against one direct loop."""
+"""Durable single-row commits per second: 16 clients on the writer queue (threads, tasks, RPC) against a loop that has
+the file to itself, captured or not.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ NAMES = ("id", "a", "b", "c", "d", "e")
 
 
 def direct(captured: bool, count: int = 6_000) -> float:
-    """Durable single-row commits per second of one loop that has the file to itself."""
+    """Return the durable single-row commits per second of one loop that has the file to itself."""
     with folder() as place:
         path = place / "t.db"
         new_file(path, captured=captured)
@@ -40,7 +42,7 @@ def direct(captured: bool, count: int = 6_000) -> float:
 
 @contextlib.contextmanager
 def writable() -> Iterator[SqliteSource]:
-    """A source on a fresh file that is captured."""
+    """Yield a source on a new file, with capture."""
     with folder() as place:
         path = place / "t.db"
         new_file(path, captured=False)
@@ -53,7 +55,7 @@ def writable() -> Iterator[SqliteSource]:
 
 
 def in_process(clients: int = CLIENTS, count: int = COUNT) -> float:
-    """The same through `SqliteSource.write`, each client waiting for its own commit."""
+    """Return the commits per second of client threads on `SqliteSource.write`, each waiting for its own commit."""
     with writable() as source:
 
         def client(number: int) -> None:
@@ -71,7 +73,7 @@ def in_process(clients: int = CLIENTS, count: int = COUNT) -> float:
 
 
 def in_one_loop(clients: int = CLIENTS, count: int = COUNT) -> float:
-    """The same for clients that are tasks of one event loop, as they are in the server."""
+    """Return the commits per second of clients that are tasks of one event loop, as in the server."""
     import uvloop
 
     with writable() as source, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -94,7 +96,7 @@ async def _tasks(source: SqliteSource, clients: int, count: int) -> float:
 
 
 class Caller(asyncio.Protocol):
-    """One connection with one request in flight: raw bytes, so that the client is not what is measured."""
+    """One connection with one request in flight; it sends raw bytes, to keep the cost of the client small."""
 
     def __init__(self, requests: list[bytes], done: asyncio.Future[None]) -> None:
         self._requests, self._done = requests, done
@@ -124,7 +126,7 @@ class Caller(asyncio.Protocol):
 
 
 def request(host: str, method: str, params: dict[str, object]) -> bytes:
-    """One RPC as bytes."""
+    """Return one RPC as bytes."""
     body = json.dumps({"id": 1, "method": method, "params": params}).encode()
     head = (
         "POST /api/v1/rpc HTTP/1.1",
@@ -149,7 +151,7 @@ async def _calls(url: str, batches: list[list[bytes]]) -> float:
 
 
 def over_rpc(clients: int = CLIENTS, count: int = COUNT) -> float:
-    """The same through `data.insert` of a real server in a child process."""
+    """Return the commits per second through `data.insert` of a real server in a child process."""
     import uvloop
 
     with folder() as place, server(Path(place) / "data") as (url, _):
