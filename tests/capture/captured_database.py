@@ -33,7 +33,7 @@ db.close()
 
 
 class Running(msgspec.Struct):
-    """One database being captured."""
+    """One captured database: its source, log and capture thread."""
 
     source: SqliteSource
     disk: DiskLog
@@ -41,11 +41,11 @@ class Running(msgspec.Struct):
     capture: Capture
 
     def run(self, sql: str) -> int:
-        """Write through the source; the offset it took."""
+        """Run statements in one transaction through the source; return its offset."""
         return self.source.write(lambda session: session.execute(sql)).result(PATIENCE).offset
 
     def caught_up(self) -> None:
-        """Wait until the log has all that is committed; a file that was just replaced is unavailable for a moment."""
+        """Wait until the log has every committed change; retry while a replaced file is unavailable."""
         end = time.monotonic() + PATIENCE
         while True:
             try:
@@ -57,7 +57,7 @@ class Running(msgspec.Struct):
                 self.log.wait_beyond(self.log.latest, 0.01)
 
     def changes(self) -> list[Change]:
-        """What the log holds, staged ones included."""
+        """Return every change in the log, staged changes included."""
         self.caught_up()
         return flat(self.log.scan(after=self.log.horizon - 1))
 
@@ -96,7 +96,7 @@ def running(
 
 
 def foreign(path: Path, *statements: str) -> None:
-    """Run `statements` in a process of their own, by the standard library's SQLite."""
+    """Run `statements` in another process with the standard library's SQLite."""
     done = subprocess.run(
         [sys.executable, "-c", FOREIGN, str(path), msgspec.json.encode(statements).decode()],
         capture_output=True,
@@ -107,7 +107,7 @@ def foreign(path: Path, *statements: str) -> None:
 
 
 def logged(folder: Path, name: str = "app") -> list[Transaction]:
-    """Everything retained in the log file, read as another process would."""
+    """Return everything retained in the log file, read as another process reads it."""
     log = DiskLog.open(folder / f"{name}.log.db", read_only=True)
     try:
         return list(log.scan(after=log.horizon - 1))

@@ -39,7 +39,7 @@ OWNERS = {
 
 
 def arm(point: str) -> None:
-    """Make the Nth call of a method the last thing this process does, or the thing it never does."""
+    """Make the Nth call of a method kill this process before or after the call."""
     name, when, number = point.split(":")
     owner, method = name.split(".")
     real, calls = getattr(OWNERS[owner], method), 0
@@ -59,13 +59,13 @@ def arm(point: str) -> None:
 
 
 def skew(milliseconds: int) -> None:
-    """A wall clock that was stepped."""
+    """Shift the wall clock of this process."""
     real = time.time_ns
     time.time_ns = lambda: real() + milliseconds * 1_000_000
 
 
 def work(folder: Path, rounds: int) -> None:
-    """Write numbered transactions of three changes; tell what was acknowledged and what could be read."""
+    """Write numbered transactions of three changes; report each acknowledged transaction and each read."""
     capture.HOUSEKEEPING_SECONDS = capture.CLOSE_SECONDS = 0.002
     with running(folder, flush_seconds=0.001, trim_rows=4, trim_seconds=0.001) as one:
         tell("generation", one.log.generation)
@@ -87,12 +87,12 @@ def work(folder: Path, rounds: int) -> None:
 
 
 def tell(*words: object) -> None:
-    """One line for the test, in one step: another thread may end us between two."""
+    """Write one line for the test in a single system call: another thread may end this process between two."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def run(folder: str, point: str, milliseconds: int, rounds: int) -> None:
-    """One process, up to its end or its crash."""
+    """Run one process until it ends or crashes."""
     skew(milliseconds)
     if point != "none":
         arm(point)

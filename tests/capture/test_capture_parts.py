@@ -16,7 +16,7 @@ TABLE = Table("t", (Column("id", "i64"),), ("id",))
 
 
 class Parts:
-    """A source that has transactions, each of so many parts of two changes."""
+    """A source with one transaction for each of `sizes`, which has that many parts of two changes."""
 
     name = "parts"
 
@@ -47,7 +47,7 @@ class Parts:
 
 
 class Counting(MemoryLog):
-    """How many steps it took to make things durable, and how many changes each had."""
+    """A log that records how many changes each append made durable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,9 @@ class Counting(MemoryLog):
         ((GATHER + 1, GATHER + 1), [2 * GATHER + 2, 2 * GATHER + 2]),
     ],
 )
-def test_transaction_of_few_parts_is_flushed_with_others(sizes: tuple[int, ...], steps: list[int]) -> None:
+def test_small_transactions_are_flushed_together_and_a_large_one_part_by_part(
+    sizes: tuple[int, ...], steps: list[int]
+) -> None:
     source, wrapped = Parts(*sizes), Counting()
     log = LiveLog(wrapped)
     capture = Capture(source, log, retention=Retention(), flush_seconds=60)  # type: ignore[arg-type]

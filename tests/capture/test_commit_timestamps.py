@@ -33,7 +33,7 @@ class Wall:
 
 
 class FullLog(MemoryLog):
-    """A disk that is full until the test frees space."""
+    """A log whose clock ceiling cannot be raised, as on a full disk, until `full` is False."""
 
     full = True
 
@@ -44,7 +44,7 @@ class FullLog(MemoryLog):
 
 
 class CountingLog(MemoryLog):
-    """Counts the durable writes of the clock."""
+    """A log that counts how often its clock ceiling was raised."""
 
     raised = 0
 
@@ -65,7 +65,7 @@ def ticks(after: int, steps: list[int]) -> list[int]:
 
 
 @given(MS, st.lists(MS, min_size=2, max_size=50))
-def test_every_tick_is_above_all_that_was_seen_whatever_the_wall_clock_does(start: int, steps: list[int]) -> None:
+def test_every_tick_is_above_the_last_one_and_not_behind_the_wall_clock(start: int, steps: list[int]) -> None:
     seen = ts_of_ms(start)
     for ms, ticked in zip(steps, ticks(seen, steps), strict=True):
         assert ticked > seen
@@ -95,7 +95,7 @@ def test_timestamp_after_a_failed_ceiling_write_is_within_the_stored_ceiling() -
     assert stamper.tick() <= log.clock_ceiling
 
 
-def test_ticks_cost_one_durable_write_per_some_seconds() -> None:
+def test_ticks_raise_the_durable_ceiling_once_per_ahead_interval() -> None:
     log, wall = CountingLog(), Wall()
     stamper = Stamper(log, wall)
     for _ in range(100):
@@ -111,7 +111,7 @@ moves = st.lists(
 
 
 @given(moves)
-def test_whatever_the_clock_does_no_time_falls_below_a_closed_one(moves: list[tuple[str, int]]) -> None:
+def test_commits_after_a_close_have_later_times_whatever_the_wall_clock_does(moves: list[tuple[str, int]]) -> None:
     wall, wrapped = Wall(), MemoryLog()
     log = LiveLog(wrapped)
     stamper = Stamper(log, wall)
@@ -139,7 +139,7 @@ def test_whatever_the_clock_does_no_time_falls_below_a_closed_one(moves: list[tu
         assert all(part.ts > closed[0] and part.first > closed[1] for part in later)
 
 
-def test_time_is_closed_while_idle_only_with_listeners(tmp_path: Path) -> None:
+def test_idle_log_closes_times_only_while_it_has_listeners(tmp_path: Path) -> None:
     log = LiveLog(DiskLog.open(tmp_path / "log.db"))
     capture = Capture(MemorySource("app"), log, retention=Retention(), flush_seconds=0.001)
     capture.start()

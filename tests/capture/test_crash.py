@@ -71,12 +71,12 @@ class Crashing:
 
 @functools.cache
 def crashing() -> Crashing:
-    """Return the one of this worker."""
+    """Return the process of this pytest worker whose forks crash."""
     return Crashing()
 
 
 class Story:
-    """The reports of all processes of one test, over all their crashes."""
+    """Runs one scenario over several crashes and collects what every process reported."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +87,7 @@ class Story:
         self.checkpoints = 0
 
     def run(self, point: str = "none", *, skew_ms: int = 0, rounds: int = ROUNDS) -> None:
-        """Run one process to its end, which must be that of `point`."""
+        """Run one process; check that it is killed at `point`, or ends with 0 if `point` is "none"."""
         output, errors = self.folder / "output", self.folder / "errors"
         code = crashing()([str(self.folder), point, skew_ms, rounds, str(output), str(errors)])
         expected = 0 if point == "none" else -signal.SIGKILL
@@ -114,7 +114,7 @@ class Story:
             assert before[1] == number, f"offset {offset} was transaction {before[1]} and is now {number}"
 
     def check(self) -> None:
-        """Compare the log with everything that was ever reported or read."""
+        """Check that the log agrees with every report and every read of the scenario."""
         parts = logged(self.folder)
         assert len(self.generations) == 1, f"a needless new generation: {self.generations}"
         _check_order(parts)
@@ -135,7 +135,7 @@ def _check_order(parts: Iterable[Transaction]) -> None:
 
 
 def _numbers(parts: Iterable[Transaction]) -> dict[int, list[int]]:
-    """Transaction number to the offsets of its rows."""
+    """Return for each transaction number the offsets of its rows."""
     found: dict[int, list[int]] = {}
     for part in parts:
         for place, change in enumerate(part.changes):
@@ -147,7 +147,7 @@ def _numbers(parts: Iterable[Transaction]) -> dict[int, list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
-def test_kill_9_at_every_step_of_the_hand_over(tmp_path: Path, step: str, when: str) -> None:
+def test_kill_9_at_every_step_of_capture_loses_and_repeats_no_change(tmp_path: Path, step: str, when: str) -> None:
     story = Story(tmp_path)
     story.run(f"{step}:{when}:{1 if step == 'DiskLog.raise_ceiling' else 3}")
     story.run(f"{step}:{when}:1")
@@ -158,7 +158,7 @@ def test_kill_9_at_every_step_of_the_hand_over(tmp_path: Path, step: str, when: 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", BEGINNING)
-def test_kill_9_on_the_way_up(tmp_path: Path, step: str, when: str) -> None:
+def test_kill_9_at_every_step_of_the_start_loses_and_repeats_no_change(tmp_path: Path, step: str, when: str) -> None:
     story = Story(tmp_path)
     story.run(f"{step}:{when}:1")
     story.run(rounds=3)
@@ -171,7 +171,7 @@ def test_kill_9_on_the_way_up(tmp_path: Path, step: str, when: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("second", MOVE)
 @pytest.mark.parametrize("first", MOVE)
-def test_two_kills_inside_two_moves_still_prove_the_history(tmp_path: Path, first: str, second: str) -> None:
+def test_three_kills_during_trims_keep_the_generation_and_every_change(tmp_path: Path, first: str, second: str) -> None:
     story = Story(tmp_path)
     for point in (first, second, first):
         story.run(point)
@@ -180,7 +180,7 @@ def test_two_kills_inside_two_moves_still_prove_the_history(tmp_path: Path, firs
 
 
 @pytest.mark.slow
-def test_times_never_go_back_when_the_wall_clock_does(tmp_path: Path) -> None:
+def test_commit_times_never_decrease_when_the_wall_clock_goes_back(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.run("DiskLog.append:before:5", skew_ms=3_600_000)
     story.run("LiveLog.flush:before:5", skew_ms=-3_600_000)
@@ -192,7 +192,7 @@ def test_times_never_go_back_when_the_wall_clock_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_time_at_or_below_a_checkpoint_that_was_seen_is_given_after_a_crash(tmp_path: Path) -> None:
+def test_changes_after_a_crash_have_times_above_every_reported_checkpoint(tmp_path: Path) -> None:
     story = Story(tmp_path)
     for point, hours in (
         ("Head.close_at:after:9", 1),
@@ -208,7 +208,7 @@ def test_no_time_at_or_below_a_checkpoint_that_was_seen_is_given_after_a_crash(t
 
 
 @pytest.mark.slow
-def test_interrupted_new_generation_is_begun_again(tmp_path: Path) -> None:
+def test_interrupted_start_of_a_new_generation_is_completed_by_the_next_start(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.run(rounds=5)
     before = logged(tmp_path)[-1].upto
@@ -223,7 +223,7 @@ def test_interrupted_new_generation_is_begun_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rows_that_are_durable_are_never_without_their_changes(tmp_path: Path) -> None:
+def test_rows_durable_before_a_crash_have_their_changes_in_the_log_after_it(tmp_path: Path) -> None:
     # SkeinDB saved the rows first and its change log afterwards, best effort: a crash between lost the changes.
     story = Story(tmp_path)
     story.run("Writer._settle:before:4")
@@ -239,7 +239,7 @@ def test_rows_that_are_durable_are_never_without_their_changes(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_kills_before_the_trim_nonce_is_logged_and_in_the_next_trim_keep_the_generation(tmp_path: Path) -> None:
+def test_two_kills_around_a_trim_keep_the_generation(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.run(rounds=5)
     log = DiskLog.open(tmp_path / "app.log.db")

@@ -39,7 +39,7 @@ def restored(backup: Path, target: Path) -> None:
 
 
 def installed(one: Running) -> None:
-    """The log knows of a new generation a moment before the file does."""
+    """Wait until capture is installed in the new file: the log has its generation a moment earlier."""
     for _ in range(1000):
         with contextlib.suppress(HeadwaterError):
             one.source.head()
@@ -127,7 +127,7 @@ def test_database_file_replaced_while_capture_runs_starts_a_new_generation(tmp_p
 
 
 @pytest.mark.slow
-def test_unfit_replacement_file_is_reported_until_a_fit_one_starts_a_new_generation(tmp_path: Path) -> None:
+def test_unusable_replacement_file_is_reported_until_a_usable_one_starts_a_new_generation(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with running(tmp_path, wal=False) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
@@ -147,7 +147,7 @@ def test_unfit_replacement_file_is_reported_until_a_fit_one_starts_a_new_generat
 
 
 def wait_for(one: Running, holds: Callable[[], bool]) -> None:
-    """Wait until the capture thread has reached this point."""
+    """Wait until `holds` returns True; fail with the error of capture after PATIENCE."""
     end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end, f"capture: {one.capture.error}"
@@ -225,7 +225,7 @@ def test_schema_changes_through_the_server_ask_for_a_snapshot_only_if_rows_chang
     assert asked == ["ALTER TABLE t ADD COLUMN y DEFAULT 7"]
 
 
-def test_second_server_on_the_same_log_is_rejected(tmp_path: Path) -> None:
+def test_second_writer_on_the_same_log_is_rejected(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(a)")
         with pytest.raises(SourceMismatch, match="served by another Headwater"), running(tmp_path):
@@ -234,7 +234,7 @@ def test_second_server_on_the_same_log_is_rejected(tmp_path: Path) -> None:
         assert one.changes()[-1].op is Op.INSERT
 
 
-def test_readers_in_other_processes_see_the_same_history(tmp_path: Path) -> None:
+def test_reader_in_another_process_sees_the_same_changes(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
         for n in range(50):
@@ -301,7 +301,7 @@ db.close()
 
 
 def our_ddl_right_after_foreign(one: Running, path: Path, ours: str, *foreign_statements: str) -> None:
-    """Our statement waits for the lock while another process commits: its commit cannot be detected in between."""
+    """Run `ours` right after the commit of another process's statements, before that commit can be detected."""
     command = [sys.executable, "-c", HOLDER, str(path), *foreign_statements]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin and holder.stdout and holder.stdout.readline() == "held\n"
@@ -325,7 +325,7 @@ def test_ddl_of_another_process_is_not_attributed_to_our_statement(tmp_path: Pat
     assert "ours" not in told["t"] and "DROP TABLE" in told["gone"]
 
 
-def test_rows_that_foreign_ddl_hid_are_told_even_if_our_own_ddl_comes_first(tmp_path: Path) -> None:
+def test_foreign_column_written_before_our_own_ddl_asks_for_a_snapshot(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
         one.caught_up()

@@ -60,7 +60,7 @@ def test_offsets_reported_before_a_power_failure_are_not_reused(
         assert one.log.generation_first > told + 1, one.log.generation_reason
 
 
-def test_while_the_history_is_in_doubt_the_log_is_not_caught_up(tmp_path: Path) -> None:
+def test_log_of_a_replaced_file_is_not_caught_up_and_chunks_are_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with running(tmp_path, stop_when_lost=True) as one:
         wrong = prepared(one, path)
@@ -121,7 +121,7 @@ def test_stop_makes_staged_changes_durable_even_if_the_source_fails(
 
 
 def prepared(one: Running, path: Path) -> Path:
-    """A table with a row, and an older page copy of the file, which holds another."""
+    """Fill a table and return the path of an older copy of the file in which the row has another value."""
     one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
     one.run("INSERT INTO t VALUES (1, 'right')")
     one.caught_up()
