@@ -1,4 +1,4 @@
-"""The real command line in processes of its own: run to its end, or served until the test is over."""
+"""The real command line in separate processes: run to the end, or served until the test is over."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def environment(**extra: str) -> dict[str, str]:
 def run(
     *args: str, env: Mapping[str, str] = {}, cwd: Path | None = None, stdin: str = "", timeout: float = TIMEOUT
 ) -> subprocess.CompletedProcess[str]:
-    """One command to its end: the first of each name in an interpreter of its own, others forked.
+    """Run one command to its end: the first of each name in a new interpreter, others forked.
 
     `REAL` ones start processes and servers themselves.
     """
@@ -58,14 +58,14 @@ def run(
 
 
 def run_json(*args: str, **kwargs: Any) -> Any:
-    """The document a command prints; it must succeed and say nothing else."""
+    """Return the document that a command prints; fail if it fails or prints an error."""
     done = run(*args, "-o", "json", **kwargs)
     assert (done.returncode, done.stderr) == (0, ""), done
     return json.loads(done.stdout)
 
 
 def refused(exit_code: int, *args: str, **kwargs: Any) -> str:
-    """What a command that must fail says: an error line, maybe a hint, never a traceback."""
+    """Return the stderr of a command that must fail: an error line, maybe a hint, never a traceback."""
     done = run(*args, **kwargs)
     assert done.returncode == exit_code, done
     lines = done.stderr.splitlines()
@@ -76,7 +76,7 @@ def refused(exit_code: int, *args: str, **kwargs: Any) -> str:
 
 
 class Served:
-    """A server that is ready: its process, its URL and what it announced."""
+    """A running server: its process, its URL and the line that it announced."""
 
     def __init__(self, process: subprocess.Popen[str] | ForkedProcess, announced: str, errors: Path) -> None:
         self.process, self.announced, self.errors = process, announced, errors
@@ -93,7 +93,7 @@ class Served:
 
 @contextlib.contextmanager
 def served(folder: Path, *args: str, env: Mapping[str, str] = {}, forked: bool = True) -> Iterator[Served]:
-    """`headwater serve` on a free port, with `folder`/data; SIGTERM at the end.
+    """Run `headwater serve` on a free port with `folder`/data until the block ends.
 
     `forked` as for `start_server`; variables other than Headwater's need an interpreter of their own.
     """
@@ -124,7 +124,7 @@ def script(file: Path, sql: str) -> None:
 
 
 def query(file: Path, sql: str) -> list[list[Any]]:
-    """The rows of `sql`, read by another process."""
+    """Return the rows of `sql`, read by another process."""
     code = (
         "import json, sqlite3, sys; db = sqlite3.connect(sys.argv[1]); "
         "print(json.dumps(db.execute(sys.argv[2]).fetchall())); db.close()"

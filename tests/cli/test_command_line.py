@@ -51,7 +51,7 @@ def test_help_lists_every_command_and_every_exit_code() -> None:
         ("source",),
     ],
 )
-def test_wrong_usage_ends_with_2(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_2(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(args)
     assert ended.value.code == 2
@@ -82,7 +82,7 @@ def test_wrong_usage_prints_the_nearest_flag_and_the_help_of_the_command(
 FREE = ("--http", "127.0.0.1:0", "--grpc", "off")  # ports that no other server on this machine has
 
 
-def test_wrong_settings_end_with_2_and_a_hint(tmp_path: Path) -> None:
+def test_wrong_settings_exit_with_2_and_a_hint(tmp_path: Path) -> None:
     assert "HEADWATER_HTTP" in refused(2, "config", "show", env={"HEADWATER_HTPP": "x:1"})
     assert "an address" in refused(2, "serve", "--http", "nowhere", cwd=tmp_path)
     assert "HEADWATER_TOKEN" in refused(2, "serve", "--http", "0.0.0.0:0", cwd=tmp_path)
@@ -103,7 +103,7 @@ def test_starting_the_command_line_does_not_load_the_server() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_closed_output_pipe_ends_the_command_with_0() -> None:
+def test_command_with_a_closed_output_pipe_exits_with_0() -> None:
     process = subprocess.Popen(
         [*HEADWATER, "config", "settings"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -225,7 +225,7 @@ def test_terminal_output_has_colours_and_drawn_tables(tmp_path: Path, args: tupl
 
 
 def read_terminal(terminal: int) -> bytes:
-    """What is there to read; a terminal that was hung up has ended."""
+    """Return available output; b"" after the end."""
     try:
         return os.read(terminal, 65536)
     except OSError:

@@ -1,4 +1,4 @@
-"""A server that is not reached: what is said when TLS is spoken on one side only, or by somebody unknown."""
+"""Connection failures: the errors when TLS is used on one side only, or with an unknown certificate."""
 
 import socket
 import threading
@@ -32,7 +32,7 @@ def secure(authority: Authority) -> Iterator[Client]:
 
 
 def complaints(url: str, ca: Path | None = None) -> set[tuple[str, str]]:
-    """What a command that asks once, and one that follows a feed, say of `url`."""
+    """Return message and hint of a single request and of a feed to `url`."""
     said = set()
     file = None if ca is None else str(ca)
     remote = Remote(url, ca=file)

@@ -1,4 +1,4 @@
-"""Asking a server over a connection that it closed in the meantime."""
+"""Requests over a connection that the server has closed meanwhile."""
 
 import socket
 import threading
@@ -16,7 +16,7 @@ def test_connection_closed_by_the_server_is_reopened() -> None:
         closed = threading.Semaphore(0)
 
         def serve() -> None:
-            """One answer for each connection, which is then ended without a word, as after a long silence."""
+            """Answer once on each connection, then close it without notice, as after a long idle time."""
             for _ in range(3):
                 connection, _ = listener.accept()
                 with connection:

@@ -1,4 +1,4 @@
-"""`headwater debug changefeed` as people run it: against a server of its own, interrupted, cut off and refused."""
+"""`headwater debug changefeed` against a real server: events, interruption, reconnects and refusals."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ def changefeed(server: Served, *args: str) -> list[str]:
 
 @contextlib.contextmanager
 def running(*args: str) -> Iterator[subprocess.Popen[str]]:
-    """A feed that goes on; what hangs is killed, so that no read hangs."""
+    """Run a feed; kill it after a timeout, so that no read hangs."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*HEADWATER, "debug", "changefeed", *args], env=environment(), **pipes) as process:
         watch = threading.Timer(TIMEOUT, process.kill)

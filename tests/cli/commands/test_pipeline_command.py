@@ -1,4 +1,4 @@
-"""`headwater pipeline` as people run it: what it shows of a run, how it stops, and the verbs that need no Spark."""
+"""`headwater pipeline`: the output of a run, how it stops, and the verbs that need no Spark."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def meta(folder: Path) -> Iterator[MetaStore]:
-    """The meta store of a pipeline that was run: orders in mid-snapshot and held, customers done."""
+    """Yield the meta store of a pipeline that ran: orders owned in mid-snapshot, customers done."""
     spec = read_spec(folder / "lake.toml")
     with MetaStore.open(spec.meta) as store:
         for table in spec.tables:
@@ -73,13 +73,13 @@ def meta(folder: Path) -> Iterator[MetaStore]:
 
 
 class Asked:
-    """The command line in this process: each command is run in the folder of the test."""
+    """The command line in this process; commands run in the folder of the test."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
     def __call__(self, *args: str) -> str:
-        """What a command prints that must succeed."""
+        """Return the output of a command; fail if it fails."""
         assert main(["pipeline", *args]) == 0
         out, err = self._capsys.readouterr()
         assert err == ""
@@ -89,7 +89,7 @@ class Asked:
         return json.loads(self(*args, "-o", "json"))
 
     def refused(self, exit_code: int, *args: str) -> str:
-        """What a command says that must fail."""
+        """Return the error text of a command that must fail with this exit code."""
         assert main(["pipeline", *args]) == exit_code
         out, err = self._capsys.readouterr()
         assert out == "" and err.startswith("error: ")
@@ -330,7 +330,7 @@ def test_verify_ends_at_the_first_signal(folder: Path) -> None:
 
 
 class Played:
-    """Stands in for the modules that start Spark."""
+    """Replaces the modules that start Spark."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: dict[str, Any] = {}
@@ -359,7 +359,7 @@ class Played:
 
 
 def tell(watcher: Any) -> None:
-    """A whole life of one table."""
+    """Report the events of a complete run of one table to a watcher."""
     watcher.started(TASK, "first", 1000, 2)
     watcher.stage(TASK, "snapshot")
     watcher.range_moved(TASK, LEFT)
@@ -422,7 +422,7 @@ def test_json_run_prints_an_object_per_event_without_repeats(play: Played, capsy
     assert lines[7]["error"] == {"code": "unavailable", "message": "gone for a moment", "hint": ""}
 
 
-def test_failed_or_differing_table_ends_with_exit_code_1(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_with_a_failed_or_differing_table_exits_with_1(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
     play.failed = [TASK]
     assert main(["pipeline", "run", "lake.toml", "--verify"]) == 1
     play.failed, play.reports = [], [report(), report(bad=1)]
@@ -524,7 +524,7 @@ def test_pipeline_verbs_without_the_spark_extra_print_an_install_hint(folder: Pa
         assert done.returncode == 1 and "hint: pip install headwater[spark]" in done.stderr, done.stderr
 
 
-def test_unreadable_or_wrong_pipeline_file_ends_with_2(ask: Asked, folder: Path) -> None:
+def test_unreadable_or_wrong_pipeline_file_exits_with_2(ask: Asked, folder: Path) -> None:
     assert "cannot read none.toml" in ask.refused(2, "run", "none.toml")
     (folder / "bad.toml").write_text(FILE.replace("server", "sever"))
     assert "Did you mean server?" in ask.refused(2, "verify", "bad.toml")
@@ -654,7 +654,7 @@ def test_json_lines_include_the_verification_result(capsys: pytest.CaptureFixtur
 
 
 def test_progress_bars_are_drawn_on_a_terminal(folder: Path) -> None:
-    """A pseudo-terminal stands in for the person's."""
+    """A pseudo-terminal replaces a user's terminal."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

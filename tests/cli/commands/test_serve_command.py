@@ -69,7 +69,7 @@ def test_sql_prints_done_for_a_schema_change_and_a_row_count_otherwise(server: S
     assert said("DELETE FROM notes WHERE id = -1") == "0 rows changed\n"
 
 
-def test_refused_sql_ends_with_1(server: Served) -> None:
+def test_refused_sql_exits_with_1(server: Served) -> None:
     assert "no such table" in refused(1, "sql", "--server", server.url, "SELECT * FROM nowhere")
     assert "not_found" in refused(1, "sql", "--server", server.url, "--db", "nowhere", "SELECT 1")
     assert "one statement" in refused(1, "sql", "--server", server.url, "SELECT 1; SELECT 2")
@@ -123,7 +123,7 @@ def test_change_in_log_show_has_the_documented_fields_in_order(server: Served) -
 
 
 def wait_for_the_log(server: Served) -> None:
-    """Changes are readable in the server at once and in the file a moment later."""
+    """Wait until the log file has every committed change: the server reads staged ones earlier."""
     log = DiskLog.open(server.errors.parent / "data" / "main.log.db", read_only=True)
     try:
         wait_until(lambda: captured(server) is not None, "the server has captured all changes")
@@ -134,7 +134,7 @@ def wait_for_the_log(server: Served) -> None:
 
 
 def captured(server: Served) -> int | None:
-    """The latest offset; None while changes are not in the log yet."""
+    """Return the latest offset; None while changes are not in the log yet."""
     main = run_json("status", "--server", server.url)["databases"]["main"]
     return main["latest"] if main["lag_changes"] == 0 else None
 
@@ -145,24 +145,24 @@ def test_second_server_on_the_same_files_is_refused(server: Served) -> None:
     assert f"process {server.process.pid}" in text
 
 
-def test_port_in_use_ends_with_2(server: Served, tmp_path: Path) -> None:
+def test_port_in_use_exits_with_2(server: Served, tmp_path: Path) -> None:
     port = server.url.rpartition(":")[2]
     assert "Another server" in refused(2, "serve", "--data", str(tmp_path), "--http", f"127.0.0.1:{port}")
 
 
-def test_no_server_ends_with_3(tmp_path: Path) -> None:
+def test_unreachable_server_exits_with_3(tmp_path: Path) -> None:
     assert "headwater serve" in refused(3, "status", "--server", "http://127.0.0.1:1")
     assert "headwater serve" in refused(3, "sql", "--server", "127.0.0.1:1", "SELECT 1")
     assert "headwater serve" in refused(3, "status", env={"HEADWATER_HTTP": "127.0.0.1:1"})
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h/path", "http://me:secret@h:1"])
-def test_invalid_server_url_ends_with_2_without_showing_secrets(url: str) -> None:
+def test_invalid_server_url_exits_with_2_without_showing_secrets(url: str) -> None:
     assert "secret" not in refused(2, "status", "--server", url)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_drains_the_server_and_ends_with_0(tmp_path: Path, number: int) -> None:
+def test_signal_drains_the_server_which_exits_with_0(tmp_path: Path, number: int) -> None:
     with served(tmp_path) as server:
         server.sql("CREATE TABLE t (a INTEGER PRIMARY KEY)")
         server.sql("INSERT INTO t VALUES (1)")
@@ -172,7 +172,7 @@ def test_signal_drains_the_server_and_ends_with_0(tmp_path: Path, number: int) -
     assert [json.loads(line)["op"] for line in shown.stdout.splitlines()] == ["schema_change", "insert"]
 
 
-def test_files_are_served_by_name(tmp_path: Path) -> None:
+def test_files_are_served_as_databases_named_like_them(tmp_path: Path) -> None:
     script(tmp_path / "shop.db", "PRAGMA journal_mode=WAL; CREATE TABLE t (a INTEGER PRIMARY KEY)")
     script(tmp_path / "stock.db", "CREATE TABLE u (a INTEGER PRIMARY KEY)")
     assert "--wal" in refused(1, "serve", "shop.db", "stock.db", "--http", "127.0.0.1:0", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""A server returns the memory of statements that SQLite ended at its limit."""
+"""A server frees the memory of statements that SQLite ended at its limit."""
 
 import re
 from pathlib import Path

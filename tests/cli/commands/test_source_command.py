@@ -1,4 +1,4 @@
-"""source and doctor: capture put into a file, looked at, and taken out again, without a server."""
+"""source and doctor: capture installed in a file, listed, checked and removed, without a server."""
 
 import json
 import shutil

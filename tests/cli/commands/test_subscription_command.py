@@ -1,4 +1,4 @@
-"""`headwater subscription` as people run it: made, looked at, moved, paused and closed on a real server."""
+"""`headwater subscription` on a real server: subscriptions created, listed, moved, paused and closed."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def subscription(server: Served, *args: str) -> str:
-    """What a command prints that must succeed."""
+    """Return the output of a command; fail if it fails."""
     done = run("subscription", *args, "--server", server.url)
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout
@@ -91,7 +91,7 @@ def test_subscription_is_found_by_its_name(shop: Served) -> None:
 
 
 class Paged:
-    """A server with two subscriptions to a page, of three."""
+    """A server with three subscriptions, two to a page."""
 
     names = ("a", "b", "b")
 
@@ -155,11 +155,11 @@ def test_refusal_of_the_server_is_printed_with_its_remedy(shop: Served, args: tu
 @pytest.mark.parametrize(
     "args", [(), ("seek", "sub_1"), ("seek", "sub_1", "--offset", "1", "--to", "1h"), ("seek", "sub_1", "--to", "then")]
 )
-def test_wrong_usage_ends_with_2(args: tuple[str, ...]) -> None:
+def test_wrong_subscription_usage_exits_with_2(args: tuple[str, ...]) -> None:
     refused(2, "subscription", *args)
 
 
-def test_no_server_ends_with_3() -> None:
+def test_subscription_command_without_a_server_exits_with_3() -> None:
     refused(3, "subscription", "list", "--server", "http://127.0.0.1:1")
 
 

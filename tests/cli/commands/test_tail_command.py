@@ -1,4 +1,4 @@
-"""`headwater tail` as people run it: against a server in a process of its own, interrupted, cut off and refused."""
+"""`headwater tail` against a separate server process: output, interruption, reconnects and refusals."""
 
 import argparse
 import contextlib
@@ -50,7 +50,7 @@ def execute(url: str, *statements: str, db: str = "main") -> None:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server that nobody writes to any more: what happened is over."""
+    """Yield a server with a fixed history."""
     with served(tmp_path_factory.mktemp("shop")) as server:
         execute(server.url, *CHANGES)
         remote = Remote(server.url)
@@ -61,7 +61,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def tail(url: str, *args: str, limit: int) -> list[str]:
-    """The lines of a tail that ends by itself."""
+    """Return the lines of a tail that ends by itself."""
     done = run("tail", *args, "--limit", str(limit), "--server", url)
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout.splitlines()
@@ -73,7 +73,7 @@ def tail_json(url: str, *args: str, limit: int) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def tailing(url: str, *args: str, **kwargs: Any) -> Iterator[subprocess.Popen[str]]:
-    """A tail that runs; it has its place in the log when this begins. What hangs is killed, so that no read hangs."""
+    """Run a tail that has started to follow the log; kill it after a timeout, so that no read hangs."""
     env = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
     command = [*HEADWATER, "tail", *args, "-v", "--server", url]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | kwargs
@@ -95,7 +95,7 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 
 def errors_until(process: subprocess.Popen[str], words: str) -> list[str]:
-    """What is said on standard error, up to the line that holds `words`."""
+    """Return the lines of stderr up to the one that holds `words`."""
     assert process.stderr is not None
     found = []
     for said in process.stderr:
@@ -204,7 +204,7 @@ def on_a_terminal(url: str, *args: str) -> str:
 
 
 def read_terminal(terminal: int) -> bytes:
-    """What is there to read; a terminal that was hung up has ended."""
+    """Return available output; b"" after the end."""
     try:
         return os.read(terminal, 65536)
     except OSError:
@@ -253,11 +253,11 @@ def test_refusal_of_the_server_is_printed_with_its_remedy(shop: Served, args: tu
 @pytest.mark.parametrize(
     "args", [(), ("orders", "--since", "yesterday"), ("orders", "--limit", "-1"), ("orders", "--since", "offset:x")]
 )
-def test_wrong_usage_ends_with_2(args: tuple[str, ...]) -> None:
+def test_wrong_tail_usage_exits_with_2(args: tuple[str, ...]) -> None:
     refused(2, "tail", *args)
 
 
-def test_no_server_ends_with_3() -> None:
+def test_tail_without_a_server_exits_with_3() -> None:
     assert "no server answers" in refused(3, "tail", "orders", "--server", "http://127.0.0.1:1")
 
 
@@ -287,7 +287,7 @@ def test_tail_prints_changes_as_they_are_committed_until_ctrl_c(tmp_path: Path) 
             assert (process.returncode, out) == (130, "") and "Traceback" not in errors
 
 
-def test_tail_ends_with_0_when_its_output_is_closed(tmp_path: Path) -> None:
+def test_tail_exits_with_0_when_its_output_is_closed(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         execute(server.url, *CHANGES[:2])
         with tailing(server.url, "orders", "--since", "earliest") as process:
@@ -336,7 +336,7 @@ def test_connection_lost_before_the_first_change_loses_no_change_in_tail(tmp_pat
 
 @contextlib.contextmanager
 def again(folder: Path, before: Served) -> Iterator[None]:
-    """The same server once more, at the same address."""
+    """Start the same server again at the same address."""
     address = before.url.removeprefix("http://")
     command = [*HEADWATER, "serve", "--data", str(folder / "data"), "--http", address, "--grpc", "off"]
     with (
@@ -382,7 +382,7 @@ def test_tail_flags_are_all_documented() -> None:
 
 
 class Unsteady(Feed):
-    """A feed whose connections are what the test says: frames, then the end, or none."""
+    """A feed with given connections: each yields frames and ends, or fails."""
 
     def __init__(self, *connections: list[Frame] | Exception) -> None:
         self.notices: list[str] = []

@@ -1,4 +1,4 @@
-"""`headwater token`: keys made, listed and ended by the command line."""
+"""`headwater token`: keys created, listed and revoked by the command line."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from tests.cli.cli_process import Served, refused, run, run_json, served
 
 
 def create(server: Served, *args: str) -> tuple[str, str]:
-    """What the command that makes a key prints, and what it notes."""
+    """Create a key; return the stdout and the stderr of the command."""
     done = run("token", "create", "reports", "--server", server.url, *args)
     assert done.returncode == 0, done
     return done.stdout, done.stderr

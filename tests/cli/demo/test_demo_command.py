@@ -1,4 +1,4 @@
-"""The demo ends by itself, proves what it says, and leaves nothing behind."""
+"""The demo ends by itself, proves its claims, and leaves no files."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_demo_reports_a_missing_package_and_refuses_a_password(tmp_path: Path) -
 
 
 class Patient(Follower):
-    """A reader that is fed by the test."""
+    """A reader that the test feeds."""
 
     def __init__(self) -> None:
         self._arrived, self._taken, self._news = [], 0, threading.Condition()

@@ -45,7 +45,7 @@ def test_unavailable_value_is_reported_as_unavailable_and_not_as_null() -> None:
 
 
 def test_unavailable_value_is_printed_as_a_question_mark_and_not_as_null() -> None:
-    """PostgreSQL sends no old row but its key, unless REPLICA IDENTITY is FULL; and no long value that stayed."""
+    """Unless REPLICA IDENTITY is FULL, PostgreSQL sends only the key of the old row, and no unchanged long value."""
     notes = Table("notes", (*USERS.columns, Column("long", "str")), ("id",))
 
     def said(op: Op, **rows: Any) -> str:
