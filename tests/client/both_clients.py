@@ -1,4 +1,4 @@
-"""One way to ask by the sync and by the async client, so that every test of faults runs with both."""
+"""One interface to the sync and the async client, so that every fault test runs with both."""
 
 import asyncio
 import inspect
@@ -14,7 +14,7 @@ Ask = Callable[[Any], Any]
 
 
 def ask_sync(url: str, ask: Ask, *, first: int | None = None, **settings: Any) -> Any:
-    """What `ask` gets from a client: a result, or the list of what an iterator gives, or its `first` ones."""
+    """Return the result of `ask` on a sync client; of an iterator the list of its items, at most `first`."""
     with Client(url, random=random.Random(1), **settings) as client:
         found = ask(client)
         if not inspect.isgenerator(found):
@@ -24,7 +24,7 @@ def ask_sync(url: str, ask: Ask, *, first: int | None = None, **settings: Any) -
 
 
 def ask_async(url: str, ask: Ask, *, first: int | None = None, **settings: Any) -> Any:
-    """The same by the async client."""
+    """Return the result of `ask` on an async client; of an iterator the list of its items, at most `first`."""
 
     async def main() -> Any:
         async with AsyncClient(url, random=random.Random(1), **settings) as client:

@@ -1,4 +1,4 @@
-"""Fixtures of the client: a server that fails as told, a live one, and both ways to ask."""
+"""Fixtures of the client: a faulty server, a live one, and both clients."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,20 +12,20 @@ from tests.conformance.live_server import Live
 
 @pytest.fixture(params=[ask_sync, ask_async], ids=["sync", "async"])
 def ask(request: pytest.FixtureRequest) -> Any:
-    """`ask(url, lambda client: …)`."""
+    """Return `ask(url, lambda client: …)`; each test runs with the sync and the async client."""
     return request.param
 
 
 @pytest.fixture
 def faulty() -> Iterator[Faulty]:
-    """A server that answers what the test tells it to."""
+    """Yield a server that answers what the test sets."""
     with Faulty() as server:
         yield server
 
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[Live]:
-    """A whole Headwater."""
+    """Yield a whole Headwater."""
     server = Live(tmp_path)
     yield server
     server.stop()

@@ -1,4 +1,4 @@
-"""A small HTTP server that answers as told: whole, cut off in mid-body, refused, or not at all."""
+"""A small HTTP server whose answers the test sets: complete, cut off in the body, refused, or none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 
 class Asked(NamedTuple):
-    """A request as it came."""
+    """A received request."""
 
     method: str
     path: str
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer; after `cut` bytes of its body the connection is gone."""
+    """An answer; after `cut` bytes of its body the connection is closed."""
 
     body: bytes = b""
     status: int = 200
@@ -70,11 +70,11 @@ class Faulty:
             do_POST = do_GET
 
             def log_message(self, *args: Any) -> None:
-                """Quiet."""
+                """Log nothing."""
 
         class Quiet(ThreadingHTTPServer):
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """A client that leaves is no failure here."""
+                """Ignore a client that disconnects."""
 
         self._server = Quiet(("127.0.0.1", 0), Handler)
         if tls is not None:
@@ -141,7 +141,7 @@ def _hang_up(handler: BaseHTTPRequestHandler) -> None:
 def arrow_body(
     schema: pa.Schema, batches: Iterable[tuple[pa.RecordBatch, dict[str, str]]], *, end: bool = True
 ) -> bytes:
-    """An IPC stream whose batches carry metadata of their own."""
+    """Return an Arrow IPC stream whose batches carry their own metadata."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         for batch, metadata in batches:
@@ -151,17 +151,17 @@ def arrow_body(
 
 
 def result(value: Any, **reply: Any) -> Reply:
-    """A good answer to a call."""
+    """Return a successful answer to an RPC."""
     return Reply(json.dumps({"id": 1, "ok": True, "result": value}).encode(), **reply)
 
 
 def failure(code: str, message: str = "no", **details: Any) -> Reply:
-    """A bad answer to a call."""
+    """Return an error answer to an RPC."""
     error = {"code": code, "message": message, "details": details}
     return Reply(json.dumps({"id": 1, "ok": False, "error": error}).encode())
 
 
 def problem(status: int, code: str, message: str = "no", **details: Any) -> Reply:
-    """A refusal of another route."""
+    """Return a refusal of another route."""
     body = {"type": f"urn:headwater:error:{code}", "title": message, "status": status, "code": code, **details}
     return Reply(json.dumps(body).encode(), status, "application/problem+json")

@@ -1,4 +1,4 @@
-"""Arrow bodies: whole ones give their batches, those cut anywhere are told apart from whole ones."""
+"""Arrow bodies: complete ones give their batches, and bodies cut anywhere are detected."""
 
 import io
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Both clients against a server that fails: nothing twice, nothing lost, and an end when there is no hope."""
+"""Both clients against a faulty server: nothing twice, nothing lost, and an error once retries are used up."""
 
 import json
 import random
@@ -177,7 +177,7 @@ def test_pull_without_progress_fails_with_the_last_error(
 
 @pytest.mark.slow
 def test_pull_that_receives_rows_is_retried_beyond_its_patience(faulty: Faulty, ask: Any) -> None:
-    """A line that breaks after every batch takes longer than its patience, and still gets there."""
+    """A connection that breaks after every batch takes longer than the patience, and still completes."""
 
     def answer(asked: Asked) -> Reply:
         first = int(asked.query.get("after", "ffff"), 16) + 1 & 0xFFFF
@@ -289,7 +289,7 @@ def test_connection_closed_between_requests_loses_no_write(faulty: Faulty, ask: 
 
 
 def test_reused_connection_is_checked_before_its_next_request(faulty: Faulty) -> None:
-    """A request in one piece leaves without an error even when nobody listens any more."""
+    """A request sent in one piece causes no error even if the server has closed the connection."""
     faulty.answer = lambda asked: result(len(faulty.asked), hang_up=True)
     with closing(Connections(parse_url(faulty.url), None, 10, None)) as connections:
         for number in (1, 2):
@@ -417,7 +417,7 @@ def test_token_from_the_environment_or_a_file_is_sent(
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key and a certificate for localhost, signed by itself, in one file."""
+    """Return one file with a key and a self-signed certificate for localhost."""
     folder = tmp_path_factory.mktemp("tls")
     words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
     command = ["openssl", *words.split(), "-keyout", str(folder / "key"), "-out", str(folder / "certificate")]

@@ -1,4 +1,4 @@
-"""Feeds of a real server, by both clients: rows and changes over polls, streams, restarts and lost places."""
+"""Feeds of a real server, by both clients: rows and changes over polls, streams, restarts and evicted offsets."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -123,7 +123,7 @@ def test_changes_with_an_unknown_column_are_refused(orders: Live, ask: Any) -> N
 
 @pytest.fixture
 def steady(tmp_path: Path) -> Iterator[Live]:
-    """A server that keeps its port over a restart."""
+    """Yield a server that keeps its port over a restart."""
     live = Live(tmp_path / "steady", serve={"http": f"127.0.0.1:{free_port()}"})
     yield live
     live.stop()

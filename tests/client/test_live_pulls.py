@@ -1,4 +1,4 @@
-"""Rows and changes in bulk from a real server, by both clients: also while it is written to, cut anew, and killed."""
+"""Rows and changes in bulk from a real server, by both clients: also during writes, splits and kills of the worker."""
 
 import json
 import os
@@ -27,7 +27,7 @@ FILL = f"""
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A server with a table `t` that does not fit into what sockets hold."""
+    """Yield a server with a table `t` that is larger than the socket buffers."""
     live = Live(tmp_path_factory.mktemp("large"))
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT)")
     live.sql(FILL)
@@ -49,7 +49,7 @@ class Small:
         self.live.sql(statement.replace("$", self.name))
 
     def seen(self, after: int | None = None) -> Described:
-        """How it stands, once there is something after `after`."""
+        """Return the description of the table, once there is a change after `after`."""
         with Client(self.url) as client:
             return client.describe("main", self.name, after=after, wait_ms=60_000 if after else 0)
 
@@ -68,7 +68,7 @@ def key(*values: Any) -> bytes:
 
 
 def kill_worker(live: Live) -> int:
-    """The process that reads for the server, with no warning."""
+    """Kill the bulk worker process of the server; return its pid."""
     pulls = live._server._pulls
     assert pulls is not None and pulls._worker.pid is not None
     os.kill(pulls._worker.pid, signal.SIGKILL)
@@ -76,7 +76,7 @@ def kill_worker(live: Live) -> int:
 
 
 class Read:
-    """Rows of the large table, with `act` done after the first batch."""
+    """Reads the rows of the large table, and calls `act` after the first batch."""
 
     def __init__(self, act: Any, ranges: Any = ()) -> None:
         self._act, self._ranges, self.ids = act, ranges, []

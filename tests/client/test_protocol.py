@@ -1,4 +1,4 @@
-"""Requests and answers: addresses, credentials, errors by their code, and what may be sent twice."""
+"""Requests and answers: addresses, credentials, errors by their code, and which requests may be retried."""
 
 import json
 from collections.abc import Iterator

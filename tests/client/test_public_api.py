@@ -1,4 +1,4 @@
-"""What the package shows: a light import, one set of methods for both clients, and nothing left open."""
+"""The public API: a light import, the same methods of both clients, and nothing left open."""
 
 import inspect
 import subprocess

@@ -1,4 +1,4 @@
-"""Walks through ranges that are split and merged on the way: every row once, whatever breaks."""
+"""Reads through ranges that are split and merged meanwhile: every row once, whatever fails."""
 
 import random
 from typing import Any
@@ -27,7 +27,7 @@ def told(values: list[bytes], **metadata: str) -> ReceivedBatch:
 
 
 class Cut:
-    """A table cut into ranges, as the server keeps them."""
+    """A table split into ranges, as the server stores them."""
 
     def __init__(self, bounds: list[bytes]) -> None:
         edges = [b"", *sorted(bounds), None]
@@ -55,7 +55,7 @@ class Cut:
         self.ranges = sorted([r for r in self.ranges if r not in old] + new, key=lambda r: r.span.start)
 
     def asked(self, known: list[Range], id: int, epoch: int) -> Span:
-        """The span of a range, or StaleEpoch with those that hold its keys now."""
+        """Return the span of a range; raise StaleEpoch with the ranges that hold its keys now."""
         for found in self.ranges:
             if (found.id, found.epoch) == (id, epoch):
                 return found.span

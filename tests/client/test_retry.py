@@ -1,4 +1,4 @@
-"""Trying again: waits with full jitter, an end after a time without progress, and what a server asks for."""
+"""Retries: waits with full jitter, an end after a time without progress, and the server's Retry-After."""
 
 import random
 
@@ -9,7 +9,7 @@ from headwater.errors import Unavailable
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -19,7 +19,7 @@ class Clock:
 
 
 class Highest(random.Random):
-    """Jitter at its upper end."""
+    """A random source that returns the upper end of every range."""
 
     def uniform(self, a: float, b: float) -> float:
         return b

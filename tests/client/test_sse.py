@@ -1,4 +1,4 @@
-"""Server-sent events: pieces to frames, and a feed that goes on where it broke."""
+"""Server-sent events: pieces to frames, and a feed that resumes where it broke."""
 
 import random
 from typing import Any
@@ -39,7 +39,7 @@ def test_body_fed_in_arbitrary_pieces_is_parsed_completely(cuts: list[int]) -> N
     assert parser.farewell
 
 
-def test_sse_farewell_is_distinguished_from_an_opening() -> None:
+def test_sse_comment_that_ends_a_stream_is_distinguished_from_the_opening_one() -> None:
     parser = EventParser()
     parser.take(transport_frames.sse_opening(None) + transport_frames.sse(1, "insert", b"{}"))
     assert not parser.farewell
@@ -146,7 +146,7 @@ def test_feed_without_upto_is_requested_again_after_every_end() -> None:
     assert one.next() is not None
 
 
-def test_ping_counts_as_progress_of_a_feed_and_an_opening_does_not() -> None:
+def test_ping_resets_the_patience_of_a_feed_and_an_opening_comment_does_not() -> None:
     now = [0.0]
     one = Feed(["changes"], {}, Backoff(20, random.Random(0), lambda: now[0]))
     for _ in range(9):  # a server that dies as soon as it was asked
@@ -171,7 +171,7 @@ def following(**filters: Any) -> Follow:
     return Follow(feed, filters, Backoff(60, random.Random(0), lambda: 0.0))
 
 
-def test_follow_delivers_rows_restarts_and_changes_under_different_words() -> None:
+def test_follow_names_rows_restarts_and_changes_by_different_event_words() -> None:
     follow = following()
     follow.next()
     body = b"".join(
