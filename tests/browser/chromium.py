@@ -1,4 +1,4 @@
-"""A real browser: Debian's Chromium without a window, driven by its chromedriver."""
+"""A real browser: Debian's headless Chromium, driven by its chromedriver."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ FLAGS = (
 
 
 def programs() -> tuple[str, str] | None:
-    """The browser and its driver; None unless both are installed."""
+    """Return the browser and its driver; None unless both are installed."""
     browser = next(filter(None, map(shutil.which, NAMES)), None)
     driver = shutil.which("chromedriver")
     return (browser, driver) if browser and driver else None
 
 
 class Browser:
-    """One tab. Its page holds what it received in `seen`; tests ask for it."""
+    """One tab. Its page collects received frames in `seen`, which tests read."""
 
     def __init__(self, browser: str, driver: str) -> None:
         options = webdriver.ChromeOptions()
@@ -44,19 +44,19 @@ class Browser:
         self._driver = webdriver.Chrome(options=options, service=Service(executable_path=driver))
 
     def visit(self, url: str) -> None:
-        """Load a page; what ran on the one before is gone."""
+        """Load a page; this ends the scripts of the page before."""
         self._driver.get(url)
 
     def heed_policies(self, heeded: bool) -> None:
-        """Whether pages visited from now on are held to what they say of themselves (Content-Security-Policy)."""
+        """Set whether later pages are held to their Content-Security-Policy."""
         self._driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": not heeded})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What `script` returns; a promise is awaited."""
+        """Return the result of `script`, after awaiting a promise."""
         return self._driver.execute_script(script, *arguments)
 
     def value(self, expression: str) -> Any:
-        """What `expression` is now."""
+        """Return the current value of a JavaScript expression."""
         return self.run(f"return {expression}")
 
     def until(self, condition: str) -> None:
@@ -64,7 +64,7 @@ class Browser:
         wait_for(lambda: self.value(condition), lambda: f"{condition}; the page holds {self._state()}")
 
     def ids(self) -> list[Any]:
-        """The ids of the changes that arrived."""
+        """Return the ids of the changes that arrived."""
         return list(self.value("changes().map(frame => frame.id)"))
 
     def quit(self) -> None:
@@ -75,7 +75,7 @@ class Browser:
 
 
 def wait_for(done: Callable[[], Any], what: Callable[[], str]) -> None:
-    """Ask `done` until it holds."""
+    """Wait until `done` returns a true value."""
     try:
         WebDriverWait(None, PATIENCE, POLL_SECONDS).until(lambda _: done())
     except Exception as error:

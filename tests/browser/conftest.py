@@ -1,4 +1,4 @@
-"""A browser for the whole run, and for each test a fresh page and the servers it asks for."""
+"""A browser for the whole run, and for each test a new page and the servers it requests."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ MISSING = (
 
 @pytest.fixture(scope="session")
 def one_browser() -> Iterator[Browser]:
-    """Started once: that takes longest."""
+    """Start the browser once for the run, because that takes longest."""
     found = programs()
     if found is None:
         if os.environ.get("CI"):
@@ -30,7 +30,7 @@ def one_browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def pages() -> Iterator[PageServer]:
-    """The web site, of another origin than the server."""
+    """Yield the web site, of another origin than the server."""
     site = PageServer()
     yield site
     site.close()
@@ -38,7 +38,7 @@ def pages() -> Iterator[PageServer]:
 
 @pytest.fixture
 def browser(one_browser: Browser, pages: PageServer) -> Iterator[Browser]:
-    """The browser, on a fresh page of this machine."""
+    """Yield the browser on a new page of this machine."""
     one_browser.visit(pages.url())
     yield one_browser
     one_browser.visit("about:blank")
@@ -46,7 +46,7 @@ def browser(one_browser: Browser, pages: PageServer) -> Iterator[Browser]:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., KeptServer]]:
-    """A started server with an empty table: `serve(settings, token=…)`."""
+    """Return `serve(settings, token=…)`, which starts a server with an empty table."""
     made: list[KeptServer] = []
 
     def start(settings: str = "", token: str = "") -> KeptServer:

@@ -1,4 +1,4 @@
-"""A web site with the JavaScript client: a page that holds what it was told, and the modules it loads."""
+"""A web site with the JavaScript client: a page that collects events, and the modules it loads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ window.headwater = headwater;
 
 
 class SiteHandler(BaseHTTPRequestHandler):
-    """Answers for the page and its modules."""
+    """Serves the page and its modules."""
 
     def do_GET(self) -> None:
         name = self.path.removeprefix("/src/")
@@ -47,7 +47,7 @@ class SiteHandler(BaseHTTPRequestHandler):
             self.answer(404, b"", {})
 
     def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        """One whole answer."""
+        """Send one complete answer."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -56,11 +56,11 @@ class SiteHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
-        """Nothing to say."""
+        """Log nothing."""
 
 
 class Site:
-    """Serves until it is closed, with a `handler` of its own if there is one."""
+    """Serves until it is closed, with the given `handler`."""
 
     def __init__(self, handler: type[SiteHandler] = SiteHandler) -> None:
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,4 +1,4 @@
-"""The web site of the tests: one page, on a port and so an origin of its own."""
+"""The web site of the tests: one page, on its own port and so its own origin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
-        """Nothing to say."""
+        """Log nothing."""
 
 
 class PageServer:
@@ -31,7 +31,7 @@ class PageServer:
         self._thread.start()
 
     def url(self, host: str = "127.0.0.1") -> str:
-        """The page, as one of `host`."""
+        """Return the URL of the page on `host`."""
         return f"http://{host}:{self._http.server_port}/"
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ TABLE = "CREATE TABLE orders(id INTEGER PRIMARY KEY, status TEXT)"
 
 
 class KeptServer(ServerProcess):
-    """The server over one folder with a table `orders`, with a credential if there is a `token`."""
+    """A server over one folder with a table `orders`, with a credential if `token` is given."""
 
     def __init__(self, folder: Path, settings: str = "", token: str = "") -> None:
         super().__init__(folder, settings + (f'\nserve.token = "{token}"\n' if token else ""))
@@ -30,7 +30,7 @@ class KeptServer(ServerProcess):
         self.token = token
 
     def launch(self) -> None:
-        """As inherited, on the port that is kept."""
+        """Start without waiting, on the port of the first start."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
         command = [sys.executable, "-m", "headwater", "serve", "--config", str(self._config)]
         self._process = subprocess.Popen(
@@ -42,23 +42,23 @@ class KeptServer(ServerProcess):
         )
 
     def ask(self, method: str, **params: Any) -> Any:
-        """The result of a call that must succeed."""
+        """Return the result of a call; fail if it is refused."""
         asked = {"id": 1, "method": method, "params": params}
         answer = self._http.post(f"{self.url}/api/v1/rpc", json=asked).json()
         assert answer["ok"], answer
         return answer["result"]
 
     def subscribe(self) -> str:
-        """A new subscription on `orders`."""
+        """Create a subscription on `orders`; return its id."""
         found = self.ask("cdc.subscribe_table", table="orders", include={"after": True}, format="plain_json")
         return str(found["sub_id"])
 
     def insert(self, *ids: int) -> None:
-        """One transaction through the server."""
+        """Insert rows in one transaction through the server."""
         self.ask("sql.exec", sql=_insert(ids))
 
     def insert_meanwhile(self, *ids: int) -> None:
-        """One transaction by another program, also while the server is down."""
+        """Insert rows in one transaction by another connection, also while the server is down."""
         database = apsw.Connection(str(self.folder / "main.db"))
         try:
             database.set_busy_timeout(10_000)
@@ -73,16 +73,16 @@ class KeptServer(ServerProcess):
         return f"{self.url.replace('http', 'ws', 1)}/api/v1/cdc/ws/{sub_id}"
 
     def held(self, sub_id: str) -> dict[str, Any]:
-        """The subscription as it is stored."""
+        """Return the subscription as it is stored."""
         found = self.ask("cdc.list")["subscriptions"]
         return next(one for one in found if one["sub_id"] == sub_id)
 
     def refused(self, route: str) -> int:
-        """How many requests for `route` were answered by 403."""
+        """Return how many requests for `route` were answered by 403."""
         return self._number(f'headwater_http_responses_total{{route="{route}",status="403"}}')
 
     def streams(self) -> int:
-        """How many readers of server-sent events there are."""
+        """Return how many streams of server-sent events are open."""
         return self._number('headwater_streams{transport="sse"}')
 
     def _number(self, metric: str) -> int:

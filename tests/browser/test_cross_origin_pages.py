@@ -1,4 +1,4 @@
-"""Without a credential, a page of another site gets nothing, by whatever name it calls this machine."""
+"""Without a credential, a page of another site can read nothing, whichever name it uses for this machine."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ SSE, WS, RPC = "/api/v1/cdc/sse/{sub_id}", "/api/v1/cdc/ws/{sub_id}", "/api/v1/r
 
 
 def knock(browser: Browser, server: KeptServer, sub_id: str, host: str = "127.0.0.1") -> None:
-    """Try every door from the page that is open."""
+    """Try every kind of request from the open page; check that none succeeds."""
     browser.run("again = false; follow(arguments[0])", server.sse(sub_id).replace("127.0.0.1", host))
     browser.until(f"errors.length === 1 && source.readyState === {CLOSED}")
     browser.run("listen(arguments[0])", server.ws(sub_id).replace("127.0.0.1", host))

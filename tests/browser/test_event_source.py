@@ -1,4 +1,4 @@
-"""A browser's EventSource receives changes, loses the server, and goes on by itself without gap or repeat."""
+"""A browser's EventSource receives changes, loses the server, and resumes without gap or repeat."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ Serve = Callable[..., KeptServer]
 
 
 def texts(upto: int) -> list[str]:
-    """The ids of all changes up to offset `upto`; offset 1 is the table itself."""
+    """Return the ids of all changes up to offset `upto`; offset 1 is CREATE TABLE."""
     return [str(offset) for offset in range(2, upto + 1)]
 
 
@@ -67,7 +67,7 @@ def test_event_source_with_an_expired_ticket_ends_and_a_new_ticket_continues(bro
 
 
 def follow_with_ticket(browser: Browser, server: KeptServer, sub_id: str, more: str = "") -> None:
-    """As a page does that knows the token: its origin is another one, so the browser asks for permission first."""
+    """Follow as a page that knows the token: its origin differs, so the browser sends a preflight request first."""
     browser.run(
         """const [base, token, url, more] = arguments;
         return ask(base, token, "security.ticket.create").then(found => {

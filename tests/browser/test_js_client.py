@@ -31,7 +31,7 @@ def page(browser: Browser) -> Iterator[Browser]:
 
 
 def live(page: Browser, server: KeptServer, sql: str = SQL, args: Any = ("new",), **options: Any) -> None:
-    """A live query on the page, once it has its first answer and hears of changes."""
+    """Open a live query on the page; wait for its first answer and its event stream."""
     found = server.ask("query.prepare", sql=sql)
     page.run("live(arguments[0])", {"url": server.url, "queryId": found["query_id"], "args": args, **options})
     page.until("query.answer !== null && opened.at(-1) === 'live'")

@@ -24,7 +24,7 @@ def page(browser: Browser) -> Iterator[Browser]:
 
 
 def refreshed(page: Browser) -> tuple[Any, dict[str, int]]:
-    """The rows after asking once more, and how often what was answered."""
+    """Refresh the query; return its rows, and the number of answers by kind."""
     rows, counts = page.run("return query.refresh().then(() => [query.answer.rows, query.counts])")
     return rows, counts
 

@@ -20,7 +20,7 @@ STEPS = 60
 
 
 class Held:
-    """What the server has: one query, its answer by version, and who listens."""
+    """The state of the faulty server: one query, its answers by version, and the listeners."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -34,7 +34,7 @@ class Held:
         return Answer.of(f'"p.{self.version:x}"', COLUMNS, rows, key=(0,))
 
     def set(self, rows: list[Any], *, cut: bool, spoil: bool) -> None:
-        """One write; perhaps every stream ends before it, perhaps the next patch is wrong."""
+        """Write once; with `cut` every stream ends before it, with `spoil` the next patch is wrong."""
         with self.changed:
             self.version += 1
             self.cuts += cut
@@ -115,7 +115,7 @@ def text(rows: list[Any]) -> str:
 
 
 def edited(rows: list[Any], rng: random.Random) -> list[Any]:
-    """The same rows after a few edits: some go, some change, some come, one moves."""
+    """Return the rows after a few random edits: some removed, changed, added, and one moved."""
     kept = [(key, rng.choice(["a", "ä", "😀"]) if rng.random() < 0.2 else v) for key, v in rows if rng.random() < 0.85]
     new = [key for key in rng.sample(range(40), 3) if key not in dict(kept)]
     for key in new:

@@ -1,4 +1,4 @@
-"""The JavaScript client follows a table in a browser, over the end of the server, without gap or repeat."""
+"""The JavaScript client follows a table in a browser across a restart of the server, without gap or repeat."""
 
 from collections.abc import Callable, Iterator
 

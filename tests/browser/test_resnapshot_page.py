@@ -1,4 +1,4 @@
-"""A page that the log has outrun is told so, fetches the rows, and follows on from them."""
+"""A page behind the horizon is told to resnapshot, fetches the rows, and continues from them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ ROWS = 40
 
 @pytest.fixture(params=["", "s3cret"], ids=["open", "locked"])
 def outrun(request: pytest.FixtureRequest, serve: Serve) -> tuple[KeptServer, str]:
-    """A server, and a subscription whose changes are gone."""
+    """Return a server, and a subscription whose changes were evicted."""
     server = serve(f"log.retention_events = {RETAINED}", token=request.param)
     sub_id = server.subscribe()
     server.insert(*range(1, ROWS + 1))
@@ -27,7 +27,7 @@ def outrun(request: pytest.FixtureRequest, serve: Serve) -> tuple[KeptServer, st
 
 
 def ticket(browser: Browser, server: KeptServer) -> str:
-    """What makes a URL good; needed only where there is a credential."""
+    """Return the query string with a ticket; "" if the server has no credential."""
     if not server.token:
         return ""
     found = browser.run("return ask(arguments[0], arguments[1], 'security.ticket.create')", server.url, server.token)

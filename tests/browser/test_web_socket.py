@@ -1,4 +1,4 @@
-"""A browser's WebSocket receives frames, acknowledges, pauses, loses the server and goes on where it was."""
+"""A browser's WebSocket receives frames, acknowledges, pauses, loses the server and resumes."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ Serve = Callable[..., KeptServer]
 
 
 def numbers(upto: int) -> list[int]:
-    """The ids of all changes up to offset `upto`; offset 1 is the table itself."""
+    """Return the ids of all changes up to offset `upto`; offset 1 is CREATE TABLE."""
     return list(range(2, upto + 1))
 
 

@@ -1,4 +1,4 @@
-"""A real server at a port that stays, and a real cache in front of it."""
+"""A real server at a fixed port, and a real cache in front of it."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ PUBLIC = "[queries]\npublic = true\n"
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder with a short name: that of a socket must be."""
+    """Yield a folder with a short path, because socket paths are limited."""
     folder = Path(tempfile.mkdtemp(prefix="hw-"))
     yield folder
     shutil.rmtree(folder)
@@ -23,7 +23,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def serve(place: Path) -> Iterator[Callable[..., ServerProcess]]:
-    """`serve(settings)`: a started server."""
+    """Return `serve(settings)`, which starts a server."""
     made: list[ServerProcess] = []
 
     def start(settings: str = PUBLIC) -> ServerProcess:
@@ -39,7 +39,7 @@ def serve(place: Path) -> Iterator[Callable[..., ServerProcess]]:
 
 @pytest.fixture(params=FRONTS)
 def front(request: pytest.FixtureRequest, place: Path) -> Iterator[Callable[[ServerProcess], Front]]:
-    """`front(server)`: nginx, or Varnish."""
+    """Return `front(server)`, which starts nginx or Varnish."""
     name, make = FRONTS[request.param]
     if program(name) is None:
         missing = f"NO {name}, so nothing was tried through it: `make services`, or install {request.param}"

@@ -1,4 +1,4 @@
-"""nginx and Varnish as processes of their own, with the settings that docs/caching.md shows."""
+"""nginx and Varnish as separate processes, with the settings that docs/caching.md shows."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ http {{
 
 
 def snippet(kind: str) -> str:
-    """The one block of the page in this language."""
+    """Return the only code block of the page in this language."""
     found = re.findall(rf"^```{kind}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(found) == 1, kind
     return str(found[0])
 
 
 def put(text: str, places: dict[str, str]) -> str:
-    """`text` with our own addresses; each of the page's must be there."""
+    """Replace the addresses of the page by ours; fail if one of them is missing."""
     for shown, ours in places.items():
         assert shown in text, shown
         text = text.replace(shown, ours)
@@ -56,12 +56,12 @@ def put(text: str, places: dict[str, str]) -> str:
 
 
 def program(name: str) -> str | None:
-    """Where it is: servers are not on everybody's path."""
+    """Return the path of a program; server programs may be in sbin folders outside of PATH."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
 def free_port() -> int:
-    """One that nobody listens at."""
+    """Return a free port."""
     for port in random.sample(PORTS, 100):
         with socket.socket() as probe:
             try:
@@ -105,7 +105,7 @@ class Front:
 
 
 class Nginx(Front):
-    """nginx of one folder; it compresses, and so weakens tags, wherever it is allowed to."""
+    """nginx in one folder; it compresses answers, and so weakens tags, if allowed."""
 
     def command(self) -> list[str]:
         places = {
@@ -121,7 +121,7 @@ class Nginx(Front):
 
 
 class Varnish(Front):
-    """varnishd of one folder, in memory."""
+    """varnishd in one folder, with its cache in memory."""
 
     def command(self) -> list[str]:
         (self.folder / "front.vcl").write_text(put(snippet("vcl"), {'"7171"': f'"{self.behind}"'}))

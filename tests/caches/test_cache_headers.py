@@ -1,4 +1,4 @@
-"""What answers of queries say to caches: as docs/caching.md has it."""
+"""Cache headers of query answers, as docs/caching.md documents them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A browser's own cache: a page that fetches the URL of a query gets 304 under the hood, and the right rows."""
+"""A browser's own cache: a page that fetches a query's URL gets the right rows, revalidated by 304."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FETCH = "return fetch(arguments[0], {cache: arguments[1]}).then(a => a.json().th
 
 @pytest.fixture
 def page() -> Iterator[Browser]:
-    """A page of this machine."""
+    """Yield a browser on a page of this machine."""
     found = programs()
     if found is None:
         if os.environ.get("CI"):
@@ -35,7 +35,7 @@ def page() -> Iterator[Browser]:
 
 
 def numbers(server: ServerProcess) -> dict[str, float]:
-    """How often a query was run, and how often that was not needed."""
+    """Return how often a query was executed, and how often a 304 was enough."""
     lines = [line.split() for line in httpx.get(f"{server.url}/metrics").text.splitlines()]
     names = ("executed", "not_modified")
     return {name: float(line[1]) for name in names for line in lines if line[0] == f"headwater_query_{name}_total"}

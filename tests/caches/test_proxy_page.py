@@ -22,7 +22,7 @@ HEADERS = {"authorization": f"Bearer {TOKEN}"}
 
 
 class Proxy(Front):
-    """nginx with TLS for `server`."""
+    """nginx with TLS in front of `server`."""
 
     def __init__(self, folder: Path, server: ServerProcess, authority: Authority) -> None:
         self._server, self._files = server, authority.issue()

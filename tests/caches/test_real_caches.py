@@ -1,4 +1,6 @@
-"""nginx and Varnish in front: they ask before every use, hear 304, and never hand out what a write has made stale."""
+"""nginx and Varnish in front: they revalidate before every use, get 304, and never serve an answer that a write made
+stale.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ TOKEN = "a-credential-of-the-tests"
 
 
 def number(server: ServerProcess, name: str, **headers: str) -> int:
-    """One metric."""
+    """Return the value of one metric."""
     lines = httpx.get(f"{server.url}/metrics", headers=headers).text.splitlines()
     return int(float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} "))))
 
@@ -36,7 +38,7 @@ def executed(server: ServerProcess) -> int:
 
 
 def orders(server: ServerProcess, sql: str = "SELECT id, total FROM orders ORDER BY id") -> str:
-    """A table with a row, and the path of a query over it."""
+    """Create a table with a row; return the path of a query over it."""
     rpc(server.url, "sql.exec", sql=TABLE)
     rpc(server.url, "sql.exec", sql="INSERT INTO orders VALUES (1, 9.5)")
     tagged(f"{server.url}/api/v1/q/{rpc(server.url, 'query.prepare', sql='SELECT count(*) FROM orders')['query_id']}")
@@ -44,7 +46,7 @@ def orders(server: ServerProcess, sql: str = "SELECT id, total FROM orders ORDER
 
 
 def tagged(url: str, **headers: str) -> str:
-    """The tag of an answer; it has none until the log has all that was committed before."""
+    """Return the tag of an answer, once the log has everything committed before, so that it has one."""
     wait_until(lambda: "etag" in httpx.get(url, headers=headers).headers, "an answer with a tag")
     return httpx.get(url, headers=headers).headers["etag"]
 
