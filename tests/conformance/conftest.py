@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """With the settings of a Live server."""
+    """Yield a server with the default settings of Live."""
     live = Live(tmp_path_factory.mktemp("shared"))
     yield live
     live.stop()
@@ -30,7 +30,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def server(shared: Live) -> Iterator[Live]:
-    """The shared one; after the test its streams are closed and its tables dropped.
+    """Yield the shared server; after the test close its streams and drop its tables.
 
     Every change of the schema makes every connection read the whole schema again: with hundreds of tables left behind
     by other tests, creating one took a second.
@@ -43,7 +43,7 @@ def server(shared: Live) -> Iterator[Live]:
 
 @pytest.fixture
 def table(server: Live) -> str:
-    """A fresh table of the shared server: id INTEGER PRIMARY KEY, status TEXT, total REAL."""
+    """Create a table in the shared server: id INTEGER PRIMARY KEY, status TEXT, total REAL."""
     name = f"t{next(_numbers)}"
     server.sql(f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     assert server.app.database("main").catch_up(PATIENCE)  # so that no reader is told of its creation
@@ -52,13 +52,13 @@ def table(server: Live) -> str:
 
 @pytest.fixture
 def make_live() -> Callable[..., Live]:
-    """What starts a server on a folder: other modules run the same tests on other servers."""
+    """Return what starts a server on a folder: other modules override it to run the same tests on other servers."""
     return Live
 
 
 @pytest.fixture
 def start(tmp_path: Path, make_live: Callable[..., Live]) -> Iterator[Callable[..., Live]]:
-    """A server of one's own: `start(log={"retention_events": 2})`."""
+    """Return a function that starts a server of the test's own: `start(log={"retention_events": 2})`."""
     made: list[Live] = []
 
     def begin(**settings: Any) -> Live:
@@ -72,5 +72,5 @@ def start(tmp_path: Path, make_live: Callable[..., Live]) -> Iterator[Callable[.
 
 @pytest.fixture(params=["sse", "ws"])
 def transport(request: pytest.FixtureRequest) -> str:
-    """Both kinds of streams."""
+    """Return the transport of streams; each test runs with both."""
     return request.param

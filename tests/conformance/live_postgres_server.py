@@ -1,4 +1,4 @@
-"""A whole Headwater whose database `main` is a PostgreSQL of its own, for the tests that run on SQLite too."""
+"""A whole Headwater whose database `main` is in PostgreSQL, for tests that also run on SQLite."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _numbers = itertools.count(1)
 
 
 class PostgresLive(Live):
-    """Creates the database first; `remove` drops it."""
+    """Creates its PostgreSQL database first; `remove` drops it."""
 
     TABLES = _TABLES
     CASCADE = " CASCADE"
@@ -47,7 +47,7 @@ class PostgresLive(Live):
         super().__init__(data, url=self._address, postgres=own | (postgres or {}), **settings)
 
     def rpc(self, method: str, **params: Any) -> dict[str, Any]:
-        """As inherited, in PostgreSQL's SQL; changes of new tables come with the rows before."""
+        """Call a method with SQL translated to PostgreSQL's; a new table is captured when this returns."""
         statement = params.get("sql")
         if params.get("db", "main") != "main" or not isinstance(statement, str):
             return super().rpc(method, **params)
@@ -61,7 +61,7 @@ class PostgresLive(Live):
         return found
 
     def remove(self) -> None:
-        """As inherited."""
+        """Stop the server and drop the database and its slot."""
         self.stop()
         with Address(self._name, self._address).connect() as admin:
             drop(admin, self._name, self._name)

@@ -1,4 +1,4 @@
-"""A whole Headwater in this process: databases, feeds and HTTP over one data folder, to be stopped and restarted."""
+"""A whole Headwater in this process, to be stopped and restarted: databases, feeds and HTTP over one data folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKPOINT_SECONDS = 3600.0  # none comes between the frames that a test expects
 
 
 class Live:
-    """Starts at once. What the settings do not name has its default, but streams have no checkpoints while they run.
+    """A server that starts at once, with default settings, except that streams send no checkpoints while they run.
 
     `url` is where `main` is, if not embedded; `config` replaces all settings.
     """
@@ -103,11 +103,11 @@ ORDER BY sql LIKE 'CREATE VIRTUAL %' DESC
             self._started.set()
 
     def ask_to_stop(self) -> None:
-        """As SIGTERM does; `stop` waits for the end of it."""
+        """Request a stop as SIGTERM does; `stop` waits for its end."""
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def stop(self) -> None:
-        """Stop, as after SIGTERM, and close every reader that was opened here."""
+        """Stop as after SIGTERM, and close every reader that was opened here."""
         if self._thread is None:
             return
         self.ask_to_stop()
@@ -121,7 +121,7 @@ ORDER BY sql LIKE 'CREATE VIRTUAL %' DESC
             raise self._failure[0]
 
     def remove(self) -> None:
-        """Stop for good."""
+        """Stop and remove what the server created outside of its folder."""
         self.stop()
 
     def drop_tables(self, before: list[list[Any]]) -> None:
@@ -148,56 +148,56 @@ ORDER BY sql LIKE 'CREATE VIRTUAL %' DESC
     # --- asking ------------------------------------------------------------------------------------------
 
     def rpc(self, method: str, **params: Any) -> dict[str, Any]:
-        """The envelope of the answer."""
+        """Return the envelope of the answer."""
         response = self.http.post("/api/v1/rpc", json={"id": 1, "method": method, "params": params})
         assert response.status_code == 200, response.text
         return response.json()
 
     def ok(self, method: str, **params: Any) -> Any:
-        """The result, which must be there."""
+        """Return the result of a call; fail if it is refused."""
         answer = self.rpc(method, **params)
         assert answer["ok"], answer
         return answer["result"]
 
     def error(self, method: str, **params: Any) -> dict[str, Any]:
-        """The error, which must be there."""
+        """Return the error of a call; fail if it succeeds."""
         answer = self.rpc(method, **params)
         assert not answer["ok"], answer
         return answer["error"]
 
     def sql(self, statement: str, *args: Any, db: str = "main", **more: Any) -> list[list[Any]]:
-        """Run one statement; its rows as plain values."""
+        """Run one statement; return its rows as plain values."""
         data = self.ok("sql.exec", sql=statement, args=list(args), db=db, **more)["result"]["data"] or {"rows": []}
         return [[lit.get("v") for lit in row] for row in data["rows"]]
 
     def together(self, *statements: str) -> None:
-        """Run them in one transaction."""
+        """Run statements in one transaction."""
         tx = self.ok("tx.begin")["tx"]
         for statement in statements:
             self.sql(statement, tx=tx)
         self.ok("tx.commit", tx=tx)
 
     def subscribe(self, table: str | None = None, **params: Any) -> dict[str, Any]:
-        """A new subscription, in plain JSON unless asked otherwise."""
+        """Create a subscription, in plain JSON unless `params` say otherwise."""
         named = {} if table is None else {"table": table}
         return self.ok("cdc.subscribe_table", **{"format": "plain_json"} | named | params)
 
     def poll(self, sub: dict[str, Any], **params: Any) -> dict[str, Any]:
-        """One page."""
+        """Return one page."""
         return self.ok("cdc.poll", sub_id=sub["sub_id"], **params)
 
     def changes(self, sub: dict[str, Any], **params: Any) -> list[dict[str, Any]]:
-        """The changes of one page."""
+        """Return the changes of one page."""
         return self.poll(sub, **params)["events"]
 
     def whole(self, sub: dict[str, Any]) -> dict[str, Any]:
-        """A page with all that was committed before: a busy log may be longer on its way than one poll waits."""
+        """Poll until a page is caught up; return that page. A busy log may take longer than one poll waits."""
         pages: list[dict[str, Any]] = []
         self.until(lambda: pages.append(self.poll(sub)) or pages[-1]["caught_up"])  # type: ignore[func-returns-value]
         return pages[-1]
 
     def caught_up(self, sub: dict[str, Any]) -> int:
-        """The offset behind all that was committed before."""
+        """Return the offset after everything committed before."""
         return int(self.whole(sub)["next_offset"])
 
     # --- streams -----------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ ORDER BY sql LIKE 'CREATE VIRTUAL %' DESC
         return self._kept(WsReader(self.url, sub["ws_url"] + query, given))
 
     def stream(self, transport: str, sub: dict[str, Any], query: str = "", **headers: str) -> SseReader | WsReader:
-        """Open one or the other."""
+        """Open the server-sent events or the WebSocket of a subscription."""
         return self.sse(sub, query, **headers) if transport == "sse" else self.ws(sub, query, **headers)
 
     def _kept(self, reader: Any) -> Any:
@@ -228,11 +228,11 @@ ORDER BY sql LIKE 'CREATE VIRTUAL %' DESC
 
     @property
     def feeds(self) -> Feeds:
-        """The feeds of the running server."""
+        """Return the feeds of the running server."""
         return self.api.feeding()
 
     def metric(self, name: str, **labels: str) -> float:
-        """One number of /metrics; 0 where it is absent."""
+        """Return one number of /metrics; 0 if it is absent."""
         text = self.http.get("/metrics").text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -241,5 +241,5 @@ ORDER BY sql LIKE 'CREATE VIRTUAL %' DESC
         return 0.0
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Ask again and again, until `holds`."""
+        """Wait until `holds` returns True."""
         wait_until(holds)

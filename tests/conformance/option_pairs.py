@@ -1,4 +1,4 @@
-"""Combinations of options such that every pair of values occurs together in at least one of them."""
+"""Combinations of options such that every pair of values occurs in at least one of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRIES = 20  # each combination is the best of that many
 def all_pairs(
     factors: Mapping[str, Sequence[str]], fits: Callable[[Combination], bool], seed: int = 0
 ) -> list[Combination]:
-    """Greedy: each combination begins with a pair that is still missing, and adds what covers most others."""
+    """Return combinations, built greedily: each begins with a missing pair and adds values that cover most others."""
     dice = random.Random(seed)
     every = [(name, value) for name, values in factors.items() for value in values]
     missing = {frozenset(pair) for pair in combinations(every, 2) if pair[0][0] != pair[1][0] and fits(dict(pair))}
@@ -29,7 +29,7 @@ def all_pairs(
 
 
 def pairs(made: Combination) -> set[Pair]:
-    """The pairs that occur in a combination."""
+    """Return the pairs that occur in a combination."""
     return {frozenset(pair) for pair in combinations(made.items(), 2)}
 
 
@@ -40,7 +40,7 @@ def _grown(
     missing: set[Pair],
     dice: random.Random,
 ) -> Combination:
-    """`made` with a value for every other factor; each has one that fits with all others."""
+    """Return `made` with a fitting value for every other factor."""
     for name in dice.sample(list(factors), len(factors)):
         if name not in made:
             values = [value for value in factors[name] if fits({**made, name: value})]

@@ -18,7 +18,7 @@ CHANGES = frozenset(("insert", "update", "delete", "schema_change", "truncate"))
 
 
 class Frame(NamedTuple):
-    """One thing that a stream said."""
+    """One frame of a stream."""
 
     id: Any  # text on SSE, a number or text on WebSocket
     word: str
@@ -26,7 +26,7 @@ class Frame(NamedTuple):
 
 
 class SseParser:
-    """The parser of the HTML standard, section 9.2.6, fed with whatever arrived."""
+    """The event stream parser of the HTML standard, section 9.2.6."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -36,7 +36,7 @@ class SseParser:
         self.comments: list[str] = []
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The events that are complete now."""
+        """Return the events that `data` completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         found = []
         for raw in lines:
@@ -68,13 +68,13 @@ class SseParser:
 
 
 class _Reader:
-    """What the readers share: frames one by one, with patience."""
+    """The shared part of the readers: frames one by one, with a timeout."""
 
     def frame(self, patience: float = PATIENCE) -> Frame | None:
         raise NotImplementedError
 
     def next(self, *words: str) -> Frame:
-        """The next frame of one of these `words`; others are passed over."""
+        """Return the next frame of one of these `words`, skipping others; fail if the stream ends first."""
         deadline = time.monotonic() + PATIENCE
         while (found := self.frame(deadline - time.monotonic())) is not None:
             if not words or found.word in words:
@@ -82,18 +82,18 @@ class _Reader:
         raise AssertionError(f"the stream ended before {words}")
 
     def changes(self, count: int) -> list[Frame]:
-        """The next `count` changes."""
+        """Return the next `count` changes."""
         return [self.next(*CHANGES) for _ in range(count)]
 
     def upto(self, word: str) -> list[Frame]:
-        """Every frame up to and with the first of `word`."""
+        """Return every frame up to and including the first of `word`."""
         found = [self.next()]
         while found[-1].word != word:
             found.append(self.next())
         return found
 
     def rest(self) -> list[Frame]:
-        """Every frame up to the end of the stream, which must come."""
+        """Return every frame up to the end of the stream; raise TimeoutError if it does not end."""
         deadline = time.monotonic() + PATIENCE
         found = []
         while (one := self.frame(deadline - time.monotonic())) is not None:
@@ -102,7 +102,7 @@ class _Reader:
 
 
 class SseReader(_Reader):
-    """An HTTP response read piece by piece; `lines` of NDJSON are frames too."""
+    """An HTTP stream read piece by piece: server-sent events, or lines of NDJSON."""
 
     def __init__(self, url: str, path: str, headers: dict[str, Any], method: str = "GET") -> None:
         where = urlsplit(url)
@@ -129,16 +129,16 @@ class SseReader(_Reader):
 
     @property
     def comments(self) -> list[str]:
-        """The comments so far."""
+        """Return the comments so far."""
         return self._parser.comments
 
     @property
     def retry(self) -> list[int]:
-        """The waits that the server asked for so far."""
+        """Return the retry times that the server has sent so far."""
         return self._parser.retry
 
     def problem(self) -> dict[str, Any]:
-        """The body of a refusal."""
+        """Return the JSON body of a refusal."""
         deadline = time.monotonic() + PATIENCE
         size = int(self.headers["content-length"])
         while len(self._arrived) < size and self._receive(deadline):
@@ -146,7 +146,7 @@ class SseReader(_Reader):
         return json.loads(self._arrived)
 
     def frame(self, patience: float = PATIENCE) -> Frame | None:
-        """The next frame; None at the end of the stream. TimeoutError when nothing comes."""
+        """Return the next frame; None at the end of the stream. Raise TimeoutError if none arrives."""
         deadline = time.monotonic() + patience
         while not self._frames:
             more = self._unchunk()
@@ -164,7 +164,7 @@ class SseReader(_Reader):
         return bool(found)
 
     def _unchunk(self) -> bool:
-        """Take what is whole; whether more can come."""
+        """Parse the complete chunks; return whether more can come."""
         while not self.whole:
             size, line, rest = self._arrived.partition(b"\r\n")
             length = int(size, 16) if line else -1
@@ -187,20 +187,21 @@ class SseReader(_Reader):
                 self._frames.append(Frame(found.get("offset"), found.get("op", ""), found))
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._socket.close()
 
 
 def _settled() -> ssl.SSLContext:
-    """TLS 1.2: the client reads and writes in two threads, and before Python 3.13 a request that it wrote while a
-    ticket of TLS 1.3 came in could be lost."""
+    """Return a TLS 1.2 context: the client reads and writes in two threads, and before Python 3.13 a request written
+    while a TLS 1.3 ticket arrived could be lost.
+    """
     context = ssl.create_default_context()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 
 def web_socket(url: str, path: str, headers: dict[str, Any], **more: Any) -> ClientConnection:
-    """An open WebSocket; a context, too."""
+    """Return an open WebSocket, which is also a context manager."""
     return connect(
         url.replace("http", "ws", 1) + path,
         ssl=_settled() if url.startswith("https") else None,
@@ -216,14 +217,14 @@ def web_socket(url: str, path: str, headers: dict[str, Any], **more: Any) -> Cli
 
 
 class WsReader(_Reader):
-    """A WebSocket."""
+    """A WebSocket stream."""
 
     def __init__(self, url: str, path: str, headers: dict[str, Any]) -> None:
         self._open = contextlib.ExitStack()
         self.socket = self._open.enter_context(web_socket(url, path, headers))
 
     def frame(self, patience: float = PATIENCE) -> Frame | None:
-        """The next frame; None once it is closed. TimeoutError when nothing comes."""
+        """Return the next frame; None once the socket is closed. Raise TimeoutError if none arrives."""
         try:
             found = json.loads(self.socket.recv(timeout=patience))
         except ConnectionClosed:
@@ -232,14 +233,14 @@ class WsReader(_Reader):
         return Frame(found["id"], found["event"], found["data"])
 
     def say(self, body: Any) -> None:
-        """Send a frame: an object, or text or bytes as they are."""
+        """Send a frame: an object as JSON, text and bytes unchanged."""
         self.socket.send(body if isinstance(body, (str, bytes)) else json.dumps(body))
 
     @property
     def closed_with(self) -> tuple[int | None, str | None]:
-        """Code and reason, once it is closed."""
+        """Return code and reason of the close."""
         return self.socket.close_code, self.socket.close_reason
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._open.close()

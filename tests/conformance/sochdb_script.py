@@ -1,4 +1,5 @@
-"""Run with SochDB's own client: `sochdb_script.py ADDRESS KEY`. Uses its stubs, and tells what came as one JSON object.
+"""Runs with SochDB's own client: `sochdb_script.py ADDRESS KEY`. Uses its stubs, and prints what arrives as one JSON
+object.
 
 The server has a table `orders` with three rows, written at offsets 2 to 4, and keeps 100 changes.
 """
@@ -19,7 +20,7 @@ SECONDS = 60.0
 
 
 def told(event: Any) -> dict[str, Any]:
-    """A message as JSON; bytes as latin-1."""
+    """Return a message as JSON, with bytes as latin-1."""
     found = {field.name: getattr(event, field.name) for field in event.DESCRIPTOR.fields}
     return {
         name: value.decode("latin-1") if isinstance(value, bytes) else value
@@ -29,7 +30,7 @@ def told(event: Any) -> dict[str, Any]:
 
 
 def failed(call: Callable[[], Any]) -> dict[str, Any]:
-    """How it failed."""
+    """Return code, details and trailers of a failed call."""
     try:
         found = call()
         list(found) if hasattr(found, "__next__") else None
@@ -72,7 +73,7 @@ class Session:
 
 
 def rows(session: Session) -> Any:
-    """From an offset on, that one included."""
+    """Subscribe from an offset, inclusive; return three events."""
     stream = session.subscribe(namespace="default", tables=["orders"], start_sequence=2)
     found = [told(next(stream)) for _ in range(3)]
     stream.cancel()
@@ -88,7 +89,7 @@ def predicate(session: Session) -> Any:
 
 
 def pairs(session: Session) -> Any:
-    """Subscribe and WatchKey while keys are written."""
+    """Subscribe and watch a key while keys are written."""
     stream = session.subscribe(namespace="default", tables=["kv"])
     watch = session.watch(namespace="default", table="kv", key=b"user:\xff")
     stream.initial_metadata()
@@ -118,7 +119,7 @@ def store(session: Session) -> Any:
 
 
 def ended(session: Session) -> Any:
-    """Return the list of subscriptions once the server has seen that those before were cancelled."""
+    """Return the open subscriptions once the server has ended the cancelled ones."""
     until = time.monotonic() + 60
     while (found := session.listed()) and time.monotonic() < until:
         time.sleep(0.01)
@@ -159,7 +160,7 @@ def doors(channel: grpc.Channel, key: str) -> Any:
 
 
 def main(address: str, key: str) -> None:
-    """Every scene in turn."""
+    """Run every scene in turn and print the results."""
     with grpc.insecure_channel(address) as channel:
         session = Session(channel, ("authorization", f"Bearer {key}"))
         scenes = {each.__name__: each(session) for each in (rows, predicate, listing, pairs, store, overrun)}

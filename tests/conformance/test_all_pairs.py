@@ -1,6 +1,7 @@
-"""Every option of cdc.subscribe_table with every other one, over every transport, against a model of our own.
+"""Every option of cdc.subscribe_table with every other one, over every transport, against our own model.
 
-The model knows the history that was written, and from the documents what a filter lets through. F24–F42, F57–F70, F168.
+The model knows the history that was written, and derives from the documentation what a filter passes. F24–F42, F57–F70,
+F168.
 """
 
 import random
@@ -71,7 +72,7 @@ INSIDE: dict[str, Callable[[Row], bool]] = {
 
 
 def fits(made: Combination) -> bool:
-    """Filters of one table need one table."""
+    """Return whether the options fit together: filters of one table need one table."""
     many = made.get("scope") in ("two tables", "database")
     return not (
         many and any(made.get(name, "none") not in ("any", "none", "all") for name in ("key", "where", "columns"))
@@ -82,7 +83,7 @@ COMBINATIONS = all_pairs(FACTORS, fits)
 
 
 class Told(NamedTuple):
-    """One change, whatever its format."""
+    """One delivered change, independent of its format."""
 
     offset: int | None
     op: str
@@ -93,7 +94,7 @@ class Told(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One change as it was made."""
+    """One change as it was written."""
 
     offset: int
     op: str
@@ -106,7 +107,7 @@ class Entry(NamedTuple):
 
 
 class History:
-    """Writes at random, and knows what it wrote: every statement changes one row."""
+    """Writes random statements, each of which changes one row, and records them."""
 
     def __init__(self, live: Live, seed: int) -> None:
         self._live, self._dice = live, random.Random(seed)
@@ -179,7 +180,7 @@ def _set(change: Row) -> str:
 
 
 class Model:
-    """What one combination must deliver."""
+    """The deliveries that one combination must make."""
 
     def __init__(self, made: Combination, shares: list[set[int]]) -> None:
         self._made, self._shares = made, shares
@@ -225,7 +226,7 @@ class Model:
         return op
 
     def rows(self, tables: dict[str, dict[int, Row]]) -> Iterator[Told]:
-        """The rows of a snapshot."""
+        """Yield the rows of a snapshot."""
         if self._ops and "insert" not in self._ops:
             return
         for table in sorted(self._tables):
@@ -247,7 +248,7 @@ def _plain(row: Row | None) -> Row | None:
 
 
 def understood(format: str, data: dict[str, Any]) -> Told:
-    """What `data` says. cockroach_wrapped_json has neither offset nor op of its own."""
+    """Return the change in `data`; cockroach_wrapped_json has neither offset nor op."""
     match format:
         case "objects_json":
             key = data["pk"][0]["v"] if "pk" in data else None
@@ -300,7 +301,7 @@ def by_poll(live: Live, sub: dict[str, Any], limit: int) -> Delivered:
 
 
 def by_stream(stream: Any, upto: int) -> Delivered:
-    """Everything before the checkpoint that says that `upto` was reached; frames must agree with what they hold."""
+    """Return rows and changes before the checkpoint at `upto`; check that frames agree with their content."""
     rows, changes = [], []
     while (frame := stream.next()).word != "checkpoint" or frame.data["offset"] < upto:
         if str(frame.id).startswith("s:"):
@@ -312,7 +313,7 @@ def by_stream(stream: Any, upto: int) -> Delivered:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], tuple[Any, Any]]]:
-    """What each combination delivered, and what it should have: all of them on one server, over one history."""
+    """Return a function from a combination's number to its deliveries and the expected ones, all over one history."""
     live = Live(tmp_path_factory.mktemp("pairs"), feeds={"checkpoint_seconds": 0.2})
     history = History(live, seed=11)
     history.write(25)

@@ -14,7 +14,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 
 def rows(live: Live, table: str, query: str) -> list[dict[str, Any]]:
-    """What a bounded stream holds."""
+    """Return the rows of a bounded stream."""
     response = live.http.get(f"/api/v1/changes/main/{table}?{query}", headers={"accept": ARROW})
     assert (response.status_code, response.headers["content-type"]) == (200, ARROW)
     return list(pa.ipc.open_stream(response.content).read_all().to_pylist())
@@ -75,7 +75,7 @@ def test_arrow_request_for_snapshot_all_tables_or_future_offset_is_refused(serve
 
 
 class _File:
-    """A response body, read as Arrow reads files."""
+    """A response body as a file for Arrow."""
 
     closed = False
 

@@ -1,4 +1,4 @@
-"""What a reader builds on checkpoints (F91, F93, F94, F96, F97): going on from one, a common one, sorted output."""
+"""Uses of checkpoints by readers (F91, F93, F94, F96, F97): resuming, a common checkpoint of shards, sorted output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def quick(start: Callable[..., Live]) -> Live:
 
 
 def upto_checkpoint_after(reader: Any, last: int) -> list[Frame]:
-    """Frames up to the first checkpoint at or beyond offset `last`."""
+    """Return the frames up to the first checkpoint at or after offset `last`."""
     found = [reader.next()]
     while found[-1].word != "checkpoint" or found[-1].data["offset"] < last:
         found.append(reader.next())
@@ -93,7 +93,7 @@ def test_lowest_checkpoint_of_all_shards_covers_all_of_them_and_orders_their_out
 
 
 def find_insert(readers: list[Any]) -> Frame:
-    """The next insert on any of them."""
+    """Return the next insert on any of the readers."""
     while True:
         for reader in readers:
             frame = reader.next("insert", "checkpoint")
@@ -114,7 +114,7 @@ def test_every_change_is_followed_by_a_checkpoint_at_or_above_its_time(
 
 
 def test_subscription_in_the_middle_of_its_snapshot_resumes_after_a_restart(start: Callable[..., Live]) -> None:
-    """F88, F89: how far each has come is kept in a table of ours, and a restart goes on from there."""
+    """F88, F89: its progress is stored in our file, and a restart resumes there."""
     live = quick(start)
     live.sql("INSERT INTO t VALUES(1, 1), (2, 2), (3, 3)")
     sub = live.subscribe("t", start="snapshot", name="loader")

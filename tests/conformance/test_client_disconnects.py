@@ -1,4 +1,4 @@
-"""Clients that leave, that are too many, and a server that stops: nobody is left hanging, nobody else is disturbed.
+"""Clients that disconnect, too many clients, and a server that stops: every stream ends, and others are not disturbed.
 
 WIRE §5, §9, §10. F80, F95.
 """

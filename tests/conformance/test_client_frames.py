@@ -1,4 +1,4 @@
-"""What a WebSocket client may say, and what becomes of one that says something else.
+"""Frames that a WebSocket client may send, and the close of a socket that sends others.
 
 WIRE §5, "Bad input". F70, F83, F84, F86.
 """

@@ -1,4 +1,4 @@
-"""Filters look at both images: in → in is an update, out → in an insert, in → out a delete, out → out nothing.
+"""Filters decide by both images: in → in is an update, out → in an insert, in → out a delete, out → out nothing.
 
 WIRE §3 over every transport. F5–F7, F26–F30, F37, F41.
 """
@@ -14,7 +14,7 @@ BOTH = {"before": True, "after": True}
 
 @pytest.fixture(params=["poll", "sse", "ws", "sse replayed", "ws replayed"])
 def deliver(request: pytest.FixtureRequest, server: Live) -> Iterator[Callable[..., list[dict[str, Any]]]]:
-    """Run statements; what a subscription delivers of them, by one transport."""
+    """Return a function that runs statements and returns what a subscription delivers of them, by one transport."""
 
     def run(sub: dict[str, Any], count: int, *statements: str) -> list[dict[str, Any]]:
         transport, _, replayed = request.param.partition(" ")
@@ -32,7 +32,7 @@ def deliver(request: pytest.FixtureRequest, server: Live) -> Iterator[Callable[.
 
 
 def told(change: dict[str, Any]) -> tuple[Any, ...]:
-    """What matters here, with the images by total."""
+    """Return op and key of a change, and `total` of both images."""
     images = [change[image]["total"] if image in change else None for image in ("before", "after")]
     return (change["op"], change["pk"][0], *images, *change.get("pk_before", ()))
 

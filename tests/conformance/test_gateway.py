@@ -1,4 +1,4 @@
-"""The JSON gateway: SochDB's messages, answered by what is there. WIRE §5, seed systems §2.6. F78, F79."""
+"""The JSON gateway: SochDB's messages, answered from our databases. WIRE §5, seed systems §2.6. F78, F79."""
 
 import base64
 import json
@@ -353,7 +353,7 @@ def test_failing_predicate_ends_only_its_own_subscription(server: Live, gateway:
 
 
 def test_events_for_a_slow_client_are_not_buffered_and_are_delivered_later(start: Callable[..., Live]) -> None:
-    """A slow reader is at a cursor: the server holds a few pieces, not the changes. It reads all of them later."""
+    """The server holds only a few pieces for a slow reader, which reads all changes later from its cursor."""
     live = start(log={"retention_events": 100_000})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
     slow, quick = GatewayClient(live.url, max_queue=1), GatewayClient(live.url)

@@ -1,4 +1,4 @@
-"""Text that is not UTF-8 in answers of queries and statements: it arrives as bytes, as in feeds and rows."""
+"""Text that is not UTF-8 in answers of queries and statements: it is returned as bytes, as in feeds and rows."""
 
 from __future__ import annotations
 

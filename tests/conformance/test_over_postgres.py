@@ -1,4 +1,4 @@
-"""The contract on PostgreSQL: the same tests as on SQLite, with a PostgreSQL as the database `main`.
+"""The contract on PostgreSQL: the same tests as on SQLite, with a PostgreSQL database as `main`.
 
 Left out is test_repeated_requests: a 304 is remembered without a look at the database on SQLite only. `make test` runs
 the modules of EVERY_TIME, `make soak` all of them.

@@ -48,7 +48,7 @@ for each in SAME:
 
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Settings of a server whose certificate everything in this process trusts meanwhile."""
+    """Yield settings of a server whose certificate is trusted by everything in this process meanwhile."""
     authority = Authority(tmp_path_factory.mktemp("tls"))
     certificate, key = authority.issue()
     with pytest.MonkeyPatch.context() as patch:

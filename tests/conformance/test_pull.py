@@ -24,7 +24,7 @@ from headwater.serve.http.handlers import pulls
 
 
 def version_of(live: Live, table: str) -> str:
-    """Of now, with everything that was committed durable in the log."""
+    """Return the current version of a table, after making every commit durable in the log."""
     database = live.app.database("main")
     assert database.catch_up(PATIENCE)
     database.log.flush()
@@ -273,7 +273,7 @@ def worker_of(live: Live) -> int:
 
 
 def ended(pid: int) -> bool:
-    """Whether there is no such process, or only its name is left."""
+    """Return whether a process has ended, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:
@@ -309,7 +309,7 @@ LARGE = 5_000
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, str]]:
-    """A server, and a pull whose answer, of 20 MB, does not fit into the buffers of the sockets on its way."""
+    """Yield a server, and a pull whose answer of 20 MB does not fit into the socket buffers."""
     live = Live(tmp_path_factory.mktemp("large"))
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     for low in range(0, LARGE, 1000):

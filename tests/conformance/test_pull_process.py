@@ -1,4 +1,6 @@
-"""The bulk worker of a real server: it dies with it, however that dies, and never reads a file that is another's."""
+"""The bulk worker of a real server: it ends with the server, however that ends, and never reads another database's
+file.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 class Served:
-    """`headwater serve` in a process of its own."""
+    """`headwater serve` in a separate process."""
 
     def __init__(self, folder: Path, temporary: Path | None = None) -> None:
         self.temporary = temporary or Path(tempfile.mkdtemp())  # its path is short enough for sockets in it
@@ -59,7 +61,7 @@ class Served:
         )
 
     def pulled(self) -> int:
-        """Pull once; the process that did it."""
+        """Pull once; return the pid of the worker process."""
         body = {
             "id": 1,
             "method": "sql.exec",
@@ -145,6 +147,6 @@ def test_version_of_a_replaced_database_file_returns_410(start: Callable[..., Li
 
 
 def generation_of(live: Live) -> str:
-    """As it is told; "" while a new one is being begun."""
+    """Return the reported generation; "" while a new one begins."""
     answer = live.rpc("pull.describe", table="t")
     return answer["result"]["generation"] if answer["ok"] else ""

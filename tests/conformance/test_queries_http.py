@@ -1,4 +1,4 @@
-"""GET of a prepared query and the methods of queries, as clients nobody here wrote would use them (WIRE §6, §11)."""
+"""GET of a prepared query and the query methods, as used by other people's HTTP clients (WIRE §6, §11)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Start = Callable[..., Live]
 
 @pytest.fixture
 def query(server: Live, table: str) -> str:
-    """Rows of a status; three rows are there."""
+    """Insert three rows and prepare a query of the rows with a status; return its id."""
     server.sql(f"INSERT INTO {table} VALUES (1, 'open', 2.5), (2, 'shut', 1.0), (3, 'open', NULL)")
     return server.ok("query.prepare", sql=f"SELECT id, total FROM {table} WHERE status = ? ORDER BY id")["query_id"]
 

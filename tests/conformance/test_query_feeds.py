@@ -28,7 +28,7 @@ def subscribed(server: Live, query_id: str, *args: Any, **more: Any) -> dict[str
 
 
 def asked(server: Live, query_id: str, *args: Any, **headers: str) -> Any:
-    """The answer; one without a tag is asked for again: right after a change of the schema there is none."""
+    """Return the answer once it has a tag: right after a schema change it has none."""
     path = f"/api/v1/q/{query_id}" + (f"?args={quote(json.dumps(args))}" if args else "")
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     server.until(lambda: "etag" in server.http.get(path).headers)
@@ -517,7 +517,9 @@ def test_query_feed_delivers_the_same_events_and_tags_after_kill_9(tmp_path: Pat
 
 
 def _timeless(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was not durable in the log when it was killed is captured again, at another time."""
+    """Return the events without their times: changes that were not durable at a kill are captured again at another
+    time.
+    """
     return [{name: value for name, value in event.items() if name != "ts"} for event in events]
 
 

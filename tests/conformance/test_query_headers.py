@@ -1,4 +1,4 @@
-"""What the headers of GET /api/v1/q say besides the tag: cut off, from where, of which tables (RFC 9211, RFC 9875)."""
+"""Headers of GET /api/v1/q besides the tag: truncation, cache status, causality of tables (RFC 9211, RFC 9875)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_headers_of_a_query_over_60_tables_stay_small_and_keep_the_causality_flo
 
 
 def test_no_answer_is_cacheable_without_revalidation(server: Live, table: str) -> None:
-    """F150: there is no s-maxage to be had, by any setting."""
+    """F150: no setting gives an s-maxage."""
     path = prepared(server, f"SELECT id FROM {table}")
     seen = server.http.get(path).headers["x-headwater-causality"]
     for headers in ({}, {"x-headwater-causality": seen}, {"cache-control": "max-stale=60"}):

@@ -1,4 +1,4 @@
-"""What a query is called and how its text is kept; and what a transaction cannot honour (WIRE §1, §6)."""
+"""Names and stored texts of queries, and options that a transaction refuses (WIRE §1, §6)."""
 
 from __future__ import annotations
 

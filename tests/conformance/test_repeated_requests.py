@@ -1,4 +1,4 @@
-"""A request that is sent again while nothing was committed is answered by the same 304, and never a moment longer."""
+"""Requests repeated while nothing is committed get the same 304 from memory, and never after a commit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Start = Callable[..., Live]
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each request, whether it was answered without being read."""
+    """Return a list that gets for each request whether it was answered from memory."""
     found: list[bool] = []
     answered = NotModifiedCache.answer
 
@@ -49,7 +49,7 @@ def prepared(live: Live, table: str) -> str:
 
 
 def ask_until_remembered(live: Live, query: str, tag: str, counted: list[bool], **headers: str) -> None:
-    """Ask until the 304 is the remembered one: what was committed a moment ago may still be on its way to the log."""
+    """Request until the 304 comes from memory: recent commits may not be in the log yet."""
 
     def is_remembered() -> bool:
         assert ask(live, query, tag, **headers).status_code == 304

@@ -1,4 +1,6 @@
-"""What a hostile reviewer broke once: ids of control frames, a seek under an open stream, races, slow predicates."""
+"""Defects that a hostile reviewer found once: ids of control frames, a seek under an open stream, races, slow
+predicates.
+"""
 
 from __future__ import annotations
 

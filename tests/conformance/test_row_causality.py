@@ -1,4 +1,4 @@
-"""X-Headwater-Causality of rows, in and out, on every method (WIRE §6, §11.21)."""
+"""X-Headwater-Causality of rows, in requests and answers, on every method (WIRE §6, §11.21)."""
 
 from __future__ import annotations
 

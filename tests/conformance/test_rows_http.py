@@ -1,4 +1,4 @@
-"""Rows by HTTP on a whole server: no lost update, one winner, changes in the feed, tags that outlive a restart."""
+"""Rows over HTTP on a whole server: no lost update, one winner, changes in the feed, tags valid after a restart."""
 
 import json
 import random
@@ -17,7 +17,7 @@ WRITERS, ROUNDS = 5, 10
 
 
 def at_once(server: Live, work: Callable[[httpx.Client, int], None], count: int = WRITERS) -> None:
-    """Run `work` in so many threads, each with a connection of its own, all beginning together."""
+    """Run `work` in `count` threads that start together, each with its own connection."""
     barrier, failures = threading.Barrier(count), []
 
     def run(number: int) -> None:
@@ -191,7 +191,7 @@ def test_random_requests_are_answered_and_refused_ones_change_nothing(server: Li
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    """Each request of the rows section, and the answer that is shown after it."""
+    """Yield each request of the rows section, and the answer shown after it."""
     section = page("docs/http-api.md").split("\n## Rows\n")[1].split("\n## ")[0]
     shown = [body for _, body in blocks(section, "http")]
     assert len(shown) % 2 == 0 and shown

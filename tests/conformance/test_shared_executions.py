@@ -1,4 +1,4 @@
-"""What answering.py counts and tells of an execution: shared, and why it has no tag."""
+"""Shared executions are counted and marked, and answers without a tag report the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each defect of the seed that concerns feeds, as a test that we do not have it.
+"""Each defect of SkeinDB that concerns feeds, as a test that we do not have it.
 
 Crash safety is proved by tests/guarantees and tests/feeds/subscriptions/test_registry.py.
 F5, F13, F38, F60, F83, F115–F122.
@@ -232,7 +232,7 @@ def test_subscription_is_pollable_after_drop_table_until_the_close(server: Live,
 
 
 def test_cursor_ahead_of_a_recreated_log_requires_a_resnapshot(start: Callable[..., Live]) -> None:
-    """§1.15, 10: the database and its log are gone, the subscription is not; nothing may be swallowed in silence."""
+    """§1.15, 10: the database and its log are removed and the subscription is kept; no change may be lost silently."""
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     for number in range(20):

@@ -1,4 +1,4 @@
-"""The seed's own tests of table feeds, ported with our numbers: DDL takes an offset, so counts begin at `offset`.
+"""SkeinDB's own tests of table feeds, ported with our numbers: DDL takes an offset, so counts begin at `offset`.
 
 F1–F7, F24–F33, F57, F59–F62, F64–F70, F82–F86, F115, F168–F170, F172, F173, F175.
 """
@@ -142,7 +142,7 @@ def test_unknown_table_or_database_is_not_found(server: Live, table: str) -> Non
 
 
 def lost(live: Live) -> dict[str, object]:
-    """A subscription at offset 1, whose log begins at 3."""
+    """Return a subscription at offset 1, whose log begins at 3."""
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
     sub = live.subscribe("t")
     for id in (1, 2, 3):

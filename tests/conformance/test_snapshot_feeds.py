@@ -1,4 +1,4 @@
-"""Rows first, then changes, without gap or repeat, whatever happens in between.
+"""Rows first, then changes, without gap or repeat, under concurrent writes and restarts.
 
 WIRE §4 `start: "snapshot"`, §11.14. F98–F102, F104–F107.
 """
@@ -18,7 +18,7 @@ ROWS = 1500
 
 
 class Folded:
-    """The table as a reader knows it. Strict: a change must fit what it knows."""
+    """The table as a reader knows it; a change that does not fit its rows fails."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
@@ -36,7 +36,7 @@ class Folded:
                     del self.rows[change["pk"][0]]
 
     def take_again(self, changes: Iterable[dict[str, Any]]) -> None:
-        """After a reader came back: some of it may be known already."""
+        """Apply changes of which some may be known already, as after a reconnect."""
         for change in changes:
             self.rows.pop(change.get("pk_before", change["pk"])[0], None)
             if change["op"] != "delete":
@@ -44,7 +44,7 @@ class Folded:
 
 
 class Writing:
-    """Somebody who writes all the while; leaves by itself after `times` statements."""
+    """A thread that writes until it has run `times` statements."""
 
     def __init__(self, live: Live, table: str, times: int, seed: int) -> None:
         self._live, self._table, self._times, self._dice = live, table, times, random.Random(seed)
@@ -79,7 +79,7 @@ def now(live: Live, table: str) -> dict[int, dict[str, Any]]:
 
 
 def changes_upto(stream: Any, offset: int) -> list[dict[str, Any]]:
-    """The changes of a stream, until it has come to `offset`."""
+    """Return the changes of a stream up to `offset`."""
     found: list[Frame] = [stream.next()]
     while found[-1].word in ("snapshot_restart",) or str(found[-1].id).startswith("s:") or int(found[-1].id) < offset:
         found.append(stream.next())
@@ -87,7 +87,7 @@ def changes_upto(stream: Any, offset: int) -> list[dict[str, Any]]:
 
 
 def marked(live: Live, table: str) -> int:
-    """The offset of a last change, which every reader waits for."""
+    """Insert a last row, which every reader waits for; return its offset."""
     base = live.subscribe(table)["offset"]
     live.sql(f"INSERT INTO {table} VALUES(999999, 'end', 0)")
     return base + 1
@@ -267,7 +267,7 @@ def test_horizon_does_not_pass_a_running_snapshot(start: Callable[..., Live]) ->
 
 
 def lose_lease(live: Live, page: dict[str, Any]) -> None:
-    """Write more than the log keeps, until it forgets what a snapshot that may hold nothing would need."""
+    """Write until the log has evicted what a snapshot without a lease would need."""
 
     def forgotten() -> bool:
         live.sql("UPDATE t SET total = total - 1 WHERE id = 1")
@@ -314,7 +314,7 @@ def test_polled_snapshot_without_its_lease_is_reported_as_restarted(start: Calla
 
 
 def rebuilt(live: Live, table: str, shape: str) -> dict[int, Any]:
-    """Read some rows, put another table in the place of the first, read on; the rows that the reader knows then."""
+    """Read some rows, replace the table by another, read on; return the rows that the reader knows then."""
     fill(live, table, 60)
     sub = live.subscribe(table, start="snapshot")
     known: dict[Any, Any] = {}

@@ -1,4 +1,4 @@
-"""`snapshot_url`: a whole table as of one version, immutable, and where to find the next one when it is gone.
+"""`snapshot_url`: a whole table at one version, immutable, and a redirect to the next version when it has expired.
 
 WIRE §4 "Horizon", §11.14. F61, F68, F104.
 """
@@ -22,7 +22,7 @@ from headwater.ranges.pull.snapshot import read_as_of, shape_of
 
 @pytest.fixture
 def lost(start: Callable[..., Live]) -> tuple[Live, dict[str, Any]]:
-    """A server that retains four changes, and the answer that a lost subscriber got."""
+    """Return a server that retains four changes, and the answer to a subscriber behind the horizon."""
     live = start(log={"retention_events": 4})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
     sub = live.subscribe("t")
@@ -172,7 +172,7 @@ def test_resnapshot_page_has_a_snapshot_url_for_every_table(start: Callable[...,
 
 
 class Stuck:
-    """Stands in for `read_as_of`: reads until it is let go, or the reader is gone."""
+    """Replaces `read_as_of`: reads until released, or until the client has disconnected."""
 
     def __init__(self) -> None:
         self.go, self.entered, self.gone = threading.Event(), 0, 0

@@ -1,4 +1,4 @@
-"""SochDB's own client from PyPI, in an environment of its own, against a real server: it works as it is."""
+"""SochDB's own client from PyPI, unchanged, in a separate environment, against a real server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INSERT, UPDATE, DELETE, SCHEMA_CHANGE = 1, 2, 3, 4
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    """With the client."""
+    """Return the Python that has the client; skip the test if it is missing, and fail on CI."""
     if not PYTHON.exists():
         if os.environ.get("CI"):
             pytest.fail(MISSING)
@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def told(python: str, server: ServerProcess) -> dict[str, Any]:
-    """What the script tells."""
+    """Return the JSON that the script prints."""
     for sql in (
         "CREATE TABLE orders(id INTEGER PRIMARY KEY, total)",
         "INSERT INTO orders VALUES (1, 10), (2, 20), (3, NULL)",

@@ -1,4 +1,4 @@
-"""What streams say, word for word, where they begin, and how they refuse.
+"""The exact frames of streams, their start positions, and their refusals.
 
 WIRE §5. F64–F70, F90–F95, F112, F113, F171–F173, F175.
 """

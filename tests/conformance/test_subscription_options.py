@@ -1,4 +1,4 @@
-"""What a subscription can ask for beyond the seed: names, starts, seeks, backtests, transactions, waiting, shares.
+"""Options of subscriptions beyond SkeinDB's: names, starts, seeks, backtests, transactions, waits, shards.
 
 WIRE §4 and §11. F34–F36, F41, F42, F58, F60, F66, F87, F90, F107.
 """
@@ -172,7 +172,9 @@ BIG = 40  # rows of 1 MB: more than the 16 MiB that are kept together, and than 
 
 @pytest.fixture
 def big(server: Live) -> tuple[str, int]:
-    """A table whose name needs quoting, with one transaction over 16 MiB; the offset before it."""
+    """Create a table whose name needs quoting, with one transaction over 16 MiB; return its name and the offset before
+    it.
+    """
     name = f"größe & {time.monotonic_ns()}/?"
     server.sql(f'CREATE TABLE "{name}"(id INTEGER PRIMARY KEY, v TEXT)')
     base = server.caught_up(server.subscribe(name))

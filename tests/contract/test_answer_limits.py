@@ -108,7 +108,7 @@ def test_write_whose_answer_is_too_large_changes_nothing(driver: Driver) -> None
 
 @pytest.fixture
 def small_memory() -> Iterator[None]:
-    """An eighth of the default limits: PostgreSQL takes seconds to make half a gigabyte."""
+    """Lower the limits to an eighth: PostgreSQL takes seconds to make half a gigabyte."""
     MEMORY.configure(max_bytes=MAX_BYTES // 8, max_memory=MAX_MEMORY // 8)
     yield
     MEMORY.configure()

@@ -31,7 +31,7 @@ OPEN: dict[str, Callable[[Path], Any]] = {
 
 
 def stored(folder: Path, name: str, *statements: str) -> Path:
-    """Make the file of that name as it was dumped, and change it by `statements`."""
+    """Create the file of that name from its dump, and change it by `statements`."""
     connection = apsw.Connection(str(folder / name))
     connection.execute((DUMPS / f"{name}.sql").read_text())
     for statement in statements:

@@ -1,4 +1,4 @@
-"""What every log promises, held by the disk log, the memory twin and the live log alike."""
+"""The contract of every log, checked on the disk log, the memory log and the live log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEEP_ALL = Retention(changes=None)
 
 
 class StagingLog(LiveLog):
-    """A live log of which everybody reads what is only staged."""
+    """A live log whose `append` only stages, so that all reads are of staged changes."""
 
     def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
         latest = self.stage(parts)

@@ -1,4 +1,4 @@
-"""What every source promises to capture and to snapshots, held by SQLite, PostgreSQL and the memory twin alike."""
+"""The contract of every source with capture and snapshots, checked on SQLite, PostgreSQL and the memory source."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
 
 
 def after_attach(driver: Driver) -> int:
-    """Where the history of a test begins: creating the table may have taken an offset."""
+    """Return the offset at which a test begins: creating the table may have taken one."""
     return driver.source.head()
 
 
