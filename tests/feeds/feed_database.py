@@ -32,7 +32,7 @@ WITHOUT_SIZE = Table("items", (Column("id", "i64", nullable=False), Column("note
 
 
 class Fed:
-    """Implements `Database`. `capture` brings the log up to the source, in the caller's thread."""
+    """A `Database` for tests; `capture` brings the log up to the source in the caller's thread."""
 
     def __init__(self, *tables: Table, retention: int | None = None, part: int = 512, **log: Any) -> None:
         self.source = MemorySource("main", *(tables or (ITEMS, NAMES)), part=part)

@@ -1,4 +1,4 @@
-"""A source with just the methods that filters use, and random tables, filters and histories."""
+"""A source with the methods that filters use, and random tables, filters and histories."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ OPS = st.lists(st.sampled_from(["insert", "update", "delete", "schema_change", "
 
 
 def values(table: Table, column: str) -> st.SearchStrategy[Any]:
-    """Values that `column` may hold; keys are not null."""
+    """Return a strategy for values of `column`; keys are not null."""
     found = OF_COLUMN.get((table.name, column), ANY)
     return found if column in table.key else st.one_of(st.none(), found)
 
@@ -146,7 +146,7 @@ def conditions(draw: st.DrawFn, table: Table) -> str:
 
 @st.composite
 def row_filters(draw: st.DrawFn, table: Table) -> dict[str, Any]:
-    """Options that filter rows: none, one or several together."""
+    """Draw options that filter rows: none, one or several together."""
     parts: dict[str, Any] = {}
     if table.primary_key and draw(st.booleans()):
         parts |= draw(key_parts(table))
@@ -160,7 +160,7 @@ def row_filters(draw: st.DrawFn, table: Table) -> dict[str, Any]:
 
 @st.composite
 def filters(draw: st.DrawFn, table: Table) -> Options:
-    """Options for `table`; without a row filter perhaps for every table."""
+    """Draw options for `table`; without a row filter perhaps for every table."""
     parts = draw(row_filters(table))
     parts["ops"] = tuple(draw(OPS))
     if draw(st.integers(0, 2)) == 0:
@@ -174,7 +174,7 @@ def filters(draw: st.DrawFn, table: Table) -> Options:
 
 @st.composite
 def histories(draw: st.DrawFn, table: Table, most: int = 12) -> tuple[list[Change], dict[bytes, Row]]:
-    """A history of changes of an initially empty table, with changed and swapped keys, and its final rows."""
+    """Draw changes of an initially empty table, with changed and swapped keys; return them and the final rows."""
     held: dict[bytes, Row] = {}
     made: list[Change] = []
 
@@ -204,7 +204,7 @@ def histories(draw: st.DrawFn, table: Table, most: int = 12) -> tuple[list[Chang
 
 
 def swap(table: Table, one: Row, other: Row, put: Callable[[Row | None, Row | None], None]) -> None:
-    """Two rows swap their keys by way of an unused key."""
+    """Swap the keys of two rows by way of an unused key."""
     free = ("zz", 99)[: len(table.key)] if table is not BARE else (99,)
     put(one, keyed(table, one, free))
     put(other, keyed(table, other, table.key_of(one)))

@@ -14,7 +14,7 @@ from headwater.model.work.work_context import CALLER, WHOSE, shared_context
 
 
 def asking(turns: Turns, database: str, order: list[str]) -> "asyncio.Task[None]":
-    """A call that holds its thread until the loop yields."""
+    """Start a call that holds its thread until the loop yields, and appends `database` to `order`."""
 
     whose = database, "caller of " + database
 
@@ -115,7 +115,7 @@ def test_cancelled_call_returns_its_thread(seed: int) -> None:
     assert [turns.take((database, "of " + database)) for database in "abcd"] == [True] * 4
 
 
-def test_task_that_many_wait_for_has_a_turn_of_its_own() -> None:
+def test_shared_task_does_not_wait_behind_the_calls_of_one_caller() -> None:
     async def main() -> None:
         threads, release = Threads(4, "test"), threading.Event()
 

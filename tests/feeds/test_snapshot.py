@@ -82,7 +82,7 @@ class Remembering:
 
 
 class Client:
-    """A client with its received rows and its position. `strict`: no row or change may be received twice."""
+    """A client with its received rows and its position; with `strict` no row or change may arrive twice."""
 
     def __init__(self, database: Database, tables: tuple[str, ...], *, strict: bool = False, **options: Any) -> None:
         self.database, self.strict = database, strict

@@ -28,7 +28,7 @@ def at(lag: int, *, retention: int | None = 4096, paused: bool = False, lost: bo
     ("retention", "warn", "throttle"),
     [(4096, 2048, 3072), (1, 1, 1), (2, 1, 2), (3, 1, 3), (5, 2, 4), (1_000_000, 500_000, 750_000)],
 )
-def test_limits_are_half_and_three_quarters_of_the_retention(retention: int, warn: int, throttle: int) -> None:
+def test_lag_limits_are_half_and_three_quarters_of_the_retention(retention: int, warn: int, throttle: int) -> None:
     limits = LagLimits.of(retention)
     assert (limits.retention, limits.warn_lag, limits.throttle_lag) == (retention, warn, throttle)
 
@@ -46,13 +46,13 @@ def test_lag_determines_the_state(lag: int, state: str) -> None:
     assert at(lag).state == state
 
 
-def test_lost_precedes_paused_and_paused_precedes_lag() -> None:
+def test_lost_state_hides_paused_and_paused_state_hides_lag() -> None:
     assert at(4000, paused=True, lost=True).state == "resnapshot_required"
     assert at(4000, paused=True).state == "paused"
     assert at(0, paused=True).state == "paused"
 
 
-def test_remaining_is_retention_minus_lag_and_zero_if_lost() -> None:
+def test_remaining_changes_are_retention_minus_lag_and_zero_if_lost() -> None:
     assert at(1).remaining_until_resnapshot == 4095
     assert at(0, paused=True).remaining_until_resnapshot == 4096
     assert at(5000).remaining_until_resnapshot == 0
@@ -137,7 +137,7 @@ def test_unlimited_log_has_no_forecast() -> None:
     assert driven(1, 0).expires_at(5000, remaining=NO_LIMIT) is None
 
 
-def test_stopped_reader_is_forecast_within_seconds() -> None:
+def test_forecast_follows_a_stopped_reader_within_a_minute() -> None:
     forecast = driven(100, 100)
     for second in range(6, 60):
         forecast.observe(second * 1000, second * 100, 500)
@@ -146,7 +146,7 @@ def test_stopped_reader_is_forecast_within_seconds() -> None:
     assert soon - 59_000 == pytest.approx(100_000, rel=0.02)
 
 
-def test_one_idle_second_changes_the_forecast_little() -> None:
+def test_one_second_without_commits_changes_the_forecast_little() -> None:
     forecast = driven(100, 0)
     forecast.observe(6000, 500, 0)
     found = forecast.expires_at(6000, remaining=1000)
@@ -252,7 +252,7 @@ def test_new_generation_counts_earlier_offsets_as_dropped() -> None:
         (None, "throttle", 7, []),  # no check before
     ],
 )
-def test_states_between_two_checks_are_those_of_a_growing_lag(
+def test_states_skipped_between_two_checks_are_reported_in_order_of_lag(
     known: str | None, state: str, lag: int, between: list[str]
 ) -> None:
     found = states_between(known, Pressure(state, lag, 0, False), LagLimits.of(8))

@@ -61,7 +61,7 @@ def options(**given: Any) -> Options:
 
 
 class Sleeper:
-    """Counts how often it is woken."""
+    """A member that counts how often the hub wakes it."""
 
     def __init__(self) -> None:
         self.woken = 0
@@ -71,7 +71,7 @@ class Sleeper:
 
 
 class Taker:
-    """A reader of one group that goes back to the log when it was too slow."""
+    """A reader of one group, which reads the log when the hub has evicted frames it has not taken."""
 
     def __init__(self, fed: Fed, hub: Hub, given: Options) -> None:
         self.fed, self.hub, self.view = fed, hub, hub.view(given)
@@ -605,7 +605,7 @@ def test_checkpoint_inside_a_transaction_is_none(monkeypatch: pytest.MonkeyPatch
     in_loop(work)
 
 
-def test_hub_without_groups_publishes_nothing_and_joins_at_the_head() -> None:
+def test_hub_without_groups_publishes_nothing_and_the_first_group_joins_at_the_head() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:
@@ -621,7 +621,7 @@ def test_hub_without_groups_publishes_nothing_and_joins_at_the_head() -> None:
     in_loop(work)
 
 
-def test_groups_may_be_replaced_while_a_thread_reads() -> None:
+def test_group_that_joins_while_a_thread_reads_receives_only_later_changes() -> None:
     async def work() -> None:
         fed = Fed(part=4, keep_changes=4)
         held = asyncio.Event()
@@ -648,7 +648,7 @@ def test_groups_may_be_replaced_while_a_thread_reads() -> None:
     in_loop(work)
 
 
-def test_closed_hub_is_not_woken() -> None:
+def test_closed_hub_no_longer_listens_to_the_log() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed):
@@ -659,7 +659,7 @@ def test_closed_hub_is_not_woken() -> None:
     in_loop(work)
 
 
-def test_seek_finds_the_position_of_any_cursor_in_memory() -> None:
+def test_group_seek_finds_the_position_of_any_cursor_in_memory() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:

@@ -50,7 +50,7 @@ WHO = Principal("ann", "owner")
 
 
 class Clock:
-    """The clock of the streams."""
+    """The clock of the streams, which the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -120,7 +120,7 @@ class Reading:
 
 
 class Place:
-    """A hub and its readers."""
+    """A hub, and the streams opened on it."""
 
     def __init__(self, fed: Fed, hub: Hub, run: Any, registry: Any) -> None:
         self.fed, self.hub, self.run, self.registry = fed, hub, run, registry

@@ -88,15 +88,15 @@ EVENTS: tuple[Event, ...] = (*OTHERS, *ENDS, PauseChanged(paused=True), PauseCha
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(STATES, EVENTS)), ids=str)
-def test_next_state_and_actions(state: State, event: Event) -> None:
+def test_every_state_and_event_leads_to_the_expected_state_and_actions(state: State, event: Event) -> None:
     assert next_state(state, event) == expected(state, event)
 
 
-def test_table_names_known_states_and_events() -> None:
+def test_moves_table_names_only_known_states_and_events() -> None:
     assert all(at in STATES and on in OTHERS for at, on, _, _ in MOVES)
 
 
-def test_live_state_of_another_stream_is_not_shared() -> None:
+def test_two_streams_that_join_get_separate_live_states() -> None:
     live, _ = next_state(BEHIND, Joined(5, 2))
     again, _ = next_state(BEHIND, Joined(5, 2))
     assert isinstance(live, Live) and live is not again

@@ -55,7 +55,7 @@ def change(before: Row | None, after: Row | None, table: Table = NUMBERED) -> Ch
 
 
 def rank(value: Any, collation: str) -> Any:
-    """Values as SQLite sorts them: null, numbers, text, blobs."""
+    """Return a key that sorts values as SQLite does: null, numbers, text, blobs."""
     if value is None:
         return (0,)
     if isinstance(value, str):
@@ -106,7 +106,7 @@ def is_inside(options: Options, table: Table, row: Row) -> bool:
 
 
 def expected(options: Options, change: Change, is_news: Any = lambda row: True) -> Op | None:
-    """WIRE §3 and §11.12, §11.16; the rule of `columns` in seed-systems §1.8."""
+    """Return the op a change is delivered as, or None, by WIRE §3, §11.12, §11.16 and seed-systems §1.8."""
     table = change.table
     if options.tables and table.name not in options.tables:
         return None
@@ -329,7 +329,7 @@ def test_table_without_the_selected_columns_delivers_nothing() -> None:
         (None, None, True),
     ],
 )
-def test_same_requires_identical_type_and_value(one: Any, other: Any, alike: bool) -> None:
+def test_values_are_the_same_only_with_identical_type_and_form(one: Any, other: Any, alike: bool) -> None:
     assert same(one, other) is alike
 
 
@@ -425,7 +425,7 @@ def test_filter_of_restricted_readers_calls_no_function_of_users_on_any_table_ve
         restricted.rows(then, [row])
 
 
-def test_key_without_known_order_affects_only_key_filters() -> None:
+def test_key_with_an_unknown_collation_is_refused_only_by_shard_filters() -> None:
     odd = Table("odd", (Column("id", collation="GERMAN"), Column("size")), ("id",))
     assert made(odd, where="size = 1").decide([change(None, ("ä", 1), odd)]) == [INSERT]
     assert made(odd, columns=("size",)).rows(odd, [("ä", 1)]) == [("ä", 1)]

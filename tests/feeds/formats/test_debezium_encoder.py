@@ -96,7 +96,7 @@ def test_compiled_and_python_encoders_write_the_same_bytes(
 
 
 def one(value: Any, kind: str = "any") -> tuple[bytes, bytes]:
-    """Return a row with only that value, as both encoders write it."""
+    """Return the bytes that the Python and the compiled encoder write for an update of a row with only `value`."""
     table = Table("t", (Column("v", kind),), ("v",))
     change = Change(Op.UPDATE, table, (value,), (value,))
     part = Transaction("1", (change,), 1, 1 << 16)
@@ -110,20 +110,20 @@ def one(value: Any, kind: str = "any") -> tuple[bytes, bytes]:
     | st.builds(lambda whole, places: whole / 10**places, st.integers(-(10**16), 10**16), st.integers(0, 8))
     | st.builds(lambda at, up: math.nextafter(at, up), st.integers(-(10**12), 10**12), st.sampled_from([-9e99, 9e99]))
 )
-def test_floats(value: float) -> None:
+def test_random_floats_are_written_alike_by_both_encoders(value: float) -> None:
     python, compiled = one(value, "f64")
     assert compiled == python
 
 
 @pytest.mark.parametrize("value", EDGES)
-def test_extreme_floats_are_written_alike(value: float) -> None:
+def test_extreme_floats_are_written_alike_by_both_encoders(value: float) -> None:
     for sign in (1, -1):
         python, compiled = one(sign * value)
         assert compiled == python
 
 
 @pytest.mark.slow
-def test_every_character_at_every_position_is_written_alike() -> None:
+def test_every_character_is_written_alike_by_both_encoders() -> None:
     for char in [*map(chr, range(0x100)), "\u2028", "\U0001f600", "\udc80"]:
         for place in range(17):
             python, compiled = one("a" * place + char + "ä" * (17 - place), "str")

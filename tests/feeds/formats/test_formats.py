@@ -70,11 +70,11 @@ def example(format: str, case: str) -> bytes:
 
 
 def ordered(text: str | bytes) -> Any:
-    """The JSON with the order of its fields."""
+    """Parse JSON, keeping the order of fields."""
     return json.loads(text, object_pairs_hook=lambda pairs: ("object", pairs))
 
 
-def test_every_format_has_a_maker() -> None:
+def test_encoders_exist_for_exactly_the_listed_formats() -> None:
     assert tuple(MAKERS) == FORMATS
 
 
@@ -105,7 +105,7 @@ def key(table: Table, row: Row, format: str) -> list[Any]:
 
 
 def definition(shape: Shape, part: Transaction, offset: int, change: Change, op: Op) -> dict[str, Any]:
-    """A change on the wire, field by field."""
+    """Return a change on the wire, built field by field."""
     table, format = change.table, shape.format
     before = None if op is Op.INSERT else change.before
     after = None if op is Op.DELETE else change.after
@@ -148,7 +148,7 @@ ROWS = st.tuples(VALUES, VALUES, VALUES, VALUES)
 
 @st.composite
 def written(draw: st.DrawFn) -> tuple[Shape, Transaction, int, Change, Op]:
-    """A change somewhere in a part of a transaction, the op it is delivered as, and how."""
+    """Draw a change in a part of a transaction, the op it is delivered as, and its format."""
     table = draw(st.sampled_from([KEYED, SINGLE, HIDDEN]))
     old, new = draw(ROWS), draw(ROWS)
     if draw(st.booleans()):
@@ -213,7 +213,7 @@ def test_change_without_images_has_its_key() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_update_that_left_the_filter_hides_the_outside_image(format: str) -> None:
+def test_update_delivered_as_insert_or_delete_hides_the_image_outside_the_filter(format: str) -> None:
     left = Change(Op.UPDATE, ORDERS, (7777, "inside", None), (9999, "outside", None))
     part = Transaction("c-1", (left,), 1, 0, 1_000)
     gone, came = (of(format).change(part, 1, left, op) for op in (Op.DELETE, Op.INSERT))
@@ -379,7 +379,7 @@ def test_debezium_counts_from_one_inside_a_transaction() -> None:
     assert json.loads(json.loads(example("debezium_json", "delete"))["source"]["sequence"]) == ["16", "20"]
 
 
-def test_debezium_order_continues_in_a_later_part() -> None:
+def test_debezium_total_order_continues_in_a_later_part_of_a_transaction() -> None:
     change = CHANGES["insert"]
     part = Transaction("c-1", (change,) * 2, 7, 0, MS, start=2)
     found = json.loads(of("debezium_json").change(part, 8, change, Op.INSERT))

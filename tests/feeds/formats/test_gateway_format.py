@@ -47,7 +47,7 @@ def text(field: str, data: Any) -> dict[str, str]:
 
 
 def defined(part: Transaction, offset: int, change: Change, op: Op) -> dict[str, Any]:
-    """An event, field by field."""
+    """Return an event, built field by field."""
     table = change.table
     before = None if op is Op.INSERT else change.before
     after = None if op is Op.DELETE else change.after

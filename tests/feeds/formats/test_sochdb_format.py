@@ -52,7 +52,7 @@ def image_of(table: Table, row: Row | None, unknown: set[str]) -> bytes:
 
 
 def defined(part: Transaction, offset: int, change: Change, op: Op) -> dict[str, bytes]:
-    """Both messages, field by field."""
+    """Return both messages, built field by field by the protobuf library."""
     table, unknown = change.table, set[str]()
     before = None if op is Op.INSERT else change.before
     after = None if op is Op.DELETE else change.after

@@ -42,7 +42,7 @@ def update(old: Change, **new: Any) -> Change:
 
 
 def everything(fed: Fed, seen: QueryView, *, after: int = 0, limit: int = 1000) -> list[tuple[int, bytes]]:
-    """Read page by page, as a reader does."""
+    """Read all invalidations page by page; return offset and bytes of each."""
     found: list[tuple[int, bytes]] = []
     while after < fed.log.latest:
         page: Page = seen.page(fed.log, after=after, limit=limit, most=1 << 20)
@@ -378,7 +378,7 @@ def test_result_known_to_be_unchanged_is_not_read_again() -> None:
     assert offsets(everything(fed, seen, after=1)) == [], "the answer before it is the one that was known"
 
 
-def test_knowledge_of_an_earlier_result_is_not_used_for_a_later_one() -> None:
+def test_steady_result_of_an_earlier_offset_does_not_suppress_a_later_invalidation() -> None:
     fed, instance = Fed(), Fake()
     for id in range(1, 4):
         fed.commit(insert(id))
@@ -424,7 +424,7 @@ def test_invalidation_is_delivered_if_results_cannot_be_compared() -> None:
     assert offsets(everything(fed, confirmed(fed, instance, (1, b"a"), None, (3, b"a")))) == [1, 2, 3]
 
 
-def test_new_analysis_forgets_known_results() -> None:
+def test_new_analysis_of_a_query_forgets_its_known_results() -> None:
     fed, instance = Fed(), Fake()
     fed.commit(insert(1))
     seen = confirmed(fed, instance, (1, b"a"))

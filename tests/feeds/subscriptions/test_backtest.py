@@ -23,7 +23,7 @@ ANN = Principal("ann", "viewer")
 
 
 class Only:
-    """One database is open."""
+    """A set of databases that has one open database."""
 
     def __init__(self, fed: Fed) -> None:
         self._fed = fed
@@ -57,7 +57,7 @@ def test_backtest_counts_equal_the_pages(given: dict[str, Any], after: int, monk
     }
 
 
-def test_backtest_of_an_empty_stretch_is_complete() -> None:
+def test_backtest_without_changes_to_scan_is_complete() -> None:
     fed = Fed()
     assert backtest(fed.log, fed.view(), after=0) == {
         "matches": 0,
@@ -71,7 +71,7 @@ def test_backtest_of_an_empty_stretch_is_complete() -> None:
     }
 
 
-def test_backtest_ends_at_the_head_of_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backtest_ends_at_the_head_when_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     fed = Fed()
     fed.commit(insert(0), insert(1))
     monkeypatch.setattr(backtest_module, "PAGE", 1)

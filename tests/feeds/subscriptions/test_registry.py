@@ -69,7 +69,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(place: Path) -> Iterator[Callable[..., Registry]]:
-    """Open the file, after closing the registry that was open before."""
+    """Return a function that closes the open registry and opens the file again."""
     made: list[Registry] = []
 
     def reopen(**settings: Any) -> Registry:
@@ -153,7 +153,7 @@ def test_seek_moves_both_ways(opened: Callable[..., Registry]) -> None:
     assert opened().get(ANN, id).cursor == 2
 
 
-def test_pause_and_resume(opened: Callable[..., Registry]) -> None:
+def test_paused_and_resumed_states_survive_a_restart(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
     assert registry.set_paused(id, True).paused
@@ -341,7 +341,9 @@ def fail(*_: Any) -> None:
 # --- quiet stretches -------------------------------------------------------------------------------------
 
 
-def test_quiet_stretch_moves_the_cursor_and_is_written_later(opened: Callable[..., Registry], place: Path) -> None:
+def test_offset_without_matches_moves_the_cursor_and_is_stored_later(
+    opened: Callable[..., Registry], place: Path
+) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
     before = registry._commits.commits
@@ -357,7 +359,9 @@ def test_quiet_stretch_moves_the_cursor_and_is_written_later(opened: Callable[..
     assert opened().get(ANN, id).cursor == 91
 
 
-def test_any_write_of_the_subscription_writes_its_quiet(opened: Callable[..., Registry], place: Path) -> None:
+def test_next_write_of_a_subscription_also_stores_its_quiet_offset(
+    opened: Callable[..., Registry], place: Path
+) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
     registry.quiet(id, 50, after=5)
@@ -369,7 +373,7 @@ def test_any_write_of_the_subscription_writes_its_quiet(opened: Callable[..., Re
     assert registry.get(ANN, id).cursor == 60
 
 
-def test_quiet_stretch_after_the_cursor_moves_nothing(opened: Callable[..., Registry]) -> None:
+def test_offset_without_matches_beyond_the_cursor_moves_nothing(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=5)[0].id
     assert not registry.quiet(id, 50, after=6)  # 6 was delivered, and not acked
@@ -379,7 +383,9 @@ def test_quiet_stretch_after_the_cursor_moves_nothing(opened: Callable[..., Regi
     assert registry.get(ANN, id).cursor == 3
 
 
-def test_seek_back_is_not_undone_by_a_quiet_in_the_same_commit(opened: Callable[..., Registry], place: Path) -> None:
+def test_seek_back_is_not_undone_by_a_quiet_offset_in_the_same_commit(
+    opened: Callable[..., Registry], place: Path
+) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=20)[0].id
     registry.quiet(id, 50, after=20)
@@ -398,7 +404,7 @@ def stored(place: Path) -> list[tuple[Any, ...]]:
 
 
 def together(registry: Registry, *calls: Callable[[], Any]) -> list[Any]:
-    """Make these calls share one commit, in this order: they queue behind a call that is blocked."""
+    """Make these calls share one commit, in this order: they queue behind a blocked call."""
     commits: Any = registry._commits
     with ThreadPoolExecutor(len(calls)) as pool:
         commits._leading.acquire()
@@ -671,7 +677,7 @@ def test_after_close_nothing_is_written(opened: Callable[..., Registry]) -> None
 
 
 def random_step(registry: Registry, chance: random.Random) -> Callable[[Registry], Any]:
-    """One random call, chosen by the state alone and by `chance`, so that another process chooses the same."""
+    """Return one random call, chosen by the state and by `chance` alone, so that another process chooses the same."""
     ids = [one.id for one in registry.visible_to(OWNER)]
     if not ids or chance.random() < 0.15:
         name = chance.choice((None, f"n{chance.randrange(1000)}"))
@@ -693,7 +699,7 @@ def random_step(registry: Registry, chance: random.Random) -> Callable[[Registry
 
 
 def walk(place: Path, seed: int, vfs: str | None = None) -> Generator[Registry, None, None]:
-    """The registry before the first random step, after it, after the second …"""
+    """Yield the registry before the first random step and after each step."""
     registry, chance = Registry.open(place, clock_ms=lambda: 0, vfs=vfs), random.Random(seed)
     try:
         while True:
@@ -770,7 +776,7 @@ if __name__ == "__main__":
 
 
 class Only:
-    """One database is open."""
+    """A set of databases that has one open database."""
 
     def __init__(self, fed: Fed) -> None:
         self._fed = fed
@@ -811,7 +817,9 @@ def test_create_by_name_finds_the_subscription_if_its_start_was_evicted(
         ask(subscriptions, start={"offset": 1})
 
 
-def test_unnamed_images_match_those_of_the_existing_subscription(opened: Callable[..., Registry], fed: Fed) -> None:
+def test_request_without_images_matches_an_existing_name_with_any_images(
+    opened: Callable[..., Registry], fed: Fed
+) -> None:
     subscriptions = Subscriptions(Only(fed), opened())
     first = ask(subscriptions, name="rows", start="snapshot")
     again = ask(subscriptions, name="rows")
@@ -839,7 +847,9 @@ def test_name_is_forgotten_with_its_subscription(opened: Callable[..., Registry]
     assert registry.named(ANN, PLAIN, "x") is None
 
 
-def test_concurrent_create_compares_options_in_the_same_way(opened: Callable[..., Registry]) -> None:
+def test_create_without_named_images_matches_an_existing_name_with_other_images(
+    opened: Callable[..., Registry],
+) -> None:
     registry = opened()
     made, _ = registry.create(ANN, PLAIN, acked=0, name="x")
     seen = msgspec.structs.replace(PLAIN, after=True)
@@ -848,7 +858,9 @@ def test_concurrent_create_compares_options_in_the_same_way(opened: Callable[...
         registry.create(ANN, seen, acked=0, name="x")
 
 
-def test_list_has_pages(opened: Callable[..., Registry], fed: Fed) -> None:
+def test_listed_subscriptions_are_paged_and_a_removed_page_mark_still_works(
+    opened: Callable[..., Registry], fed: Fed
+) -> None:
     registry = opened()
     subscriptions = Subscriptions(Only(fed), registry)
     made = [ask(subscriptions)["sub_id"] for _ in range(5)]

@@ -59,7 +59,7 @@ def of(**params: Any) -> Options:
 # --- valid requests --------------------------------------------------------------------------------------
 
 
-def test_table_without_options_is_all_its_changes_from_the_head() -> None:
+def test_request_with_only_a_table_delivers_all_its_changes_from_the_head() -> None:
     assert ask(table="numbered") == Request(Options(db="main", tables=("numbered",)), Start("latest"), None)
 
 
@@ -71,7 +71,7 @@ def test_subscription_to_database_default_uses_main() -> None:
     assert ask(db="default").options.db == "main"
 
 
-def test_lists_that_are_sets_are_sorted_and_unique() -> None:
+def test_names_in_list_options_are_sorted_and_unique() -> None:
     assert ask(tables=["paired", "named", "paired"]).options.tables == ("named", "paired")
     assert of(ops=[" Update", "INSERT", "update ", "truncate", "schema_change"]).ops == (
         "insert",
@@ -269,7 +269,7 @@ def test_unknown_column_hint_names_the_nearest() -> None:
     assert found.value.hint == "Did you mean 'size'?"
 
 
-def test_inexact_filter_is_not_supported() -> None:
+def test_shard_of_a_table_with_an_unknown_key_order_is_not_supported() -> None:
     assert "`shard`" in refused(NotSupported, table="odd", shard={"index": 0, "of": 2})
 
 
