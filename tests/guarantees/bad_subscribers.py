@@ -1,4 +1,4 @@
-"""Bad subscribers: they stall, send nonsense, and connect a hundred times a second. Nobody else may notice."""
+"""Bad subscribers: they stall, send malformed data, and reconnect constantly; others must not be affected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAD_PATHS = (
 
 
 class Pests:
-    """Threads that do everything wrong."""
+    """Threads that misuse the server in every way."""
 
     def __init__(self, server: ServerProcess, dice: random.Random, *, connects_per_second: int = 30) -> None:
         self.server, self.random, self._pace = server, dice, 1 / connects_per_second
@@ -58,7 +58,7 @@ class Pests:
         ask.close()
 
     def _stall(self, stream: HttpStream | WebSocket, url: str) -> None:
-        """Never read again, as long as the server lives."""
+        """Hold the connection without reading, until the server restarts or the test ends."""
         try:
             self.counts["stalled"] += 1
             while self.server.url == url and not self._stop.wait(0.1):
@@ -89,7 +89,7 @@ class Pests:
         self._stop.wait(0.1)
 
     def _connect(self, sub: str) -> None:
-        """Come and go; half of it is not even a request."""
+        """Connect and disconnect; every second connection does not send a complete request."""
         self.counts["connects"] += 1
         with contextlib.suppress(Status, Gone):
             if self.random.random() < 0.5:

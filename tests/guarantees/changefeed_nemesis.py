@@ -1,4 +1,4 @@
-"""A nemesis for change feeds: one writes, several read, servers are killed, ended and paused, and a reader stalls.
+"""A nemesis for change feeds: one writer, several readers; servers are killed, ended and paused, and a reader stalls.
 
 Afterwards every reader's journal is judged against the log, and what it folds to against the tables.
 """
@@ -59,7 +59,7 @@ SLOW = 1
 
 
 class Reader(threading.Thread):
-    """Follows until it has come to the goal, from its last checkpoint again after every failure."""
+    """Follows a change feed up to the goal; after every failure it restarts from its last checkpoint."""
 
     def __init__(self, server: ServerProcess, spec: Spec, name: str) -> None:
         super().__init__(name=name)
@@ -125,7 +125,7 @@ class Reader(threading.Thread):
 
 
 class Writer(threading.Thread):
-    """One transaction after the other, by the dice."""
+    """Commits one random transaction after another."""
 
     def __init__(self, ask: Asking, dice: random.Random, emptying: tuple[str, ...]) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Writer(threading.Thread):
         self.sql(f"UPDATE {self._table()} SET k = {new} WHERE k = {self._key()}")
 
     def _several(self) -> None:
-        """One row more than once, and another table."""
+        """Run a transaction that changes one row more than once, and another table."""
         tx = self.ask("tx.begin")["tx"]
         for table in ("t", "u", "t"):
             self.sql(self._putting(table), tx=tx)
@@ -202,7 +202,7 @@ class Writer(threading.Thread):
 
 
 class ChangefeedNemesis(ServerFaults, FaultDriver):
-    """One run. `emptying` is how a table goes at once."""
+    """One run; `emptying` lists the statements that empty a table at once."""
 
     quota, patience = (20, 60), PATIENCE
 
@@ -260,7 +260,7 @@ class ChangefeedNemesis(ServerFaults, FaultDriver):
         self.let_work()
 
     def do_flood(self) -> None:
-        """More than fits on the way to a reader that takes nothing: the server loses its patience with it."""
+        """Write more than the buffers to a reader that takes nothing can hold, until the server disconnects it."""
         slow, ask = self.readers[SLOW], Asking(self.server)
         before = self._cut_off()
         slow.may_read.clear()
@@ -280,7 +280,7 @@ class ChangefeedNemesis(ServerFaults, FaultDriver):
         return int(float(next(line for line in lines if line.startswith(name)).split()[1]))
 
     def _finish(self, ask: Asking) -> dict[str, dict[bytes, Any]]:
-        """Everybody reads to the end; what the tables hold then."""
+        """Let every reader read to the end; return the rows of each table."""
         self.server.wait_caught_up()
         goal = int(ask("pull.describe", table="t")["latest"])
         for reader in self.readers:

@@ -1,7 +1,7 @@
-"""What a change feed promises, as validators over the journal of one reader, after those of CockroachDB's cdctest.
+"""The guarantees of a change feed, as validators over the journal of one reader, after those of CockroachDB's cdctest.
 
-A journal goes over many streams: each begins with OPEN, which tells the base. The truth is the log, read as another
-process would: every version of every key, and what it was before.
+A journal covers many streams: each begins with OPEN, which holds the start time. The truth is the log, read as another
+process would: every version of every key, and the row before it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ ZERO: Ts = (0, 0)
 
 
 class Entry(NamedTuple):
-    """What a reader was told. A version is told apart by time, offset and key; that of a range is where it starts."""
+    """One event that a reader received. A version is identified by time, offset and key; the key of a range is its
+    start.
+    """
 
     kind: str
     ts: Ts = ZERO
@@ -42,7 +44,7 @@ class Entry(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """What a reader asked for."""
+    """What a reader requested."""
 
     spans: tuple[Keys, ...] = ()  # none: the whole database
     with_diff: bool = True
@@ -51,7 +53,7 @@ class Spec(NamedTuple):
         return not self.spans or any(within(span, table, key) for span in self.spans)
 
     def told(self, true: Entry) -> list[Entry]:
-        """What this reader is told of it: of a range, each of its spans."""
+        """Return the entries that this reader must receive for `true`: for a range, one for each of its spans."""
         if true.kind == VALUE:
             return [true] if self.wants(*true.keyed) else []
         spans = self.spans or ((true.table, b"", b""),)
@@ -64,7 +66,7 @@ def within(span: Keys, table: str, key: bytes) -> bool:
 
 
 def truth_of(parts: Iterable[Transaction]) -> list[Entry]:
-    """Every version, in order. A change of a key is one of each; what empties a table is a range."""
+    """Return every version in order: two for a change of a key, and a range for a statement that empties a table."""
     return [entry for part in parts for entry in _versions(part)]
 
 
@@ -94,7 +96,7 @@ def _versions(part: Transaction) -> Iterator[Entry]:
 
 
 class Validator:
-    """Looks at one entry after the other."""
+    """A rule that reads a journal entry by entry and collects violations."""
 
     def __init__(self, spec: Spec, truth: Sequence[Entry]) -> None:
         self.spec, self.truth = spec, truth
@@ -107,11 +109,11 @@ class Validator:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """After the last."""
+        """Check what can be checked only after the last entry."""
 
 
 class Order(Validator):
-    """Versions of a key come in order, each with one content; what is repeated is a run of what was told."""
+    """Versions of a key arrive in order, each with one content; repeats are a run of earlier versions without gaps."""
 
     def __init__(self, spec: Spec, truth: Sequence[Entry]) -> None:
         super().__init__(spec, truth)
@@ -148,7 +150,9 @@ class Order(Validator):
 
 
 class Resolved(Validator):
-    """Nothing new at or below a checkpoint of its span; those of a stream do not go back; in the end all have one."""
+    """No new version is at or below a checkpoint of its span; checkpoints of a stream never decrease; all versions get
+    one.
+    """
 
     def __init__(self, spec: Spec, truth: Sequence[Entry]) -> None:
         super().__init__(spec, truth)
@@ -190,7 +194,7 @@ class Resolved(Validator):
 
 
 class BeforeAfter(Validator):
-    """A value is the row at its time, and prev_value the row just before it; without diff there is none."""
+    """A value is the row at its time, and prev_value the row just before it; without diff there is no prev_value."""
 
     def __init__(self, spec: Spec, truth: Sequence[Entry]) -> None:
         super().__init__(spec, truth)
@@ -209,7 +213,7 @@ class BeforeAfter(Validator):
 
 
 class KeyInValue(Validator):
-    """The key is that of the row, and lies in what was asked for. Keys are the first column here."""
+    """The key is that of the row and inside the requested spans; keys are the first column here."""
 
     def note(self, entry: Entry) -> None:
         if entry.kind != VALUE:
@@ -222,7 +226,7 @@ class KeyInValue(Validator):
 
 
 class Fingerprint(Validator):
-    """At every checkpoint what was told up to its time is every version there is, and folds to the table of then."""
+    """At each checkpoint the versions received up to its time are all there are, and fold to the table at that time."""
 
     def __init__(self, spec: Spec, truth: Sequence[Entry]) -> None:
         super().__init__(spec, truth)
@@ -257,7 +261,7 @@ class Fingerprint(Validator):
         self._upto = entry.ts
 
     def rows(self, table: str) -> dict[bytes, Any]:
-        """What was told folds to this."""
+        """Return the rows to which the received versions of `table` fold."""
         return {key: row for (name, key), row in self._state.items() if name == table}
 
 
@@ -275,7 +279,7 @@ RULES = (Order, Resolved, BeforeAfter, KeyInValue, Fingerprint)
 
 
 def validate(journal: Sequence[Entry], spec: Spec, truth: Sequence[Entry]) -> list[str]:
-    """All of it, for one reader."""
+    """Return the violations of all rules in the journal of one reader."""
     found: list[str] = []
     for rule in RULES:
         validator = rule(spec, truth)

@@ -1,4 +1,4 @@
-"""What the clients of the log's nemesis on SQLite do: every kind of write, also those that must fail."""
+"""Clients of the log's nemesis on SQLite: every kind of write, also writes that must fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = (
 
 
 class Client(ApiWriter):
-    """On tables with triggers, cascades and every kind of key."""
+    """Writes to tables with triggers, cascades and every kind of key."""
 
     pause = 0.0
 

@@ -1,6 +1,6 @@
-"""The driver of every nemesis: a seeded schedule of faults over a system that has to work between two of them.
+"""The driver of every nemesis: a seeded schedule of faults over a system that must make progress between two faults.
 
-`random.Random(seed)` decides everything that can be decided; how threads and processes interleave cannot.
+`random.Random(seed)` decides all random choices; the interleaving of threads and processes is not reproducible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.suite.deadlines import wait_until
 
 
 class ServerFaults:
-    """What can happen to our server, over any database. An event `a b` is the method `do_a_b`."""
+    """The faults of our server, over any database. An event `a b` is the method `do_a_b`."""
 
     server: ServerProcess
     random: Random
@@ -53,7 +53,7 @@ class ServerFaults:
 
 
 class FaultDriver:
-    """One run by one seed: `_run` starts the load, calls `drive` and judges; `close` leaves nothing running."""
+    """One run of one seed: `_run` starts the load, calls `drive` and checks the result; `close` stops everything."""
 
     quota = (8, 16)  # units of work between two events, at least and at most
     patience = 5.0  # seconds for more than the least of them
@@ -63,7 +63,7 @@ class FaultDriver:
         self.events: list[str] = []  # those that happened, in their order
 
     def run(self) -> None:
-        """Load, faults, judgement. A failure names the seed and what happened."""
+        """Run load, faults and checks; raise AssertionError with the seed and the events if any fails."""
         failed = True
         try:
             self._run()
@@ -90,7 +90,7 @@ class FaultDriver:
         assert self.done > before, f"nothing happened after {self.events[-1] if self.events else 'the start'}"
 
     def let_work(self) -> None:
-        """Wait until more work is done: at least the least of the quota, more in some seconds."""
+        """Wait for a random amount of work within the quota; after `patience` seconds the minimum is enough."""
         time.sleep(self.random.random())
         least, most = self.quota
         before, wanted = self.done, self.random.randint(least, most)
@@ -103,7 +103,7 @@ class FaultDriver:
 
     @property
     def done(self) -> int:
-        """Return how much work is done so far: writes that were acknowledged, or reports of progress."""
+        """Return how much work is done so far: acknowledged writes, or reports of progress."""
         raise NotImplementedError
 
     def happen(self, event: str) -> None:
@@ -111,14 +111,14 @@ class FaultDriver:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Judge what can be judged after each event."""
+        """Check what can be checked after each event."""
 
     def last_words(self) -> str:
-        """Return what helps to understand a failure."""
+        """Return the end of the logs that explain a failure."""
         raise NotImplementedError
 
     def close(self, *, keep: bool = False) -> None:
-        """Leave nothing running; `keep` the files of a run that failed."""
+        """Stop everything; with `keep`, copy the files of a failed run."""
         raise NotImplementedError
 
     def _run(self) -> None:

@@ -12,7 +12,7 @@ from tests.guarantees.foreign_writer import Writer
 
 
 class FeedWriter(Writer):
-    """Slower, and in small transactions: readers are many and the log may be short."""
+    """A slower writer with small transactions, because readers are many and the log may be short."""
 
     def __init__(self, path: str, seed: str, name: str, works: str) -> None:
         super().__init__(path, seed, name, works)

@@ -1,4 +1,4 @@
-"""The journal of one reader: everything it was told, in order, and where it stood each time.
+"""The journal of one reader: everything it received, in order, and its position each time.
 
 A *session* is one connection, or one poll. It begins at a cursor; rows of a snapshot come before changes.
 """
@@ -15,7 +15,7 @@ CHANGE, REACHED, CAUGHT_UP, CHECKPOINT, LOST, LOADED = "change", "reached", "cau
 
 
 class Entry(msgspec.Struct):
-    """One thing a reader did or was told.
+    """One step of a reader, or one event that it received.
 
     begin offset · rows · row body · rows_end offset · restart · change offset body · reached offset (a page ends)
     caught_up offset · checkpoint offset ts · lost reason · loaded offset body (whole tables, by URL)
@@ -29,7 +29,7 @@ class Entry(msgspec.Struct):
 
 
 class Step(NamedTuple):
-    """An entry, and where its reader stood before it."""
+    """An entry, and the position of its reader before it."""
 
     entry: Entry
     at: int | None  # everything up to here was delivered in this session, or lay before it; None: not following
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 def walk(journal: list[Entry]) -> Iterator[Step]:
-    """The journal, step by step."""
+    """Yield the steps of a journal."""
     at: int | None = None
     high, exact, is_first = 0, True, True
     for entry in journal:

@@ -1,7 +1,7 @@
-"""The truth that readers of feeds are judged by: every transaction of the log, and what a filter makes of it.
+"""The truth for readers of feeds: every transaction of the log, and what a filter makes of it.
 
-Filters are asked of SQLite itself, on the rows as they were; nothing of the code under test decides here but
-the documented hash of `shard`.
+SQLite itself evaluates the filters on the rows as they were; no code under test decides here, except the documented
+hash of `shard`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Named = dict[str, Value]  # a row by the names of its columns, hidden ones inclu
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reader asks for: `params` as it goes over the wire, `condition` as SQLite is asked."""
+    """What one reader requests: `params` as sent over the wire, `condition` as SQLite evaluates it."""
 
     transport: str = "poll"
     tables: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folds(self) -> bool:
-        """Whether what it sees tells the table."""
+        """Return whether the delivered changes are enough to rebuild the table."""
         return self.after and not self.ops
 
     def wants(self, table: str) -> bool:
@@ -59,7 +59,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         return to_lit(value) if self.format == "objects_json" else to_plain(value)
 
     def asked(self) -> dict[str, Any]:
-        """The parameters of cdc.subscribe_table."""
+        """Return the parameters of cdc.subscribe_table."""
         found = {**self.params, "db": DB, "format": self.format, "start": self.start}
         found["include"] = {"before": self.before, "after": self.after}
         more = {"tables": self.tables, "columns": self.columns, "ops": self.ops}
@@ -80,17 +80,17 @@ class Seen(msgspec.Struct):
 
 
 class Base(msgspec.Struct):
-    """A generation began after `offset` with these rows: no change tells of them."""
+    """The rows with which a generation begins after `offset`; no change delivers them."""
 
     offset: int
     rows: dict[str, list[tuple[tuple[Value, ...], Named]]]  # by table: key and row
 
 
 class Truth:
-    """All transactions in order, over all generations."""
+    """All transactions in order, in all generations."""
 
     def __init__(self, parts: Iterable[Transaction], bases: Iterable[Base] = (), *, added: str | None = None) -> None:
-        """`added` is what every row has in a column that came later."""
+        """Take the transactions and the rows at each new generation; `added` is the value of columns added later."""
         self.bases, self.added = list(bases), added
         self.changes = [
             Seen(offset, part.start + place, part.last and place + 1 == len(part.changes), part, change)
@@ -108,7 +108,7 @@ class Truth:
         self.unsettled: set[int] = set()
 
     def whole(self, format: str) -> Expected:
-        """Everything, without a filter."""
+        """Return the expectation of a reader without a filter."""
         if format not in self._whole:
             self._whole[format] = Expected(self, Spec(format=format))
         return self._whole[format]
@@ -118,28 +118,28 @@ class Truth:
         return max([each.offset for each in self.changes[-1:]] + self._starts, default=0)
 
     def generation(self, cursor: int) -> int:
-        """Which generation a reader at `cursor` is in."""
+        """Return the number of the generation of a reader at `cursor`."""
         return bisect_right(self._starts, cursor)
 
     def ends_transaction(self, offset: int) -> bool:
-        """Whether no transaction goes on after `offset`."""
+        """Return whether no transaction continues after `offset`."""
         found = self.by_offset.get(offset)
         return found is None or found.last or found.part.first - found.part.start in self.unsettled
 
     def note_told(self, offset: int, ts: int) -> None:
-        """Somebody was told of the change at `offset`, as being of `ts`."""
+        """Record that a reader received the change at `offset` with the time `ts`."""
         found = self.by_offset.get(offset)
         if found is not None and ts < found.part.ts:
             self.unsettled.add(found.part.first - found.part.start)
 
     def is_settled(self, offset: int, ts: int) -> bool:
-        """Whether all that was said with this time must hold."""
+        """Return whether what a reader received with this time must hold."""
         found = self.by_offset.get(offset)
         return found is None or ts >= found.part.ts
 
 
 class Expected:
-    """What a reader with `spec` must be told, and the table it must have at any offset."""
+    """What a reader with `spec` must receive, and the table it must have at any offset."""
 
     def __init__(self, truth: Truth, spec: Spec, tables: dict[str, Table] | None = None) -> None:
         self.truth, self.spec = truth, spec
@@ -161,24 +161,24 @@ class Expected:
         self.offsets = list(self.bodies)
 
     def between(self, after: int, upto: int) -> list[int]:
-        """The offsets in (after, upto] that must be delivered."""
+        """Return the offsets in (after, upto] that must be delivered."""
         return self.offsets[bisect_right(self.offsets, after) : bisect_right(self.offsets, upto)]
 
     def touched(self, after: int, upto: int) -> list[Keyed]:
-        """The rows that are, or may be, others at `upto` than at `after`."""
+        """Return the keys of rows that may differ between `after` and `upto`."""
         offsets, keys = self._touched
         return keys[bisect_right(offsets, after) : bisect_right(offsets, upto)]
 
     def every_touch(self) -> tuple[list[int], list[Keyed]]:
-        """Offsets, and the row that is another one there."""
+        """Return the offsets at which rows change, and the key of the changed row at each."""
         return self._touched
 
     def state(self, offset: int) -> dict[Keyed, Any]:
-        """The table under the filter at `offset`, as images look."""
+        """Return the rows under the filter at `offset`, as images, by key."""
         return {key: image for key in self._versions if (image := self.image(key, offset)) is not None}
 
     def image(self, key: Keyed, offset: int) -> Any:
-        """One row of it."""
+        """Return the image of one row at `offset`; None if the row is absent or filtered."""
         offsets, images = self._versions.get(key, ([], []))
         place = bisect_right(offsets, offset)
         return images[place - 1] if place else None
@@ -221,7 +221,7 @@ class Expected:
             self._touched[1].append(key)
 
     def _reshape(self, seen: Seen) -> None:
-        """Columns were added, and every row has them now; or went. Or the rows must be read again, or are gone."""
+        """Apply a schema change: add or remove columns, or empty a table that ended or must be read again."""
         table, ddl = seen.change.table, seen.change.ddl or ""
         if seen.change.resnapshot or ENDS.match(ddl):
             self._empty(table.name, seen.offset)
@@ -243,12 +243,12 @@ class Expected:
             self._voids.append((offset, frozenset(self.void)))
 
     def void_at(self, offset: int) -> frozenset[str]:
-        """The tables of which changes do not tell at `offset`, unless they were read since."""
+        """Return the tables that must be read again at `offset`, because changes no longer describe them."""
         place = bisect_right(self._voids, offset, key=itemgetter(0))
         return self._voids[place - 1][1] if place else frozenset()
 
     def _empty(self, table: str, offset: int) -> None:
-        """No row is left."""
+        """Remove all rows of a table."""
         for key in [key for key in self._now if key[0] == table]:
             del self._now[key]
             self._version(key, offset, None)
@@ -274,7 +274,7 @@ class Expected:
         return [name for name in row if name not in hidden and (not self.spec.columns or name in self.spec.columns)]
 
     def _put_image(self, body: dict[str, Any], word: str, table: Table, row: Named) -> None:
-        """With Lits what is not known has its own; in plain JSON it is left out and named."""
+        """Put an image into `body`; plain JSON leaves unknown values out and lists their names."""
         lacks = {name for name in self._shown(table, row) if row[name] is UNAVAILABLE}
         if self.spec.format == "objects_json":
             lacks = set()
@@ -283,7 +283,7 @@ class Expected:
             body["unavailable"] = sorted({*body.get("unavailable", ()), *lacks})
 
     def _body(self, seen: Seen) -> dict[str, Any] | None:
-        """The change as it must be delivered; None where it must not."""
+        """Return the change as it must be delivered; None if it must not be."""
         spec, change, table, part = self.spec, seen.change, seen.change.table, seen.part
         op = self._delivered(seen)
         if op is None or (spec.ops and op not in spec.ops):
@@ -339,7 +339,7 @@ class Expected:
 
 
 class _Inside:
-    """Which images pass the filter: SQLite says so, for all of them at once."""
+    """Decides which images pass the filter, by one SQLite query for all images."""
 
     def __init__(self, truth: Truth, spec: Spec) -> None:
         self._spec, self._db = spec, apsw.Connection(":memory:")
@@ -364,7 +364,7 @@ class _Inside:
         return (offset, which) in self._passing
 
     def named(self, table: Table, row: Named) -> bool:
-        """The same for a row that no change tells of."""
+        """Return whether a row that is in no change passes the filter."""
         if not self._in_shard(table, tuple(row[name] for name in table.key)):
             return False
         values = tuple(to_stored(row.get(name)) for name in table.names)
@@ -391,5 +391,5 @@ class _Inside:
 
 
 def dumps(body: Any) -> str:
-    """JSON that is equal only where values are the very same: 1 is not 1.0."""
+    """Return JSON that is equal only for identical values: 1 differs from 1.0."""
     return json.dumps(body, sort_keys=True)

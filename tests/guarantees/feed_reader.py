@@ -1,6 +1,6 @@
-"""A reader of a feed: a thread with its own dice that writes everything it is told into its journal.
+"""A reader of a feed: a thread that makes random choices and records everything it receives in its journal.
 
-It knows the protocol and nothing of the truth. How it reads is its transport's: see `feed_readers.py`.
+It knows the protocol and not the truth. Its transport decides how it reads: see `feed_readers.py`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ OPS = ("insert", "update", "delete", "schema_change", "truncate", "invalidate")
 
 
 class Ended(Exception):
-    """The session is over; another one follows."""
+    """The session ended; another session follows."""
 
 
 class Reader:
-    """What readers of all transports have in common."""
+    """The parts that readers of all transports share."""
 
     def __init__(self, server: ServerProcess, spec: Spec, dice: random.Random, name: str) -> None:
         self.server, self.spec, self.random, self.name = server, spec, dice, name
@@ -60,7 +60,7 @@ class Reader:
     # --- life ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until the goal is reached."""
+        """Read in sessions until the goal is reached."""
         try:
             while not self.is_done and self.goal != GIVE_UP:
                 self._turn()
@@ -71,11 +71,11 @@ class Reader:
             self.ask.close()
 
     def calm(self) -> None:
-        """No tricks from the start."""
+        """Read without random pauses, seeks or disconnects from the start."""
         self._finish.set()
 
     def finish(self, goal: int) -> None:
-        """No more tricks: read up to `goal`, or give up."""
+        """Read up to `goal` without further random behaviour, or stop if it is GIVE_UP."""
         self.goal = goal
         self._finish.set()
 
@@ -116,7 +116,7 @@ class Reader:
     # --- the subscription ----------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Have a subscription that is not paused, and know where it stands."""
+        """Ensure that there is a subscription that is not paused and whose cursor is known."""
         if not self.sub:
             found = self.ask("cdc.subscribe_table", **self.spec.asked(), name=self.name)
             self.sub, self.acked = found["sub_id"], found["offset"]
@@ -126,13 +126,13 @@ class Reader:
         self.know_cursor()
 
     def know_cursor(self) -> None:
-        """Ask for what is not sure."""
+        """Ask the server for the acknowledged offset if it is unknown."""
         if self.acked is None:
             (held,) = self.ask("cdc.list", sub_id=self.sub)["subscriptions"]
             self.acked = int(held["acked_offset"])
 
     def whims(self) -> None:
-        """Between two sessions."""
+        """Make random requests between two sessions: acks, seeks, pauses."""
         if self.base is None or self.last is None or self.rows_due:
             return
         if self.chance(0.3):
@@ -164,7 +164,7 @@ class Reader:
     # --- what it is told -----------------------------------------------------------------------------------------
 
     def hear(self, said: Said) -> None:
-        """One frame of a stream."""
+        """Record one frame of a stream."""
         id, word, body = said
         if word in OPS:
             self.hear_change(body)
@@ -218,7 +218,7 @@ class Reader:
     # --- when the log is gone ------------------------------------------------------------------------------------
 
     def lost(self, reason: str, body: dict[str, Any] | None = None) -> None:
-        """Begin again: by whole tables from the URL that came with the bad news, or by another snapshot."""
+        """Start again, from whole tables by the URLs that came with the error, or from a snapshot; raise Ended."""
         self.losses.append(reason)
         may_subscribe = self.spec.tables or not self.has_others
         if self.sub and self.spec.folds and may_subscribe and self.random.random() < 0.4:
@@ -244,7 +244,7 @@ class Reader:
         self.note(RESTART)
 
     def _load(self, urls: dict[str, str]) -> bool:
-        """Whole tables as of one offset, then the feed from there; False when that was overtaken too."""
+        """Load whole tables at one offset and continue from there; return False if that offset has expired, too."""
         with httpx.Client(timeout=PATIENCE, base_url=self.server.url) as http:
             try:
                 urls = urls or self._present(http)
@@ -272,7 +272,7 @@ class Reader:
         time.sleep(0.05)
 
     def _present(self, http: httpx.Client) -> dict[str, str]:
-        """Every table it wants, at the version that the server has now."""
+        """Return a URL of every wanted table at the server's current version."""
         tables = self.spec.tables or self.tables
         answer = http.get(f"/api/v1/snapshot/{DB}/{tables[0]}")
         if answer.status_code != 307:

@@ -1,4 +1,4 @@
-"""Readers on every transport: they read in odd pieces, lag, leave, come back, pause and ack as they like."""
+"""Readers on every transport: they read in pieces of random size, lag, disconnect, return, pause and ack at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.guarantees.raw_streams import HttpStream, WebSocket
 
 
 class PollReader(Reader):
-    """Asks again and again, with and without a wait, with and without saying where it was."""
+    """Polls repeatedly, with and without a wait, with and without an explicit offset."""
 
     def session(self) -> None:
         self.whims()
@@ -91,7 +91,7 @@ class PollReader(Reader):
 
 
 class StreamReader(Reader):
-    """Holds a connection open, reads it in odd pieces and cuts it in odd places."""
+    """Reads a stream in pieces of random size and disconnects at random positions."""
 
     wire: HttpStream | WebSocket
 
@@ -132,7 +132,7 @@ class StreamReader(Reader):
             self.send_ack(max(self.base, self.last - self.random.randrange(100)))
 
     def where(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Headers and parameters that say where it was; the journal is told where it goes on."""
+        """Return the headers and parameters of the position to resume from; record it in the journal."""
         headers, query = {}, {}
         if self.rows_due:
             self.note(ROWS)
@@ -153,7 +153,7 @@ class StreamReader(Reader):
         return headers, query
 
     def goes_back_to(self, acked: int) -> bool:
-        """Return whether to say nothing of where it was, and so to go on behind the newest ack."""
+        """Return whether to reconnect without a position, so that the server resumes after the newest ack."""
         return self.has_shown and acked >= (self.base or 0) and self.chance(0.15)
 
     def connect(self) -> HttpStream | WebSocket:
@@ -163,7 +163,7 @@ class StreamReader(Reader):
 
 
 class WebSocketReader(StreamReader):
-    """Acks and pauses by frames of its own."""
+    """Sends acks and pauses as frames."""
 
     def connect(self) -> WebSocket:
         headers, query = self.where()
@@ -171,7 +171,7 @@ class WebSocketReader(StreamReader):
         return WebSocket(self.server.url, path, headers)
 
     def whims(self) -> None:
-        """A frame on its way could overtake a seek."""
+        """Make no requests between sessions: a frame that is still on its way could overtake a seek."""
 
     def while_open(self, slow: bool) -> None:
         assert isinstance(self.wire, WebSocket)
@@ -189,13 +189,13 @@ class WebSocketReader(StreamReader):
             self.wire.say({"ack": max(self.base, self.last - self.random.randrange(100))})
 
     def know_cursor(self) -> None:
-        """An ack may be on its way still: whoever has seen something says where it goes on."""
+        """Ask only if nothing was received: an ack may still be on its way, so the reader gives its position."""
         if self.last is None:
             super().know_cursor()
 
 
 class ChangesReader(StreamReader):
-    """A stream without a subscription, NDJSON or SSE: what it knows is all that is known."""
+    """A stream without a subscription, NDJSON or SSE: the server stores no position for it."""
 
     def prepare(self) -> None:
         if self.last is None and not self.rows_due:  # where it begins, so that the journal can tell
@@ -234,7 +234,7 @@ class ChangesReader(StreamReader):
 
 
 def _plain(value: Any) -> Any:
-    """Lits as plain JSON: a query string takes both."""
+    """Return Lits as plain JSON: a query string accepts both."""
     match value:
         case {"t": _, "v": found}:
             return found

@@ -1,4 +1,4 @@
-"""What readers ask for: random options, so that every transport and every filter is among them."""
+"""Random options of readers: every transport and every filter is among them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Wheres = tuple[tuple[str, str], ...]
 
 
 def specs(dice: random.Random, number: int, wheres: Wheres = WHERES) -> list[Spec]:
-    """One of each transport first, then by the dice; the first sees everything from the beginning."""
+    """Return one spec of each transport, then random ones; the first receives everything from the beginning."""
     transports = list(dict.fromkeys(TRANSPORTS))
     transports += [dice.choice(TRANSPORTS) for _ in range(number - len(transports))]
     found = [Spec(transport="sse", start="earliest")]

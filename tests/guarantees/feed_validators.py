@@ -1,4 +1,4 @@
-"""The guarantees of feeds as validators: each reads the journal of one reader against the truth and says what broke."""
+"""The guarantees of feeds as validators: each checks the journal of one reader against the truth."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ MARKS = (REACHED, CAUGHT_UP, CHECKPOINT)  # "everything up to here"
 
 
 class FeedValidator(Validator):
-    """Looks at every step of a journal."""
+    """A rule that checks every step of a journal."""
 
     def check(self, journal: list[Entry], expected: Expected) -> None:
-        """Walk through it."""
+        """Check every step of the journal."""
         for step in walk(journal):
             self.step(step, expected)
 
     def step(self, step: Step, expected: Expected) -> None:
-        """Look at one entry."""
+        """Check one entry."""
         raise NotImplementedError
 
 
 class OrderedFeed(FeedValidator):
-    """Offsets go up on a session; only a session that began at an older cursor repeats, and it repeats the same."""
+    """Offsets increase in a session; changes repeat only in a session that began at an older cursor, with equal
+    content.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class Complete(FeedValidator):
 
 
 class Resumable(Complete):
-    """A reader that comes back with the last id it saw goes on right there."""
+    """A reader that resumes from the last id it received continues right after it."""
 
     resumed = True
 
@@ -91,10 +93,10 @@ class Resumable(Complete):
 
 
 class Arrived(Validator):
-    """At the end everybody is at the end."""
+    """Every reader reaches the end."""
 
     def check(self, journal: list[Entry], expected: Expected, goal: int) -> None:
-        """`goal` is the newest offset there is."""
+        """Check that the reader received everything up to `goal`, the newest offset."""
         high = max((step.high for step in walk([*journal, Entry(REACHED)])), default=0)
         if high < goal and expected.between(high, goal):
             self.fail(f"the reader is at {high}, the log at {goal}")
@@ -123,7 +125,7 @@ class AtomicFeed(FeedValidator):
             self.fail(f"checkpoint {entry.offset} comes after {step.at}")
 
     def _split(self, offset: int, expected: Expected) -> list[int]:
-        """What passes of the transaction that goes on after `offset`, if some comes before and some after."""
+        """Return the passing offsets of the transaction around `offset` if some come before and some after, else []."""
         truth = expected.truth
         if offset <= self._begin or truth.ends_transaction(offset):
             return []
@@ -151,10 +153,10 @@ class AtomicFeed(FeedValidator):
 
 
 class NeverRolledBack(Validator):
-    """What its client was told was not kept is seen by nobody."""
+    """No reader receives a row of a transaction that its client was told was rolled back."""
 
     def check(self, journal: Iterable[Entry], refused: set[str]) -> None:
-        """Rows carry the mark of their transaction."""
+        """Look for rows that carry the mark of a refused transaction."""
         for entry in journal:
             images = entry.body if isinstance(entry.body, dict) and entry.kind in (CHANGE, ROW) else {}
             mark = (images.get("after") or {}).get("mark")
@@ -164,7 +166,7 @@ class NeverRolledBack(Validator):
 
 
 class Filtered(FeedValidator):
-    """A filter lets through exactly what the database says, as the op that it is inside the filter."""
+    """A filter passes exactly the changes that the database says, with the op as seen inside the filter."""
 
     def step(self, step: Step, expected: Expected) -> None:
         entry = step.entry
@@ -184,7 +186,7 @@ class Filtered(FeedValidator):
 
 
 class TrueImages(FeedValidator):
-    """Images are the row just before and just after, and all that is said of a change is so."""
+    """Images are the row just before and just after a change, and all its other fields are correct."""
 
     def step(self, step: Step, expected: Expected) -> None:
         entry = step.entry
@@ -207,7 +209,7 @@ class TrueImages(FeedValidator):
             self.fail(f"at {entry.offset} the row is {dumps(image)}, not {dumps(entry.body['after'])}")
 
     def _tables(self, entry: Entry, expected: Expected) -> None:
-        """Whole tables by URL: no filter."""
+        """Compare whole tables loaded by URL, which no filter applies to."""
         for name, rows in entry.body.items():
             found = sorted(map(dumps, rows))
             whole = expected.truth.whole(expected.spec.format).state(entry.offset)
@@ -218,7 +220,7 @@ class TrueImages(FeedValidator):
 
 
 class CheckpointTrue(FeedValidator):
-    """After a checkpoint nothing new is as old as it; checkpoints do not go back, and each is the truth."""
+    """After a checkpoint no new change is as old as it; checkpoints never decrease, and each is true."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +256,7 @@ class CheckpointTrue(FeedValidator):
             self.fail(f"checkpoint {entry.offset} of {entry.ts}: {after.offset} after it is of {after.part.ts}")
 
     def check_end(self, journal: list[Entry], goal: int) -> None:
-        """Every change is followed by a checkpoint, and time goes on when nothing happens."""
+        """Check that a checkpoint follows the last change, and that checkpoints advance while idle."""
         found = [entry.ts for entry in journal if entry.kind == CHECKPOINT and entry.offset >= goal]
         if not found:
             self.fail(f"no checkpoint ever came for {goal}")
@@ -263,7 +265,7 @@ class CheckpointTrue(FeedValidator):
 
 
 class Folded(FeedValidator):
-    """Applying what it is told gives a reader the table under its filter, whenever it is told that it is up to date."""
+    """The received changes fold to the table under the filter whenever the reader is told that it is up to date."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -335,7 +337,7 @@ class Folded(FeedValidator):
             self._rows[new] = filled(body["after"], held)
 
     def _reshape(self, body: dict[str, Any], expected: Expected) -> None:
-        """A column was added; its default is what the table says. Or one went; or all rows did."""
+        """Apply a schema change: add columns with the table's default, remove columns, or remove all rows."""
         table, self._equal_at = body["table"], None
         if body["op"] == "truncate" or body["resnapshot"] or ENDS.match(body["ddl"]):
             self._rows = {key: row for key, row in self._rows.items() if key[0] != table}
@@ -347,7 +349,7 @@ class Folded(FeedValidator):
                 self._rows[key] = {name: row.get(name, value) for name, value in image.items()}
 
     def _compare(self, entry: Entry, expected: Expected) -> None:
-        """All rows; or, where they were equal before, those that either side has touched since."""
+        """Compare all rows, or only those changed on either side since the last equal comparison."""
         self.checks += 1
         if self._equal_at is None or entry.offset < self._equal_at:
             wanted = expected.state(entry.offset)
@@ -366,19 +368,19 @@ class Folded(FeedValidator):
 
 
 class Bounded(Validator):
-    """A reader that stopped reading costs at most so much."""
+    """A stalled reader costs the server a bounded amount of memory."""
 
     def check(self, *, without: int, stalled: int, readers: int, each: int = 1 << 20, noise: int = 4 << 20) -> None:
-        """Bytes that a server grew by in the same run, without and with `readers` that stalled."""
+        """Compare how many bytes the server grew by, without and with `readers` stalled readers."""
         if stalled - without > readers * each + noise:
             self.fail(f"{readers} stalled readers cost {(stalled - without) / readers / (1 << 20):.2f} MiB each")
 
 
 class Isolated(Validator):
-    """A bad subscriber changes nothing for the others."""
+    """A bad subscriber delays and loses nothing for the others."""
 
     def check(self, name: str, sent: Mapping[str, float], seen: Mapping[str, float], most: float = 1.5) -> None:
-        """When each mark was acknowledged, and when the good reader `name` saw it."""
+        """Check that the good reader `name` saw every mark at most `most` seconds after its acknowledgement."""
         lost = sorted(set(sent) - set(seen))
         if lost:
             self.fail(f"{name} never saw {len(lost)} of {len(sent)}: {lost[:3]}")
@@ -389,14 +391,14 @@ class Isolated(Validator):
 
 
 def filled(image: Any, held: Any) -> Any:
-    """An image with what the database did not send taken from the row as it was."""
+    """Return an image whose unsent values are taken from the earlier row."""
     if not isinstance(held, dict):
         return image
     return {name: held.get(name) if value == LACKS else value for name, value in image.items()}
 
 
 def halved(body: dict[str, Any], op: str) -> dict[str, Any]:
-    """An update of which a snapshot has taken one half away: what is left is an insert or a delete."""
+    """Return the insert or delete that remains of an update when a snapshot has delivered its other half."""
     if body["op"] != "update" or op not in ("insert", "delete"):
         return body
     gone = {"pk_before", "identity_before", "before" if op == "insert" else "after"}
@@ -407,12 +409,12 @@ def halved(body: dict[str, Any], op: str) -> dict[str, Any]:
 
 
 def key_of(body: dict[str, Any]) -> Keyed:
-    """The row that a change leaves, or took away."""
+    """Return table and key of the row that a change leaves or removes."""
     return keys_of(body)[1]
 
 
 def keys_of(body: dict[str, Any]) -> tuple[Keyed, Keyed]:
-    """The key before and after."""
+    """Return table and key before and after a change."""
     word = "pk" if "pk" in body else "identity"
     now, old = _values(body[word]), _values(body.get(word + "_before", body[word]))
     return (body["table"], dumps(old)), (body["table"], dumps(now))
@@ -423,7 +425,7 @@ def _values(key: Any) -> list[Any]:
 
 
 def validate(journal: list[Entry], expected: Expected, refused: set[str], goal: int, *, streams: bool) -> list[str]:
-    """All of it, for one reader."""
+    """Return all violations in the journal of one reader."""
     checkpoints, rolled_back, arrived = CheckpointTrue(), NeverRolledBack(), Arrived()
     validators: list[FeedValidator] = [
         OrderedFeed(), Complete(), Resumable(), AtomicFeed(), Filtered(), TrueImages(), checkpoints, Folded()

@@ -19,7 +19,7 @@ NAMES = (None, "", "Ann", "ann", "Zoë", "x%")
 
 
 class FeedWriter(ApiWriter):
-    """One of them adds columns, too."""
+    """A writer behind feeds; with `ddl` it also adds columns."""
 
     def __init__(self, *args: Any, ddl: bool) -> None:
         super().__init__(*args)
@@ -88,7 +88,7 @@ class FeedWriter(ApiWriter):
         return self.sql("INSERT INTO line(x, mark) VALUES (?, ?), (-0.0, ?)", self.value(), mark, mark)
 
     def twice(self, mark: str) -> int:
-        """A statement that fails at its second row: nothing of it may be seen."""
+        """Run a statement that fails at its second row; no row of it may be seen."""
         self.sql("INSERT INTO ledger(mark, n) VALUES (?, 1), (?, 2)", mark, mark)
         return self.must_fail(mark, 2, "a duplicate key")
 

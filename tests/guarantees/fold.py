@@ -25,7 +25,7 @@ _FOLD_CASE = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqr
 
 
 def raw(value: Value) -> Raw:
-    """`value` as its storage class and exact bytes."""
+    """Return `value` as its storage class and exact bytes."""
     assert value is not UNAVAILABLE, "SQLite always knows its values"
     if isinstance(value, str):
         return ("text", value.encode("utf-8", "surrogateescape"))
@@ -44,12 +44,12 @@ def raw(value: Value) -> Raw:
 
 
 def raw_row(row: Row) -> RawRow:
-    """Every value of `row`, raw."""
+    """Return every value of `row` as its storage class and exact bytes."""
     return tuple(map(raw, row))
 
 
 def _key_part(value: Raw, collation: str) -> Raw:
-    """What SQLite calls equal is equal here."""
+    """Return a form of a key value that is equal exactly where SQLite compares as equal."""
     kind, content = value
     if kind == "real":
         (number,) = struct.unpack(">d", content)
@@ -63,7 +63,7 @@ def _key_part(value: Raw, collation: str) -> Raw:
 
 
 class Fold:
-    """The tables as the changes tell them. `unknown` names those that need a snapshot (`load`) first."""
+    """The tables as the changes describe them. `unknown` names those that need a snapshot (`load`) first."""
 
     def __init__(self) -> None:
         self.tables: dict[str, Table] = {}
@@ -72,11 +72,11 @@ class Fold:
         self._rows: dict[str, dict[tuple[Raw, ...], list[RawRow]]] = {}
 
     def load(self, table: Table, rows: Iterable[Row]) -> None:
-        """Begin from a snapshot of `table`."""
+        """Replace the rows of `table` by those of a snapshot."""
         self.load_raw(table, map(raw_row, rows))
 
     def load_raw(self, table: Table, rows: Iterable[RawRow]) -> None:
-        """The same from rows that are raw already."""
+        """Replace the rows of `table` by raw rows."""
         self.tables[table.name] = table
         self._rows[table.name] = {}
         self.unknown.discard(table.name)
@@ -84,12 +84,12 @@ class Fold:
             self._add(table, row, "snapshot")
 
     def apply_all(self, changes: Iterable[Change]) -> None:
-        """Apply them in order."""
+        """Apply changes in order."""
         for change in changes:
             self.apply(change)
 
     def apply(self, change: Change) -> None:
-        """Apply one change, or fail saying why it does not fit."""
+        """Apply one change; raise AssertionError if it does not fit."""
         self.applied += 1
         if change.op is Op.SCHEMA_CHANGE:
             return self._reshape(change)
@@ -113,7 +113,7 @@ class Fold:
         return None
 
     def rows(self) -> dict[str, list[RawRow]]:
-        """Table name to its rows, sorted; tables that need a snapshot are left out."""
+        """Return the sorted rows of each table, without tables that need a snapshot."""
         return {
             name: sorted((row for twins in rows.values() for row in twins), key=repr)
             for name, rows in self._rows.items()
@@ -121,7 +121,7 @@ class Fold:
         }
 
     def check(self, name: str, actual: Iterable[RawRow]) -> None:
-        """The rows of `name` must be `actual`, in any order."""
+        """Check that the rows of `name` are `actual`, in any order."""
         mine, theirs = self.rows().get(name), sorted(actual, key=repr)
         assert mine is not None, f"{name!r} is not known to the fold"
         missing = [row for row in theirs if row not in mine] if mine != theirs else []
@@ -170,7 +170,7 @@ class Fold:
 
 
 def _carried(row: RawRow, old: Table, new: Table) -> RawRow:
-    """A row in its table's new columns, NULL in added ones. One name that differs in its place is a renamed column."""
+    """Return a row in its table's new columns, with NULL in added ones; a single differing name is a renamed column."""
     places = dict(old.index)
     if len(old.names) == len(new.names):
         differ = [(a, b) for a, b in zip(old.names, new.names, strict=True) if a != b]

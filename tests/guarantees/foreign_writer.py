@@ -19,7 +19,7 @@ KEYS = 400
 
 
 class Writer:
-    """One connection. Every row it leaves carries the mark of its transaction."""
+    """One connection; every row that it leaves carries the mark of its transaction."""
 
     def __init__(self, path: str, seed: str, name: str, works: str) -> None:
         self.random = random.Random(seed)
@@ -31,7 +31,7 @@ class Writer:
         self.works += [self.schema] * 2 if works == "schema" else []
 
     def step(self) -> None:
-        """One transaction, by the dice."""
+        """Run one random transaction."""
         self.count += 1
         self.changes = 0
         mark = f"{self.name}-{self.count}"
@@ -50,7 +50,7 @@ class Writer:
             tell("acknowledged", mark, self.changes) if committed else tell("refused", mark, "rolled back")
 
     def mark(self, sql: str, *args: Any, each: int = 1) -> None:
-        """Run a statement that leaves its mark `each` times on every row it touches."""
+        """Run a statement whose every row counts as `each` changes with the mark."""
         self.db.execute(sql, args)
         self.changes += self.db.execute("SELECT changes()").fetchone()[0] * each  # rowcount is -1 after WITH
 
@@ -96,7 +96,7 @@ class Writer:
 
 
 def tell(*words: object) -> None:
-    """One line for the test, in one step: a kill may come between two."""
+    """Write one line for the test in a single system call: a kill may come between two."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 

@@ -1,4 +1,4 @@
-"""Runs as a process of its own: captures a database, and says how much memory that took at its highest.
+"""Runs as a separate process: captures a database, and reports its peak memory.
 
     python -m tests.guarantees.measured_capture FOLDER TRIM_SECONDS
 
@@ -16,14 +16,14 @@ from headwater.log.log import Retention
 
 
 def highest_kb() -> int:
-    """The most memory this process ever held."""
+    """Return the peak memory of this process in KiB."""
     with open("/proc/self/status") as file:
         (line,) = (line for line in file if line.startswith("VmHWM"))
     return int(line.split()[1])
 
 
 def tell(word: str) -> None:
-    """One line for the test."""
+    """Print a word and the peak memory for the test."""
     print(word, highest_kb(), flush=True)
 
 

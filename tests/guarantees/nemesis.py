@@ -1,7 +1,8 @@
-"""The nemesis: writers, readers on every transport, watchers of queries and pests over one database, and trouble.
+"""The nemesis: writers, readers on every transport, watchers of queries and bad subscribers over one database, and
+faults.
 
-Servers are killed, ended, paused and more, as the world of the database says. Afterwards the log is judged by the
-tables and by what writers were told, and every reader by its journal against the log.
+Servers are killed, ended, paused and more, as the world of the database defines. Afterwards the log is checked against
+the tables and the answers to writers, and every reader's journal against the log.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from headwater.model.clock import parse_ts
 
 
 class Nemesis(FaultDriver):
-    """One run."""
+    """One run of one world."""
 
     def __init__(self, world: World, *, rounds: int = 4, more_readers: int = 0) -> None:
         super().__init__(world.seed, world.random)
@@ -107,7 +108,7 @@ class Nemesis(FaultDriver):
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _finish(self, readers: list[threading.Thread]) -> None:
-        """One last change; then everybody reads to the end."""
+        """Commit one last change, then let every reader read to the end."""
         goal = GIVE_UP
         try:
             self.world.say_last()
@@ -126,7 +127,7 @@ class Nemesis(FaultDriver):
                 self.recorder.stop()
 
     def _goal(self) -> int:
-        """The newest offset, once the log holds the last change."""
+        """Return the newest offset, once the log holds the last change."""
         ask, end = Asking(self.server), time.monotonic() + PATIENCE
         try:
             while True:
@@ -143,7 +144,7 @@ class Nemesis(FaultDriver):
     # --- judgement -----------------------------------------------------------------------------------------------
 
     def _read_the_log(self) -> list[Transaction]:
-        """What another process reads from the log right now; it is never written again."""
+        """Read the log as another process; check that nothing read before has changed."""
         generation, newest, parts = self.recorder.whole()
         if self.world.is_one_history:
             self.generation = self.generation or generation
@@ -176,7 +177,7 @@ class Nemesis(FaultDriver):
         assert self.done >= least and entries >= 1000 * bool(self.readers), "too little happened"
 
     def _judge_log(self, parts: list[Transaction]) -> list[str]:
-        """Order, whole transactions, and what writers were told; by the log alone."""
+        """Check order, whole transactions and the answers to writers, by the log alone."""
         if not self.world.is_one_history:
             return self.rewritten.failures
         changes, durable, atomic, ordered = placed(parts), Durable(), Atomic(), Ordered()
@@ -201,7 +202,7 @@ class Nemesis(FaultDriver):
         durable.check()
 
     def _judge_tables(self, truth: Truth, rows: Rows) -> list[str]:
-        """The truth itself: what the log folds to is what the tables hold."""
+        """Check that the log folds to the rows of the tables."""
         whole, base = truth.whole("objects_json"), Base(truth.latest, dict(rows))
         wanted = Expected(Truth([], [*truth.bases, base]), Spec(), tables=whole.tables).state(truth.latest)
         mine = {key: str(image) for key, image in whole.state(truth.latest).items() if key[0] in rows}

@@ -1,6 +1,6 @@
-"""The interface of a nemesis to a database: who writes to it, what may happen to it, and what it holds in the end.
+"""The interface of a nemesis to a database: its writers, its faults, and its rows in the end.
 
-What fills its disk or shortens its log is here; other faults of our server are the same for every nemesis.
+Faults that fill its disk or shorten its log are here; other faults of our server are the same for every nemesis.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Rows = Mapping[str, list[tuple[tuple[Any, ...], dict[str, Any]]]]  # by table: k
 
 
 class World(ServerFaults):
-    """One run's database, our server over it, and the history of both."""
+    """The database of one run, our server over it, and the history of both."""
 
     must: tuple[str, ...] = ()  # happens in every run
     may: tuple[str, ...] = ("kill", "kill twice", "end", "pause", "calm", "fill")
@@ -68,43 +68,43 @@ class World(ServerFaults):
     # --- what a database is ----------------------------------------------------------------------------------------
 
     def databases(self) -> list[str]:
-        """For the command line."""
+        """Return the databases for the server's command line."""
         return []
 
     def prepare(self) -> None:
-        """Make the tables, start the server."""
+        """Create the tables and start the server."""
         raise NotImplementedError
 
     def writers(self) -> list[Run]:
-        """Each runs in a thread of its own."""
+        """Return the writers; each runs in its own thread."""
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Let other processes write."""
+        """Start the writers in other processes."""
 
     def leave(self) -> None:
-        """They end, and what they were told is in the history."""
+        """Stop the writers in other processes and add the answers they received to the history."""
 
     def say_last(self) -> None:
-        """One last change: a row of `ledger` with the mark `last`."""
+        """Commit one last change: a row of `ledger` with the mark `last`."""
         ask = Asking(self.server)
         ask("sql.exec", sql="INSERT INTO ledger(mark, n) VALUES ('last', 0)")
         ask.close()
 
     def rows(self) -> Rows:
-        """Every table of `tables`, for the readers' truth."""
+        """Return the rows of every table in `tables`, for the readers' truth."""
         return {}
 
     def fit(self, spec: Spec) -> Spec:
-        """What a reader asks for, as far as it can be judged here."""
+        """Return the request of a reader, reduced to what can be checked in this world."""
         return spec
 
     def judge(self, parts: list[Transaction], truth: Truth | None) -> list[str]:
-        """What else must hold of the log in the end; without readers there is no `truth`."""
+        """Return further violations in the log at the end; without readers `truth` is None."""
         return []
 
     def close(self, *, keep: bool = False) -> None:
-        """Leave nothing running."""
+        """Stop everything."""
         self.server.close()
         self.disk.close(self.folder / "kept" if keep else None)
 
@@ -114,14 +114,14 @@ class World(ServerFaults):
         return self.settings.replace("{retention}", self.retention)
 
     def events(self, rounds: int) -> list[str]:
-        """So many, in a random order."""
+        """Return `rounds` events in random order."""
         may = [event for event in self.may if event != "fill" or self.disk.is_real]
         found = list(self.must) + [self.random.choice(may) for _ in range(rounds - len(self.must))]
         self.random.shuffle(found)
         return found
 
     def happen(self, event: str) -> None:
-        """One of them."""
+        """Cause one event; hold writers back during it if the log is short."""
         if self.is_short:
             self._is_over.clear()
         try:
@@ -131,17 +131,18 @@ class World(ServerFaults):
 
     @property
     def is_short(self) -> bool:
-        """Return whether the log forgets."""
+        """Return whether the log retains few changes."""
         return self.retention == str(self.short)
 
     def may_write(self) -> None:
-        """Hold a writer back until the recorder can read what it writes: a short log may forget at once what was
-        written while the server was down."""
+        """Hold a writer back until the recorder can read what it writes: a short log may evict at once what was written
+        while the server was down.
+        """
         self._is_over.wait()
         self.recorder.may_write()
 
     def do_fill(self) -> None:
-        """No byte is left for the log; in the midst of that it may be killed, too."""
+        """Fill the disk of the log for a moment; sometimes kill the server meanwhile."""
         self.disk.fill()
         try:
             time.sleep(0.5 + self.random.random() / 2)
@@ -153,7 +154,7 @@ class World(ServerFaults):
             self.server.start()
 
     def do_forget(self) -> None:
-        """From here on the log is short."""
+        """Restart the server with a short log, which it has from now on."""
         self.may_lose = True
         self.server.stop()
         self.recorder.read()

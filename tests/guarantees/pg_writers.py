@@ -1,4 +1,4 @@
-"""The writers of a PostgreSQL nemesis: sessions of other programs, and clients of ours, each write under its own mark.
+"""Writers of a PostgreSQL nemesis: sessions of other programs, and our clients, each under its own marks.
 
 Foreign ones do what applications do to a database: transfers whose sum stays, moved keys, savepoints that are rolled
 back, transactions that are large enough to be sent before they end, TRUNCATE, two-phase commits, changes of the schema.
@@ -41,11 +41,11 @@ OPEN_END = {"unavailable", "storage_full", "source_error"}
 
 
 class Stop(Exception):
-    """Roll it back: the dice say so."""
+    """Roll the transaction back, by random choice."""
 
 
 class PgWriter:
-    """One session of another program. It comes back when the server is up again."""
+    """One session of another program; it reconnects after the server has restarted."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class PgWriter:
         ]
 
     def run(self, stop: threading.Event) -> None:
-        """Until told to stop; then what was prepared is brought to its end."""
+        """Write until `stop` is set, then decide all prepared transactions."""
         weights = [weight for weight, _ in self.works]
         while not stop.wait(self.random.random() * 0.04):
             self.may_write()
@@ -91,7 +91,7 @@ class PgWriter:
         self.leave()
 
     def attempt(self, work: Work, mark: str) -> None:
-        """One transaction, and what its client knows of it."""
+        """Run one transaction and record what its client knows of it."""
         committing = False
         try:
             db = self.session()
@@ -126,7 +126,7 @@ class PgWriter:
         return self.db
 
     def leave(self, *, gently: bool = False) -> None:
-        """Roll back, or let the session go."""
+        """Roll back if `gently` and possible, else close the session."""
         if gently and self.db is not None:
             with contextlib.suppress(psycopg.Error):
                 self.db.execute("ROLLBACK")
@@ -163,7 +163,7 @@ class PgWriter:
         return changes + self.sql("UPDATE item SET n = n + 1, mark = %s WHERE id = %s", mark, self.key())
 
     def move(self, mark: str) -> int:
-        """A key changes; where the new one is taken that is refused."""
+        """Change keys; a key that is taken is refused."""
         changes = self.sql("UPDATE item SET id = id + 60, mark = %s WHERE id = %s", mark, self.key())
         return changes + self.sql("UPDATE large SET id = id + 10, mark = %s WHERE id = %s", mark, self.key() % 20)
 
@@ -195,7 +195,7 @@ class PgWriter:
         return changes + self.sql("INSERT INTO line(x, mark) SELECT n, %s FROM generate_series(1, 5) n", mark)
 
     def bulk(self, mark: str) -> int:
-        """Sent while it is still open; some of it is taken back, and a transfer is in its midst."""
+        """Insert enough rows to be streamed before the commit, roll some back, and make a transfer between."""
         rows = self.random.choice((100, 300, 700))
         text = "INSERT INTO line(x, mark) SELECT n, %s FROM generate_series(1, %s) n"
         changes = self.sql(text, mark, rows)
@@ -224,7 +224,7 @@ class PgWriter:
     # --- two phases ------------------------------------------------------------------------------------------------
 
     def prepare(self, mark: str) -> int:
-        """Prepare one, or decide on one that waits, maybe since before a crash."""
+        """Prepare a transaction, or decide a prepared one, maybe from before a crash."""
         if self.prepared and self.random.random() < 0.6:
             self.sql("ROLLBACK")
             self.settle()
@@ -238,7 +238,7 @@ class PgWriter:
         return -1
 
     def settle(self) -> None:
-        """Commit or roll back what was prepared longest ago."""
+        """Commit or roll back the oldest prepared transaction."""
         mark, changes = self.prepared[0]
         commit = self.random.random() < 0.7
         for verb in ("COMMIT", "ROLLBACK") if commit else ("ROLLBACK",):
@@ -264,7 +264,7 @@ class PgWriter:
     # --- the schema ------------------------------------------------------------------------------------------------
 
     def schema(self, mark: str) -> int:
-        """Columns come, go, change their type and name; tables too. In one transaction with rows."""
+        """Add, drop, retype or rename columns, or replace a table, in one transaction with rows."""
         self.columns += 1
         name = f"c{self.columns}"
         rows = self.random.choice((3, 3, 300))  # so many are sent before the end
@@ -293,7 +293,7 @@ class PgWriter:
 
 
 class PgClient(ApiWriter):
-    """One client of ours. What it is answered tells where the log has it."""
+    """One client of ours; the answers to its writes name their offsets in the log."""
 
     pause = 0.03
     open_end = OPEN_END

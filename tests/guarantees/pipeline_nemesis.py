@@ -1,6 +1,6 @@
-"""The pipeline's nemesis: kills the driver, executors, the server and its worker while writers go on.
+"""The pipeline's nemesis: kills the driver, executors, the server and its worker while writers continue.
 
-After every kill, and at the end, what the lake holds must equal the source at the very offset the lake tells.
+After every kill, and at the end, the rows of the lake must equal the source at the offset that the lake records.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ path = "lake/{{table}}"
 
 
 class Nemesis(ServerFaults, FaultDriver):
-    """One run by one seed. `cluster` is a standalone master's, or None for local[2]."""
+    """One run of one seed; `cluster` is a standalone Spark master, or None for local[2]."""
 
     def __init__(
         self, seed: str, folder: Path, *, cluster: Cluster | None = None, rounds: int = 4, size: int = -1
@@ -74,7 +74,7 @@ class Nemesis(ServerFaults, FaultDriver):
         self.checked = self._reports = 0
 
     def _run(self) -> None:
-        """Everything, then the proof."""
+        """Run everything, then compare lake and source."""
         print(f"seed {self.seed}: {self.size} rows")
         path = str(self.folder / "data" / "main.db")
         subprocess.run([sys.executable, str(WRITER), "fill", path, str(self.size)], check=True)
@@ -104,17 +104,17 @@ class Nemesis(ServerFaults, FaultDriver):
         return f"pipeline: {self.pipeline.last_words()}\nserver: {self.server.last_words()[-2000:]}"
 
     def do_kill_driver(self) -> None:
-        """The driver alone dies; a new one starts while its JVM may still be at work."""
+        """Kill the driver alone; a new one starts while its JVM may still run."""
         self.pipeline.kill_driver()
         self.pipeline.start()
 
     def do_kill_everything(self) -> None:
-        """Driver, JVM and Python workers die at once."""
+        """Kill driver, JVM and Python workers at once."""
         self.pipeline.kill_all()
         self.pipeline.start()
 
     def do_kill_executor(self) -> None:
-        """Whatever runs the tasks dies; the pipeline has to go on by itself."""
+        """Kill processes that run tasks; the pipeline must recover by itself."""
         found = (
             self.pipeline.below("-m headwater.pipeline.spark.worker_daemon")
             if self.cluster is None
@@ -123,11 +123,11 @@ class Nemesis(ServerFaults, FaultDriver):
         kill(*found[: self.random.randrange(1, 3)])
 
     def do_kill_bulk_worker(self) -> None:
-        """The server's worker process dies."""
+        """Kill the server's worker process."""
         kill(*(pid for pid in children(self.server.pid) if "headwater.worker" in command_of(pid)))
 
     def check(self) -> None:
-        """Each lake table equals the source at the offset it tells, as far as the log still reaches back."""
+        """Compare each lake table with the source at its recorded offset, if the log still retains it."""
         client = Client(self.server.url)
         try:
             for table in TABLES:
@@ -147,7 +147,7 @@ class Nemesis(ServerFaults, FaultDriver):
             client.close()
 
     def finish(self) -> None:
-        """No more writes, no more kills: a run to the end, and everything must be equal."""
+        """Stop writers and faults, run the pipeline to the end, and check that lake and source are equal."""
         assert self.writer is not None and self.writer.stdin is not None
         self.writer.stdin.close()
         self.writer.wait(60)
@@ -169,7 +169,7 @@ class Nemesis(ServerFaults, FaultDriver):
             client.close()
 
     def close(self, *, keep: bool = False) -> None:
-        """Leave nothing running."""
+        """Stop everything."""
         if self.writer is not None and self.writer.poll() is None:
             self.writer.kill()
             self.writer.wait(60)
@@ -183,7 +183,7 @@ Row = tuple[Any, ...]
 
 
 def held(path: Path) -> tuple[str, list[Row]] | None:
-    """The version a lake table tells and its rows; None while its spans stand at different offsets."""
+    """Return the recorded version and the rows of a lake table; None while its spans are at different offsets."""
     for _ in range(100):
         sink = DeltaSink(Settings(str(path)))
         before = sink.state()
@@ -197,7 +197,7 @@ def held(path: Path) -> tuple[str, list[Row]] | None:
 
 
 def rows_at(client: Client, table: str, version: str) -> list[Row]:
-    """The rows of the source at `version`."""
+    """Return the rows of the source at `version`."""
     found = [row for batch in client.snapshot("main", table, version=version) for row in batch.to_pylist()]
     return sorted(map(_row, found), key=repr)
 
@@ -207,7 +207,7 @@ def _row(found: dict[str, Any]) -> Row:
 
 
 def difference(rows: list[Row], truth: list[Row]) -> str:
-    """The first rows that only one side has."""
+    """Return a text with the first rows that only one side has."""
     more = [row for row in rows if row not in set(truth)][:3]
     less = [row for row in truth if row not in set(rows)][:3]
     return f"{len(rows)} rows for {len(truth)}; not in the source: {more}; lacking: {less}"

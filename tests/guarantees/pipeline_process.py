@@ -1,4 +1,4 @@
-"""The pipeline, and a Spark cluster, as processes of their own: to be started, watched and killed by pid."""
+"""The pipeline, and a Spark cluster, as separate processes: to be started, watched and killed by pid."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WORD_SECONDS = 180.0  # longest silence of a pipeline that is neither done nor d
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
+    """Return a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def children(pid: int) -> list[int]:
-    """Every process below `pid`, nearest first."""
+    """Return all descendants of `pid`, nearest first."""
     parents: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -40,21 +40,21 @@ def children(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
-    """How a process was called; "" when it is gone."""
+    """Return the command line of a process; "" if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""
 
 
 def kill(*pids: int) -> None:
-    """kill -9; who is gone already is gone."""
+    """Send SIGKILL to processes; ignore those that have ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 class PipelineProcess:
-    """`headwater pipeline run` on one TOML file, from a working directory that has nothing to do with it."""
+    """`headwater pipeline run` on one TOML file, from an unrelated working directory."""
 
     def __init__(self, spec: Path, foreign: Path) -> None:
         self._spec, self._foreign = spec, foreign
@@ -66,7 +66,7 @@ class PipelineProcess:
         self._below: list[int] = []
 
     def start(self, *flags: str) -> None:
-        """Start it; what it says is read as it comes."""
+        """Start it and collect its output lines as they appear."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headwater", "pipeline", "run", str(self._spec), "--output", "json", *flags],
@@ -88,7 +88,7 @@ class PipelineProcess:
         spoke.set()
 
     def heard(self, count: int) -> bool:
-        """Wait for so many lines of progress; False when it ended before."""
+        """Wait for `count` lines of progress; return False if it ended before."""
         for _ in range(count):
             line = self._lines.get(timeout=WORD_SECONDS)
             if line is None:
@@ -96,33 +96,33 @@ class PipelineProcess:
         return True
 
     def below(self, *words: str) -> list[int]:
-        """Its processes whose command has all these words."""
+        """Return its child processes whose command has all these words."""
         assert self._process is not None
         return [pid for pid in children(self._process.pid) if all(word in command_of(pid) for word in words)]
 
     def kill_driver(self) -> None:
-        """kill -9 of the Python process alone: what it started may go on for a while, as a zombie."""
+        """Kill the Python process alone: its child processes may run on for a while."""
         assert self._process is not None
         self._below += children(self._process.pid)
         kill(self._process.pid)
         self._end()
 
     def kill_all(self) -> None:
-        """kill -9 of everything at once."""
+        """Kill it and all its child processes at once."""
         assert self._process is not None
         pids = [self._process.pid, *children(self._process.pid)]
         kill(*pids)
         self._end()
 
     def finish(self, seconds: float = 300.0) -> int:
-        """Wait for its end; its exit code."""
+        """Wait for its end; return its exit code."""
         assert self._process is not None
         code = self._process.wait(seconds)
         self._end()
         return code
 
     def stop(self) -> int:
-        """SIGTERM; its exit code. Not before its first word: until then SIGTERM ends it as it ends any process."""
+        """Send SIGTERM after its first output, before which SIGTERM is not handled; return its exit code."""
         assert self._process is not None and self._spoke.wait(WORD_SECONDS)
         os.kill(self._process.pid, signal.SIGTERM)
         return self.finish()
@@ -136,11 +136,11 @@ class PipelineProcess:
         process.stdout.close()
 
     def last_words(self) -> str:
-        """The end of what it wrote to stderr."""
+        """Return the end of its stderr."""
         return (self._spec.parent / "pipeline.err").read_text(errors="replace")[-6000:]
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Kill everything that still runs."""
         if self._process is not None:
             self.kill_all()
         kill(*(pid for pid in self._below if "spark" in command_of(pid)))
@@ -148,7 +148,7 @@ class PipelineProcess:
 
 
 class Cluster:
-    """A standalone Spark master with two workers, from the pip install."""
+    """A standalone Spark master with two workers, from the pip installation."""
 
     def __init__(self, folder: Path, java: str) -> None:
         self._folder, self._java = folder, java
@@ -158,7 +158,7 @@ class Cluster:
         self.url = f"spark://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start all three and wait until both workers are known."""
+        """Start all three and wait until the master has both workers."""
         ports = ["--port", str(self._port), "--webui-port", str(free_port())]
         self._launch("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", *ports)
         self._wait_for("I have been elected leader", 1)
@@ -197,12 +197,12 @@ class Cluster:
         return (self._folder / "cluster.out").read_text(errors="replace")
 
     def executors(self) -> list[int]:
-        """The executors' JVMs."""
+        """Return the pids of the executors' JVMs."""
         found = [pid for process in self._processes for pid in children(process.pid)]
         return [pid for pid in found if "CoarseGrainedExecutorBackend" in command_of(pid)]
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Kill everything that still runs."""
         for process in self._processes:
             kill(*children(process.pid), process.pid)
             process.wait(60)

@@ -1,4 +1,4 @@
-"""Runs as a process of its own: goes on writing into the tables that a pipeline carries, by the dice.
+"""Runs as a separate process: writes random transactions into the tables of a pipeline until its stdin ends.
 
     python pipeline_writer.py PATH SEED SECONDS_BETWEEN
 
@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS plain (word TEXT, n INTEGER);
 
 
 def fill(path: str, rows: int) -> None:
-    """The tables, with so many rows in each."""
+    """Create the tables with `rows` rows in each."""
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
     db.executescript(SCHEMA)
@@ -37,7 +37,7 @@ def fill(path: str, rows: int) -> None:
 
 
 class Writer:
-    """One connection."""
+    """One connection that writes random transactions."""
 
     def __init__(self, path: str, seed: str) -> None:
         self.random = random.Random(seed)
@@ -45,7 +45,7 @@ class Writer:
         self.works = [self.change] * 10 + [self.insert] * 5 + [self.delete] * 4 + [self.rekey] * 3 + [self.bulk]
 
     def step(self) -> None:
-        """One transaction."""
+        """Run one transaction."""
         try:
             self.db.execute("BEGIN IMMEDIATE")
             for _ in range(self.random.randrange(1, 6)):
@@ -78,7 +78,7 @@ class Writer:
         self.db.execute("DELETE FROM plain WHERE rowid = ?", (self.key() % 20_000,))
 
     def rekey(self) -> None:
-        """Keys move, and two rows swap theirs."""
+        """Move keys, and swap the keys of two rows."""
         one, two = self.key(), self.key()
         self.db.execute("UPDATE OR REPLACE item SET id = ? WHERE id = ?", (self.top() + 1, one))
         self.db.execute("UPDATE item SET id = -1 WHERE id = ?", (two,))

@@ -1,6 +1,6 @@
-"""A puller in JimDB's manner: every range is registered, its rows are pulled, then its log; only ever forward.
+"""A puller as in JimDB: it registers every range, pulls its rows, then its log, and never goes back.
 
-Its progress is kept by keys, not by ranges: these may be split and merged under it.
+Its progress is stored by keys, not by ranges, which may be split and merged during the pull.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SNAPSHOT, LOG = "snapshot", "log"
 
 
 def made(name: str, **fields: Any) -> Any:
-    """A message of ours."""
+    """Return a message of ours."""
     return message(f"headwater.v1.{name}")(**fields)
 
 
 def ask(channel: grpc.Channel, method: str, request: Any, response: str, **more: Any) -> Any:
-    """One call of the PullService."""
+    """Return the answer of one call of the PullService."""
     path = f"/headwater.v1.PullService/{method}"
     read = message(f"headwater.v1.{response}").FromString
     call = channel.unary_unary(
@@ -35,7 +35,7 @@ def ask(channel: grpc.Channel, method: str, request: Any, response: str, **more:
 
 @dataclass(frozen=True)
 class Section:
-    """Some keys, and how far they are."""
+    """A range of keys and its progress."""
 
     start: bytes
     end: bytes  # empty: no end
@@ -46,7 +46,7 @@ class Section:
 
 
 class Told(Exception):
-    """The server answered with an error that no step forward follows from."""
+    """The server answered with an error that the puller cannot continue from."""
 
     def __init__(self, error: Any) -> None:
         super().__init__(f"{error.WhichOneof('err')}: {error.detail}")
@@ -55,7 +55,7 @@ class Told(Exception):
 
 
 class RangePuller:
-    """Pulls `table` into `rows`. `channel` is asked for anew after every failure: the server may be another."""
+    """Pulls `table` into `rows`; calls `channel` again after every failure, because the server may have restarted."""
 
     def __init__(
         self, channel: Callable[[], grpc.Channel], table: str, name: str = "puller", *, limit: int = 0
@@ -83,11 +83,11 @@ class RangePuller:
 
     @property
     def is_following(self) -> bool:
-        """Whether all rows are there."""
+        """Return whether all rows are pulled."""
         return all(section.stage == LOG for section in self.sections)
 
     def round(self) -> bool:
-        """One page of every section; whether anything came."""
+        """Pull one page of every section; return whether anything arrived."""
         before = list(self.sections)
         for section in before:
             if section in self.sections:  # else it was cut meanwhile
@@ -95,7 +95,7 @@ class RangePuller:
         return self.sections != before
 
     def follow(self, upto: int) -> None:
-        """Pull until everything up to `upto` is there."""
+        """Pull until everything up to `upto` has arrived."""
         while not self.is_following or any(section.index < upto for section in self.sections):
             self.round()
 
@@ -138,7 +138,7 @@ class RangePuller:
             raise Told(error)
 
     def _holding(self, section: Section) -> Any:
-        """The range that holds the section; where there are several it is cut, and None is told."""
+        """Return the range that holds the section; if several do, split the section and return None."""
         for one in self._ranges:
             if one.start_key <= section.start and (not one.end_key or section.start < one.end_key):
                 if not one.end_key or (section.end and section.end <= one.end_key):

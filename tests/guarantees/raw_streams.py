@@ -1,4 +1,4 @@
-"""Streams as raw sockets see them: SSE, NDJSON and WebSocket, read in pieces of any size and cut anywhere."""
+"""Streams over raw sockets: SSE, NDJSON and WebSocket, read in pieces of any size and cut anywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TICK = 0.1  # how long one look at a quiet stream takes
 
 
 class Said(NamedTuple):
-    """One frame: its id (None where the transport has none), what it is, and its JSON."""
+    """One frame: its id (None if the transport has none), its kind, and its JSON."""
 
     id: int | str | None
     word: str
@@ -25,7 +25,7 @@ class Said(NamedTuple):
 
 
 class Status(Exception):
-    """A request was answered with a status that is no success."""
+    """A request was answered with an error status."""
 
     def __init__(self, status: int, body: str) -> None:
         super().__init__(f"{status}: {body[:300]}")
@@ -33,7 +33,7 @@ class Status(Exception):
 
 
 class Connection:
-    """One socket to the server, small enough that the server feels a reader that does not read."""
+    """One socket to the server with a small receive buffer, so that a reader that stops soon blocks the server."""
 
     def __init__(self, url: str) -> None:
         host, port = urlsplit(url).hostname or "", urlsplit(url).port or 0
@@ -53,7 +53,7 @@ class Connection:
             raise Gone(str(error)) from error
 
     def receive(self, size: int, seconds: float = TICK) -> bytes | None:
-        """Some bytes, none within the time, None at the end."""
+        """Return up to `size` bytes; b"" if none arrive in time, None at the end."""
         self.socket.settimeout(seconds)
         try:
             return self.socket.recv(size) or None
@@ -67,7 +67,7 @@ class Connection:
 
 
 class HttpStream:
-    """An answer without an end, in chunks: what separates its frames is told by the transport."""
+    """An endless chunked answer of SSE or NDJSON frames."""
 
     def __init__(self, url: str, path: str, headers: dict[str, str], *, sse: bool) -> None:
         self._sse = sse
@@ -96,7 +96,7 @@ class HttpStream:
             raise Status(status, self._raw.decode(errors="replace"))
 
     def read(self, size: int) -> list[Said] | None:
-        """What came; None at the end."""
+        """Return the frames that have arrived; None at the end."""
         piece = self._connection.receive(size)
         if piece is None:
             return None
@@ -125,7 +125,7 @@ class HttpStream:
 
 
 class WebSocket:
-    """The same over a WebSocket. Frames are taken apart by the `websockets` package: nothing of ours."""
+    """The same frames over a WebSocket, parsed by the `websockets` package and not by our code."""
 
     def __init__(self, url: str, path: str, headers: dict[str, str]) -> None:
         self._connection = Connection(url)
@@ -160,7 +160,7 @@ class WebSocket:
                 self._connection.send(data)
 
     def say(self, body: Any) -> None:
-        """Send a frame, JSON or as it is."""
+        """Send a frame: JSON, or bytes unchanged."""
         text = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
             self._protocol.send_text(text)
@@ -169,7 +169,7 @@ class WebSocket:
         self._flush()
 
     def read(self, size: int) -> list[Said] | None:
-        """What came; None at the end."""
+        """Return the frames that have arrived; None at the end."""
         events, self._early = self._early, []
         piece = self._connection.receive(size) if not events else b""
         if piece is None:

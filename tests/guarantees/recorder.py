@@ -1,4 +1,4 @@
-"""Who knows the truth: reads the log's file as another process would, fast enough that nothing is forgotten before."""
+"""The recorder of the truth: it reads the log's file as another process would, before retention evicts anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater.model.change import Transaction
 
 
 class Recorder(threading.Thread):
-    """Takes in what is new, until `stop`."""
+    """Reads new transactions until `stop`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -29,19 +29,19 @@ class Recorder(threading.Thread):
             self.read()
 
     def stop(self) -> None:
-        """Once; what is there by now is read."""
+        """Stop the thread, after reading what is in the log by now."""
         self._over.set()
         self.join()
         self.read()
 
     def read(self) -> None:
-        """Take in what is new."""
+        """Read new transactions."""
         with self._lock:
             while not self._read():
                 pass
 
     def _read(self) -> bool:
-        """Take in what is new; return False if a new generation began meanwhile."""
+        """Read new transactions; return False if a new generation began meanwhile."""
         with contextlib.closing(DiskLog.open(self.path, read_only=True)) as log:
             after = self.parts[-1].upto if self.parts else 0
             after = max(after, log.generation_first - 1)
@@ -55,19 +55,21 @@ class Recorder(threading.Thread):
             return True
 
     def whole(self) -> tuple[str, int, list[Transaction]]:
-        """The generation, its newest offset, and all that is kept; once more if retention overtook us on the way."""
+        """Return the generation, its newest offset and all retained transactions; retry if retention evicts some
+        meanwhile.
+        """
         while True:
             log = DiskLog.open(self.path, read_only=True)
             with contextlib.closing(log), contextlib.suppress(OffsetExpired):
                 return log.generation, log.latest, list(log.scan(after=log.horizon - 1))
 
     def tail(self) -> list[Transaction]:
-        """The end of the log."""
+        """Return the last transactions of the log."""
         with contextlib.closing(DiskLog.open(self.path, read_only=True)) as log:
             return list(log.scan(after=max(log.horizon - 1, log.latest - 200)))
 
     def generation(self) -> int:
-        """Where the newest one begins."""
+        """Return the first offset of the newest generation."""
         with contextlib.closing(DiskLog.open(self.path, read_only=True)) as log:
             return log.generation_first
 

@@ -1,4 +1,4 @@
-"""The real server as a process of its own, to be asked, paused, ended and killed."""
+"""The real server as a separate process, to be called, paused, ended and killed."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Refused(Exception):
 
 
 class Gone(Exception):
-    """No answer: nobody can say whether the work was done."""
+    """There was no answer: the request may or may not have been executed."""
 
 
 class Asking:
-    """One client's connection; each thread has its own."""
+    """One client's connection; each thread needs its own."""
 
     def __init__(self, server: ServerProcess, timeout: float = PATIENCE) -> None:
         self._server = server
         self._http = httpx.Client(timeout=timeout, transport=httpx.HTTPTransport(retries=0))
 
     def __call__(self, method: str, **params: Any) -> Any:
-        """The result; Refused or Gone."""
+        """Return the result of an RPC; raise Refused for an error, Gone without an answer."""
         try:
             answer = self._http.post(
                 self._server.url + "/api/v1/rpc", json={"id": 1, "method": method, "params": params}
@@ -57,7 +57,7 @@ class Asking:
 
 
 class ServerProcess:
-    """`headwater serve` over one data folder. Settings go to it by a file: no variable of the test leaks in."""
+    """`headwater serve` over one data folder, with settings from a file and without the test's variables."""
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class ServerProcess:
         self.grpc = ""  # its address; none where it is off
 
     def configure(self, settings: str) -> None:
-        """For the next start."""
+        """Replace the settings for the next start."""
         self._config.write_text(settings)
 
     def launch(self) -> None:
-        """Start without waiting: to be killed on the way up."""
+        """Start without waiting, so that it can be killed during the start."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
         arguments = [*self._databases, "--config", str(self._config), "--data", str(self.folder)]
         self._process = start_server(
@@ -97,7 +97,7 @@ class ServerProcess:
         )
 
     def start(self) -> None:
-        """Start and wait until it says that it is ready."""
+        """Start and wait until the server reports that it is ready."""
         self.launch()
         assert self._process is not None and self._process.stdout is not None
         late = threading.Timer(START_SECONDS, self._process.kill)
@@ -109,7 +109,7 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was neither ended nor killed."""
+        """Return whether it was neither ended nor killed."""
         return self._process is not None
 
     @property
@@ -118,15 +118,15 @@ class ServerProcess:
         return self._process.pid
 
     def signal(self, number: int) -> None:
-        """Send it a signal, by its pid."""
+        """Send it a signal by its pid."""
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Send SIGKILL and wait for the end."""
         self._over(signal.SIGKILL)
 
     def stop(self) -> None:
-        """SIGTERM, and an end without complaint."""
+        """Send SIGTERM; fail unless it exits with 0."""
         code = self._over(signal.SIGTERM)
         assert code == 0, f"the server ended with {code}:\n{self.last_words()}"
 
@@ -143,7 +143,7 @@ class ServerProcess:
             process.stdout.close()
 
     def wait_caught_up(self, seconds: float = PATIENCE) -> dict[str, Any]:
-        """Ask until the log holds everything the database holds."""
+        """Wait until the log has everything committed in the database; return the database's status."""
         ask, end = Asking(self), time.monotonic() + seconds
         try:
             while True:
@@ -156,12 +156,12 @@ class ServerProcess:
             ask.close()
 
     def last_words(self) -> str:
-        """The end of what it wrote to stderr."""
+        """Return the end of its stderr."""
         self._errors.flush()
         return self.said.read_text(errors="replace")[-4000:]
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Kill it if it runs."""
         if self._process is not None:
             self.kill()
         self._errors.close()

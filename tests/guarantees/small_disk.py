@@ -1,4 +1,4 @@
-"""A file system of our own that can be filled up; none where nobody may mount one."""
+"""A small file system that a test can fill; the plain folder if mounting is not allowed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZE = "512m"
 
 
 class SmallDisk:
-    """`folder` becomes one, if that is allowed; until `close`."""
+    """Mounts a small tmpfs at `folder` until `close`; `is_real` is False if mounting is not allowed."""
 
     def __init__(self, folder: Path, size: str = SIZE) -> None:
         self.folder = folder
@@ -21,7 +21,7 @@ class SmallDisk:
         self.is_real = os.geteuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
 
     def fill(self) -> None:
-        """Leave nothing; give it back with `free`."""
+        """Use up all space; `free` releases it."""
         with contextlib.suppress(OSError), (self.folder / "ballast").open("wb", buffering=0) as file:
             while file.write(bytes(1 << 20)):
                 pass
@@ -30,7 +30,7 @@ class SmallDisk:
         (self.folder / "ballast").unlink(missing_ok=True)
 
     def close(self, keep: Path | None = None) -> None:
-        """Give it back; what is on it is copied to `keep`."""
+        """Unmount it, after copying its files to `keep`."""
         if not self.is_real:
             return
         self.is_real = False

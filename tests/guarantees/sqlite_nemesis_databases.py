@@ -27,7 +27,7 @@ KEYED = {"item": ("id",), "pair": ("a", "b"), "line": ("rowid",), "ledger": ("ma
 
 
 class Foreigner:
-    """Another process that writes into the file: `module` says how. One after the other."""
+    """Another process that runs the writer `module` on the file; at most one runs at a time."""
 
     def __init__(self, folder: Path, database: Path, seed: str, module: str, works: str) -> None:
         self._folder, self._database, self._seed = folder, database, seed
@@ -53,7 +53,7 @@ class Foreigner:
             assert killed or code == 0, f"the other process ended with {code}"
 
     def tell(self, history: History) -> None:
-        """What all of them were told."""
+        """Add to the history what all these processes were answered."""
         for path in self._folder.glob("f*.txt"):
             for line in path.read_text().splitlines():
                 word, mark, rest = line.split(" ", 2)
@@ -65,7 +65,7 @@ class Foreigner:
 
 
 class SqliteWorld(World):
-    """What both have."""
+    """The shared part of both SQLite worlds."""
 
     schema: tuple[str, ...]
     module, works = "feed_foreign_writer", "rows"
@@ -96,7 +96,7 @@ class SqliteWorld(World):
         self.foreigner.tell(self.history)
 
     def happen(self, event: str) -> None:
-        """One of them; the other process is held back like the writers here."""
+        """Cause one event; end the foreign writer meanwhile if the log is short."""
         is_held = self.is_short and event != "kill the foreigner"
         if is_held:
             self.foreigner.end()
@@ -105,7 +105,7 @@ class SqliteWorld(World):
             self.foreigner.begin()
 
     def judge(self, parts: list[Transaction], truth: Truth | None) -> list[str]:
-        """The other process wrote, too."""
+        """Check that the foreign process wrote enough."""
         return [] if self.history.codes["foreign acknowledged"] > 20 else ["too little happened in the other process"]
 
     def do_kill_the_foreigner(self) -> None:
@@ -114,7 +114,7 @@ class SqliteWorld(World):
 
 
 class SqliteFeeds(SqliteWorld):
-    """Small transactions, and readers; the log may forget, and the file may be an older one."""
+    """Small transactions, and readers; the log may become short, and the file may be restored from a copy."""
 
     must = ("kill", "end")
     may = (*World.may, "forget", "restore", "kill the foreigner")
@@ -132,7 +132,7 @@ trim_seconds = 0.2
     schema = feed_writers.SCHEMA
 
     def events(self, rounds: int) -> list[str]:
-        """One of those after which readers are lost comes in every run, and it comes once."""
+        """Return events with exactly one after which readers lose their position."""
         loss = self.random.choice(("forget", "restore"))
         self.may = tuple(event for event in self.may if event not in ("forget", "restore"))
         found = [*super().events(rounds - 1), loss]
@@ -156,7 +156,7 @@ trim_seconds = 0.2
         return read_rows(self.data / "main.db")
 
     def do_restore(self) -> None:
-        """The database as it was a while ago: the log goes on in another generation."""
+        """Restore an earlier copy of the database: the log continues in a new generation."""
         self.may_lose, self.is_one_history = True, False
         copy = self.folder / "copy.db"
         _copy(self.data / "main.db", copy)
@@ -174,7 +174,7 @@ trim_seconds = 0.2
 
 
 class SqliteLog(SqliteWorld):
-    """Every kind of write and no readers. `retained` small makes the log forget: it is judged back from the tables."""
+    """Every kind of write and no readers; with `retained` the log is short and is checked backwards from the tables."""
 
     may = ("kill", "kill", "kill twice", "end", "pause", "fill", "kill the foreigner")
     settings = """
@@ -208,7 +208,7 @@ tx_idle_seconds = 0.15
         ]
 
     def judge(self, parts: list[Transaction], truth: Truth | None) -> list[str]:
-        """The log folds into the tables; of the ledger, which is only ever added to, nothing refused is there."""
+        """Check that the log folds to the tables, and that the append-only ledger has no refused row."""
         complete, lasting = CompleteInTheLog(), Durable()
         with Tables(self.data / "main.db") as tables:
             if self.retained is None:
@@ -227,7 +227,7 @@ tx_idle_seconds = 0.15
 
 
 class Tables:
-    """The database as it stands, by APSW: this process never opens it with another copy of SQLite."""
+    """The tables of a database, read by APSW: this process must never open the file with another copy of SQLite."""
 
     def __init__(self, path: Path) -> None:
         self._db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
@@ -259,7 +259,7 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def read_rows(path: Path) -> Rows:
-    """Every table of a file: keys and rows, by APSW; nobody else has the file open."""
+    """Return keys and rows of every table of a file; no other process may have it open."""
     found = {}
     with contextlib.closing(apsw.Connection(str(path))) as db:
         for table, key in KEYED.items():

@@ -21,14 +21,14 @@ NUMBERS = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE
 
 
 class Measured:
-    """A capturing process and its memory."""
+    """A capture process and its memory."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.began_kb = self._hear("ready")
 
     def catch_up(self) -> int:
-        """Its highest memory once the log holds everything."""
+        """Wait until the log holds everything; return the peak memory of the process."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -68,7 +68,7 @@ def test_foreign_transaction_of_a_million_rows_is_captured_in_bounded_memory(tmp
 
 
 def check_log(folder: Path) -> None:
-    """Parts of one transaction, in order, none larger than asked for, the last one marked."""
+    """Check that one transaction is logged in ordered parts of limited size, and only the last is marked as last."""
     log = DiskLog.open(folder / "app.log.db", read_only=True)
     try:
         created = log.read(after=0, limit=1)

@@ -55,7 +55,7 @@ NARROW = Spec((("t", KEY[1], KEY[3]), ("t", KEY[3], KEY[4]), ("u", b"", b"")), w
 
 
 def journal_of(spec: Spec, *, every: int = 1, again_after: int = 4) -> list[Entry]:
-    """What a good server tells: a checkpoint of each span after so many transactions, and one reconnect."""
+    """Return the journal of a correct server: checkpoints after every `every` transactions, and one reconnect."""
     told = [each for true in TRUTH for each in spec.told(true)]
     told = [each if spec.with_diff else each._replace(prev=None) for each in told]
     times = sorted({each.ts for each in TRUTH})
@@ -96,7 +96,7 @@ def _versions_of(journal: list[Entry], k: int) -> list[int]:
 
 
 def swapped(journal: list[Entry]) -> None:
-    """Two versions of a key."""
+    """Swap two versions of a key."""
     one, other = _versions_of(journal, 1)[1:3]
     journal[one], journal[other] = journal[other], journal[one]
 
@@ -110,7 +110,7 @@ def lost_range(journal: list[Entry]) -> None:
 
 
 def late(journal: list[Entry]) -> None:
-    """Behind the checkpoint that promised that it would not come any more."""
+    """Move a version behind the checkpoint that excludes it."""
     entry = journal.pop(_values(journal)[0])
     place = next(place for place, each in enumerate(journal) if each.kind == CHECKPOINT and each.span is None)
     journal.insert(place + 1, entry)
@@ -122,7 +122,7 @@ def other_value(journal: list[Entry]) -> None:
 
 
 def other_twice(journal: list[Entry]) -> None:
-    """Told again, and otherwise."""
+    """Repeat a version with another value."""
     place = _values(journal)[0]
     journal.insert(place + 1, journal[place]._replace(value={"k": 1, "v": "other"}))
 
@@ -152,13 +152,13 @@ def went_back(journal: list[Entry]) -> None:
 
 
 def unresolved(journal: list[Entry]) -> None:
-    """Nothing follows the last."""
+    """Remove the checkpoints after the last version."""
     while journal[-1].kind == CHECKPOINT:
         journal.pop()
 
 
 def too_early(journal: list[Entry]) -> None:
-    """Resolved further than what was told."""
+    """Raise a checkpoint above versions that arrive later."""
     place = next(place for place, each in enumerate(journal) if each.kind == CHECKPOINT and each.span is None)
     journal[place] = journal[place]._replace(ts=TRUTH[-1].ts)
 
@@ -169,7 +169,7 @@ def below_base(journal: list[Entry]) -> None:
 
 
 def gap_in_repeats(journal: list[Entry]) -> None:
-    """A run that is told again leaves one out."""
+    """Leave a version out of a repeated run."""
     place = max(place for place, each in enumerate(journal) if each.kind == OPEN)
     journal[place] = Entry(OPEN, ZERO)
     first = [each for each in journal[:place] if each.kind in (VALUE, RANGE)]

@@ -42,7 +42,7 @@ def inserted(one: Running) -> list[Any]:
 
 
 def judge(folder: Path, name: str = "app") -> None:
-    """The log of a stopped server folds into its tables."""
+    """Check that the log of a stopped server folds to its tables."""
     complete = CompleteInTheLog()
     with Tables(folder / f"{name}.db") as tables:
         complete.check(placed(logged(folder, name)), tables.names(), tables.rows)
@@ -197,7 +197,7 @@ def prepare(one: Running) -> None:
 
 
 def as_one_group(one: Running, bad: Callable[[Session], None], place: int) -> list[Future[Any]]:
-    """Sixteen writes that wait together while the first one holds the writer up."""
+    """Queue sixteen writes behind a blocked one; return their futures."""
     entered, go = threading.Event(), threading.Event()
 
     def hold(session: Session) -> None:
@@ -248,7 +248,7 @@ def test_full_file_system_refuses_writes_serves_reads_and_recovers(small_disk: P
 
 
 def fill(path: Path) -> None:
-    """Leave half a megabyte."""
+    """Fill the disk up to half a megabyte."""
     found = os.statvfs(path.parent)
     with path.open("wb") as file:
         file.write(bytes(found.f_bavail * found.f_frsize - (1 << 19)))

@@ -53,7 +53,7 @@ def serving(folder: Path) -> Iterator[tuple[ServerProcess, Asking]]:
 
 @contextlib.contextmanager
 def reading(server: ServerProcess, ask: Asking, transports: list[str]) -> Iterator[list[Reader]]:
-    """Good readers, which at the end have read to the end."""
+    """Yield good readers; at the end let them read to the end."""
     specs = [Spec(transport=transport, tables=("item",), format="plain_json") for transport in transports]
     readers = [KINDS[spec.transport](server, spec, random.Random(7), f"good{n}") for n, spec in enumerate(specs)]
     threads = [threading.Thread(target=reader.run) for reader in readers]
@@ -76,7 +76,7 @@ def reading(server: ServerProcess, ask: Asking, transports: list[str]) -> Iterat
 
 
 def stalled(server: ServerProcess, ask: Asking, number: int) -> list[HttpStream | WebSocket]:
-    """Readers of all transports that ask for everything and then read nothing, in shapes of their own."""
+    """Open streams of all transports and different options that request everything and are never read."""
     found: list[HttpStream | WebSocket] = []
     for n in range(number):
         include = {"before": n % 2 == 0, "after": True}
@@ -93,7 +93,7 @@ def stalled(server: ServerProcess, ask: Asking, number: int) -> list[HttpStream 
 
 
 def growth(folder: Path, number: int) -> int:
-    """Bytes of memory that the server has more after the load than before it, with so many stalled readers."""
+    """Return how many bytes the server's memory grows by under load with `number` stalled readers."""
     with serving(folder) as (server, ask):
         before = memory(server.pid)
         held = stalled(server, ask, number)

@@ -1,5 +1,5 @@
-"""Readers on every transport, random filters, watched queries, kills, a full disk, a log that forgets, files that are
-restored: whatever happens, every reader sees exactly what its filter lets through, or is told that it cannot.
+"""Readers on every transport, random filters, watched queries, kills, full disks, short logs, restored files: every
+reader receives exactly what its filter passes, or is told to resnapshot.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the nemesis of feeds found once, each as small as it can be told."""
+"""Failures that the nemesis of feeds found, each as a small test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ask(server: ServerProcess) -> Iterator[Asking]:
 
 
 def rows_of(stream: HttpStream | WebSocket, word: str) -> int:
-    """How many rows of a snapshot come before `word`."""
+    """Return how many rows of a snapshot arrive before `word`."""
     heard: list[Said] = []
     while not any(said.word == word for said in heard):
         heard += stream.read(65_536) or []
@@ -94,7 +94,7 @@ def test_cursor_beyond_an_unsettled_log_is_unavailable_instead_of_invalid() -> N
 
 
 def test_parts_of_a_transaction_cut_by_pages_have_the_same_commit_time() -> None:
-    """Else the log, which cuts them anew, tells another time than who was told live."""
+    """Otherwise the log, which cuts parts again, has another time than live readers received."""
     table = Table("t", (Column("x", "i64", ""),), ())
     grouping = Grouping(lambda: None)
     pages = [[(n, Change(Op.INSERT, table, after=(n,))) for n in page] for page in (range(1, 4), range(4, 6))]

@@ -1,4 +1,4 @@
-"""Each validator of feeds catches the violation it is for, and lets the truth pass."""
+"""Each validator of feeds reports its violation, and accepts a correct journal."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def change(expected: Expected, offset: int, **other: Any) -> Entry:
 
 
 def journal(expected: Expected, *, start: int = 0, upto: int = 8) -> list[Entry]:
-    """A reader that is told everything."""
+    """Return the journal of a reader that receives everything."""
     found = [Entry(BEGIN, start), *(change(expected, offset) for offset in expected.between(start, upto))]
     end = TRUTH.by_offset[upto].part.ts
     return [*found, Entry(CAUGHT_UP, upto), Entry(CHECKPOINT, upto, ts=end + 1), Entry(CHECKPOINT, upto, ts=end + 9)]

@@ -57,7 +57,7 @@ def inserts(ask: Asking, sub: str) -> int:
 
 
 def write_until_refused(ask: Asking) -> str:
-    """Insert rows of 100 kB: the space that SQLite already has in a file may still take some."""
+    """Insert rows of 100 kB until one is refused; return the error code. SQLite may have free space inside the file."""
     for _ in range(1000):
         try:
             ask("data.insert", into={"table": "t"}, rows=[{"v": "x" * 100_000}])

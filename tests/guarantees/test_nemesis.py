@@ -1,4 +1,4 @@
-"""Writes, kills, restarts: whatever happens, the log folds into the tables and keeps every promise."""
+"""Writes, kills, restarts: the log always folds to the tables and keeps its guarantees."""
 
 from __future__ import annotations
 

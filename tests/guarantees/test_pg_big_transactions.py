@@ -1,4 +1,4 @@
-"""A transaction of many rows of PostgreSQL: once, whole and in bounded memory, whatever is killed on the way."""
+"""A large PostgreSQL transaction is captured once, whole and in bounded memory, despite kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_postgresql_transaction_of_60000_rows_is_captured_once_despite_kills(tmp
 
 
 def big_transaction(folder: Path, rows: int) -> None:
-    """Killed while it is sent before its end, and while it is taken in after it; half as much again is taken back."""
+    """Kill the server while a transaction is streamed and after its commit; half as many rows more are rolled back."""
     postgres = Server(programs(), **RUN)
     url = f"main=postgresql://postgres@/app?host={postgres.folder}"
     settings = Postgres.settings.replace("{retention}", '"none"')
@@ -69,7 +69,7 @@ def big_transaction(folder: Path, rows: int) -> None:
 
 
 def _until(server: ServerProcess, folder: Path, changes: int) -> int:
-    """Wait for the log to hold that many; gives the most memory that the server took, in bytes."""
+    """Wait until the log has `changes` changes; return the peak memory of the server in bytes."""
     end = time.monotonic() + 900
     while True:
         with contextlib.closing(DiskLog.open(folder / "data" / "main.log.db", read_only=True)) as log:

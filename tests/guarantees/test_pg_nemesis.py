@@ -1,4 +1,4 @@
-"""The same over PostgreSQL, and kills of it: the log is what it committed, whatever breaks, and readers see it."""
+"""The nemesis over PostgreSQL, which is killed as well: the log has what it committed, and readers receive it."""
 
 from __future__ import annotations
 

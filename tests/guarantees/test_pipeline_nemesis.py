@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A standalone master with two workers."""
+    """Yield a standalone Spark master with two workers."""
     folder = tmp_path / "cluster"
     folder.mkdir()
     cluster = Cluster(folder, str(find_java().home))

@@ -1,4 +1,4 @@
-"""A puller of ranges ends with exactly the table, whatever happens to the ranges and to the server meanwhile."""
+"""A puller of ranges ends with exactly the table, despite splits, merges and kills of the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 400
 
 
 class Ground:
-    """A server that is killed and started again, and what is asked of it."""
+    """A server that can be killed and restarted, and calls to it."""
 
     def __init__(self, folder: Path) -> None:
         self.server = ServerProcess(folder, "[log]\nflush_ms = 5\n[pull]\ntarget_bytes = 4000\n")
@@ -77,7 +77,7 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
 
 
 def write(ground: Ground, random: random.Random) -> None:
-    """Some transaction: new rows, changed rows, rows that move to another key, rows that go."""
+    """Run a random transaction: inserts, updates, deletes or moved keys."""
     low = random.randrange(0, ROWS * 10)
     statements = [
         f"INSERT OR REPLACE INTO t VALUES ({random.randrange(ROWS * 12)}, 'new {random.random()}')",

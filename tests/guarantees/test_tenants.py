@@ -1,4 +1,4 @@
-"""Isolated: what one database's users do, however bad, neither stops nor slows nor spoils what another's have."""
+"""Isolation: users of one database cannot stop, slow down or damage another database."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def serving(folder: Path, settings: str = SETTINGS) -> Iterator[tuple[ServerProc
 
 
 class Flood:
-    """Clients of `a` that ask as fast as they can until told to stop."""
+    """Clients of `a` that send requests as fast as they can until stopped."""
 
     def __init__(self, server: ServerProcess, clients: int) -> None:
         self.statuses: Counter[int] = Counter()
@@ -78,7 +78,7 @@ class Flood:
 
 
 def changes(stream: HttpStream, count: int) -> list[Said]:
-    """The next `count` changes that a stream tells of."""
+    """Return the next `count` changes of a stream."""
     found: list[Said] = []
     while len(found) < count:
         piece = stream.read(65536)
@@ -88,7 +88,7 @@ def changes(stream: HttpStream, count: int) -> list[Said]:
 
 
 def patiently(ask: Asking, method: str, **params: Any) -> Any:
-    """Of a tenant that is over its rate: again, until it is its turn."""
+    """Call as a tenant above its rate: retry until the call is admitted."""
     while True:
         try:
             return ask(method, **params)

@@ -1,4 +1,4 @@
-"""Interactive transactions among other writers: they wait for their turn, they are not sent away."""
+"""Interactive transactions among other writers: they wait for their turn and are not refused."""
 
 from __future__ import annotations
 

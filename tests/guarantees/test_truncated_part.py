@@ -1,4 +1,4 @@
-"""Exactly once at the sink: a part whose stream breaks off in the middle is never taken for a whole one."""
+"""Exactly once at the sink: a part whose stream breaks off is never loaded as complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watcher of a query is judged by catches the violation it is for, and lets the truth pass."""
+"""The validators of query watchers report their violations and accept a correct journal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The guarantees as validators: each is told what happened and says what broke. They know nothing of servers.
+"""The guarantees as validators: each receives events and collects violations. They know nothing of servers.
 
-A *mark* names one client transaction; every row it writes carries the mark, so that the log can be asked
-what became of it.
+A *mark* names one client transaction; every row it writes carries the mark, so that its rows can be found in the log.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Rows = Callable[[Table], list[RawRow]]  # a table as the database has it
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """One change as the log has it. `txn` is the first offset of its transaction."""
+    """One change in the log; `txn` is the first offset of its transaction."""
 
     offset: int
     txn: int
@@ -29,14 +28,14 @@ class Placed(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> str | None:
-        """The mark it carries, if it leaves a row that has one."""
+        """Return the mark in the row that the change leaves; None if it has none."""
         table, row = self.change.table, self.change.after
         found = None if row is None or "mark" not in table.index else row[table.index["mark"]]
         return found if isinstance(found, str) else None
 
 
 def placed(parts: Iterable[Transaction]) -> list[Placed]:
-    """The changes of a log, one by one."""
+    """Return the changes of a log one by one."""
     return [
         Placed(part.first + place, part.first - part.start, part.ts, change)
         for part in parts
@@ -45,19 +44,19 @@ def placed(parts: Iterable[Transaction]) -> list[Placed]:
 
 
 class Validator:
-    """Collects what broke, with a bound: one broken history breaks a thousand times."""
+    """Collects the first violations; one broken history causes thousands."""
 
     def __init__(self) -> None:
         self.failures: list[str] = []
 
     def fail(self, text: str) -> None:
-        """Remember one violation."""
+        """Record one violation."""
         if len(self.failures) < 10:
             self.failures.append(f"{type(self).__name__}: {text}")
 
 
 class Durable(Validator):
-    """What a client was told is committed is there after kill -9; what it was told failed is not."""
+    """Changes acknowledged to a client are there after kill -9; refused ones are not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,19 +65,19 @@ class Durable(Validator):
         self._found: dict[str, int] = {}
 
     def note_acknowledged(self, mark: str, changes: int) -> None:
-        """A client was told that its transaction left `changes` rows carrying `mark`."""
+        """Record the answer that a transaction left `changes` rows with `mark`."""
         self._acknowledged[mark] = changes
 
     def note_refused(self, mark: str) -> None:
-        """A client was told that nothing of it was kept."""
+        """Record the answer that a transaction was not committed."""
         self._refused.add(mark)
 
     def note_found(self, mark: str) -> None:
-        """The log, or a table that is only added to, has a row with `mark`."""
+        """Record that the log, or an append-only table, has a row with `mark`."""
         self._found[mark] = self._found.get(mark, 0) + 1
 
     def check(self) -> None:
-        """Compare what was told with what was found."""
+        """Compare the answers with the rows found."""
         for mark, changes in self._acknowledged.items():
             if self._found.get(mark, 0) != changes:
                 self.fail(f"{mark} was acknowledged with {changes} changes, found are {self._found.get(mark, 0)}")
@@ -87,18 +86,18 @@ class Durable(Validator):
 
 
 class Atomic(Validator):
-    """Changes of one client transaction are contiguous, all there, and in one transaction of the log."""
+    """Changes of one client transaction are contiguous, complete, and in one transaction of the log."""
 
     def __init__(self) -> None:
         super().__init__()
         self._sizes: dict[str, int] = {}
 
     def note_size(self, mark: str, changes: int) -> None:
-        """If any of `mark` is there, all of these many are."""
+        """Require that all `changes` changes of `mark` are there if any is."""
         self._sizes[mark] = changes
 
     def check(self, changes: Iterable[Placed]) -> None:
-        """Look through the log."""
+        """Check the changes of a log."""
         stretches: dict[str, list[Placed]] = {}
         by_offset: dict[int, Placed] = {}
         for each in changes:
@@ -116,7 +115,7 @@ class Atomic(Validator):
                     self.fail(f"{between.mark} at {offset} stands inside {mark}")
 
     def check_parts(self, parts: Iterable[Transaction]) -> None:
-        """Parts of one transaction follow each other, and the last one says so."""
+        """Check that parts of one transaction follow each other and that only the last is marked as last."""
         before: Transaction | None = None
         for part in parts:
             if before is None or before.last:
@@ -130,10 +129,10 @@ class Atomic(Validator):
 
 
 class Ordered(Validator):
-    """Offsets go up by one and hybrid times never go back."""
+    """Offsets increase by one and times never decrease."""
 
     def check(self, changes: Iterable[Placed], *, first: int | None = None) -> None:
-        """Look through the log; `first` is the offset it must begin with."""
+        """Check the changes of a log, which must begin with the offset `first`, if given."""
         before: Placed | None = None
         for each in changes:
             if before is None and first is not None and each.offset != first:
@@ -148,7 +147,7 @@ class Ordered(Validator):
 
 
 class NeverRewritten(Validator):
-    """What an offset once was it is for ever: no reuse, no other content, no other time."""
+    """An offset keeps its content and its time forever."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,8 +155,9 @@ class NeverRewritten(Validator):
         self._newest = 0
 
     def note_reading(self, changes: Iterable[Placed], newest: int = 0) -> None:
-        """Somebody read these, at any moment of the history; `newest` is what the log says of itself: a generation
-        that has just begun is empty."""
+        """Compare changes with all earlier readings; `newest` is the log's latest offset, also known in an empty
+        generation.
+        """
         for each in changes:
             content = (each.ts, each.change.op, each.change.table.name, _bytes(each.change), each.change.ddl)
             if self._seen.setdefault(each.offset, content) != content:
@@ -173,10 +173,10 @@ def _bytes(change: Change) -> tuple[bytes | None, ...]:
 
 
 class Answered(Validator):
-    """A write that was answered with a place is in the log at this very place, whatever broke since."""
+    """A write answered with an offset is in the log at exactly that offset."""
 
     def check(self, changes: Iterable[Placed], places: Mapping[str, Mapping[str, int]]) -> None:
-        """Tables and offsets, by mark: there the transaction left its last row in the table."""
+        """Take tables and offsets by mark: at each the transaction left its last row in the table."""
         by_offset = {each.offset: each for each in changes}
         for mark, tables in places.items():
             for table, offset in tables.items():
@@ -186,10 +186,10 @@ class Answered(Validator):
 
 
 class Constant(Validator):
-    """What is only moved between rows is as much at the end of every transaction as at the beginning."""
+    """The sum of values that are only moved between rows is the same after every transaction."""
 
     def check(self, changes: Sequence[Placed], name: str, column: str, held: Mapping[Key, Any]) -> None:
-        """The sum of `column` over the rows of the table `name`, which has `held` at the beginning."""
+        """Check the sum of `column` over the rows of the table `name`, which begins with the values `held`."""
         rows, total = dict(held), sum(held.values())
         for place, each in enumerate(changes):
             table, before, after = each.change.table, each.change.before, each.change.after
@@ -203,14 +203,14 @@ class Constant(Validator):
 
 
 class CompleteInTheLog(Validator):
-    """Folding the log from its beginning gives exactly the tables; every image fits the one before it."""
+    """The log folded from its beginning gives exactly the tables; every image fits the earlier one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unknown: set[str] = set()  # tables that readers were told to take a snapshot of
 
     def check(self, changes: Iterable[Placed], names: Iterable[str], rows: Rows) -> None:
-        """Fold forwards from nothing and compare with the tables called `names`."""
+        """Fold forwards from empty tables and compare with the tables `names`."""
         fold = Fold()
         for each in changes:
             try:
@@ -228,7 +228,7 @@ class CompleteInTheLog(Validator):
                 self.fail(str(error))
 
     def check_backwards(self, changes: Iterable[Placed], rows: Rows) -> None:
-        """The same where the beginning is gone: undo from the tables as they are; every image must fit."""
+        """Undo the log from the current tables, where its beginning was evicted; every image must fit."""
         fold = Fold()
         for each in list(changes)[::-1]:
             table = each.change.table

@@ -1,7 +1,9 @@
-"""Readers that are told when the answer of a query is stale, and ask for it now and then; and what they are judged by.
+"""Readers that are told when the answer of a query is stale, and request it at times; and the validators of their
+journals.
 
-Silence means that the answer is the same: at every mark "you know everything up to here" the answer is that of the last
-invalidation. A tag stands for one answer, and a 304 for the one that is held. Who was told of a change can read it.
+No invalidation means that the answer is unchanged: at every mark "you know everything up to here" the answer is that of
+the last invalidation. A tag names one answer, and a 304 confirms the held one. A watcher that was told of a change can
+read it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ ANEW = ("invalid_request", "resnapshot_required")  # a tag from before
 
 
 class Watching(Reader):
-    """Comes before a transport in the bases of a class: instead of rows it has an answer."""
+    """A mixin placed before a transport class: the reader holds an answer instead of rows."""
 
     tag, rows, query = "", list[Any](), ""
 
@@ -36,7 +38,7 @@ class Watching(Reader):
         super().prepare()
 
     def _begin(self) -> None:
-        """From the answer on: its tag is a cursor."""
+        """Prepare the query, request its answer and subscribe from the tag of the answer."""
         self.query = self.ask("query.prepare", sql=self.spec.query)["query_id"]
         self._look()
         if not self.tag:
@@ -54,7 +56,7 @@ class Watching(Reader):
             self.note(ANSWER, self.last, self.rows)
 
     def _look(self) -> None:
-        """The answer, or that it is the one we have."""
+        """Request the answer; record it, or that it is unchanged."""
         floor, headers = self.last or 0, {"If-None-Match": self.tag} if self.tag else {}
         try:
             with httpx.Client(timeout=PATIENCE, base_url=self.server.url) as http:
@@ -91,7 +93,7 @@ WATCHERS: dict[str, type[Reader]] = {"poll": _Poll, "long_poll": _Poll, "sse": _
 
 
 class Answers:
-    """What the query says at any offset, as a number: the sum over its rows."""
+    """The answer of the query at any offset, as a number: the sum over its rows."""
 
     def __init__(self, expected: Expected) -> None:
         self.truth = expected.truth
@@ -114,24 +116,24 @@ class Answers:
         self._sums[-1] += by
 
     def at(self, offset: int) -> int:
-        """After the transaction of `offset`."""
+        """Return the sum after the transaction of `offset`."""
         return self._sums[bisect_right(self._begins, offset)]
 
     def before(self, offset: int) -> int:
-        """Before it."""
+        """Return the sum before the transaction of `offset`."""
         return self._sums[bisect_right(self._begins, self._begin(offset) - 1)]
 
     def places(self, sum: int) -> list[int]:
-        """Where it was `sum`: the first offsets of the transactions that made it so."""
+        """Return the first offsets of the transactions that made the sum `sum`."""
         return [begin for begin, each in zip(self._begins, self._sums[1:], strict=True) if each == sum]
 
     def since(self, offset: int) -> set[int]:
-        """All that it was at `offset` and later."""
+        """Return every value of the sum at `offset` and later."""
         return {*self._sums[bisect_right(self._begins, offset) :], self.at(offset)}
 
 
 def begin_of(truth: Truth, offset: int) -> int:
-    """The first offset of a transaction."""
+    """Return the first offset of a transaction."""
     seen = truth.by_offset.get(offset)
     return offset if seen is None else seen.part.first - seen.part.start
 
@@ -141,12 +143,12 @@ def _number(row: list[Any]) -> int:
 
 
 def number_of(rows: list[list[Any]]) -> int:
-    """The sum of an answer."""
+    """Return the sum of an answer."""
     return sum(map(_number, rows))
 
 
 class FreshFeed(FeedValidator):
-    """See above."""
+    """The rules of this module's docstring for one watcher."""
 
     def __init__(self, expected: Expected) -> None:
         super().__init__()
@@ -180,7 +182,7 @@ class FreshFeed(FeedValidator):
                 self._silent(entry, expected)
 
     def _silent(self, entry: Entry, expected: Expected) -> None:
-        """A page may end before the change of a transaction that matters."""
+        """Check that the answer at a mark is the last known one; a page may end inside a relevant transaction."""
         allowed = {self._answers.at(entry.offset)}
         if not expected.truth.ends_transaction(entry.offset):
             allowed.add(self._answers.before(entry.offset))
@@ -192,7 +194,7 @@ class FreshFeed(FeedValidator):
         return begin_of(self._answers.truth, offset) not in self._answers.truth.unsettled
 
     def check_tags(self) -> None:
-        """The tag that an invalidation names is that of the answer there."""
+        """Check that the tag of each invalidation is that of the answer at that offset."""
         for tag in self._told.keys() & self._held.keys():
             offset = self._told[tag]
             if self._is_settled(offset) and self._held[tag] != self._answers.at(offset):
@@ -201,7 +203,7 @@ class FreshFeed(FeedValidator):
 
 
 def validate_watcher(journal: list[Entry], expected: Expected) -> list[str]:
-    """All of it, for one watcher."""
+    """Return all violations of one watcher."""
     fresh = FreshFeed(expected)
     fresh.check(journal, expected)
     fresh.check_tags()

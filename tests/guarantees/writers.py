@@ -1,7 +1,6 @@
-"""What all writers of a nemesis have in common: works drawn by the dice, each under its own mark, and what was told.
+"""The shared parts of all writers of a nemesis: random works, each with its own mark, and a history of their answers.
 
-`ApiWriter` writes through our server. Each of its works gives how many changes that leave a row with its mark the log
-must have.
+`ApiWriter` writes through our server. Each work returns how many changes with its mark the log must have.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Work = Callable[[str], int]
 
 
 class History:
-    """What clients were told. Used from many threads."""
+    """The answers that clients received; used from many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,7 +50,7 @@ class History:
 
 
 class ApiWriter:
-    """One thread's dice and connection. `may_write` holds it back while the recorder of the truth is behind."""
+    """One thread with its own random choices and connection; `may_write` holds it back while the recorder is behind."""
 
     pause = 0.012  # seconds between two works, at most
     open_end = OPEN_END
@@ -72,7 +71,7 @@ class ApiWriter:
         self._causality: dict[str, Any] = {}  # of the newest answer
 
     def run(self, stop: threading.Event) -> None:
-        """Work until told to stop."""
+        """Write until `stop` is set."""
         weights = [weight for weight, _ in self.works]
         try:
             while not stop.wait(self.random.random() * self.pause):
@@ -84,7 +83,7 @@ class ApiWriter:
             self.ask.close()
 
     def attempt(self, work: Work, mark: str) -> None:
-        """One work, and what its client was told."""
+        """Run one work and record the answer its client received."""
         try:
             changes = work(mark)
             if changes and self.keeps_places:
@@ -105,26 +104,26 @@ class ApiWriter:
     # --- what works are made of ----------------------------------------------------------------------------------
 
     def sql(self, text: str, *args: Any, **more: Any) -> int:
-        """The number of rows."""
+        """Run a statement; return the number of affected rows."""
         found = self.ask("sql.exec", sql=text, args=list(args), **more)["result"]
         self._causality = found.get("causality") or {}
         return int(found["affected"])
 
     def data(self, method: str, **params: Any) -> int:
-        """The same for data.*."""
+        """Call a method of data.*; return the number of affected rows."""
         found = self.ask(f"data.{method}", **params)
         self._causality = found.get("causality") or {}
         return int(found["affected"])
 
     def step(self, tx: str, text: str, *args: Any) -> int:
-        """A statement inside a transaction; without an answer nothing can have been committed."""
+        """Run a statement in a transaction; raise Refused without an answer, as nothing can have been committed."""
         try:
             return self.sql(text, *args, tx=tx)
         except Gone as error:
             raise Refused({"code": "tx_expired", "message": "never committed"}) from error
 
     def commit(self, tx: str, changes: int) -> int:
-        """End it, or by the dice undo it."""
+        """Commit the transaction, or by random choice roll it back."""
         if self.random.random() < 0.2:
             self.ask("tx.rollback", tx=tx)
             raise Refused({"code": "tx_expired", "message": "rolled back on purpose"})
@@ -132,6 +131,6 @@ class ApiWriter:
         return changes
 
     def must_fail(self, mark: str, changes: int, why: str) -> int:
-        """It was accepted."""
+        """Record a violation: a statement that must fail was accepted."""
         self.history.defect(f"{mark}: {why} was accepted")
         return changes
