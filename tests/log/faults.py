@@ -1,4 +1,4 @@
-"""A disk that can be made to fail: an SQLite VFS with switches, for every test that uses APSW."""
+"""A disk that can be made to fail: an SQLite VFS with switches, for tests that use APSW."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FaultyVFS(apsw.VFS):
         super().__init__(self.name, "")
 
     def xOpen(self, name: Any, flags: list[int]) -> FaultyFile:
-        """SQLite's hook."""
+        """Open a file whose reads, writes and fsyncs can fail."""
         return FaultyFile(self, name, flags)
 
 
@@ -38,26 +38,26 @@ class FaultyFile(apsw.VFSFile):
         self._disk = disk
 
     def xRead(self, amount: int, offset: int) -> bytes:
-        """SQLite's hook."""
+        """Read, or fail if `fail_read` is set."""
         if self._disk.fail_read:
             raise apsw.IOError("injected: read failed")
         return super().xRead(amount, offset)
 
     def xWrite(self, data: bytes, offset: int) -> None:
-        """SQLite's hook."""
+        """Write, or fail if `full` is set."""
         if self._disk.full:
             raise apsw.FullError("injected: disk full")
         super().xWrite(data, offset)
 
     def xSync(self, flags: int) -> None:
-        """SQLite's hook."""
+        """Count the fsync, and fail if `fail_sync` is set."""
         self._disk.syncs += 1
         if self._disk.fail_sync:
             raise apsw.IOError("injected: fsync failed")
         super().xSync(flags)
 
     def xLock(self, level: int) -> None:
-        """SQLite's hook. The last reader to close tries to lock what it may only read: that is no failure."""
+        """Lock; a read-only file is reported as busy, because the last reader to close tries to lock it."""
         try:
             super().xLock(level)
         except apsw.IOError as error:

@@ -1,4 +1,4 @@
-"""The log in memory, for tests: all but durability."""
+"""A log in memory, for tests: everything but durability."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.model.change import Transaction
 
 
 class MemoryLog:
-    """See `Log`."""
+    """Implements `Log` in memory."""
 
     def __init__(self, *, first: int = 1) -> None:
         self._begin(first, "created")
@@ -44,7 +44,9 @@ class MemoryLog:
         return self.latest
 
     def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
-        """Return the changes in (after, upto], at most `limit` of them, as transactions or parts of them."""
+        """Return the changes in (after, upto], at most `limit`, as transactions or parts; raise OffsetExpired below the
+        horizon.
+        """
         if after + 1 < self.horizon:
             raise OffsetExpired(after, self.horizon, self.latest)
         upto = min(self.latest if upto is None else upto, after + (BLOCK_CHANGES if limit is None else limit))
@@ -91,7 +93,7 @@ class MemoryLog:
         return self.generation
 
     def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
-        """See Log. Here one step does everything."""
+        """Apply retention in one step; return the result that `Log.retain` defines."""
         total = sum(block.bytes for block in self._blocks)
         self._due = next_horizon(
             retention, self._blocks, horizon=self.horizon, latest=self.latest, total=total, now_ms=now_ms
@@ -111,11 +113,11 @@ class MemoryLog:
         return sum(block.bytes for block in self._blocks if block.first > after and block.upto < self._due)
 
     def merge(self) -> int:
-        """See Log. There is nothing to join."""
+        """Return 0: there are no blocks to join."""
         return 0
 
     def close(self) -> None:
-        """Release files. Nothing is lost: there is nothing left to write."""
+        """Do nothing: there are no files."""
 
 
 def _first(part: Transaction) -> int:

@@ -13,31 +13,31 @@ ITEMS = Table("items", (Column("id", "i64"), Column("order_id", "i64"), Column("
 
 
 def inserts(first: int, count: int, note: str = "new") -> tuple[Change, ...]:
-    """`count` inserts whose ids are their offsets."""
+    """Return `count` inserts whose ids are their offsets."""
     return tuple(Change(Op.INSERT, ORDERS, None, (first + i, note)) for i in range(count))
 
 
 def transaction(first: int, count: int = 1, *, ts: int | None = None, ms: int = 0, start: int = 0) -> Transaction:
-    """A whole transaction at `first`; its time is `first` unless given."""
+    """Return a whole transaction at `first`; its time is `first` unless given."""
     when = first if ts is None else ts
     return Transaction(f"t{first}", inserts(first, count), first, when, ms, start, True, f"p{first + count - 1}")
 
 
 def transactions(sizes: Iterable[int], *, first: int = 1, ms: int = 0) -> Iterator[Transaction]:
-    """Whole transactions of these sizes, one after the other."""
+    """Yield whole transactions of these sizes, one after another."""
     for size in sizes:
         yield transaction(first, size, ms=ms)
         first += size
 
 
 def in_parts(whole: Transaction, size: int) -> Iterator[Transaction]:
-    """`whole` as a source hands on a large one."""
+    """Yield `whole` in parts of `size` changes, as a source delivers a large one."""
     for after in range(whole.first - 1, whole.upto, size):
         yield whole.cut(after, min(after + size, whole.upto))
 
 
 def fill(log: Log, sizes: Sequence[int], *, ms: int = 0) -> list[Transaction]:
-    """Append each size as a commit of its own; returns what was appended."""
+    """Append each size as a transaction of its own; return the transactions."""
     added = list(transactions(sizes, first=log.latest + 1, ms=ms))
     for part in added:
         log.append([part])
@@ -45,7 +45,7 @@ def fill(log: Log, sizes: Sequence[int], *, ms: int = 0) -> list[Transaction]:
 
 
 def flat(parts: Iterable[Transaction]) -> list[tuple[object, ...]]:
-    """One entry per change with everything known about it, however the parts are cut."""
+    """Return one entry per change with all its fields, independent of how parts are cut."""
     return [
         (part.first + i, part.start + i, part.id, part.ts, part.commit_ts_us, change)
         for part in parts
@@ -54,6 +54,6 @@ def flat(parts: Iterable[Transaction]) -> list[tuple[object, ...]]:
 
 
 def ids(parts: Iterable[Transaction]) -> list[int]:
-    """The offsets, read from the rows themselves (see `inserts`)."""
+    """Return the offsets that the rows themselves hold (see `inserts`)."""
     rows: list[Row | None] = [change.after for part in parts for change in part.changes]
     return [row[0] for row in rows if row is not None and isinstance(row[0], int)]

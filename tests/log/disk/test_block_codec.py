@@ -1,4 +1,4 @@
-"""The block codec gives back exactly what it was given, or says that the bytes are damaged."""
+"""The block codec returns exactly what was encoded, or reports that the bytes are damaged."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def disk() -> Iterator[FaultyVFS]:
 
 
 def sql(path: Path, statement: str) -> list[tuple[Any, ...]]:
-    """Look into the file, or harm it.
+    """Run a statement on the log file, to read or to damage it.
 
     By APSW: two SQLite libraries in one process drop each other's file locks, and the -wal file with them.
     """

@@ -1,4 +1,4 @@
-"""The reserve of disk space: what is taken is on the disk, what is released is free, and nothing else is touched."""
+"""The reserve of disk space: allocated on disk when taken, free when released, and no other file changed."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The live log: staged changes are read at once, without a gap to what is durable, whoever flushes when."""
+"""The live log: staged changes are readable at once, without a gap to durable ones, during every flush."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headwater.model.change import Change, Op, Transaction
 
 
 class Clock:
-    """A clock that stands until it is told."""
+    """A clock that stands still until the test sets `now`."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -34,7 +34,7 @@ class Clock:
 
 
 class GatedLog(MemoryLog):
-    """An append reports that it runs and waits at the gate."""
+    """A log whose append reports that it runs and waits for a gate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class GatedLog(MemoryLog):
 
 
 class UnreadLog(MemoryLog):
-    """Counts who reads it."""
+    """A log that counts its reads."""
 
     reads = 0
 
@@ -256,7 +256,7 @@ def test_closed_time_is_recorded_with_the_last_staged_offset() -> None:
     assert log.closed == (50, 8), "anew, and never lower"
 
 
-def test_reopened_log_is_closed_at_its_clock_ceiling() -> None:
+def test_closed_time_of_a_reopened_log_is_its_clock_ceiling() -> None:
     wrapped = MemoryLog()
     log = LiveLog(wrapped)
     stage(log, 3)

@@ -1,4 +1,4 @@
-"""A lease holds the horizon, within its bounds, and its end is seen."""
+"""Leases hold the horizon within bounds, and holders see when a lease ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLENTY = 10**12
 
 
 class Wall:
-    """A wall clock that stands until it is told."""
+    """A wall clock that stands still until the test sets it."""
 
     def __init__(self) -> None:
         self.ms = 1000
@@ -44,7 +44,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path, wall: Wall) -> Iterator[
 
 
 def trim(log: LiveLog, **limits: int | None) -> None:
-    """Retention to the end, as if nothing else were to do."""
+    """Apply retention until nothing is left to trim."""
     while log.retain(Retention(**{"changes": 10, **limits}), now_ms=0):
         pass
 
