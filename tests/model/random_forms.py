@@ -41,7 +41,7 @@ JUNK: list[Any] = [None, 5, -1, True, "", "x", [], {}, [[]], {"x": 1}, 1e308, "\
 
 
 def shuffled(body: Any, rng: random.Random) -> Any:
-    """The same with its keys in another order, but inside values."""
+    """Return the same JSON with keys in another order, except inside values."""
     if isinstance(body, list):
         return [shuffled(item, rng) for item in body]
     if not isinstance(body, dict) or body.get("t") == "json":
@@ -51,7 +51,7 @@ def shuffled(body: Any, rng: random.Random) -> Any:
 
 
 class Forms:
-    """Makes queries. Names in scope are (alias, table)."""
+    """A generator of queries; names in scope are (alias, table)."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -179,7 +179,7 @@ class Forms:
                 return self.comparison(depth, scope)
 
     def broken(self, body: dict[str, Any]) -> Any:
-        """`body` with one thing in it that does not belong there, or one that is missing."""
+        """Return `body` with one foreign element, or with one missing."""
         body = copy.deepcopy(body)
         at: Any = body
         while True:

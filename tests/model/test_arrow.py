@@ -59,7 +59,7 @@ SAMPLES: dict[str, tuple[Value, Any, str]] = {  # kind: a value, what Arrow hold
 
 
 def sent(table: Table, *batches: pa.RecordBatch, of: pa.Schema | None = None) -> pa.Table:
-    """Return the rows that a client reads from the bytes."""
+    """Return the rows that a client reads from the encoded batches, as a table."""
     stream = ArrowStream(schema(table) if of is None else of)
     data = b"".join([stream.start(), *map(stream.batch, batches), stream.end()])
     with pa.ipc.open_stream(data) as reader:
@@ -70,7 +70,7 @@ def rows_sent(table: Table, *rows: Row) -> list[dict[str, Any]]:
     return sent(table, rows_batch(table, rows)).to_pylist()
 
 
-def test_every_kind_has_a_type_and_a_value_in_it() -> None:
+def test_every_kind_has_an_arrow_type_that_holds_its_value() -> None:
     assert set(SAMPLES) == KINDS
     table = Table("t", tuple(Column(kind, kind, f"MY_{kind}") for kind in SAMPLES), ("i64",))
     names = [*SAMPLES, "_misfit"]
@@ -89,7 +89,7 @@ def test_every_kind_has_a_type_and_a_value_in_it() -> None:
 
 @pytest.mark.parametrize("kind", sorted(KINDS - {"any"}))
 @given(value=VALUES)
-def test_value_is_typed_or_a_misfit_and_never_changed(kind: str, value: Value) -> None:
+def test_arrow_value_is_typed_or_a_misfit_and_never_changed(kind: str, value: Value) -> None:
     table = Table("t", (Column("v", kind), Column("id", "i64")), ("id",))
     (found,) = rows_sent(table, (value, 1))
     if found["_misfit"] is None:
@@ -107,7 +107,7 @@ def test_arrow_batch_of_many_rows_equals_the_rows_encoded_one_by_one(kind: str, 
     assert repr(together) == repr(alone)  # as texts: NaN is not equal to itself
 
 
-def test_columns_are_narrowed_to_those_asked_for_and_the_key() -> None:
+def test_arrow_columns_are_the_selected_ones_and_the_key() -> None:
     table = Table("t", (Column("a", "str"), Column("b", "i64"), Column("rowid", "i64", hidden=True)), ("rowid",))
     assert schema(table, ["a"]).names == ["a", "_rowid", "_misfit"]
     assert schema(table).metadata[b"identity"] == b'["_rowid"]' and schema(table).metadata[b"key"] == b"[]"
@@ -154,7 +154,7 @@ def test_arrow_column_of_kind_any_carries_values_as_json_text(value: Value, text
 
 
 @pytest.mark.parametrize("value", [math.inf, UNAVAILABLE])
-def test_value_without_a_plain_form_is_a_misfit(value: Value) -> None:
+def test_value_without_a_json_form_is_a_misfit(value: Value) -> None:
     (found,) = rows_sent(Table("t", (Column("v", "any"),), ("v",)), (value,))
     assert found["v"] is None and from_lit(json.loads(found["_misfit"])["v"]) == value
 
@@ -188,7 +188,7 @@ def test_table_without_a_key_has_a_column_that_identifies_its_rows(tmp_path: Pat
     assert schema(chunk.table).metadata[b"key"] == b"[]"
 
 
-def test_names_of_the_table_itself_are_kept() -> None:
+def test_table_columns_keep_their_names_and_added_columns_get_free_ones() -> None:
     table = Table("t", (Column("_offset", "i64"), Column("_MISFIT", "str"), Column("bad\udcff", "i64")), ("_offset",))
     assert changes_schema(table).names == [
         *("_offset", "_MISFIT", "bad\\udcff", "__misfit"),
@@ -211,7 +211,7 @@ def changes() -> list[tuple[Transaction, int, Change, Op]]:
     return [*listed, (torn, 44, torn.changes[0], Op.INSERT)]
 
 
-def test_changes_carry_what_happened_when_and_where() -> None:
+def test_arrow_changes_have_type_offset_version_time_and_transaction() -> None:
     found = sent(ORDERS, changes_batch(ORDERS, changes()), of=changes_schema(ORDERS)).to_pylist()
     assert [(row["_change_type"], row["id"], row["note"], row["_offset"]) for row in found] == [
         ("insert", 1, "a", 40),
@@ -228,13 +228,13 @@ def test_changes_carry_what_happened_when_and_where() -> None:
     assert changes_schema(ORDERS).metadata[b"version"] == b"3"
 
 
-def test_changes_of_the_shape_are_not_rows() -> None:
+def test_schema_changes_and_truncates_are_no_arrow_rows() -> None:
     part = Transaction("t", (Change(Op.SCHEMA_CHANGE, ORDERS, ddl="…"), Change(Op.TRUNCATE, ORDERS)), 1)
     listed = [(part, 1 + place, change, change.op) for place, change in enumerate(part.changes)]
     assert changes_batch(ORDERS, listed).num_rows == 0
 
 
-def test_stream_is_readable_in_pieces_and_has_an_end_marker() -> None:
+def test_arrow_stream_is_readable_in_pieces_and_has_an_end_marker() -> None:
     stream = ArrowStream(schema(ORDERS))
     pieces = [stream.start(), *(stream.batch(rows_batch(ORDERS, [(n, "x")])) for n in range(3)), stream.end()]
     with pa.ipc.open_stream(b"".join(pieces)) as reader:

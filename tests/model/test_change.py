@@ -35,7 +35,7 @@ def test_schema_change_has_no_row_and_no_key() -> None:
     assert (change.row, change.key) == (None, None)
 
 
-def test_ops_have_their_numbers_and_words_for_good() -> None:
+def test_numbers_and_words_of_ops_are_fixed() -> None:
     words = {"insert": 1, "update": 2, "delete": 3, "schema_change": 4, "truncate": 5}
     assert {op.word: op.value for op in Op} == words
 
@@ -76,7 +76,7 @@ def test_cut_covering_all_offsets_returns_the_same_transaction_object() -> None:
     assert whole.cut(0, 99) is whole
 
 
-def test_bytes_of_a_change_are_those_of_its_texts_blobs_documents_and_vectors() -> None:
+def test_size_of_a_change_is_the_bytes_of_its_texts_blobs_documents_and_vectors() -> None:
     before, after = ("x" * 100, b"x" * 20, 1, None), (Json("[1, 2]"), Embedding((0.5,) * 4), 2.5, "")
     assert image_bytes([Change(Op.UPDATE, T, before, after)]) == 158
     assert image_bytes([Change(Op.SCHEMA_CHANGE, T)]) == 0

@@ -18,12 +18,12 @@ def test_timestamp_text_round_trips(ts: int) -> None:
 
 
 @given(TS, TS)
-def test_times_order_by_milliseconds_then_counter(a: int, b: int) -> None:
+def test_timestamps_order_by_milliseconds_then_counter(a: int, b: int) -> None:
     parts = [tuple(map(int, ts_text(ts).split("."))) for ts in (a, b)]
     assert (a < b) == (parts[0] < parts[1])
 
 
-def test_bare_milliseconds_are_their_first_timestamp() -> None:
+def test_milliseconds_without_a_counter_are_their_first_timestamp() -> None:
     assert parse_ts("1763172000000") == ts_of_ms(1763172000000)
 
 
@@ -46,13 +46,13 @@ def test_bare_milliseconds_are_their_first_timestamp() -> None:
         "9" * 5000,
     ],
 )
-def test_nonsense_is_refused(text: str) -> None:
+def test_malformed_timestamp_text_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="is not a timestamp"):
         parse_ts(text)
 
 
 @given(st.text())
-def test_any_text_is_a_timestamp_or_an_invalid_request(text: str) -> None:
+def test_random_text_is_a_timestamp_or_an_invalid_request(text: str) -> None:
     with contextlib.suppress(InvalidRequest):
         assert 0 <= parse_ts(text) < 1 << 64
 

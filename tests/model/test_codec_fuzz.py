@@ -47,7 +47,7 @@ LIT = VALUES.map(lambda value: msgspec.json.encode(to_lit(value)))
 
 
 def check_key(data: bytes) -> None:
-    """A key in its one form, or refused."""
+    """Check that `data` is a key in its one form, or is refused."""
     try:
         values = decode_key(data)
     except InvalidRequest as error:
@@ -58,7 +58,7 @@ def check_key(data: bytes) -> None:
 
 
 def check_order(pair: tuple[Any, Any]) -> None:
-    """Integers and decimals, which Python compares exactly, stand in its order, alone and behind others."""
+    """Check that integers and decimals, which Python compares exactly, have the same order as encoded keys."""
     a, b = pair
     wanted = (a > b) - (a < b)
     for before in ((), (None,), ("x",)):
@@ -67,7 +67,7 @@ def check_order(pair: tuple[Any, Any]) -> None:
 
 
 def check_round(values: list[Any]) -> None:
-    """What was encoded comes back as something that has the same bytes; so does each part of it."""
+    """Check that encoded values decode and encode to the same bytes, which begin with those of their first values."""
     written = encode_key(tuple(values))
     back = decode_key(written)
     assert len(back) == len(values) and encode_key(back) == written
@@ -77,7 +77,7 @@ def check_round(values: list[Any]) -> None:
 
 
 def check_lit(data: bytes) -> None:
-    """A value that is written as a Lit again, or refused."""
+    """Check that `data` is a value that can be written as a Lit again, or is refused."""
     try:
         body = msgspec.json.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -104,7 +104,7 @@ CASES: dict[str, tuple[Any, Callable[[Any], None]]] = {
 
 
 def run(name: str, examples: int, number: int) -> None:
-    """So many cases of one kind."""
+    """Check `examples` cases of one kind."""
     strategy, check = CASES[name]
 
     @seed(number)
@@ -123,14 +123,14 @@ def run(name: str, examples: int, number: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_mutated_bytes_are_a_value_or_rejected(name: str) -> None:
+def test_mutated_keys_and_lits_are_decoded_or_refused(name: str) -> None:
     print(f"seed {SEED}")
     run(name, 100, SEED)
 
 
 @pytest.mark.soak(seconds=30)
 @pytest.mark.parametrize("name", CASES)
-def test_many_mutated_bytes_are_a_value_or_rejected(name: str, fresh_number: int) -> None:
+def test_many_mutated_keys_and_lits_are_decoded_or_refused(name: str, fresh_number: int) -> None:
     run(name, 20_000, fresh_number)
 
 

@@ -22,11 +22,11 @@ def test_javascript_constants_equal_the_generated_text() -> None:
     assert FILE.read_text() == source(), "run `make stream-events`"
 
 
-def test_events_with_a_role_are_control_events() -> None:
+def test_last_events_and_row_events_are_control_events() -> None:
     assert set(ControlEvent) > LAST_EVENTS and set(ControlEvent) > ROW_EVENTS
 
 
-def test_code_of_streams_compares_with_control_events_not_texts() -> None:
+def test_stream_modules_compare_control_events_and_no_event_texts() -> None:
     for name in STREAM_CODE:
         spelled = {
             node.value

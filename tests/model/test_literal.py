@@ -62,7 +62,7 @@ EXAMPLES: list[tuple[Any, dict[str, Any], Any]] = [  # value, Lit, plain JSON
 
 
 @pytest.mark.parametrize(("value", "lit", "plain"), EXAMPLES)
-def test_every_tag_has_its_written_forms(value: Any, lit: dict[str, Any], plain: Any) -> None:
+def test_every_tag_round_trips_and_has_its_plain_form(value: Any, lit: dict[str, Any], plain: Any) -> None:
     assert same(from_lit(lit), value)
     assert to_lit(value) == lit
     assert to_plain(value) == plain
@@ -113,17 +113,17 @@ def test_every_known_value_has_a_plain_form_that_json_can_write(value: Any) -> N
         ("a\udcff", "Yf8="),
     ],
 )
-def test_plain_json_stays_safe_for_javascript(value: Any, plain: Any) -> None:
+def test_plain_json_writes_numbers_beyond_javascript_as_text_or_null(value: Any, plain: Any) -> None:
     assert to_plain(value) == plain
 
 
 @pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")])
-def test_odd_floats_are_words_in_a_literal(value: float, text: str) -> None:
+def test_non_finite_floats_are_words_in_a_literal(value: float, text: str) -> None:
     assert to_lit(value) == {"t": "f64", "v": text}
     assert same(from_lit({"t": "f64", "v": text}), value)
 
 
-def test_minus_zero_stays_minus_zero() -> None:
+def test_minus_zero_keeps_its_sign_in_both_forms() -> None:
     assert math.copysign(1, to_plain(-0.0)) == -1
     assert same(from_lit({"t": "f64", "v": -0.0}), -0.0)
 
@@ -136,13 +136,13 @@ def test_null_literal_with_an_explicit_null_value_is_accepted() -> None:
     assert from_lit({"t": "null", "v": None}) is None
 
 
-def test_there_is_one_unavailable() -> None:
+def test_unavailable_is_a_singleton() -> None:
     assert Unavailable() is UNAVAILABLE
     assert repr(UNAVAILABLE) == "UNAVAILABLE"
 
 
 @given(BROKEN)
-def test_broken_text_is_what_is_not_utf8(text: str) -> None:
+def test_text_is_broken_exactly_if_its_bytes_are_not_utf8(text: str) -> None:
     data = text.encode("utf-8", "surrogateescape")
     try:
         data.decode("utf-8")
@@ -254,7 +254,7 @@ def test_any_json_is_a_value_that_can_be_written_again_or_an_invalid_request(bod
 
 
 @pytest.mark.parametrize("brackets", ["[]", '{"a[":|}', '{"\\\\":[|]}', '{"\\"[":|}'])
-def test_json_has_at_most_500_levels(brackets: str) -> None:
+def test_json_value_nested_deeper_than_500_levels_is_refused(brackets: str) -> None:
     opening, _, closing = brackets.partition("|") if "|" in brackets else ("[", "", "]")
     levels = len(closing)
     for depth, expected in ((MAX_JSON_DEPTH, True), (MAX_JSON_DEPTH + levels, False), (3 * MAX_JSON_DEPTH, False)):
@@ -277,7 +277,7 @@ def test_from_json_accepts_a_plain_scalar_as_its_own_value(body: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [[], [1], 2**63, "\ud800"])
-def test_plain_nonsense_is_refused_where_both_are_allowed(body: Any) -> None:
+def test_json_that_is_neither_a_literal_nor_a_plain_value_is_refused(body: Any) -> None:
     with pytest.raises(InvalidRequest):
         from_json(body)
 

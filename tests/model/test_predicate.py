@@ -64,7 +64,7 @@ TWO_KEYS = Table("t", (Column("a"), Column("b"), Column("c")), ("b", "a"))
         ({"case": {"when": [{"if": A, "then": ONE}]}}, Case(((Col("a"), Literal(1)),), Literal(None))),
     ],
 )
-def test_every_form_is_read(body: Any, expected: Expr) -> None:
+def test_every_form_of_expression_is_parsed(body: Any, expected: Expr) -> None:
     assert parse_expr(body, args=("first", "second")) == expected
 
 
@@ -157,13 +157,13 @@ def nested(depth: int) -> Any:
     return body
 
 
-def test_depth_is_bounded() -> None:
+def test_predicate_nested_deeper_than_the_limit_is_refused() -> None:
     parse_expr(nested(MAX_DEPTH))
     with pytest.raises(InvalidRequest, match=f"nested deeper than {MAX_DEPTH}"):
         parse_expr(nested(5000))
 
 
-def test_size_is_bounded() -> None:
+def test_predicate_with_too_many_parts_is_refused() -> None:
     parse_expr({"op": "and", "args": [A] * (MAX_NODES - 1)})
     with pytest.raises(InvalidRequest, match=f"more than {MAX_NODES} parts"):
         parse_expr({"op": "and", "args": [A] * MAX_NODES})
@@ -180,7 +180,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_any_json_is_an_expression_or_an_invalid_request(body: Any) -> None:
+def test_random_json_is_an_expression_or_an_invalid_request(body: Any) -> None:
     try:
         columns(parse_expr(body, args=(1, "x")))
     except InvalidRequest as error:
@@ -188,7 +188,7 @@ def test_any_json_is_an_expression_or_an_invalid_request(body: Any) -> None:
 
 
 def exprs() -> st.SearchStrategy[Any]:
-    """Well-formed JSON expressions."""
+    """Return a strategy for well-formed JSON expressions."""
     leaf = st.sampled_from([{"col": "a"}, {"col": "b"}, ONE, {"lit": None}, {"param": 0}])
 
     def grow(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -219,11 +219,11 @@ def names_in(body: Any) -> set[str]:
 
 
 @given(exprs())
-def test_columns_finds_each_column_named_anywhere(body: Any) -> None:
+def test_columns_of_a_predicate_are_found_at_any_depth(body: Any) -> None:
     assert columns(parse_expr(body, args=(1,))) == names_in(body)
 
 
-def test_children_of_a_leaf_are_none() -> None:
+def test_column_and_literal_have_no_children() -> None:
     assert [*children(Col("a")), *children(Literal(1))] == []
 
 
@@ -239,12 +239,12 @@ def test_key_condition_with_too_few_values_is_rejected_and_names_the_key_columns
     assert caught.value.hint == "Its key columns are b, a."
 
 
-def test_all_of_one_is_itself_and_of_none_is_true() -> None:
+def test_all_of_one_condition_is_that_condition_and_of_none_is_true() -> None:
     assert all_of([eq("a", 1)]) == Call("eq", (Col("a"), Literal(1)))
     assert all_of([]) == Literal(True)
 
 
-def test_no_served_function_is_volatile() -> None:
+def test_allowed_functions_include_no_volatile_function() -> None:
     volatile = {
         "random",
         "randomblob",

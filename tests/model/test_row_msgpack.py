@@ -1,4 +1,4 @@
-"""Values on disk: every one comes back as it was, and equal rows have equal bytes."""
+"""Rows in msgpack: every value round-trips, and bytes are equal exactly if types and forms of the values are equal."""
 
 from decimal import Decimal
 from typing import Any
@@ -24,12 +24,14 @@ def test_row_round_trips_through_msgpack(row: tuple[Any, ...]) -> None:
 
 
 @given(ROWS, ROWS)
-def test_rows_have_equal_bytes_exactly_when_they_are_the_same(a: tuple[Any, ...], b: tuple[Any, ...]) -> None:
+def test_rows_have_equal_bytes_exactly_if_types_and_forms_of_values_are_equal(
+    a: tuple[Any, ...], b: tuple[Any, ...]
+) -> None:
     alike = len(a) == len(b) and all(map(same, a, b))
     assert (encode_row(a) == encode_row(b)) == alike
 
 
-def test_no_row_packs_to_no_row() -> None:
+def test_none_is_packed_to_none() -> None:
     assert pack_row(None) is None
 
 

@@ -14,7 +14,7 @@ def test_key_of_returns_row_values_in_primary_key_order() -> None:
     assert T.key_places == (2, 0)
 
 
-def test_names_and_places_follow_the_columns() -> None:
+def test_names_and_indexes_follow_the_columns() -> None:
     assert T.names == ("a", "b", "c")
     assert T.index == {"a": 0, "b": 1, "c": 2}
 
@@ -35,7 +35,7 @@ def test_table_definition_round_trips_through_json_and_msgpack(table: Table) -> 
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(table), type=Table) == table
 
 
-def test_looking_at_a_shape_does_not_change_it() -> None:
+def test_cached_names_and_indexes_do_not_change_equality_hash_or_json() -> None:
     fresh = Table("t", (Column("a"), Column("b", "i64"), Column("c")), ("c", "a"), 3)
     assert T.names and T.index and T.key_places
     assert (fresh, hash(fresh), msgspec.json.encode(fresh)) == (T, hash(T), msgspec.json.encode(T))

@@ -26,7 +26,7 @@ def test_dependency_text_names_the_table_its_columns_and_the_row_condition() -> 
     assert of_dependency(Dependency("t", frozenset())) == "t: no column, only which rows there are; all rows"
 
 
-def test_conditions() -> None:
+def test_condition_text_shows_operators_constants_parameters_and_nesting() -> None:
     a, b = Comparison("a", "is", (Const(None),)), Comparison("b", "between", (Const(1.5), Param("2")))
     cases: list[tuple[Condition, str]] = [
         (a, "a is null"),

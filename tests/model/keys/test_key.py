@@ -57,7 +57,7 @@ COLLATIONS = st.sampled_from(["BINARY", "NOCASE", "RTRIM"])
 
 
 def near(value: int) -> st.SearchStrategy[Any]:
-    """Integers and doubles that crowd around `value`."""
+    """Return a strategy for integers and doubles close to `value`."""
     double = float(value)
     doubles = [double, math.nextafter(double, math.inf), math.nextafter(double, -math.inf)]
     ints = [n for n in (value - 1, value, value + 1) if I64_MIN <= n <= I64_MAX]
@@ -65,7 +65,7 @@ def near(value: int) -> st.SearchStrategy[Any]:
 
 
 class Database:
-    """SQLite itself, asked how two keys compare."""
+    """SQLite, which compares keys as the database does."""
 
     def __init__(self) -> None:
         self.connection = apsw.Connection(":memory:")
@@ -121,7 +121,7 @@ def sign(a: bytes, b: bytes) -> int:
 @example(2**53 + 1, 2.0**53)
 @example(0.0, -0.0)
 @example(I64_MAX, 2.0**63)
-def test_two_values_compare_as_the_database_compares_them(database: Database, a: Any, b: Any) -> None:
+def test_two_key_values_compare_as_the_database_compares_them(database: Database, a: Any, b: Any) -> None:
     assert sign(encode_key((a,)), encode_key((b,))) == database.compare(a, b)
 
 
@@ -212,26 +212,26 @@ def test_decimals_compare_as_numbers(a: Decimal, b: Decimal) -> None:
 
 
 @given(DECIMALS)
-def test_decimals_come_back_exactly(value: Decimal) -> None:
+def test_decimal_keys_round_trip_exactly(value: Decimal) -> None:
     (back,) = decode_key(encode_key((value,)))
     assert isinstance(back, Decimal)
     assert back == value
 
 
 @given(st.integers(0, 2**64 - 1), INTS | FLOATS)
-def test_unsigned_integers_share_the_order_of_all_numbers(big: int, other: Any) -> None:
+def test_unsigned_integer_keys_sort_among_all_numbers(big: int, other: Any) -> None:
     ours = sign(encode_key((U64(big),)), encode_key((other,)))
     assert ours == (big > other) - (big < other)
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_unsigned_integers_come_back_as_the_same_number(big: int) -> None:
+def test_unsigned_integer_keys_round_trip_as_the_same_number(big: int) -> None:
     (back,) = decode_key(encode_key((U64(big),)))
     assert (back.v if isinstance(back, U64) else back) == big
 
 
 @given(st.uuids(), st.uuids())
-def test_uuids_order_by_their_bytes_and_come_back(a: UUID, b: UUID) -> None:
+def test_uuid_keys_sort_by_their_bytes_and_round_trip(a: UUID, b: UUID) -> None:
     assert sign(encode_key((a,)), encode_key((b,))) == sign(a.bytes, b.bytes)
     assert decode_key(encode_key((a, b))) == (a, b)
 
@@ -260,7 +260,7 @@ def test_encoded_keys_sort_null_then_numbers_decimals_text_uuid_bytes() -> None:
     assert len(set(written)) == len(written)
 
 
-def test_not_a_number_is_equal_to_itself_whatever_its_bits() -> None:
+def test_nan_keys_with_different_bits_are_equal() -> None:
     odd = struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]
     assert encode_key((math.nan,)) == encode_key((odd,))
     assert encode_key((Decimal("NaN"),)) == encode_key((Decimal("-sNaN"),))
@@ -293,7 +293,7 @@ def test_key_with_an_unsupported_collation_raises_not_supported_with_a_hint() ->
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 10**400, "\ud800", Decimal("1E+3000000000")])
-def test_values_no_database_has_are_refused(value: Any) -> None:
+def test_values_outside_every_database_type_are_refused_as_keys(value: Any) -> None:
     with pytest.raises(InvalidRequest):
         encode_key((value,))
 
@@ -302,7 +302,7 @@ def test_values_no_database_has_are_refused(value: Any) -> None:
 @examples(500)
 @example(b"\x13\xff\xff\x00")
 @example(b"\x23\xff\xff\xff\xff\xf0")
-def test_any_bytes_are_a_key_in_its_one_form_or_an_invalid_request(data: bytes) -> None:
+def test_random_bytes_are_a_canonical_key_or_an_invalid_request(data: bytes) -> None:
     try:
         values = decode_key(data)
     except InvalidRequest:
@@ -332,7 +332,9 @@ def test_span_between_equal_prefixes_contains_exactly_the_keys_with_that_prefix(
 
 
 @given(KEYS, KEYS, KEYS)
-def test_between_includes_both_bounds(low: tuple[Any, ...], high: tuple[Any, ...], key: tuple[Any, ...]) -> None:
+def test_span_between_two_keys_includes_both_bounds(
+    low: tuple[Any, ...], high: tuple[Any, ...], key: tuple[Any, ...]
+) -> None:
     written = encode_key(key)
     starts_high = key[: len(high)] == high
     expected = encode_key(low) <= written and (written <= encode_key(high) or starts_high)
@@ -348,12 +350,12 @@ def test_span_without_a_start_or_end_is_unbounded_on_that_side() -> None:
     assert not Span.between(None, encode_key((2,))).contains(encode_key((3,)))
 
 
-def test_bounds_in_the_wrong_order_are_refused() -> None:
+def test_span_with_bounds_in_the_wrong_order_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="lower bound is above"):
         Span.between(encode_key((2,)), encode_key((1,)))
 
 
-def test_spans_follow_the_collation() -> None:
+def test_span_bounds_are_compared_by_the_collation() -> None:
     prefix = encode_key(("ABC",), ["NOCASE"])
     assert Span.between(prefix, prefix).contains(encode_key(("abc", 1), ["NOCASE", "BINARY"]))
 

@@ -42,7 +42,7 @@ def canonical(body: Any, *, db: str = "main") -> bytes:
 
 
 def select(**fields: Any) -> dict[str, Any]:
-    """A query of one select; `from_` and `with_` are `from` and `with`."""
+    """Return the JSON of a query with one select; `from_` and `with_` stand for `from` and `with`."""
     outer = {name.rstrip("_"): fields.pop(name) for name in ("with_", "order_by", "limit", "lock") if name in fields}
     inner = {"projection": [ITEM]} | {name.rstrip("_"): value for name, value in fields.items()}
     return {"body": {"select": inner}} | outer
@@ -112,7 +112,7 @@ def setop(kind: str = "union", **fields: Any) -> dict[str, Any]:
         (setop(all=True, left=setop()["body"]), Query(SetOp("union", True, SetOp("union", False, ONE, ONE), ONE))),
     ],
 )
-def test_every_construct_is_read(body: Any, expected: Query) -> None:
+def test_every_construct_of_a_query_is_parsed(body: Any, expected: Query) -> None:
     assert parse_query(body) == expected
     assert parse_query(json.loads(canonical(body))) == expected
 
@@ -135,7 +135,7 @@ def test_every_construct_is_read(body: Any, expected: Query) -> None:
         ({"lit": {"t": "u64", "v": 1}}, Literal(U64(1))),
     ],
 )
-def test_every_expression_of_queries_is_read(body: Any, expected: Any) -> None:
+def test_every_expression_of_a_query_is_parsed(body: Any, expected: Any) -> None:
     found = parse_query(select(where=body))
     assert isinstance(found.body, Select) and found.body.where == expected
     assert parse_query(form_of(found)) == found
@@ -281,7 +281,7 @@ def test_unsupported_form_is_rejected_with_a_hint(body: Any, message: str) -> No
     assert caught.value.message.startswith(message) and caught.value.hint
 
 
-def test_database_of_tables_is_the_one_of_the_query() -> None:
+def test_database_of_a_query_is_that_of_its_tables_and_main_by_default() -> None:
     own, shop = {"table": "u"}, {"db": "shop", "table": "t"}
     assert parse_query_of(select(from_=[shop]))[1] == "shop"
     assert parse_query_of(select(from_=[own, shop]))[1] == "shop"
@@ -291,7 +291,7 @@ def test_database_of_tables_is_the_one_of_the_query() -> None:
         parse_query_of(select(from_=[shop, {"db": "other", "table": "t"}]))
 
 
-def test_tables_are_those_of_the_database_asked() -> None:
+def test_tables_that_name_another_database_than_the_request_are_refused() -> None:
     body = select(from_=[{"db": "shop", "table": "t"}])
     assert parse_query(body, db="shop") == parse_query(select(from_=[{"table": "t"}]))
     with pytest.raises(NotSupported):
@@ -307,7 +307,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_depth_and_size_are_bounded_wherever_they_grow() -> None:
+def test_queries_nested_too_deep_or_with_too_many_parts_are_refused() -> None:
     sets: Any = select()["body"]
     joins: Any = {"table": "a"}
     for _ in range(MAX_DEPTH + 1):
@@ -324,7 +324,7 @@ def test_depth_and_size_are_bounded_wherever_they_grow() -> None:
             parse_query(body)
 
 
-def test_spelling_of_a_query_does_not_change_its_canonical_form() -> None:
+def test_field_order_and_defaults_do_not_change_the_canonical_form() -> None:
     one = select(where={"op": "or", "a": {"op": "eq", "a": ID, "b": {"lit": 1}}, "b": {"fn": "LOWER", "args": [ID]}})
     where = {
         "args": [
@@ -357,7 +357,7 @@ def test_different_queries_have_different_canonical_forms(one: Any, other: Any) 
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_queries_have_one_spelling_and_read_back(seed: int) -> None:
+def test_random_queries_have_one_canonical_form_that_parses_back(seed: int) -> None:
     print("seed", seed)
     forms = Forms(random.Random(seed))
     for _ in range(10):
