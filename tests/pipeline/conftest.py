@@ -1,4 +1,4 @@
-"""One Spark session for the whole run, started by the first test that wants it, and servers for it to read."""
+"""One Spark session for the whole run, started by the first test that needs it, and servers for it to read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses Spark is slow and runs in one process, so that there is one JVM on the machine.
+    """Mark tests that use Spark as slow, to run in one process, so that there is one JVM on the machine.
 
     The contract of sinks that are not embedded is for `make soak`, but for the tests that run on every sink. Those of
     delta-spark-history take six seconds each and run in every slice of CI: `make test` has them on delta-spark-upsert,
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session that knows the format `headwater`, with the jars that `make jars` fetched."""
+    """Yield a session that knows the format `headwater`, with the jars that `make jars` fetched."""
     folder = ROOT / FOLDER
     jars = [kind for kind in (DELTA, KAFKA) if have_jars(kind, folder)]
     session = open_session(name="tests", jars=jars, jars_folder=folder, conf=CONF, short_lived=True)
@@ -64,7 +64,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Live]:
-    """A whole Headwater; `server.sql(…)` writes to its database."""
+    """Yield a whole Headwater; `server.sql(…)` writes to its database."""
     live = Live(tmp_path / "data")
     yield live
     live.stop()
@@ -72,7 +72,7 @@ def server(tmp_path: Path) -> Iterator[Live]:
 
 @pytest.fixture
 def twin() -> Iterator[Twin]:
-    """A server that lies on demand."""
+    """Yield a fake pull server that the test controls."""
     made = Twin()
     yield made
     made.close()
@@ -80,5 +80,5 @@ def twin() -> Iterator[Twin]:
 
 @pytest.fixture
 def lake(spark: SparkSession, server: Live, tmp_path: Path) -> Lake:
-    """A pipeline of that server into a folder."""
+    """Return a pipeline of that server into a folder."""
     return Lake(spark, server, tmp_path)

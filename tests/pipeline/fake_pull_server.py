@@ -1,4 +1,4 @@
-"""A server's twin for the data source: the pull answers over changes in memory, told what to be like by the test."""
+"""A fake server for the data source: it answers pulls of changes in memory that the test sets."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ group.initial.rebalance.delay.ms=0
 
 @functools.cache
 def no_broker() -> str:
-    """Why there can be no broker here, after an attempt to fetch its jars; empty when there can."""
+    """Return why no broker can run here, after an attempt to fetch its jars; "" if it can."""
     if JARS.is_dir():
         return ""
     mvn = shutil.which("mvn")
@@ -63,7 +63,7 @@ def no_broker() -> str:
 
 @functools.cache
 def start_broker() -> str:
-    """The address of a broker of our own."""
+    """Start a broker and return its address."""
     folder = Path(tempfile.mkdtemp(prefix="headwater-kafka-"))
     port, controller = _free_ports(2)
     settings = folder / "server.properties"
@@ -90,7 +90,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _answers(port: int) -> bool:
-    """Whether it answers a request for its API versions (key 18, version 0)."""
+    """Return whether the port answers a request for API versions (key 18, version 0)."""
     with socket.socket() as probe:
         probe.settimeout(2)
         try:
@@ -110,7 +110,7 @@ Line = tuple[int, Any, Any]  # partition, key, value
 
 
 def lines_of(broker: str, topic: str) -> list[Line]:
-    """Everything on the topic, by partition and offset."""
+    """Return every message of the topic, by partition and offset."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
     consumer = Consumer({"bootstrap.servers": broker, "group.id": "test", "enable.auto.commit": False})

@@ -1,4 +1,4 @@
-"""A pipeline into a lake of Delta tables, over a real server: specs, runs, what it holds, who watches."""
+"""A pipeline from a real server into Delta tables: specs, runs, their rows, and watchers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = 400  # bytes of a range: a dozen rows or so
 
 
 class Watching(Watcher):
-    """Keeps what it is told; `on` is called, once each, when something of that name is told the first time."""
+    """A watcher that records its events; each `on` function is called at the first event of its name."""
 
     def __init__(self, **on: Callable[[], object]) -> None:
         self._on = on
@@ -75,30 +75,30 @@ class Watching(Watcher):
 
 
 class Lake:
-    """Carries tables of `server` into Delta tables in `folder`."""
+    """A pipeline of tables of `server` into Delta tables in `folder`."""
 
     def __init__(self, spark: SparkSession, server: Live, folder: Path) -> None:
         self.spark, self.server, self.folder = spark, server, folder
 
     def spec(self, *tables: str, pipeline: str = "", sink: str = DELTA, **settings: str) -> PipelineSpec:
-        """For tables that are named, or described as `name` and lines of TOML in `settings`; t, if none are."""
+        """Return the spec of named tables, or of tables with lines of TOML in `settings`; of t by default."""
         text = f'[pipeline]\nname = "lake"\nserver = "{self.server.url}"\nrange_bytes = {SMALL}\nparallelism = 1\n'
         told = dict.fromkeys(tables or (() if settings else ("t",)), "") | settings
         blocks = [f'[[table]]\ntable = "{name}"\n{lines}\n[table.sink]\n{sink}' for name, lines in told.items()]
         return spec_of(tomllib.loads("\n".join([text, pipeline, *blocks])), self.folder, "test", os.environ)
 
     def run(self, spec: PipelineSpec | None = None, watcher: Watcher | None = None, **more: Any) -> Summary:
-        """Until caught up; whatever happened is in the summary."""
+        """Run until caught up; return the summary, which includes errors."""
         return run(spec or self.spec(), once=True, spark=self.spark, watcher=watcher, **more)
 
     def carry(self, spec: PipelineSpec | None = None, watcher: Watcher | None = None) -> CarryResult:
-        """The one table, caught up and right."""
+        """Run for one table until caught up; fail on an error."""
         (done,) = self.run(spec, watcher).tables
         assert done.error is None, done.error
         return done
 
     def failure(self, spec: PipelineSpec | None = None, watcher: Watcher | None = None) -> HeadwaterError:
-        """Why the one table is carried no further."""
+        """Run for one table; return its error."""
         (done,) = self.run(spec, watcher).tables
         assert done.error is not None
         return done.error
@@ -113,11 +113,11 @@ class Lake:
         return DeltaTable(str(self.folder / "lake" / name))
 
     def rows(self, name: str = "t") -> list[Row]:
-        """What the lake holds; a duplicate is there twice."""
+        """Return the rows of a lake table in order; duplicates appear twice."""
         return in_order(self.table(name).to_pyarrow_table().to_pylist())
 
     def source(self, name: str = "t", **options: Any) -> list[Row]:
-        """What the server's table holds, in Spark's types."""
+        """Return the rows of the server's table, in Spark's types."""
         with Client(self.server.url) as client:
             schema = rows_schema(client.describe("main", name).table, options.get("columns", ()))
             batches = client.snapshot("main", name, **options)
@@ -143,7 +143,7 @@ def in_order(rows: list[Row]) -> list[Row]:
 
 
 def fill(server: Live, count: int, *, first: int = 1, table: str = "t") -> None:
-    """Rows (id, v) with ids from `first` on."""
+    """Insert `count` rows (id, v) with ids from `first` on."""
     server.sql(f"INSERT INTO {table} VALUES " + ",".join(f"({n}, 'v{n}')" for n in range(first, first + count)))
 
 
@@ -151,11 +151,11 @@ def fill(server: Live, count: int, *, first: int = 1, table: str = "t") -> None:
 
 
 class Broken(Exception):
-    """What a sink of ours raises when it is told to."""
+    """The error that a broken sink raises."""
 
 
 class Breaking:
-    """A sink that fails, before or after a call of that name has done its work."""
+    """A sink that fails before or after one call of a method."""
 
     def __init__(self, sink: Any, point: str, error: Exception) -> None:
         self._sink, self._error = sink, error
@@ -175,7 +175,7 @@ class Breaking:
 
 
 def break_at(patch: pytest.MonkeyPatch, point: str, error: Exception | None = None) -> None:
-    """From now on sinks fail there: "before load", "after apply"."""
+    """Make later sinks fail at a point such as "before load" or "after apply"."""
 
     @contextmanager
     def broken(*args: Any, **more: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""A PostgreSQL table with every kind of column under hostile names, what happens to it, and a server over it."""
+"""A PostgreSQL table with every kind of column under hostile names, changes to it, and a server over it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _numbers = itertools.count(1)
 
 
 class PgLive:
-    """A database of its own on the shared PostgreSQL, served as `main`."""
+    """A separate database on the shared PostgreSQL, served as `main`."""
 
     def __init__(self, folder: Path, *statements: str) -> None:
         self.server = shared_server()

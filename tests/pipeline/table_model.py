@@ -1,4 +1,4 @@
-"""A table that changes, as a model: its rows at every offset, its changes, and both as frames of Spark."""
+"""A model of a changing table: its rows at every offset, its changes, and both as Spark frames."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def row(key: int, name: str | None = "x", **values: Any) -> Row:
 
 
 def canon(rows: Sequence[Row]) -> list[list[tuple[str, str]]]:
-    """Rows in one order, with values that equal themselves."""
+    """Return rows in a canonical order, with values that equal themselves (NaN does not)."""
     return sorted(sorted((name, _shown(value)) for name, value in row.items()) for row in rows)
 
 
@@ -58,7 +58,7 @@ def _shown(value: Any) -> str:
 
 
 class Story:
-    """Changes from offset 1 on. `rows_at[n]` are the rows by key as they were at offset n."""
+    """Changes from offset 1 on; `rows_at[n]` are the rows by key at offset n."""
 
     def __init__(self, table: Table = TABLE) -> None:
         self.table = table
@@ -117,7 +117,7 @@ class Story:
         ends: bool = False,
         dies: Path | None = None,
     ) -> DataFrame:
-        """The frame for `load`."""
+        """Return the frame for `load`."""
         rows = [self.part_rows(part) for part in parts]
         return frame_of(spark, rows_schema(self.table), rows, gate, ends=ends, dies=dies)
 
@@ -132,7 +132,7 @@ class Story:
         reached: Callable[[int], int] = lambda key: 0,
         gate: Gate | None = None,
     ) -> DataFrame:
-        """The frame for `apply`, in two partitions; of each key only what comes after `reached` of it."""
+        """Return the frame for `apply`, in two partitions; of each key only changes after its offset `reached`."""
         told = [
             image
             for image in self.images
@@ -142,7 +142,7 @@ class Story:
 
 
 class Slow:
-    """Something that is done in a thread. Call it: that waits for its end, and gives what it raised."""
+    """A function that runs in a thread; calling the object waits for its end and raises its error."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._raised: list[BaseException] = []
@@ -166,7 +166,7 @@ class Slow:
 
 
 class Gate:
-    """A place in a task where it waits, once, until the test has done something."""
+    """A point where one task waits until the test lets it continue."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = [str(folder / name) for name in ("passed", "reached", "go")]
@@ -174,7 +174,7 @@ class Gate:
             os.mkfifo(fifo)
 
     def reached(self) -> None:
-        """Wait until the task is there."""
+        """Wait until a task is at the gate."""
         place = os.open(self.paths[1], os.O_RDONLY | os.O_NONBLOCK)
         try:
             ready, _, _ = select.select([place], [], [], PATIENCE)
@@ -183,7 +183,7 @@ class Gate:
             os.close(place)
 
     def go(self, slow: Slow) -> None:
-        """Let the task go on, unless `slow` has ended: another task of it may have failed, and it with that."""
+        """Let the task continue, unless `slow` has ended: another task may have failed it."""
         while not slow.is_over:
             try:
                 place = os.open(self.paths[2], os.O_WRONLY | os.O_NONBLOCK)
@@ -204,9 +204,9 @@ def frame_of(
     ends: bool = False,
     dies: Path | None = None,
 ) -> DataFrame:
-    """A frame whose partition i holds parts[i], made in the executors; at `gate` the first of them waits.
+    """Return a frame whose partition i holds parts[i], made in the executors; the first task waits at `gate`.
 
-    With `ends` each part tells its end. What makes the first one dies in the middle of it unless `dies` is there.
+    With `ends` each part has an end mark. The task of the first part dies midway until the file `dies` exists.
     """
     written = [_written(schema, rows) for rows in parts]
     paths = gate.paths if gate else None

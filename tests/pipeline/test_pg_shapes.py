@@ -1,4 +1,4 @@
-"""Pulls of PostgreSQL in a shape that a table had: also one that no change in the log has."""
+"""Pulls of PostgreSQL in an earlier table version, also one that no change in the log has."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_spark_page_examples_print_the_documented_output(spark: SparkSession, se
 @pytest.mark.soak(seconds=70, every_time=True)
 @pytest.mark.spark
 def test_pipeline_page_commands_produce_a_verified_lake(server: Live, tmp_path: Path) -> None:
-    """The commands as they stand there, in processes of their own; then the ten lines of Python."""
+    """The commands of the page in separate processes; then its ten lines of Python."""
     ((_, shown),) = blocks(first_minutes(), "text")
     said = []
     for command in commands(first_minutes()):

@@ -1,4 +1,4 @@
-"""A whole pipeline, real server and real Spark: whatever happens on the way, the lake ends as the table is."""
+"""A whole pipeline with a real server and real Spark: whatever fails meanwhile, the lake ends equal to the table."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_sink_behind_the_log_horizon_is_resnapshotted_or_with_on_lost_fail_refus
 
 
 class Late(Client):
-    """Alters the table between the decision to load and the version that is read."""
+    """A client that alters the table between the decision to load and the registered version."""
 
     server: Live
 
@@ -314,7 +314,7 @@ taken: list[tuple[Any, list[tuple[Any, ...]]]] = []
 
 
 def take(frame: DataFrame, work: Any, table: Any) -> None:
-    """What a pipeline file names."""
+    """A foreach function as a pipeline file names it."""
     names = ["_change_type", "id", "v"] if isinstance(work, Step) else ["id", "v"]
     taken.append((work, sorted(tuple(row) for row in frame.select(*names).collect())))
 

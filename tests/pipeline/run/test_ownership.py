@@ -1,4 +1,4 @@
-"""Runs that go on: stopped, cancelled, taken over and fenced, each within a moment, with nothing lost."""
+"""Continuous runs: stopped, cancelled, taken over and fenced, each soon and with nothing lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = 6 * PATIENCE  # for what Spark does when it does it the first time
 
 
 class Going:
-    """A run without an end, in a thread."""
+    """A continuous run in a thread."""
 
     def __init__(self, lake: Lake, pipeline: str = "") -> None:
         self.stop, self.live, self.waiting, self.stepped = (threading.Event() for _ in range(4))
@@ -36,7 +36,7 @@ class Going:
         self._summary = run(self._spec, spark=self._lake.spark, watcher=self._watcher, stop=self.stop)
 
     def ended(self) -> Summary:
-        """How it ended, which it does soon."""
+        """Wait for the end of the run; return its result."""
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "it goes on"
         return self._summary

@@ -1,4 +1,4 @@
-"""Pipelines from a real PostgreSQL into every sink: rows, changes, new shapes and TRUNCATE, all kinds, odd names."""
+"""Pipelines from a real PostgreSQL into every sink: rows, changes, new columns, TRUNCATE, all kinds, odd names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lake(spark: SparkSession, source: PgLive, tmp_path: Path) -> Lake:
 
 
 def carried(lake: Lake, sink: SinkSpec, guarantee: str = "exactly-once") -> PipelineSpec:
-    """The story's table into `sink`."""
+    """Carry the story's table into `sink`."""
     meta = str(lake.folder / "headwater-pipeline.db")
     tables = (TableSpec(NAME, sink),)
     return PipelineSpec(
@@ -48,7 +48,7 @@ def carried(lake: Lake, sink: SinkSpec, guarantee: str = "exactly-once") -> Pipe
 
 
 def tell(lake: Lake, source: PgLive, spec: PipelineSpec, check: Callable[[], None]) -> None:
-    """The whole story, carried after each of its phases; `check` looks at the sink."""
+    """Run every phase of the story and the pipeline after each; `check` compares the sink."""
     for statements in PHASES:
         source.run(*statements)
         (done,) = run(spec, once=True, spark=lake.spark).tables
@@ -108,7 +108,7 @@ taken: list[Row] = []
 
 
 def take(frame: Any, work: Any, table: Any) -> None:
-    """What the pipeline calls: rows without a change type begin anew."""
+    """A foreach function; rows without a change type begin a new snapshot."""
     rows = [row.asDict() for row in frame.collect()]
     if isinstance(work, list):
         rows = [row | {"_change_type": "snapshot", "_offset": 0} for row in rows]
@@ -157,7 +157,7 @@ def as_bytes(value: Any) -> Any:
 
 
 def replayed(images: list[Row], now: list[Row]) -> list[Any]:
-    """The rows at the end of a history, in the columns that there are now: it keeps those that were dropped."""
+    """Return the rows at the end of a history in the current columns; the history keeps dropped ones."""
     rows: dict[Any, Row] = {}
     for image in sorted(images, key=lambda image: (image["_offset"], image["_change_type"] != "update_preimage")):
         key = image["Key`2"], image["part one"]

@@ -1,4 +1,4 @@
-"""The meta store on every database it can live in: tasks, progress, leases that two servers never share."""
+"""The meta store on every supported database: tasks, progress, and leases that two runs never share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def meta(url: str) -> Iterator[MetaStore]:
 
 @pytest.fixture
 def lite(tmp_path: Path) -> Iterator[MetaStore]:
-    """For what does not depend on the database."""
+    """Yield a meta store in SQLite, for tests that do not depend on the database."""
     with MetaStore.open(str(tmp_path / "meta.db")) as store:
         yield store
 
@@ -351,7 +351,7 @@ def test_lease_on_an_unknown_task_raises_not_found(lite: MetaStore) -> None:
 
 
 def _contend(url: str, name: str, rounds: int, found: Any) -> None:
-    """Take the lease again and again; while it is held, nobody else may be seen inside."""
+    """Take the lease repeatedly; report it if another holder is seen while it is held."""
     with MetaStore.open(url) as meta:
         task = meta.tasks()[0]
         for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""A whole pipeline of a table whose shape changes: no value is lost, and none stands under the name of another."""
+"""A whole pipeline of a table whose columns change: no value is lost or put under another column's name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SQL = 'kind = "sql"\ntable = "t"\nurl = "sqlite:///{path}"'
 
 
 def carried(lake: Lake, kind: str, columns: str, rows: str) -> PipelineSpec:
-    """Table t with these columns beside its id and these rows, in a sink of that kind."""
+    """Carry a table t with these columns beside its id and these rows into a sink of that kind; return the spec."""
     lake.server.sql(f"CREATE TABLE t (id INTEGER PRIMARY KEY, {columns})")
     lake.server.sql(f"INSERT INTO t VALUES {rows}")
     spec = lake.spec(sink=DELTA if kind == "delta" else SQL.format(path=lake.folder / "t.sqlite"))
@@ -51,7 +51,7 @@ def carried(lake: Lake, kind: str, columns: str, rows: str) -> PipelineSpec:
 
 @pytest.mark.parametrize("kind", ["delta", "sql"])
 def test_column_renamed_to_a_dropped_name_between_runs_is_read_again(kind: str, lake: Lake, server: Live) -> None:
-    """The first shape and the last have the same names: only those between tell that it is not the same column."""
+    """The first and the last table version have equal names: only those between show that the column differs."""
     spec = carried(lake, kind, "price INTEGER", "(1, 100), (2, 200), (3, NULL)")
     server.sql("UPDATE t SET price = 150 WHERE id = 1")
     server.sql("ALTER TABLE t ADD COLUMN price_new INTEGER")

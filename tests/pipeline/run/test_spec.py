@@ -1,4 +1,4 @@
-"""A pipeline's TOML: what it means, what is refused and where, and that template and docs know every key."""
+"""A pipeline's TOML: its meaning, its refusals with their place, and that template and docs have every key."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parsed(text: str, **environ: str) -> PipelineSpec:
 
 
 def refusal(text: str, **environ: str) -> str:
-    """What is said about a file that is wrong: the error and its hint."""
+    """Return the error and the hint for a wrong file."""
     with pytest.raises(ConfigError) as caught:
         parsed(text, **environ)
     return f"{caught.value.message} | {caught.value.hint}"
@@ -291,7 +291,7 @@ def test_braces_in_an_environment_value_are_not_expanded() -> None:
 
 
 def uncommented(text: str) -> str:
-    """The template with every example switched on."""
+    """Return the template with every commented example enabled."""
     return re.sub(r"^# (?=[\[\w\"].*[=\]])", "", text, flags=re.MULTILINE)
 
 

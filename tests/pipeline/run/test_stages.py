@@ -1,4 +1,4 @@
-"""What a pipeline does next: every case of the stage machine, and how ranges stand after splits and merges."""
+"""The next step of a pipeline: every case of the stage machine, and ranges after splits and merges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a table is carried, and what a sink that holds something else is told."""
+"""The columns and rows of a table that are carried, and the refusal of a sink that holds others."""
 
 from __future__ import annotations
 

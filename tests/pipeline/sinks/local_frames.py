@@ -1,4 +1,4 @@
-"""Stands in for Spark's frames where a test needs none: Arrow partitions, whose tasks run in this process."""
+"""Replacements of Spark's frames: Arrow partitions, whose tasks run in this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREIMAGES = ("update_preimage", "delete")
 
 
 class LocalFrame:
-    """As much of a DataFrame as the SQL sink asks for."""
+    """The part of a DataFrame that the SQL sink uses."""
 
     def __init__(self, partitions: Sequence[pa.Table]) -> None:
         self.partitions = list(partitions)
@@ -51,7 +51,7 @@ REPORT = pa.schema(
 
 
 def run(task: Callable[[Iterator[Any]], Iterator[Any]], partition: int, rows: pa.Table) -> Iterator[Any]:
-    """One attempt of a task, as an executor would run it."""
+    """Run one attempt of a task as an executor would."""
     context = object.__new__(TaskContext)  # the ordinary way makes it that of the whole process
     context._partitionId = partition
     before, TaskContext._taskContext = TaskContext._taskContext, context
@@ -62,7 +62,7 @@ def run(task: Callable[[Iterator[Any]], Iterator[Any]], partition: int, rows: pa
 
 
 def compacted(frame: LocalFrame, identity: Sequence[str]) -> LocalFrame:
-    """`last_per_key`, the slow way."""
+    """Return what `last_per_key` returns, computed in plain Python."""
     last: dict[tuple[Any, ...], dict[str, Any]] = {}
     rows = [row for part in frame.partitions for row in part.to_pylist()]
     for row in sorted(rows, key=lambda row: (row["_offset"], row["_change_type"] != "update_preimage")):

@@ -1,4 +1,4 @@
-"""Places for sinks to write to: each gives fresh sinks on one empty place, and reads what it holds without them."""
+"""Targets for sinks: each opens sinks on one empty place, and reads its content without them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ ROOT = Path(__file__).parents[3]
 
 
 class Target(Protocol):
-    """One place, empty when made. `sink` opens it again each time, as another driver would (or `rival` does)."""
+    """One place, empty at first. `sink` opens it again each time, as another driver would (or `rival` does)."""
 
     def sink(self) -> Sink: ...
 
     def rows(self) -> list[Row]:
-        """The rows that are current: columns of the table and `_misfit`. Of a history, those at its end."""
+        """Return the current rows: the columns of the table and `_misfit`; of a history, those at its end."""
         ...
 
     def images(self) -> list[tuple[int, str, Any]]:
-        """Of a history: offset, change type and key of everything it holds, repeats included."""
+        """Return offset, change type and key of everything in a history, repeats included."""
         ...
 
     def close(self) -> None: ...
 
 
 class Factory:
-    """A named way to make a target; `needs` says what is missing to make one here, or nothing."""
+    """A named way to make a target; `needs` returns what is missing for it here, or ""."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Factory:
         self.exactly_once, self.is_embedded, self.even_on_ci = exactly_once, is_embedded, even_on_ci
 
     def require(self) -> None:
-        """Skip, saying what is missing; fail where all should be there."""
+        """Skip the test if something is missing; fail on CI."""
         missing = self.needs()
         if missing and os.environ.get("CI") == "true" and not self.even_on_ci:
             pytest.fail(f"{self.name}: {missing}")
@@ -74,7 +74,7 @@ class DeltaTarget:
         return self._sink(self._kind)
 
     def rival(self) -> Sink:
-        """Another driver: delta-rs, since two merges by Spark in one session wait for each other."""
+        """Return another driver's sink: delta-rs, as two Spark merges in one session wait for each other."""
         return self._sink("delta")
 
     def _sink(self, kind: str) -> Sink:
@@ -83,7 +83,7 @@ class DeltaTarget:
         return open_sink(kind, {"path": str(self.path), "mode": self._mode}, name="t", spark=self._spark)
 
     def held(self) -> list[Row]:
-        """Every row of the newest version."""
+        """Return every row of the newest version."""
         import pyarrow.parquet as pq
         from deltalake import DeltaTable
 

@@ -17,7 +17,7 @@ from tests.pipeline.sinks.sql_sink_steps import Story
 
 
 def die_at(number: int) -> None:
-    """SIGKILL before write or commit `number`, of all engines of this process; what reads changes nothing."""
+    """Kill this process before write or commit `number` of its engines; reads do not count."""
     left = [number]
 
     def count(*about: object) -> None:
@@ -31,7 +31,7 @@ def die_at(number: int) -> None:
 
 
 def warm_up() -> None:
-    """Live through the story once, elsewhere: what is imported late would be imported by every fork."""
+    """Run the story once elsewhere, so that forks need no further imports."""
     with tempfile.TemporaryDirectory() as folder:
         story = Story(f"sqlite:///{folder}/warm.db")
         for act in (story.begin, story.load, story.apply):

@@ -1,4 +1,4 @@
-"""Places for the SQL, Parquet and foreach sinks, for the suite that all sinks share."""
+"""Targets for the SQL, Parquet and foreach sinks, for the shared suite of sinks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def replayed(images: Sequence[Row]) -> list[Row]:
-    """The rows at the end of a history: snapshot lines, then changes by offset, of each the preimage first."""
+    """Return the rows at the end of a history: snapshot rows, then changes by offset, the preimage of each first."""
     about = ("_change_type", "_commit_version", "_commit_timestamp", "_offset", "_txn", "snapshot", "commit")
     rows: dict[Any, Row] = {}
     for image in sorted(images, key=lambda image: (image["_offset"], image["_change_type"] != "update_preimage")):
@@ -45,7 +45,7 @@ def told_by(images: Sequence[Row]) -> list[tuple[int, str, Any]]:
 
 
 class SqlTarget:
-    """A table in a database of its own."""
+    """A table in a separate database."""
 
     def __init__(self, url: str, mode: str, spark: SparkSession, end: Callable[[], None] = lambda: None) -> None:
         self._url, self._mode, self._spark, self._end = url, mode, spark, end
@@ -57,7 +57,7 @@ class SqlTarget:
         return open_sink("sql", settings, name="t", spark=self._spark)
 
     def held(self) -> list[Row]:
-        """What is in the table, by its own words; JSON and digits where a database has no type of ours."""
+        """Return the rows of the table, read without the sink; values are converted back to the kinds of the source."""
         engine = sa.create_engine(self._url)
         try:
             with engine.connect() as connection:
@@ -77,7 +77,7 @@ class SqlTarget:
 
 
 def _as_told(row: Row) -> Row:
-    """A row as the source has it: what the sink put into `_misfit` is in its column again."""
+    """Return a row as the source has it, with values from `_misfit` in their columns."""
     row = dict(row)
     row["vec"] = json.loads(row["vec"]) if row["vec"] is not None else None
     row["big"] = int(row["big"]) if row["big"] is not None else None
@@ -106,7 +106,7 @@ def on_server(start: Callable[[], str]) -> Callable[[SparkSession, Path, str], S
 
 
 class ParquetTarget:
-    """A folder, read as any reader of Parquet would."""
+    """A folder, read with a standard Parquet reader."""
 
     def __init__(self, spark: SparkSession, folder: Path, mode: str) -> None:
         self.path, self._spark = folder / "lake", spark
@@ -149,7 +149,7 @@ class Book:
 
 
 class ForeachTarget:
-    """A list that a function of the user's fills."""
+    """A list that a foreach function fills."""
 
     def __init__(self, spark: SparkSession, folder: Path, mode: str) -> None:
         self._book, self._taken = Book(), list[Row]()

@@ -1,4 +1,4 @@
-"""One table and what happens to it, for the tests of the SQL sink: rows of two spans, then some steps of changes."""
+"""One table and its steps, for the tests of the SQL sink: rows of two spans, then some steps of changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan(id: str = "p1", table: Table = TABLE) -> Plan:
 
 
 def rows_frame(*parts: Rows) -> LocalFrame:
-    """A frame of rows, one partition for each of `parts`."""
+    """Return a frame of rows, one partition for each of `parts`."""
     made = [[{"id": key, "name": name} for key, name in part.items()] for part in parts]
     return LocalFrame([pa.Table.from_pylist(rows, rows_schema(TABLE)) for rows in made])
 
@@ -46,14 +46,14 @@ def update(before: tuple[int, str], after: tuple[int, str], offset: int) -> list
 
 
 class LocalSink(sql.SqlSink):
-    """The sink, with frames that need no Spark."""
+    """The SQL sink with frames that need no Spark."""
 
     def _compacted(self, frame: Any, table: Table) -> Any:
         return compacted(frame, table.key) if self.mode == UPSERT else frame
 
 
 class Story:
-    """Each method is one thing a driver does; together they are a whole pipeline."""
+    """A pipeline in steps: each method is one step of a driver."""
 
     FIRST, SECOND = {1: "one", 2: "two"}, {10: "ten", 11: "eleven"}
     LOADED = FIRST | SECOND
@@ -70,7 +70,7 @@ class Story:
         self.sink.load(rows_frame(self.FIRST, self.SECOND), plan(), [Part(SPANS[0], 101), Part(SPANS[1], 102)])
 
     def apply(self) -> None:
-        """The keys 1 and 2 are swapped, 10 goes, 11 changes, 12 comes and another comes and goes."""
+        """Swap the keys 1 and 2, delete 10, change 11, insert 12, and insert and delete another."""
         changes = [
             *update((1, "one"), (-1, "one"), 103),
             *update((2, "two"), (1, "two"), 104),
@@ -84,7 +84,7 @@ class Story:
         self.sink.apply(changes_frame(changes), Step("p1", "g", 100, 110), TABLE)
 
     def held(self) -> Rows:
-        """What the target holds, read by somebody else."""
+        """Return the rows of the target, read without the sink."""
         engine = sa.create_engine(self.url)
         try:
             with engine.connect() as connection:

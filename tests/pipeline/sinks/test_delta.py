@@ -1,4 +1,4 @@
-"""Delta sinks: what is theirs alone. Fences and crashes, SCD2, odd names, other writers, both engines on one table."""
+"""Delta sinks only: fences and crashes, SCD2, odd names, other writers, both engines on one table."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def held(place: str) -> list[Row]:
 
 
 def elsewhere(act: Callable[[], object]) -> None:
-    """Do it in another thread: delta-rs cannot be called by rows that it asks for."""
+    """Run `act` in another thread: delta-rs cannot be called while it pulls rows."""
     thread = threading.Thread(target=act)
     thread.start()
     thread.join()
@@ -88,7 +88,7 @@ def test_two_concurrent_attempts_of_a_part_commit_it_once_and_both_report_done(p
     second = batches(story, part)
 
     def first_then_second() -> Any:
-        """Rows of an attempt that is overtaken while it writes."""
+        """Yield the rows of an attempt that another attempt overtakes while it writes."""
         yield from second
         elsewhere(lambda: writer.write(part, batches(story, part)))
 
@@ -161,7 +161,7 @@ def test_failed_row_source_leaves_no_rows_in_the_delta_table(place: str) -> None
 
 @pytest.mark.parametrize("batches_that_came", [0, 1, 2])
 def test_truncated_row_source_leaves_no_rows_in_the_delta_table(place: str, batches_that_came: int) -> None:
-    """Spark closes a task's stream when what feeds it died, as it does at the end."""
+    """When the feeder of a task dies, Spark closes the task's stream as at its regular end."""
     story = told()
     plan, part = story.plan("p1"), Part(SPANS[0], 5)
     DeltaSink(Settings(place)).begin(plan)
@@ -475,7 +475,7 @@ def test_columns_not_chosen_are_null(spark: SparkSession, place: str) -> None:
 
 
 def modelled(story: Story, plan: Plan, version: int, upto: int) -> list[tuple[Any, ...]]:
-    """Every version of every row: key, name, offset, change type, until when, whether current."""
+    """Return every version of every row: key, name, offset, change type, end, whether current."""
     found: list[list[Any]] = []
     current: dict[int, list[Any]] = {}
 
@@ -519,7 +519,7 @@ def test_delta_history_holds_every_version_of_the_model(spark: SparkSession, tmp
 
 
 def test_longer_step_merged_after_a_shorter_step_repeats_no_version(spark: SparkSession, tmp_path: Path) -> None:
-    """As Spark does when another driver commits between our look and its start."""
+    """As when another driver commits between the check of the sink and the start of Spark's merge."""
     target, dice, story = DeltaTarget(spark, tmp_path, HISTORY), random.Random(5), Story()
     change(story, dice, 8)
     sink = target.sink()

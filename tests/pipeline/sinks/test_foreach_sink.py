@@ -1,4 +1,4 @@
-"""The foreach sink: functions by name, and what comes again when the ledger was not written."""
+"""The foreach sink: functions by name, and what is sent again when the ledger was not written."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ taken: list[Any] = []
 
 
 def take(frame: DataFrame, work: Any, table: Any) -> None:
-    """What a pipeline file names."""
+    """A foreach function as a pipeline file names it."""
     taken.append((sorted(row.id for row in frame.collect()), work, table.name))
 
 

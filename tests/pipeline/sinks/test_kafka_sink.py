@@ -1,4 +1,4 @@
-"""The Kafka sink on a real broker: what is under which key, in which order, and what comes twice."""
+"""The Kafka sink on a real broker: keys of messages, their order, and repeats."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ JARS = Path(__file__).parents[3] / FOLDER
 
 @pytest.fixture(scope="module")
 def broker() -> str:
-    """A broker; where Maven gives no jars that is said, on CI too."""
+    """Return the address of a broker; skip the test, on CI too, if Maven cannot fetch its jars."""
     if not have_jars(KAFKA, JARS):
         pytest.skip("no Kafka jars for Spark here; `make jars` fetches them")
     reason = no_broker()
@@ -58,7 +58,7 @@ def story() -> Story:
 
 @pytest.fixture
 def changed(story: Story) -> Iterator[Story]:
-    """After offset 3: an update, a change of key, a delete; and one key many times."""
+    """Yield the story after an update, a change of key, a delete, and ten updates of one key."""
     story.update(1, row(1, "one"))
     story.update(2, row(20, "moved"))
     story.delete(100)

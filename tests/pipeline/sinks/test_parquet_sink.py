@@ -1,4 +1,4 @@
-"""The Parquet history where the shared suite does not look: who can read it, zombies, crashes, refusals."""
+"""The Parquet history beyond the shared suite: other readers, replaced runs, crashes, refusals."""
 
 import os
 import shutil
@@ -67,7 +67,7 @@ def test_column_names_with_dots_and_backticks_are_kept_in_parquet_files(spark: S
 def test_parquet_commit_of_a_replaced_plan_is_fenced_without_a_lock(
     spark: SparkSession, tmp_path: Path, story: Story
 ) -> None:
-    """The zombie looked at the plan before the other run began, and commits after."""
+    """The replaced run checked the plan before the other run began, and commits after."""
     sink, other = ParquetSink(tmp_path), ParquetSink(tmp_path)
     old = story.plan("old")
     sink.begin(old)
@@ -119,7 +119,7 @@ def test_staged_files_of_a_killed_run_are_invisible_and_removed_by_the_next_begi
 def test_old_snapshot_left_by_a_killed_begin_is_removed_by_the_next_load(
     spark: SparkSession, tmp_path: Path, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new plan is in the file by then, so nobody begins it again."""
+    """The file has the new plan by then, so no run begins it again."""
     sink = ParquetSink(tmp_path)
     old, new = story.plan("old"), story.plan("new")
     sink.begin(old)

@@ -1,4 +1,4 @@
-"""What every sink promises, checked against a model: sinks of every kind on the places of sink_targets.py.
+"""The contract of every sink, checked against a model: sinks of every kind on the targets of sink_targets.py.
 
 `make test` runs the whole contract on the embedded sinks, and on the others the tests marked `every_sink`;
 `make soak` runs the whole contract on all of them.
@@ -53,7 +53,7 @@ def sink(target: Target) -> Iterator[Sink]:
 
 @pytest.fixture
 def other(target: Target) -> Iterator[Sink]:
-    """The same place, as another driver sees it."""
+    """Open the same target as another driver."""
     opened: Sink = getattr(target, "rival", target.sink)()
     yield opened
     opened.close()
@@ -61,7 +61,7 @@ def other(target: Target) -> Iterator[Sink]:
 
 @pytest.fixture
 def story() -> Story:
-    """Five rows on both sides of the middle."""
+    """Return a story with five rows on both sides of the middle."""
     told = Story()
     for key in (1, 2, 3, 100, 101):
         told.insert(row(key, f"n{key}", total=key / 4))
@@ -69,7 +69,7 @@ def story() -> Story:
 
 
 def begun(spark: SparkSession, sink: Sink, story: Story, name: str = "p1") -> Plan:
-    """A sink that holds the whole table as it is now."""
+    """Load the whole current table into the sink; return the plan."""
     plan = story.plan(name)
     sink.begin(plan)
     load(spark, sink, story, plan, *(Part(span, story.offset) for span in plan.spans))
@@ -330,7 +330,7 @@ def test_part_written_by_two_concurrent_attempts_is_loaded_once(
 def test_part_whose_source_dies_midway_is_loaded_completely_on_retry(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story, tmp_path: Path
 ) -> None:
-    """To the task that takes it in, it looks like the end."""
+    """The task that reads the part cannot tell a killed source from the end of the data."""
     for key in range(4, 64):
         story.insert(row(key))
     plan, parts = story.plan("p1"), [Part(span, story.offset) for span in SPANS]
@@ -584,7 +584,7 @@ def reached_by(versions: dict[Span, int]) -> Callable[[int], int]:
 
 
 def change(story: Story, dice: random.Random, count: int) -> None:
-    """Changes of few keys, so that they meet."""
+    """Make random changes of few keys, so that they collide."""
     for number in range(count):
         key, to = (dice.choice([1, 2, 3, 4, 5, 99, 100, 101]) for _ in range(2))
         new = row(to, f"{story.offset}/{number}", total=dice.random())

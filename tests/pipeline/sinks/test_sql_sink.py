@@ -54,7 +54,7 @@ def engine_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def url(engine_name: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database of each kind."""
+    """Return an empty database; each test runs with every kind."""
     if engine_name == "sqlite":
         return f"sqlite:///{tmp_path}/lake.db"
     return str(request.getfixturevalue({"postgresql": "postgres_database", "mysql": "mariadb_database"}[engine_name]))
@@ -141,7 +141,7 @@ def test_repair_step_fixes_rows_and_keeps_the_offset(story: Story) -> None:
 
 
 def left_out(key: int, offset: int, misfit: str = '{"name":{"t":"unavailable"}}') -> list[dict[str, Any]]:
-    """An update of something else."""
+    """Return an update that omits the value of `name`."""
     return [{**each, "name": None, "_misfit": misfit} for each in update((key, ""), (key, ""), offset)]
 
 
@@ -162,7 +162,7 @@ def test_value_omitted_by_an_update_is_kept(story: Story) -> None:
 
 
 def test_duplicate_value_under_a_unique_index_of_the_target_is_refused(story: Story, engine_name: str) -> None:
-    """Row 1 gives it up, and a row that comes before it takes it: none is taken for the other."""
+    """Row 1 releases the value and an earlier row takes it: the merge confuses neither."""
     story.begin()
     story.load()
     if engine_name == "mysql":
@@ -187,7 +187,7 @@ OPERATIONS = st.lists(st.tuples(st.sampled_from(["put", "delete", "move"]), KEYS
 
 
 def log_of(operations: list[tuple[str, int, int, str]]) -> tuple[list[list[dict[str, Any]]], list[Rows]]:
-    """The changes at each offset after 100, and the rows after each."""
+    """Return the changes at each offset after 100, and the rows after each."""
     rows: Rows = {}
     log, held = [], [dict(rows)]
     for operation, key, other, name in operations:
@@ -250,7 +250,7 @@ def test_sql_history_holds_every_change_once(url: str) -> None:
 
 
 class Speculative(LocalFrame):
-    """Every task runs three times, as retried and speculative ones do; one of the reports is taken."""
+    """A frame whose tasks run three times, as retried and speculative ones do; one report is used."""
 
     def mapInArrow(self, task: Any, schema: str) -> LocalFrame:
         for place, part in enumerate(self.partitions):
@@ -278,7 +278,7 @@ def test_staged_rows_of_speculative_attempts_are_never_merged(story: Story) -> N
 
 
 class Emptied(LocalFrame):
-    """The database is restarted after the tasks are done: an unlogged table is empty then."""
+    """A frame after whose tasks the database restarts, which empties an unlogged table."""
 
     def __init__(self, partitions: list[pa.Table], url: str) -> None:
         super().__init__(partitions)
@@ -321,7 +321,7 @@ def test_run_of_a_replaced_plan_is_fenced_by_the_sql_sink(story: Story) -> None:
 
 
 def test_run_waiting_for_the_lock_is_fenced_by_the_run_that_held_it(story: Story) -> None:
-    """The new run empties the target in its transaction; the zombie's merge waits, then sees the new plan."""
+    """The new run empties the target in its transaction; the old run's merge waits, then sees the new plan."""
     story.begin()
     story.load()
     other, waiting, ended = LocalSink(story.url, "target"), threading.Event(), []
@@ -351,7 +351,7 @@ def test_run_waiting_for_the_lock_is_fenced_by_the_run_that_held_it(story: Story
 def test_second_driver_of_a_plan_keeps_the_rows_staged_by_the_first_driver(
     story: Story, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one has counted what is staged; a zombie of the same plan, or a repair, begins to stage."""
+    """The first has counted the staged rows; an old run of the same plan, or a repair, begins to stage."""
     story.begin()
     if method == "merge":
         story.load()
@@ -410,7 +410,7 @@ def test_run_blocked_by_a_hanging_commit_is_refused_with_a_retryable_error(story
 
 
 class Victim:
-    """A process that runs the story and kills itself on the way."""
+    """A process that runs the story and kills itself at a given write."""
 
     def __init__(self, url: str) -> None:
         command = [sys.executable, "-m", "tests.pipeline.sinks.sql_crash_process", url]

@@ -1,4 +1,4 @@
-"""Streaming queries for tests: what they delivered, batch by batch, and their checkpoints."""
+"""Streaming queries for tests: their batches and their checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Batches = list[tuple[int, list[dict[str, Any]]]]  # the number of a batch, and i
 
 
 class Stream:
-    """A query over one checkpoint folder; `delivered` grows over all its runs."""
+    """A query over one checkpoint folder; `delivered` collects the batches of all its runs."""
 
     def __init__(self, spark: SparkSession, folder: Path, url: str, **options: Any) -> None:
         self.spark, self.folder = spark, folder
@@ -34,13 +34,13 @@ class Stream:
         self.delivered.append((number, frame.toArrow().to_pylist()))
 
     def run(self, **options: Any) -> Batches:
-        """Everything that is there now: the batches of this run."""
+        """Process everything available; return the batches of this run."""
         before = len(self.delivered)
         self.start(True, **options).awaitTermination()
         return self.delivered[before:]
 
     def failure(self, **options: Any) -> HeadwaterError:
-        """The error that this run ends with."""
+        """Run the query; return the error that ends it."""
         from headwater.pipeline.failure import cause_of
 
         try:
@@ -51,7 +51,7 @@ class Stream:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """All that was delivered, without repeated batches."""
+        """Return all delivered rows, without repeated batches."""
         return [row for rows in dict(self.delivered).values() for row in rows]
 
     # The checkpoint
@@ -61,16 +61,16 @@ class Stream:
         return max(int(path.name) for path in (self.folder / "offsets").iterdir() if path.name.isdigit())
 
     def forget_commit(self) -> None:
-        """As if the process had died before the last batch was done."""
+        """Remove the commit of the last batch, as if the process had died before it."""
         for path in (self.folder / "commits").glob(f"*{self.last_batch}*"):
             path.unlink()
 
     def place(self) -> dict[str, Any]:
-        """The last offset."""
+        """Return the last offset of the checkpoint."""
         return json.loads((self.folder / "offsets" / str(self.last_batch)).read_text().splitlines()[-1])
 
     def move(self, **place: Any) -> None:
-        """Write another place into the last offset of the checkpoint."""
+        """Change fields of the last offset in the checkpoint."""
         path = self.folder / "offsets" / str(self.last_batch)
         *head, last = path.read_text().splitlines()
         path.write_text("\n".join([*head, json.dumps(json.loads(last) | place)]))

@@ -1,4 +1,4 @@
-"""The data source against a real server: what Spark reads is what the database holds."""
+"""The data source against a real server: what Spark reads equals the database."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def values(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 
 
 def fold(changes: list[dict[str, Any]], rows: dict[Any, Any] | None = None) -> dict[Any, Any]:
-    """The table after `changes`, by the rule of images: a preimage deletes its key, a postimage writes it."""
+    """Return the rows after `changes`: a preimage or delete removes its key, other images set it."""
     rows = dict(rows or {})
     for change in sorted(changes, key=lambda each: (each["_offset"], each["_change_type"] == POST)):
         if change["_change_type"] in (PRE, "delete"):
@@ -50,7 +50,7 @@ def fold(changes: list[dict[str, Any]], rows: dict[Any, Any] | None = None) -> d
 
 
 def test_batch_reads_the_table_at_a_single_offset_during_writes(spark: SparkSession, server: Live) -> None:
-    """Two rows always sum to 100, in every transaction; no read ever sees another sum."""
+    """Two rows always sum to 100, in every transaction, so every read must see that sum."""
     server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v INTEGER)")
     for first in range(0, 1000, 250):
         server.sql("INSERT INTO t VALUES " + ",".join(f"({n}, {50})" for n in range(first, first + 250)))
@@ -111,7 +111,7 @@ def test_every_kind_of_value_is_read_by_spark(spark: SparkSession, server: Live)
 
 
 def fold_free(frame: DataFrame) -> dict[int, dict[str, Any]]:
-    """Inserts only: the rows themselves."""
+    """Return the rows of inserts by id."""
     about = ("_change_type", "_commit_version", "_commit_timestamp", "_offset", "_txn")
     return {row["id"]: row.asDict() for row in frame.drop(*about).collect()}
 

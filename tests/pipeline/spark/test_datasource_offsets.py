@@ -1,4 +1,4 @@
-"""How far a batch goes, and where a stream must not go on."""
+"""The end of a batch, and checkpoints from which a stream must not continue."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ BASE = {"url": "http://127.0.0.1:7171", "table": "t"}
 
 
 def parsed(**options: str):
-    """As Spark hands them over: keys in lower case."""
+    """Parse options as Spark passes them: keys in lower case."""
     return parse({key.lower(): value for key, value in {**BASE, **options}.items()})
 
 

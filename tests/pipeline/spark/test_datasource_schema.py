@@ -1,4 +1,4 @@
-"""Schemas and batches as Spark wants them, exactly."""
+"""Schemas and batches in exactly the form that Spark expects."""
 
 import pickle
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Streams: every change once, in batches, over restarts; and an error wherever Spark would accept in silence."""
+"""Streams: every change once, in batches, over restarts; and an error where Spark would continue silently."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_stream_from_an_offset_outside_the_log_is_refused(stream: Stream, twin: 
 
 
 def reshaped(stream: Stream, twin: Twin, policy: str) -> Exception | None:
-    """Run a query while the table changes; how it ended, None if it did not."""
+    """Run a query while the table changes; return the error that ended it, or None."""
     from headwater.pipeline.failure import cause_of
 
     query = stream.start(False, schemaPolicy=policy)

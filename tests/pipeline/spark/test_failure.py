@@ -1,4 +1,4 @@
-"""Errors that cross Spark come out as they went in."""
+"""Errors that pass through Spark keep their class, message and hint."""
 
 import traceback
 
@@ -9,7 +9,7 @@ from headwater.pipeline.failure import cause_of, explain, is_gone, note, report_
 
 
 def as_spark_tells(error: Exception) -> Exception:
-    """An exception whose text holds the traceback, as a worker's does in the driver."""
+    """Return an exception whose text holds the traceback, as in the driver after a worker failed."""
     try:
         raise error
     except Exception:
@@ -32,12 +32,12 @@ def test_headwater_error_survives_spark_with_message_hint_and_extra(error: Headw
     assert (found.message, found.hint, found.extra) == (error.message, error.hint, error.extra)
 
 
-def test_headwater_error_is_its_own_cause() -> None:
+def test_cause_of_a_headwater_error_is_the_error_itself() -> None:
     error = SchemaChanged("x")
     assert cause_of(error) is error
 
 
-def test_noted_functions_and_generators_keep_their_errors() -> None:
+def test_decorated_functions_and_generators_raise_their_own_errors() -> None:
     @report_errors
     def call() -> None:
         raise Unavailable("a")
@@ -61,7 +61,7 @@ def test_foreign_error_is_reported_by_its_last_line() -> None:
 
 
 class Java:
-    """An exception as Py4J shows it."""
+    """A Java exception as Py4J represents it."""
 
     def __init__(self, said: str, cause: "Java | None" = None) -> None:
         self.said, self.cause = said, cause
@@ -74,7 +74,7 @@ class Java:
 
 
 class FromJava(Exception):
-    """As Py4JJavaError: its text says nothing."""
+    """An exception like Py4JJavaError, whose own text does not name the cause."""
 
     def __init__(self, java_exception: Java) -> None:
         super().__init__("An error occurred while calling o47.save.")

@@ -1,4 +1,4 @@
-"""Jars: from the folder when it is filled, by Maven when not, and never a failure of `make` for want of Maven."""
+"""Jars: from the folder if it is filled, else by Maven; `make` never fails without Maven."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_jars_that_spark_ships_are_not_fetched(tmp_path: Path, mvn: Path) -> Non
 
 
 def test_jars_folder_with_a_relative_path_is_filled(tmp_path: Path, mvn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maven runs where the pom lies, and takes paths from there."""
+    """Maven runs in the folder of the pom, and resolves paths from there."""
     mvn.write_text(MVN.replace("for word", 'cd "$(dirname "$5")"\nfor word', 1))
     monkeypatch.chdir(tmp_path)
     fetch_jars(DELTA, Path("jars"))

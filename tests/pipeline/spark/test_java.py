@@ -1,4 +1,4 @@
-"""Which Java Spark is started on."""
+"""Which Java Spark runs on."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from headwater.pipeline.spark.java import Java, find_java, version_of
 
 
 def fake(home: Path, said: str, code: int = 0) -> Path:
-    """A java that only knows its version."""
+    """Create a Java home whose program only prints a version."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit {code}\n")

@@ -1,4 +1,4 @@
-"""The session: quiet, on the right Python and Java, and gone without a trace."""
+"""The session: no output, the right Python and Java, and no files left."""
 
 from __future__ import annotations
 

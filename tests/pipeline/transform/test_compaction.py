@@ -99,7 +99,7 @@ def test_free_column_name_differs_from_existing_names_in_any_case() -> None:
 
 
 def modelled(story: Story, after: int, upto: int) -> tuple[list[tuple[Any, ...]], dict[int, Any]]:
-    """Versions opened in (after, upto] as (key, offset, to), and per key when the version before them ends."""
+    """Return the versions opened in (after, upto] as (key, offset, to), and the end of each key's earlier version."""
     opened: list[list[Any]] = []
     current: dict[int, list[Any]] = {}
     closed: dict[int, Any] = {}

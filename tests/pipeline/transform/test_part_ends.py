@@ -1,4 +1,4 @@
-"""The end of a part is told in it, and a part without it, or with fewer rows, is not taken for whole."""
+"""Every part ends with a mark; a part without it, or with fewer rows, is not loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines from PostgreSQL where it tells less than whole rows: nothing is written as null that is only not known."""
+"""Pipelines from PostgreSQL whose changes are not whole rows: an unknown value is never written as null."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_table_with_key_only_old_rows_is_carried_during_writes(
     writes = iter(range(3))
 
     class Writing(Watching):
-        """Writes before the first reads, after their offset was taken."""
+        """Writes before the first read of rows, after its offset was taken."""
 
         def stage(self, task: object, stage: str) -> None:
             if next(writes, None) is not None:

@@ -1,4 +1,4 @@
-"""Verification: damage of every kind is found where it is, mended there alone, and never taken for good."""
+"""Verification: any damage is found and repaired in its range alone, and equal rows are never reported."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ UNSEEN = (
 
 
 def past_capture(lake: Lake, statement: str) -> None:
-    """In another process, with triggers switched off."""
+    """Run a statement in another process with capture triggers off."""
     file = str(Path(lake.server.config.data) / "main.db")
     code = f"{UNSEEN}; db.execute(sys.argv[2]); db.close()"
     subprocess.run([sys.executable, "-c", code, file, statement], check=True)
