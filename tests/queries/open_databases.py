@@ -16,7 +16,7 @@ from headwater.sources.sqlite.source import SqliteSource
 
 
 class MemoryNotes:
-    """Notes in memory, which are not needed after the test."""
+    """Notes in memory that end with the test."""
 
     def __init__(self) -> None:
         self._notes: dict[str, str] = {}
@@ -93,7 +93,7 @@ class Files:
 
 
 class Whole(App):
-    """Databases with everything: logs, capture, subscriptions."""
+    """Databases as a server has them: with logs, capture and subscriptions."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         sources = {"sqlite": SqliteConfig(**TRANSACTIONS)}
@@ -123,7 +123,7 @@ class Whole(App):
 
 
 def dump(path: Path, *, ours: bool = True) -> list[Any]:
-    """Everything in a database file; the rows of our own tables only if `ours`.
+    """Return the schema and all rows of a database file; rows of our own tables only if `ours`.
 
     By apsw, not the standard library: two copies of SQLite in one process drop each other's file locks.
     """

@@ -251,7 +251,7 @@ def test_ask_while_a_thread_locks_the_versions_executes_instead_of_waiting(
     asyncio.run(work())
 
 
-def test_ask_waits_for_the_versions_outside_of_the_loop(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_waits_for_locked_instance_versions_in_a_thread(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_checks, "CATCH_UP_SECONDS", PATIENCE)
 
     async def work() -> None:
@@ -297,7 +297,7 @@ def test_ask_while_a_thread_locks_the_table_versions_leaves_the_loop_free(
     asyncio.run(work())
 
 
-def test_forget_while_a_thread_has_the_lock_does_not_wait(whole: Whole) -> None:
+def test_instance_is_forgotten_without_waiting_for_the_lock_of_a_thread(whole: Whole) -> None:
     async def work() -> None:
         found = opened(whole)
         instance, _ = await found.understood(PREPARED, [1])

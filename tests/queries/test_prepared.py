@@ -18,7 +18,7 @@ def opened(folder: Path, most: int = 100) -> PreparedQueries:
     return PreparedQueries.open(folder / "queries.db", most=most)
 
 
-def test_preparing_twice_is_preparing_once_here_and_anywhere(tmp_path: Path) -> None:
+def test_query_prepared_twice_has_one_entry_whose_id_survives_a_restart(tmp_path: Path) -> None:
     kept = opened(tmp_path)
     one = kept.add("main", "SELECT 1", name="first")
     assert kept.add("main", "SELECT 1") == one and kept.count == 1
@@ -47,7 +47,7 @@ def test_number_and_length_of_prepared_queries_are_limited(tmp_path: Path) -> No
     kept.close()
 
 
-def test_callers_of_one_database_leave_room_to_others(tmp_path: Path) -> None:
+def test_prepared_queries_of_lower_roles_are_limited_for_each_database(tmp_path: Path) -> None:
     kept = opened(tmp_path, most=8)
     for number in range(2):
         kept.add("main", f"SELECT {number}", role=VIEWER)
@@ -88,7 +88,7 @@ def test_name_that_is_no_label_is_refused(tmp_path: Path, name: str) -> None:
     kept.close()
 
 
-def test_lower_role_does_not_rename(tmp_path: Path) -> None:
+def test_caller_with_a_lower_role_does_not_rename_a_prepared_query(tmp_path: Path) -> None:
     kept = opened(tmp_path)
     kept.add("main", "SELECT 1", name="report", role=OWNER)
     assert kept.add("main", "SELECT 1", name="mine", role=VIEWER).name == "report"
@@ -107,7 +107,7 @@ def test_query_that_is_not_text_is_rejected(text: str) -> None:
         transient_query(text, None)
 
 
-def test_arguments_by_place_and_by_name() -> None:
+def test_query_arguments_are_matched_by_position_or_by_name() -> None:
     assert named_args(["1", "2"], [5, "x"]) == {"1": 5, "2": "x"}
     assert named_args(["a", "b"], {":b": 1, "a": 2}) == {"a": 2, "b": 1}
     assert named_args(["a", "b", "a"], [1, 2]) == {"a": 1, "b": 2}
@@ -116,7 +116,7 @@ def test_arguments_by_place_and_by_name() -> None:
             named_args(["a", "b"], wrong)
 
 
-def test_names_of_arguments_are_not_compared_with_every_parameter() -> None:
+def test_many_named_arguments_are_matched_in_linear_time() -> None:
     compared = 0
 
     class Name(str):

@@ -48,17 +48,17 @@ KEPT = [
 
 
 @pytest.mark.parametrize(("one", "other"), EQUAL)
-def test_white_space_and_comments_do_not_matter(one: str, other: str) -> None:
+def test_texts_that_differ_in_white_space_and_comments_have_one_normal_form(one: str, other: str) -> None:
     assert normal_form(one) == normal_form(other)
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
-def test_everything_else_matters(one: str, other: str) -> None:
+def test_texts_that_differ_in_anything_else_have_different_normal_forms(one: str, other: str) -> None:
     assert normal_form(one) != normal_form(other)
 
 
 @pytest.mark.parametrize("sql", KEPT)
-def test_tokens_that_belong_together_stay_together(sql: str) -> None:
+def test_normal_form_keeps_text_without_extra_white_space(sql: str) -> None:
     assert normal_form(sql) == sql
 
 
@@ -85,7 +85,7 @@ def test_normal_form_of_random_query_compiles_to_the_same_program(place: int, fr
 
 
 def compiled(db: apsw.Connection, sql: str) -> object:
-    """Return SQLite's program, or its error: some random queries have none."""
+    """Return SQLite's program, or its error: some random queries do not compile."""
     try:
         return db.execute(f"EXPLAIN {sql}", ANY_BINDINGS).fetchall()
     except apsw.SQLError as error:

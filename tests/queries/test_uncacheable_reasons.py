@@ -30,7 +30,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
         ("SELECT name FROM sqlite_schema", "schema_table"),
     ],
 )
-def test_why_an_answer_is_not_kept(shop: SqliteSource, sql: str, reason: str) -> None:
+def test_uncacheable_query_is_given_its_reason(shop: SqliteSource, sql: str, reason: str) -> None:
     assert uncacheable(shop.analyse(sql)) == reason
 
 
@@ -49,7 +49,9 @@ def test_unknown_reason_is_class_other() -> None:
         ("SELECT id FROM c WHERE " + "(" * 300 + "1" + ")" * 300, "too_large"),
     ],
 )
-def test_why_a_query_depends_on_more(shop: SqliteSource, sql: str, reason: str | None) -> None:
+def test_query_that_depends_on_whole_tables_is_given_its_reason(
+    shop: SqliteSource, sql: str, reason: str | None
+) -> None:
     doubts = shop.analyse(sql).doubts
     assert (fallback(doubts[0]) if doubts else None) == reason, doubts
 
@@ -71,7 +73,7 @@ def test_analysis_doubt_text_maps_to_its_uncacheable_reason(doubt: str, reason: 
     assert fallback(doubt) == reason
 
 
-def test_they_are_counted_in_a_fixed_set(shop: SqliteSource) -> None:
+def test_reasons_are_counted_under_a_fixed_set_of_names(shop: SqliteSource) -> None:
     reasons = Reasons()
     reasons.answered(shop.analyse("SELECT random()"))
     reasons.analysed(shop.analyse("SELECT random()"))

@@ -144,7 +144,7 @@ def test_update_with_identical_values_is_irrelevant(value: Any) -> None:
     assert bound(Dependency("t")).matters(update((1, value, 0, 0, 0), (1, again, 0, 0, 0))) is None
 
 
-def test_condition_is_checked_on_both_images() -> None:
+def test_condition_is_checked_on_the_old_and_the_new_row() -> None:
     asked = bound(Dependency("t", frozenset({"a", "d"}), Comparison("a", "eq", (Param("p"),))), p=1)
     assert asked.matters(update((1, 1, 0, 0, 0), (1, 2, 0, 0, 0))) == 0
     assert asked.matters(update((1, 2, 0, 0, 0), (1, 1, 0, 0, 0))) == 0
@@ -213,7 +213,7 @@ def test_deep_and_wide_conditions_are_dropped() -> None:
     assert bound(Dependency("t", None, AnyOf(tuple(pairs)))).matters(change) == 0
 
 
-def test_tests_of_one_column_are_merged() -> None:
+def test_comparisons_of_one_column_are_merged_to_one_interval() -> None:
     both = AllOf(
         (
             Comparison("a", "gt", (Const(1),)),
@@ -231,7 +231,7 @@ def test_tests_of_one_column_are_merged() -> None:
     assert never.matters(Change(Op.TRUNCATE, T)) == 0
 
 
-def test_templates_with_many_leaves_are_forgotten_before_their_number_is_reached(
+def test_cached_templates_are_limited_by_their_number_of_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     most = MAX_TEMPLATE_LEAVES // 10
@@ -250,7 +250,7 @@ def test_templates_with_many_leaves_are_forgotten_before_their_number_is_reached
     assert sum(len(list(leaves(template.tree))) for template in kept) <= most
 
 
-def test_template_is_shared_by_instances_of_one_condition() -> None:
+def test_instances_with_the_same_condition_share_a_template() -> None:
     source = MemorySource("shared")
     asked = analysis(Dependency("t", None, Comparison("a", "eq", (Param("p"),))))
     first, other = (bind(source, TABLES, asked, {"p": value}).references[0] for value in (1, 2))

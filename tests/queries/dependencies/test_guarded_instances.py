@@ -182,7 +182,9 @@ def _schema_change(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("ends", [_forget, _watch_again, _new_generation, _trimmed, _schema_change])
-def test_guards_are_dropped_when_they_become_invalid(shop: Shop, ends: Callable[[Shop], None]) -> None:
+def test_guards_are_dropped_after_a_forget_trim_new_generation_or_schema_change(
+    shop: Shop, ends: Callable[[Shop], None]
+) -> None:
     shop.guard()
     assert len(shop.versions.guarded) == 1
     ends(shop)
@@ -190,7 +192,7 @@ def test_guards_are_dropped_when_they_become_invalid(shop: Shop, ends: Callable[
     assert len(shop.versions.guarded) == 0 and shop.versions.guarded._keys == 0
 
 
-def test_guards_are_bounded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_guarded_instances_and_of_their_keys_is_limited(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_instances, "MAX_GUARDED", 2)
     for key in "abc":
         shop.versions.watch(key, shop.bound)
@@ -203,7 +205,7 @@ def test_guards_are_bounded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None
     assert "mine" in held and len(held) == 1 and held._keys == 1
 
 
-def test_guard_checks_in_one_pass_are_limited(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guards_asked_for_too_many_changes_in_one_pass_are_dropped(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_instances, "MAX_ASKED", 3)
     tag = shop.guard()
     for _ in range(5):
@@ -226,14 +228,14 @@ def test_steady_is_unknown_while_too_many_changes_are_not_applied(shop: Shop, mo
 # --- reading them ----------------------------------------------------------------------------------------
 
 
-def test_answer_has_guard_keys(shop: Shop) -> None:
+def test_answer_read_with_guards_has_the_keys_that_its_guards_need(shop: Shop) -> None:
     read, _ = shop.read()
     assert read.rows == ((10, "ann"),) and read.keys == (((1,),),)
     plain = shop.app.source.answer(shop.analysis, shop.args)
     assert plain is not None and plain.keys == ()
 
 
-def test_answer_with_too_many_keys_has_no_guard_keys(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_with_more_keys_than_the_limit_has_no_guard_keys(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analyse, "MAX_KEYS", 2)
     for id in (2, 3):
         assert shop.read()[0].keys[0] is not None
@@ -242,13 +244,15 @@ def test_answer_with_too_many_keys_has_no_guard_keys(shop: Shop, monkeypatch: py
     assert len(read.rows) == 3 and read.keys == (None,) and not state
 
 
-def test_unreadable_keys_are_omitted(shop: Shop) -> None:
+def test_answer_whose_guard_keys_cannot_be_read_has_its_rows_and_no_keys(shop: Shop) -> None:
     broken = _with_keys(shop.analysis, "SELECT nothing FROM orders WHERE ?1 IS ?1")
     read = shop.app.source.answer(broken, shop.args, guards=True)
     assert read is not None and read.rows == ((10, "ann"),) and read.keys == (None,)
 
 
-def test_slow_keys_are_omitted(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_whose_guard_keys_take_too_long_has_its_rows_and_no_keys(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(analyse, "LEAST_SECONDS", 0.05)
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n WHERE ?1 IS ?1"
     read = shop.app.source.answer(_with_keys(shop.analysis, endless), shop.args, guards=True)

@@ -195,7 +195,7 @@ def test_self_join_row_that_matches_itself_is_not_suppressed() -> None:
     assert not state.suppresses(Change(Op.INSERT, T, None, (9, 7, 0, 0, 7)), 0)
 
 
-def test_change_is_suppressed_only_if_every_place_excludes_it() -> None:
+def test_change_is_suppressed_only_if_every_reference_to_its_table_excludes_it() -> None:
     state = recorded(query("", on("t", "a"), on("t", "a"), guards=(KeyGuard(0, "a", "", ()),)), [(1,)])
     assert not state.suppresses(Change(Op.INSERT, T, None, (9, 7, 0, 0, 0)), 0)
 
@@ -225,7 +225,7 @@ def test_guard_with_too_many_keys_is_not_recorded() -> None:
 
 
 @pytest.mark.parametrize("rows", [Param("n"), Const(2)])
-def test_top_guard_needs_a_full_limit(rows: Operand) -> None:
+def test_top_guard_is_recorded_only_if_the_answer_fills_its_limit(rows: Operand) -> None:
     found = query("", on("t", "a"), guards=(TopGuard(0, (("a", False),), (0,), rows),))
     assert recorded(found, None, answer=((1,), (2,)), n=2)
     assert not recorded(found, None, answer=((1,),), n=2)

@@ -25,7 +25,7 @@ def naive(bounds: dict[int, BoundDependencies], asked: Change) -> dict[int, int]
 
 
 def one_history(seed: int, *, odd: float, instances: int, changes: int) -> int:
-    """Add and remove instances between changes, and return the number of hits."""
+    """Add and remove instances between random changes; return how many matches the router found."""
     rng = random.Random(seed)
     queries = [query(rng) for _ in range(rng.randrange(1, 12))]
     router, bounds, hits = Router(SOURCE), dict[int, BoundDependencies](), 0
@@ -52,22 +52,22 @@ def one_history(seed: int, *, odd: float, instances: int, changes: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("odd", [0.0, 0.1, 0.6])
-def test_router_finds_the_same_as_checking_each(odd: float) -> None:
+def test_router_finds_the_same_instances_as_checking_each(odd: float) -> None:
     assert sum(one_history(seed, odd=odd, instances=12, changes=25) for seed in range(60)) > 500
 
 
 @pytest.mark.slow
-def test_router_finds_the_same_as_checking_each_of_many() -> None:
+def test_router_finds_the_same_instances_as_checking_each_of_many() -> None:
     assert sum(one_history(seed, odd=0.1, instances=60, changes=80) for seed in range(1_000, 1_020)) > 3_000
 
 
 @pytest.mark.soak(seconds=30)
-def test_router_finds_the_same_as_checking_each_of_new_ones(fresh_number: int) -> None:
+def test_router_finds_the_same_instances_as_checking_each_for_fresh_seeds(fresh_number: int) -> None:
     seeds = range(fresh_number, fresh_number + 300)
     assert sum(one_history(seed, odd=0.1, instances=60, changes=80) for seed in seeds) > 50_000
 
 
-def test_router_checks_only_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_router_evaluates_only_the_instances_that_the_index_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     router = Router(SOURCE)
     both = AllOf((Comparison("a", "eq", (Param("p"),)), Comparison("d", "gt", (Const(5),))))
     either = AnyOf((Comparison("a", "eq", (Param("p"),)), Comparison("d", "in", (Param("p"), Const(-1)))))
@@ -103,7 +103,7 @@ def test_change_that_fails_the_index_is_checked_by_each_instance(monkeypatch: py
     assert router.failures == 1
 
 
-def test_router_returns_each_key_once_with_its_first_place() -> None:
+def test_router_returns_each_instance_once_with_its_first_matching_table() -> None:
     router = Router(SOURCE)
     second = Dependency("t", frozenset({"a"}), Comparison("a", "eq", (Const(1),)))
     router.add("self-join", bind(SOURCE, TABLES, analysis(Dependency("u"), second, second, Dependency("t")), {}))

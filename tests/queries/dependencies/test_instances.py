@@ -78,7 +78,7 @@ def test_short_arguments_that_look_like_a_digest_have_another_key() -> None:
 
 
 @pytest.mark.parametrize("value", [1, "x" * 100_000])
-def test_prefix_of_an_instance_is_that_of_its_question(value: Value) -> None:
+def test_tag_prefix_of_an_instance_is_made_of_its_query_and_arguments(value: Value) -> None:
     found = instance(value)
     packed = pack_args([("1", value)])
     assert found.prefix("rows_json") == tag_prefix(
@@ -86,7 +86,7 @@ def test_prefix_of_an_instance_is_that_of_its_question(value: Value) -> None:
     )
 
 
-def test_size_of_arguments_grows_with_each_kind_of_value() -> None:
+def test_size_of_large_arguments_is_counted_for_each_kind_of_value() -> None:
     large: list[Value] = ["x" * 10**5, b"x" * 10**5, Json("x" * 10**5), Embedding((1.0,) * 10**5), Decimal("9" * 10**6)]
     assert all(args_size({"1": value}) >= 10**5 for value in large)
     assert args_size({str(number): None for number in range(10**4)}) >= 10**5

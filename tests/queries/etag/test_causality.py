@@ -106,7 +106,7 @@ tokens = st.builds(Token, st.sampled_from(["vector_clock_v2", "etag_chain_v1"]),
 
 
 @given(tokens, tokens, tokens)
-def test_merging_takes_the_most_in_any_order(a: Token, b: Token, c: Token) -> None:
+def test_merged_tokens_have_the_highest_offset_of_each_table_in_any_order(a: Token, b: Token, c: Token) -> None:
     both = merge(a, b)
     assert both == merge(b, a) == merge(a, a, b) == merge(both)
     assert merge(a, merge(b, c)) == merge(both, c)
@@ -118,19 +118,19 @@ def test_merging_takes_the_most_in_any_order(a: Token, b: Token, c: Token) -> No
 
 
 @given(tokens, tokens)
-def test_dominating_token_merges_to_itself(a: Token, b: Token) -> None:
+def test_merge_of_a_token_with_one_it_dominates_is_that_token(a: Token, b: Token) -> None:
     seen = [(dep.key, dep.seen) for dep in merge(a).deps]
     assert dominates(a, b) == ([(dep.key, dep.seen) for dep in merge(a, b).deps] == seen)
 
 
-def test_dominating_needs_every_table() -> None:
+def test_token_dominates_another_only_if_no_table_is_behind() -> None:
     assert dominates(token("main", {"a": 3, "b": 0}), token("default", {"a": 3}))
     assert not dominates(token("main", {"a": 3}), token("main", {"a": 3, "b": 0}))
     assert not dominates(token("main", {"a": 3}), token("main", {"a": 4}))
     assert dominates(token("main", {}), token("main", {}))
 
 
-def test_only_tables_of_the_query_make_a_floor() -> None:
+def test_causality_floor_has_only_tables_of_the_query() -> None:
     deps = [
         {"table": "main.a", "v": 3},
         {"table": "default.a", "v": 5},

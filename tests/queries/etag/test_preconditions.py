@@ -43,7 +43,7 @@ def same(tag: str | None) -> Outcome:
         (" , ", []),
     ],
 )
-def test_lists_are_read_as_the_grammar_says(header: str | bytes, tags: list[Tag]) -> None:
+def test_etag_lists_are_parsed_by_the_grammar_of_rfc_9110(header: str | bytes, tags: list[Tag]) -> None:
     found = Tags.parse(header)
     assert found is not None and not found.any
     assert list(found.tags) == tags
@@ -60,18 +60,18 @@ def test_etag_header_with_a_lone_star_matches_any_etag(header: str | bytes) -> N
     ["a", '"a', 'a"', "'a'", '"a" "b"', '"a""b"', '"a"W/"b"', 'w/"a"', 'W /"a"', '*, "a"', '"a", *', "*,*", "**"]
     + ['"a b"', '"a\x00"', '"a\x7f"', '"a"; x', "W/", "W/*", '"', '"a", b', '"\\"a"'],
 )
-def test_malformed_header_is_none(header: str) -> None:
+def test_malformed_etag_list_is_parsed_to_none(header: str) -> None:
     assert Tags.parse(header) is None
 
 
 @pytest.mark.slow
 @given(st.lists(TAGS), st.sampled_from([",", ", ", " ,\t", ",,"]))
-def test_whatever_is_written_is_read_back(tags: list[Tag], comma: str) -> None:
+def test_written_etag_list_parses_back(tags: list[Tag], comma: str) -> None:
     assert Tags.parse(comma.join(map(str, tags))) == Tags(tags=tuple(tags))
 
 
 @given(st.text(alphabet='"W/, \ta*\\\x7f', max_size=12))
-def test_any_text_is_read_or_refused_and_never_breaks(text: str) -> None:
+def test_random_text_is_parsed_as_etags_or_refused(text: str) -> None:
     found = Tags.parse(text)
     assert found is None or found.any or Tags.parse(", ".join(map(str, found.tags))) == found
 
@@ -82,7 +82,7 @@ def test_long_etag_list_is_parsed_and_a_long_malformed_one_is_rejected() -> None
     assert Tags.parse(",".join(['"x"'] * MAX_TAGS)) == Tags(tags=(Tag("x"),) * MAX_TAGS)
 
 
-def test_list_with_too_many_tags_is_ignored_on_a_read_and_refused_on_a_write() -> None:
+def test_etag_list_with_too_many_tags_is_ignored_on_a_read_and_refused_on_a_write() -> None:
     header = b",".join([b'"x"'] * (MAX_TAGS + 1))
     assert Conditions.of("GET", [(b"if-none-match", header)]).if_none_match is None
     for method, name in (("GET", b"if-match"), ("PUT", b"if-match"), ("PUT", b"if-none-match")):
@@ -110,7 +110,7 @@ def test_list_with_too_many_tags_is_ignored_on_a_read_and_refused_on_a_write() -
         ("*", '"1"', False, False),
     ],
 )
-def test_strong_and_weak_comparison(listed: str, tag: str, strong: bool, weak: bool) -> None:
+def test_strong_and_weak_etag_comparison_follows_rfc_9110(listed: str, tag: str, strong: bool, weak: bool) -> None:
     tags = Tags.parse(listed)
     assert tags is not None
     assert (tags.matches_strong(tag), tags.weakly(tag) is not None) == (strong, weak)
@@ -154,14 +154,14 @@ def test_strong_and_weak_comparison(listed: str, tag: str, strong: bool, weak: b
         ("DELETE", '"a"', "*", None, GO_ON),
     ],
 )
-def test_every_verdict(
+def test_method_etag_and_conditions_give_the_verdict_of_rfc_9110(
     method: str, etag: str | None, if_match: str | None, if_none_match: str | None, outcome: Outcome
 ) -> None:
     one, two = (None if text is None else Tags.parse(text) for text in (if_match, if_none_match))
     assert Conditions(one, two).decide(method, etag) == outcome
 
 
-def test_tags_of_other_forms_count_for_a_write_and_not_for_a_304() -> None:
+def test_etags_of_other_row_forms_count_for_a_write_and_not_for_a_304() -> None:
     lits = Tags.parse('"a.lits"')
     assert Conditions(lits, None).decide("PUT", '"a"', also=('"a.lits"',)) == GO_ON
     assert Conditions(None, lits).decide("PUT", '"a"', also=('"a.lits"',)) == FAILED
@@ -179,12 +179,12 @@ def test_if_none_match_never_fails_a_read_and_never_makes_a_write_not_modified()
 # --- the headers of a request ----------------------------------------------------------------------------
 
 
-def test_lines_of_one_name_are_one_list() -> None:
+def test_repeated_header_lines_are_joined_to_one_list() -> None:
     lines = [(b"if-match", b'"a"'), (b"host", b"x"), (b"if-match", b'"b"'), (b"if-none-match", b"*")]
     assert Conditions.of("PUT", lines) == Conditions(Tags(tags=(Tag("a"), Tag("b"))), Tags(any=True))
 
 
-def test_headers_that_were_not_sent_demand_nothing() -> None:
+def test_request_without_conditions_goes_on() -> None:
     assert Conditions.of("PUT", [(b"host", b"x")]) == Conditions()
     assert Conditions().decide("DELETE", None) == GO_ON
 

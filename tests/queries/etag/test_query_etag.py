@@ -1,4 +1,4 @@
-"""Tags of answers: different questions have different prefixes, and foreign tags are rejected."""
+"""Tags of answers: different query instances have different prefixes, and foreign tags are rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_foreign_tag_is_read_as_none(text: str) -> None:
     assert read_tag(f"{ONE}.{'f' * 40}") is None
 
 
-def test_every_part_of_a_question_changes_the_prefix() -> None:
+def test_every_part_of_a_query_instance_changes_the_tag_prefix() -> None:
     values: list[Value] = [1, 1.0, True, "1", b"1", U64(1), Decimal(1), None, Date("2026-01-01"), "2026-01-01"]
     values.append(Decimal("1.0"))
     others = [prefix((("1", value),)) for value in values]
@@ -42,13 +42,13 @@ def test_every_part_of_a_question_changes_the_prefix() -> None:
     assert prefix() == ONE
 
 
-def test_prefix_is_the_same_in_all_releases() -> None:
+def test_tag_prefix_is_the_same_in_all_releases() -> None:
     assert ONE == "k2lKnnnDWsgeyuZt", "clients hold tags: increase FORMAT or EXTRACTOR if they must not match"
 
 
-def test_parts_of_a_question_are_delimited_in_the_prefix() -> None:
+def test_adjacent_parts_of_an_instance_are_delimited_in_the_tag_prefix() -> None:
     assert prefix(db="a", generation="bc") != prefix(db="ab", generation="c")
 
 
-def test_order_of_named_arguments_does_not_change_the_prefix() -> None:
+def test_order_of_named_arguments_does_not_change_the_tag_prefix() -> None:
     assert instance_key("q", {"b": 1, "a": 2}) == instance_key("q", {"a": 2, "b": 1})

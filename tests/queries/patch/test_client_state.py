@@ -75,6 +75,6 @@ def test_unsupported_client_state_is_rejected_by_name(said: ClientState, error: 
         diff_state(said, answer([(1, "a")]))
 
 
-def test_without_a_key_there_is_no_patch_for_a_state() -> None:
+def test_client_state_of_an_answer_without_a_key_is_not_supported() -> None:
     with pytest.raises(NotSupported, match="key"):
         diff_state(ClientState("strict", []), answer([(1, "a")], key=None))

@@ -28,7 +28,7 @@ def answer(rows: list[tuple[Any, ...]], tag: str = '"p.2"', **options: Any) -> A
 
 
 def patch(old: list[tuple[Any, ...]], new: list[tuple[Any, ...]], **options: Any) -> dict[str, Any]:
-    """The patch from `old` to `new` as a client reads it, after it was shown to work."""
+    """Return the patch from `old` to `new` as a client reads it, after checking that applying it gives `new`."""
     base = answer(old, '"p.1"', **options)
     fresh = answer(new, like=base, **options)
     sent = msgspec.json.encode(diff(base, fresh))
@@ -71,7 +71,7 @@ def lit(number: int) -> dict[str, Any]:
     return {"t": "i64", "v": number}
 
 
-def test_rows_as_objects_travel_as_obj_and_keys_as_arrays() -> None:
+def test_patch_of_object_rows_has_objects_under_obj_and_keys_as_arrays() -> None:
     found = patch([(1, "a")], [(1, "b"), (2, "c")], form=OBJECTS)
     assert found["updated"] == [{"pk": [lit(1)], "at": 0, "obj": {"id": lit(1), "v": {"t": "str", "v": "b"}}}]
     assert keys(found["added"]) == [2]
@@ -90,7 +90,7 @@ def test_result_hash_covers_the_rows_exactly_as_encoded_in_the_response_body() -
 # --- one step at a time ----------------------------------------------------------------------------------------------
 
 
-def test_nothing_changed() -> None:
+def test_patch_between_equal_rows_has_no_steps() -> None:
     found = patch([(1, "a"), (2, "b")], [(1, "a"), (2, "b")])
     assert not any(found[step] for step in ("added", "updated", "removed", "moved"))
 
@@ -150,7 +150,7 @@ def test_four_edits_of_a_thousand_rows_are_a_small_patch() -> None:
         ([(n, "x" * 9) for n in range(300)], [(n, "y" * 9) for n in range(300)], {}, "patch_larger"),
     ],
 )
-def test_without_a_smaller_patch_a_reset_has_all_rows(old: Any, new: Any, options: Any, reason: str) -> None:
+def test_answer_without_a_smaller_patch_is_a_reset_with_all_rows(old: Any, new: Any, options: Any, reason: str) -> None:
     found = patch(old, new, **options)
     assert found["reset"] is True and found["reset_reason"] == reason and "added" not in found
     assert len(found["full"]["rows"]) == len(new)
@@ -162,7 +162,7 @@ def test_patch_for_1500_shuffled_rows_is_a_reset_with_reason_reordered() -> None
     assert patch([(n, "x") for n in range(1500)], rows)["reset_reason"] == "reordered"
 
 
-def test_another_shape_is_a_reset() -> None:
+def test_answer_with_changed_columns_is_a_reset() -> None:
     base = answer([(1, "a")], '"p.1"')
     renamed = Answer.of('"p.2"', ({"name": "id"}, {"name": "w"}), [(1, "a")], key=(0,))
     assert diff(base, renamed)["reset_reason"] == "columns_changed"
@@ -183,14 +183,14 @@ def test_applying_a_patch_to_rows_other_than_its_base_raises_conflict() -> None:
 
 
 @given(LISTS, LISTS, st.sampled_from([ROWS, OBJECTS, PLAIN]))
-def test_any_rows_lead_to_any_rows(old: Any, new: Any, form: Form) -> None:
+def test_patch_between_random_rows_gives_the_new_rows(old: Any, new: Any, form: Form) -> None:
     patch(old, new, form=form)
     found = patch(unique(old), unique(new), form=form)
     assert form is PLAIN or not found["reset"]
 
 
 @given(LISTS, st.randoms(use_true_random=False))
-def test_any_order_leads_to_any_order(rows: Any, rng: random.Random) -> None:
+def test_patch_between_random_orders_has_only_moves(rows: Any, rng: random.Random) -> None:
     old = unique(rows)
     new = rng.sample(old, len(old))
     found = patch(old, new)
@@ -199,7 +199,7 @@ def test_any_order_leads_to_any_order(rows: Any, rng: random.Random) -> None:
 
 
 @given(LISTS, LISTS, st.randoms(use_true_random=False))
-def test_where_order_means_nothing_rows_fit_in_any_order(old: Any, new: Any, rng: random.Random) -> None:
+def test_patch_of_an_unordered_answer_fits_rows_in_any_order(old: Any, new: Any, rng: random.Random) -> None:
     base, fresh = (answer(unique(rows), ordered=False) for rows in (old, new))
     found = diff(base, fresh)
     assert found["moved"] == [] and found["ordered"] is False
@@ -207,14 +207,14 @@ def test_where_order_means_nothing_rows_fit_in_any_order(old: Any, new: Any, rng
     assert sorted(apply(msgspec.json.encode(found), held)) == sorted(fresh.texts)
 
 
-def test_where_order_means_nothing_new_rows_go_to_the_end() -> None:
+def test_patch_of_an_unordered_answer_appends_new_rows() -> None:
     base = answer([(3, "c"), (1, "a"), (2, "b")], '"p.1"', ordered=False)
     sent = msgspec.json.encode(diff(base, answer([(0, "z"), (2, "b"), (4, "d"), (3, "c")], ordered=False)))
     read = [json.loads(text)[0]["v"] for text in apply(sent, base.texts)]
     assert read == [3, 2, 0, 4]
 
 
-def test_rows_with_duplicate_keys_have_no_steps() -> None:
+def test_rows_with_duplicate_keys_raise_no_steps() -> None:
     for old, new in (([b"x", b"a", b"a"], [b"a", b"x"]), ([b"a", b"x"], [b"x", b"a", b"a", b"y"])):
         with pytest.raises(NoSteps, match="duplicate_keys"):
             steps(old, new, old.__getitem__, new.__getitem__)
@@ -229,7 +229,7 @@ def test_reused_texts_equal_newly_encoded_texts(old: Any, new: Any) -> None:
 
 
 @given(st.lists(st.integers(0, 9), unique=True, max_size=8))
-def test_longest_rise_returns_a_longest_increasing_subsequence(numbers: list[int]) -> None:
+def test_longest_rise_is_a_longest_increasing_subsequence(numbers: list[int]) -> None:
     rise = longest_rise(numbers)
     assert rise == sorted(rise) and [n for n in numbers if n in set(rise)] == rise
     best = [1] * len(numbers)
@@ -238,7 +238,7 @@ def test_longest_rise_returns_a_longest_increasing_subsequence(numbers: list[int
     assert len(rise) == max(best, default=0)
 
 
-def test_every_kind_of_value_is_a_key_and_a_cell() -> None:
+def test_patch_has_every_kind_of_value_as_key_and_as_cell() -> None:
     kinds = [1, U64(1), "x", b"x", Decimal("1.50"), Date("2026-01-01"), UUID(int=1), Json('{"a":[1]}'), True, 2.5]
     old = [(f"k{n}", value) for n, value in enumerate(kinds)]
     patch(old, [(f"k{n}", None) for n in range(len(kinds))])

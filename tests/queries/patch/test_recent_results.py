@@ -19,7 +19,7 @@ def test_recent_result_is_found_only_by_its_query_its_strong_or_weak_etag_and_it
     assert results.find("q", '"p.1"', answer('"p.1"', 2).hash) is None
 
 
-def test_tag_of_two_contents_finds_neither() -> None:
+def test_tag_of_two_different_results_finds_neither() -> None:
     results, first = Results(), answer('W/"p.1"', 1)
     results.keep("q", first)
     results.keep("q", answer('W/"p.1"', 1))
@@ -41,7 +41,7 @@ def test_only_the_last_answers_of_an_instance_are_cached() -> None:
     assert newest is not None and newest.tag == '"p.3"'
 
 
-def test_bytes_are_bounded_and_what_was_used_last_stays() -> None:
+def test_result_used_least_recently_is_evicted_beyond_the_byte_limit() -> None:
     one = answer('"p.0"', "x" * 1000)
     results = Results(max_bytes=3 * one.size)
     for name in "abc":

@@ -31,7 +31,7 @@ TAKES = {("i64", "u64"), ("u64", "i64"), ("f64", "i64"), ("f64", "u64"), ("dec",
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS - {"any"}))
-def test_each_kind_takes_its_own_values_and_exact_numbers_only(kind: str) -> None:
+def test_column_of_a_kind_takes_its_own_values_and_exact_numbers_only(kind: str) -> None:
     for tag, value in ONE_OF_EACH.items():
         if tag == kind or (kind, tag) in TAKES:
             assert type(fit(Column("c", kind), value)) is type(ONE_OF_EACH[kind])
@@ -61,7 +61,7 @@ def test_number_that_would_be_rounded_is_rejected(kind: str, value: Any) -> None
         fit(Column("c", kind), value)
 
 
-def test_null_is_left_to_the_database() -> None:
+def test_null_for_a_not_null_column_is_left_to_the_database() -> None:
     assert fit(Column("c", "i64", nullable=False), None) is None
 
 

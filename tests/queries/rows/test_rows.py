@@ -90,7 +90,7 @@ def test_missing_row_and_missing_table_are_not_found(rows: Rows) -> None:
             write()
 
 
-def test_default_is_another_name_of_main(rows: Rows) -> None:
+def test_database_named_default_is_main(rows: Rows) -> None:
     insert(rows, {"email": "a"}, place=TableAddress("users", "default"))
     one, other = get(rows, [1], TableAddress("users", "default")), get(rows, [1], TableAddress("users", "main"))
     assert one == other
@@ -201,7 +201,7 @@ def test_if_match_on_a_write_matching_no_row_or_several_raises_conflict(files: F
     "values",
     [{}, {"nope": 1}, {"age": "1"}, {"age": 1.5}, {"email": None}, {"shout": "x"}, {"age": U64(2**63)}],
 )
-def test_values_that_do_not_fit_are_refused_and_nothing_changes(
+def test_values_that_do_not_fit_their_columns_are_refused_and_change_nothing(
     files: Files, rows: Rows, values: dict[str, Value]
 ) -> None:
     insert(rows, {"email": "a"})
@@ -213,7 +213,7 @@ def test_values_that_do_not_fit_are_refused_and_nothing_changes(
     assert files.get("main").head() == head
 
 
-def test_no_rows_and_unknown_returning_columns_are_refused(files: Files, rows: Rows) -> None:
+def test_insert_without_rows_or_with_unknown_returning_columns_is_refused(files: Files, rows: Rows) -> None:
     head = files.get("main").head()
     with pytest.raises(InvalidRequest):
         insert(rows)
@@ -231,7 +231,7 @@ def test_condition_on_a_missing_column_is_rejected(rows: Rows, where: dict[str, 
         delete(rows, parse_expr(where))
 
 
-def test_hostile_names_are_only_names(files: Files, rows: Rows) -> None:
+def test_hostile_table_and_column_names_are_never_run_as_sql(files: Files, rows: Rows) -> None:
     name = 'a"; DROP TABLE users; --'
     column = "select ' \" ünïcode"
     files.run(

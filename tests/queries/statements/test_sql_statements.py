@@ -145,7 +145,7 @@ def test_missing_table_error_suggests_a_similar_name(files: Files, run: Run, sql
     assert "no such table" in refused.value.message and refused.value.hint == "Did you mean 'users'?"
 
 
-def test_only_tables_that_the_caller_may_see_are_named() -> None:
+def test_hint_on_a_missing_table_names_only_tables_in_the_scopes_of_the_caller() -> None:
     error, some = InvalidRequest("no such table: payrol"), Principal("p", scopes=(Scope("main", ("staff",)),))
     error.missing_table = "payrol"
     assert no_table(error, ANONYMOUS, "main", ["payroll", "staff"]).hint == "Did you mean 'payroll'?"
@@ -159,7 +159,7 @@ def test_insert_of_an_existing_primary_or_unique_key_raises_duplicate_key(run: R
             run(sql)
 
 
-def test_two_columns_of_one_name_do_not_become_one_value(files: Files, run: Run) -> None:
+def test_duplicate_column_names_are_returned_as_rows_and_refused_as_objects(files: Files, run: Run) -> None:
     assert run("SELECT 1 AS a, 2 AS a").rows == ((1, 2),)
     head = files.get("main").head()
     for sql in ("SELECT 1 AS a, 2 AS a", "INSERT INTO t (v) VALUES ('x') RETURNING id, v AS id"):
@@ -187,7 +187,7 @@ def test_statement_on_an_unknown_database_raises_not_found(run: Run) -> None:
     assert run("SELECT 1", db="default").rows == ((1,),)
 
 
-def test_formats() -> None:
+def test_unsupported_result_format_is_refused() -> None:
     assert [check_format(name) for name in (None, "rows_json", "objects_json")] == [False, False, True]
     with pytest.raises(NotSupported):
         check_format("skeinpack_v1")

@@ -103,7 +103,7 @@ def test_commit_or_rollback_of_a_finished_transaction_raises_not_found(transacti
         transactions.commit(ANONYMOUS, "no-such")
 
 
-def test_only_the_principal_that_began_it_may_use_it(files: Files, transactions: Transactions) -> None:
+def test_transaction_of_another_principal_is_not_found(files: Files, transactions: Transactions) -> None:
     rows = Rows(files, transactions)
     tx = transactions.begin(ANONYMOUS).tx
     for use in (
@@ -144,7 +144,7 @@ def test_too_many_open_transactions_are_refused_until_one_ends(transactions: Tra
     assert len(transactions) == 0
 
 
-def test_forgotten_transactions_make_room_after_a_while(files: Files) -> None:
+def test_idle_transactions_expire_and_make_room_for_new_ones(files: Files) -> None:
     now = [0.0]
     transactions = Transactions(files, most=2, clock=lambda: now[0])
     old = [transactions.begin(ANONYMOUS, read_only=True).tx for _ in range(2)]
@@ -188,7 +188,7 @@ def test_expired_transaction_raises_tx_expired_to_its_owner_and_not_found_to_oth
         assert short.rows("SELECT email FROM users") == [("b",)]
 
 
-def test_transactions_that_ended_by_themselves_leave_room(files: Files) -> None:
+def test_transactions_ended_by_a_reopened_database_make_room_for_new_ones(files: Files) -> None:
     transactions = Transactions(files, most=2)
     old = [transactions.begin(ANONYMOUS).tx for _ in range(2)]
     files.get("main").reopen()
@@ -245,7 +245,7 @@ def test_tx_and_tx_id_that_differ_or_are_both_missing_are_rejected() -> None:
             one_tx(tx, tx_id)
 
 
-def test_caller_that_opens_all_it_may_leaves_room_to_others(files: Files) -> None:
+def test_caller_below_owner_may_open_a_quarter_of_the_transactions(files: Files) -> None:
     transactions = Transactions(files, most=8)
     viewer, other = Principal("v", VIEWER, until=4), Principal("w", EDITOR)
     mine = [transactions.begin(viewer, read_only=True).tx for _ in range(2)]
