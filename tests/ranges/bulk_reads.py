@@ -42,7 +42,7 @@ class Side:
         self.log.close()
 
     def durable(self) -> int:
-        """Everything committed so far is in the log file; its newest offset."""
+        """Wait until everything committed is in the log file; return its newest offset."""
         self.one.caught_up()
         self.one.log.flush()
         return self.one.log.durable
@@ -72,7 +72,7 @@ def reading(one: Running, folder: Path) -> Iterator[Side]:
 
 
 def bytes_of(pieces: Iterable[BodyPiece]) -> bytes:
-    """The whole body."""
+    """Return the whole body."""
     found = b""
     for piece in pieces:
         if isinstance(piece.data, Slice):
@@ -84,12 +84,12 @@ def bytes_of(pieces: Iterable[BodyPiece]) -> bytes:
 
 
 def rows_of(pieces: Iterable[BodyPiece]) -> Rows:
-    """The rows of an answer, which must be whole."""
+    """Return the rows of an answer; fail if it is incomplete."""
     return rows_in(bytes_of(pieces))
 
 
 def rows_in(data: bytes) -> Rows:
-    """The rows of a stream; times as numbers."""
+    """Return the rows of a stream, with times as numbers."""
     assert data.endswith(b"\xff\xff\xff\xff\0\0\0\0"), "the end mark is missing"
     with pa.ipc.open_stream(data) as reader:
         table = reader.read_all()
@@ -115,7 +115,7 @@ ABOUT = ("_change_type", "_commit_version", "_commit_timestamp", "_offset", "_tx
 
 
 def folded(rows: Rows, changes: Rows, *key: str) -> Rows:
-    """`rows` after `changes`, by the one rule: a preimage deletes its key, a postimage or insert puts it."""
+    """Return `rows` after `changes`: a preimage or delete removes its key, a postimage or insert sets it."""
     held = {tuple(row[name] for name in key): row for row in rows}
     assert len(held) == len(rows)
     for change in changes:

@@ -38,7 +38,7 @@ from headwater.sources.sqlite.key_order import order
 
 
 class Life:
-    """A feed, and what may happen around it."""
+    """One change feed over a `Fed`, which the test can stop, remove or feed with commits."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Life:
         return call(*args)
 
     async def steady(self) -> list[Any]:
-        """The events up to the steady state, and the checkpoints with it."""
+        """Return the events up to the steady state and its checkpoints."""
         found: list[Any] = []
         while not any(isinstance(each, CaughtUp) for each in found):
             found += await anext(self._pages)
@@ -198,7 +198,7 @@ def test_table_with_an_unknown_collation_is_followed_as_a_whole() -> None:
     asyncio.run(main())
 
 
-def test_changes_at_or_below_the_floor_are_not_sent() -> None:
+def test_changes_at_or_below_the_start_time_are_not_sent() -> None:
     async def main() -> None:
         life = Life(Fed(), floor=2 << 16)
         for id in range(4):
@@ -236,7 +236,7 @@ def test_reader_that_keeps_up_is_not_ended() -> None:
 
 
 @pytest.mark.parametrize("what", ["stopping", "gone", "generation"])
-def test_feed_ends_with_the_matching_error(what: str) -> None:
+def test_feed_ends_with_the_error_of_a_stop_drop_or_new_generation(what: str) -> None:
     async def main() -> None:
         fed = Fed()
         life = Life(fed, cursor=0)
@@ -364,7 +364,7 @@ def test_checkpoints_of_many_spans_are_made_in_a_thread() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_cover_has_the_keys_of_its_spans(seed: int) -> None:
+def test_span_set_contains_exactly_the_keys_of_its_spans(seed: int) -> None:
     chance = random.Random(seed)
     edges = [bytes([byte]) for byte in range(20)]
     spans = [Span(*sorted(chance.sample(edges, 2))) for _ in range(chance.randrange(8))]
@@ -374,7 +374,7 @@ def test_cover_has_the_keys_of_its_spans(seed: int) -> None:
         assert cover.contains(key) == any(span.contains(key) for span in spans)
 
 
-def test_cover_of_overlapping_and_touching_spans_is_one_span() -> None:
+def test_span_set_joins_overlapping_and_touching_spans() -> None:
     assert len(SpanSet([Span(b"c", b"e"), Span(b"a", b"c"), Span(b"d", b"d5"), Span(b"a", b"b")])) == 1
 
 

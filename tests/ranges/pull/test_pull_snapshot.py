@@ -39,7 +39,7 @@ def one(tmp_path: Path) -> Iterator[Running]:
 
 
 def contents(one: Running) -> tuple[list[RawRow], int]:
-    """The table in key order as it is now, and its offset."""
+    """Return the rows of the table in key order as they are now, and their offset."""
     chunk = one.source.chunk("t", after=None, span=None, limit=BIG)
     return [raw_row(row) for row in chunk.rows], chunk.offset
 
@@ -55,7 +55,7 @@ def as_of(one: Running, offset: int, chunk_rows: int = 3, between: Callable[[], 
 
 
 class Writes:
-    """Random transactions on `t`: a few keys, so that they meet again and again."""
+    """Random transactions on the few keys of `t`, so that the same rows are written again and again."""
 
     def __init__(self, one: Running, kind: str, seed: int) -> None:
         self.one, self.kind, self.random = one, kind, random.Random(seed)
@@ -113,7 +113,7 @@ class Writes:
                 )
 
     def some(self, most: int = 4) -> None:
-        """One to `most` transactions of one to three statements."""
+        """Run one to `most` transactions of one to three statements."""
         for _ in range(self.random.randint(1, most)):
             statements = [self.statement() for _ in range(self.random.randint(1, 3))]
             self.one.source.write(lambda session, todo=statements: [session.execute(sql) for sql in todo]).result(
@@ -122,7 +122,7 @@ class Writes:
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_any_writes_between_the_chunks_are_undone(one: Running, kind: str) -> None:
+def test_snapshot_read_with_writes_between_its_chunks_returns_the_rows_at_its_offset(one: Running, kind: str) -> None:
     one.run(TABLES[kind])
     for seed in range(12):
         one.run("DELETE FROM t")
@@ -206,7 +206,7 @@ def test_trimmed_offset_is_rejected_immediately(one: Running) -> None:
         read_as_of(one.source, one.log, shape_of(one.source, "t"), offset)
 
 
-def test_trimming_ends_the_read_only_before_changes_are_undone(one: Running) -> None:
+def test_snapshot_read_survives_trimming_once_all_later_changes_were_read(one: Running) -> None:
     one.run(TABLES["integer"])
     one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3), (4, 4)")
     oracle, offset = contents(one)
@@ -249,7 +249,7 @@ def test_table_altered_since_the_offset_is_a_conflict(one: Running, ddl: str) ->
         read_as_of(one.source, one.log, shape_of(one.source, "t"), offset)
 
 
-def test_ddl_on_another_table_does_not_disturb(one: Running) -> None:
+def test_snapshot_read_continues_over_ddl_on_another_table(one: Running) -> None:
     one.run(TABLES["integer"])
     offset = one.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
     assert len(as_of(one, offset, 1, lambda: one.run("CREATE TABLE IF NOT EXISTS u(a)"))) == 3

@@ -99,7 +99,7 @@ def _gatherer(reader: SqliteReader, log: MemoryLog) -> ChangeCollector:
         (None, False),
     ],
 )
-def test_only_a_statement_about_the_table_ends_it(ddl: str | None, is_end: bool) -> None:
+def test_only_a_drop_or_rename_of_the_table_itself_ends_it(ddl: str | None, is_end: bool) -> None:
     assert stop_of(Change(Op.SCHEMA_CHANGE, THEN, ddl=ddl)) == (TABLE_DROPPED if is_end else "")
 
 

@@ -46,7 +46,7 @@ TARGET = 50_000  # bytes; the 3,000 rows weigh about 330,000
 
 
 class One:
-    """One database that is captured, and its ranges."""
+    """One captured database and its ranges."""
 
     def __init__(self, folder: Path, made: Running, **settings: Any) -> None:
         self.made, self.now = made, wall_ms()
@@ -132,7 +132,7 @@ def test_ranges_that_grow_are_split_and_those_that_shrink_are_merged(one: One) -
     assert one.stale(grown[-1]) == wire(shrunk[-1:])
 
 
-def test_last_requested_target_is_stored(one: One) -> None:
+def test_range_size_requested_last_is_used_by_later_calls(one: One) -> None:
     one.made.run(MANY)
     large = one.listed(target=400_000)
     assert len(large) == 1 and one.listed() == large
@@ -140,7 +140,7 @@ def test_last_requested_target_is_stored(one: One) -> None:
     assert len(small) == 7 and one.listed() == small
 
 
-def test_target_of_a_viewer_leaves_existing_ranges_as_they_are(one: One) -> None:
+def test_target_size_of_a_viewer_keeps_existing_ranges(one: One) -> None:
     one.made.run(MANY)
     found = one.listed()
     for who in (ANN, BOB):
@@ -151,7 +151,7 @@ def test_target_of_a_viewer_leaves_existing_ranges_as_they_are(one: One) -> None
     assert len(one.listed(who=ANN)) == 1
 
 
-def test_target_of_a_viewer_splits_a_table_without_ranges_within_bounds(one: One) -> None:
+def test_target_size_of_a_viewer_splits_a_table_without_ranges_within_bounds(one: One) -> None:
     one.made.run(MANY)
     one.made.run("CREATE TABLE u AS SELECT * FROM t")
     assert len(one.listed(target=200_000, who=ANN)) == 2
@@ -163,7 +163,7 @@ def test_target_of_a_viewer_splits_a_table_without_ranges_within_bounds(one: One
     ("configured", "asked", "kept"),
     [(64 << 20, 1, 1 << 20), (64 << 20, 3 << 20, 3 << 20), (64 << 20, 2**62, 1 << 30), (2 << 30, 2**62, 2 << 30)],
 )
-def test_target_of_a_viewer_is_kept_within_bounds(one: One, configured: int, asked: int, kept: int) -> None:
+def test_target_size_of_a_viewer_is_limited_to_bounds(one: One, configured: int, asked: int, kept: int) -> None:
     one.open(target=configured).listed(ANN, None, "t", asked)
     cut = one.store.cut("main", "t")
     assert cut is not None and cut.target == kept
@@ -185,7 +185,7 @@ def test_ranges_that_grow_are_split_for_a_viewer(one: One) -> None:
     assert len(one.listed(target=10**6, who=ANN)) == 7
 
 
-def test_few_changes_do_not_measure_ranges_again(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_are_not_sampled_again_after_few_changes(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     one.made.run(MANY)
     found = one.listed()
     one.made.run("UPDATE t SET v = 1 WHERE k < 10")
@@ -207,14 +207,14 @@ def test_range_is_split_in_the_middle_or_at_a_given_key_and_a_bad_key_is_rejecte
             one.ranges.split(ANONYMOUS, None, "t", middle.id, middle.epoch, bad)
 
 
-def test_too_few_keys_cannot_be_split(one: One) -> None:
+def test_split_of_a_range_with_too_few_keys_is_refused(one: One) -> None:
     one.made.run("INSERT INTO t VALUES (1, 1)")
     (only,) = one.listed()
     with pytest.raises(InvalidRequest, match="too few"):
         one.ranges.split(ANONYMOUS, None, "t", only.id, only.epoch)
 
 
-def test_neighbours_are_merged_and_others_are_not(one: One) -> None:
+def test_only_neighbouring_ranges_can_be_merged(one: One) -> None:
     one.made.run(MANY)
     found = one.listed()
     for pair in ((0, 2), (1, 1), (0, 6)):
@@ -296,7 +296,7 @@ def test_tables_that_are_not_there_or_not_captured_are_refused(tmp_path: Path) -
 # --- leases ------------------------------------------------------------------------------------------------------
 
 
-def test_everything_committed_before_is_durable_at_the_version(one: One) -> None:
+def test_registered_version_is_durable_and_includes_every_earlier_commit(one: One) -> None:
     for n in range(20):
         offset = one.made.run(f"INSERT INTO t VALUES ({n}, 1)")
         found = one.ranges.register(ANONYMOUS, None, "t", "lake")
@@ -305,7 +305,7 @@ def test_everything_committed_before_is_durable_at_the_version(one: One) -> None
 
 
 def trimmed(one: One) -> int:
-    """The horizon once retention kept nothing but what is held."""
+    """Apply retention until only leases hold changes; return the horizon."""
     one.made.caught_up()
     while one.log.retain(Retention(changes=1), now_ms=one.now):
         pass
@@ -337,7 +337,7 @@ def test_later_registration_moves_the_lease_unless_it_has_keep(one: One) -> None
     assert one.store.leases("main")[0].kept == third.version
 
 
-def test_each_range_and_table_of_a_subscriber_holds_by_itself(one: One) -> None:
+def test_each_range_and_table_of_a_subscriber_has_its_own_lease(one: One) -> None:
     one.made.run("CREATE TABLE u(k INTEGER PRIMARY KEY)")
     (range,) = one.listed()
     low = one.ranges.register(ANONYMOUS, None, "t", "lake", range=range.id, epoch=range.epoch)
@@ -644,7 +644,7 @@ class StuckLog:
         return iter(())
 
 
-def test_describe_excludes_changes_that_are_not_durable(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_reports_only_durable_changes(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     log = StuckLog()
     monkeypatch.setattr(one, "log", log)
     monkeypatch.setattr(one, "catch_up", lambda timeout: True)

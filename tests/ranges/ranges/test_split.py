@@ -49,7 +49,7 @@ def covers(found: list[Span]) -> bool:
 
 
 @given(POINTS, st.integers(1, 5000))
-def test_spans_hold_every_key_once_and_none_is_empty(points: tuple[SamplePoint, ...], target: int) -> None:
+def test_sample_is_split_into_nonempty_spans_that_cover_all_keys(points: tuple[SamplePoint, ...], target: int) -> None:
     found = split_into_spans(sample(*points), target)
     assert covers(found)
     assert len(found) <= pieces(round(sum(p.bytes for p in points)), target)
@@ -60,7 +60,7 @@ def test_spans_hold_every_key_once_and_none_is_empty(points: tuple[SamplePoint, 
 
 
 @given(POINTS, st.integers(2, 8))
-def test_no_share_is_larger_than_its_part_and_one_row(points: tuple[SamplePoint, ...], count: int) -> None:
+def test_span_has_at_most_its_share_of_bytes_and_one_heavy_row(points: tuple[SamplePoint, ...], count: int) -> None:
     total, heaviest = sum(p.bytes for p in points), max((p.bytes for p in points), default=0.0)
     twins = len(points) - len({p.place for p in points})  # rows of one key stay together
     for span in spans_of(bounds(points, count)):
@@ -78,7 +78,7 @@ def test_sample_without_keys_is_split_into_one_span() -> None:
     assert sizes(Sample(T, 10**6, 10**9), [Span.all()]) == [(10**6, 10**9)]
 
 
-def test_heavy_row_is_not_followed_by_tiny_ranges() -> None:
+def test_rows_after_a_heavy_row_are_one_range() -> None:
     found = split_into_spans(
         sample(SamplePoint(b"a", 1, 900), SamplePoint(b"b", 1, 1), SamplePoint(b"c", 1, 1), SamplePoint(b"d", 1, 98)),
         100,
@@ -99,7 +99,7 @@ def test_split_never_makes_more_than_the_maximum_number_of_ranges(monkeypatch: p
 # --- a second look -----------------------------------------------------------------------------------------------
 
 
-def test_range_beyond_twice_the_target_is_split_and_not_before() -> None:
+def test_range_is_split_only_above_twice_its_target() -> None:
     halves = spans_of([(100).to_bytes(2)])
     assert resized(sample(*even(300)), halves, 1000) == []  # 1000 and 2000 bytes
     (step,) = resized(sample(*even(330)), halves, 1000)
@@ -108,7 +108,7 @@ def test_range_beyond_twice_the_target_is_split_and_not_before() -> None:
     assert all(700 <= size.bytes <= 1000 for size in sized)
 
 
-def test_neighbours_that_are_small_together_are_merged_and_not_before() -> None:
+def test_neighbouring_ranges_are_merged_only_below_half_of_the_target_together() -> None:
     spans = spans_of([bytes([0, n]) for n in (30, 60, 90)])
     assert resized(sample(*even(120)), spans, 1200) == []  # 300 each: two are half of the target
     assert resized(sample(*even(120)), spans, 1400) == [Merge(0, 1), Merge(2, 3)]
@@ -133,6 +133,6 @@ def test_ranges_that_were_just_resized_are_left_alone(
     assert not steps or heaviest > target / 4, "it splits and merges the same ranges for ever"
 
 
-def test_estimates_follow_the_rows() -> None:
+def test_ranges_are_measured_by_the_sampled_rows_inside_them() -> None:
     ranges = [Range(n, 1, span) for n, span in enumerate(spans_of([(10).to_bytes(2)]))]
     assert [(one.rows, one.bytes) for one in measured(sample(*even(30)), ranges)] == [(10, 100), (20, 200)]

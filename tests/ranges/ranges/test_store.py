@@ -37,7 +37,7 @@ def step(store: Store, *steps: Split | Merge) -> list[Range]:
     return store.ranges("main", "t")
 
 
-def test_split_and_merge_keep_the_left_id() -> None:
+def test_split_and_merge_keep_the_id_of_the_left_range_and_raise_the_epoch() -> None:
     """As the design says: both raise the epoch."""
     ids = iter([7, 8])
     one = Range(3, 4, Span(b"a", b"z"))
@@ -110,7 +110,9 @@ Steps = st.lists(st.tuples(st.booleans(), st.integers(0, 99), st.binary(min_size
 
 
 @given(Steps)
-def test_random_splits_and_merges_against_a_model(steps: list[tuple[bool, int, bytes]]) -> None:
+def test_random_splits_and_merges_lead_every_old_range_to_the_ranges_that_overlap_it(
+    steps: list[tuple[bool, int, bytes]],
+) -> None:
     store = Store.open(":memory:")
     begin(store, b"m")
     seen = {(one.id, one.epoch): one.span for one in store.ranges("main", "t")}  # the model: every pair ever given

@@ -67,7 +67,7 @@ def write(side: Side, times: int) -> None:
 
 
 def spans(side: Side, chooser: random.Random) -> list[Span]:
-    """All keys once, cut at some that are or were there."""
+    """Return spans that hold all keys once, cut at keys that are or were in the table."""
     shape = side.reader.describe()["t"]
     place = side.reader.order(shape, shape.key)
     chunk = side.reader.chunk("t", after=None, span=None, limit=1000)
@@ -192,7 +192,7 @@ def test_commit_version_is_the_last_offset_of_the_commit_in_every_slice(
         assert len(found) == end - max(after, 1)  # the first is the CREATE TABLE
 
 
-def test_filters_look_at_each_image_alone(side: Side) -> None:
+def test_condition_and_span_of_a_log_pull_filter_each_image_by_itself(side: Side) -> None:
     side.one.run("INSERT INTO t VALUES (1, 5), (2, 50)")
     after = side.durable()
     side.one.run("UPDATE t SET v = 55 - v")
@@ -212,7 +212,7 @@ def test_filters_look_at_each_image_alone(side: Side) -> None:
 
 
 @pytest.mark.parametrize("what", ["snapshot", "log"])
-def test_columns_are_chosen_by_name_and_the_key_is_always_there(side: Side, what: str) -> None:
+def test_pulled_columns_are_the_selected_ones_and_the_identity(side: Side, what: str) -> None:
     side.one.run("CREATE TABLE w(a, b TEXT, c INTEGER, d REAL)")
     side.one.run("INSERT INTO w VALUES (1, 'b', 'not a number', 2.5)")
     upto = side.durable()
@@ -243,7 +243,7 @@ def test_pull_with_an_invalid_or_unsupported_where_condition_is_rejected(side: S
 # --- shapes ----------------------------------------------------------------------------------------------
 
 
-def test_rows_of_other_shapes_are_fitted_by_column_name(side: Side) -> None:
+def test_rows_of_other_table_versions_are_mapped_by_column_name(side: Side) -> None:
     side.one.run("CREATE TABLE w(id INTEGER PRIMARY KEY, a TEXT, b INTEGER)")
     after = side.one.source.head()
     side.one.run("INSERT INTO w VALUES (1, 'x', 10)")
@@ -385,7 +385,7 @@ def test_slices_cached_before_retention_passed_them_serve_what_is_left(
         assert found == [row for row in whole if row["_offset"] >= horizon] and len(found) == 18
 
 
-def test_several_tables_come_as_json(side: Side) -> None:
+def test_changes_of_several_tables_have_rows_as_json(side: Side) -> None:
     side.one.run("CREATE TABLE w(a, b BLOB)")
     after = side.one.source.head()
     side.one.run("INSERT INTO w VALUES (1.5, x'00')")
@@ -478,7 +478,7 @@ def test_rows_changed_after_their_chunk_are_not_a_conflict(side: Side) -> None:
     assert found == [(1, 0), (2, 0), (3, 0), (4, 0)]
 
 
-def test_rows_that_share_a_key_of_nulls_are_counted(one: Running, tmp_path: Path) -> None:
+def test_snapshot_of_rows_that_share_a_null_key_misses_none(one: Running, tmp_path: Path) -> None:
     one.run(TABLES["nulls in the key"])
     one.run("INSERT INTO t VALUES (NULL, 1, 'a'), (NULL, 1, 'a'), (NULL, 1, 'b')")
     with reading(one, tmp_path / "cache") as side:
@@ -507,7 +507,7 @@ def test_reader_with_another_inode_or_generation_refuses_to_read_the_file(one: R
         reader.close()
 
 
-def test_changed_place_is_opened_again_and_the_old_one_closed(one: Running, tmp_path: Path) -> None:
+def test_database_of_a_new_generation_is_opened_again_by_the_worker(one: Running, tmp_path: Path) -> None:
     one.run(TABLES["integer"])
     opened: list[SqliteReader] = []
 
@@ -540,7 +540,7 @@ def test_pull_whose_client_disconnected_stops_with_unavailable(side: Side) -> No
         bytes_of(log_pieces(side.reader, side.log, side.cache, job, lambda: True))
 
 
-def test_caller_with_slow_conditions_leaves_places_to_other_callers() -> None:
+def test_caller_with_slow_conditions_leaves_worker_slots_to_other_callers() -> None:
     places, order = FairPlaces(AT_ONCE, CALLER_SHARE), list[str]()
     attacker, victim = ("app", "key:attacker"), ("app", "key:victim")
     begun, finish = threading.Semaphore(0), threading.Event()
