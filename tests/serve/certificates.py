@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it vouches for, made on the spot."""
+"""Certificates for tests: an authority and the certificates that it signs, made at run time."""
 
 import datetime
 import ipaddress
@@ -13,13 +13,13 @@ DAY = datetime.timedelta(days=1)
 
 
 def pem_of(key: ec.EllipticCurvePrivateKey, password: bytes | None = None) -> bytes:
-    """A private key as text."""
+    """Return a private key as PEM text."""
     locked = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1 and localhost; its own is in `file`."""
+    """Signs certificates for 127.0.0.1 and localhost; its own certificate is in `file`."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self.folder = folder
@@ -30,7 +30,7 @@ class Authority:
         self.file.write_bytes(own)
 
     def issue(self, name: str = "server") -> tuple[Path, Path]:
-        """The files of a new certificate and of its key."""
+        """Return the files of a new certificate and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]

@@ -1,4 +1,4 @@
-"""A reader of change feeds over a real channel: events in order, one at a time."""
+"""A reader of change feeds over a real channel: returns events in order, one at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = "/headwater.v1.ChangeFeedService/ChangeFeed"
 
 
 def made(name: str, **fields: Any) -> Any:
-    """A message of ours."""
+    """Return a message of ours of that name."""
     return message(f"headwater.v1.{name}")(**fields)
 
 
@@ -24,12 +24,12 @@ def span(table: str, start: bytes = b"", end: bytes = b"", **more: Any) -> Any:
 
 
 def at(ts: Any) -> tuple[int, int]:
-    """A time that compares."""
+    """Return a time as a number that can be compared."""
     return ts.ms, ts.counter
 
 
 class Feed:
-    """One open stream; iterate over its events. A failure is raised when it is come to."""
+    """One open stream; iterate over its events. Iteration raises the error that ended the stream."""
 
     def __init__(self, channel: grpc.Channel, *, timeout: float = PATIENCE, metadata: Any = (), **fields: Any) -> None:
         call = channel.unary_stream(PATH, response_deserializer=message("headwater.v1.ChangeFeedResponse").FromString)
@@ -53,7 +53,7 @@ class Feed:
         self.call.cancel()
 
     def upto(self, kind: str) -> list[Any]:
-        """The events up to the first of that kind, it included."""
+        """Return the events up to and including the first of that kind."""
         found = []
         for event in self._events:
             found.append(event)
@@ -62,7 +62,7 @@ class Feed:
         raise AssertionError(f"ended without {kind}: {found}")
 
     def until(self, offset: int) -> list[Any]:
-        """The events up to a checkpoint of the whole stream at or behind `offset`, it included."""
+        """Return the events up to and including a checkpoint of the whole stream at or after `offset`."""
         found = []
         for event in self._events:
             found.append(event)
@@ -72,7 +72,7 @@ class Feed:
         raise AssertionError(f"ended before {offset}: {found}")
 
     def failure(self) -> tuple[list[Any], grpc.RpcError]:
-        """The events up to the end, and why it came."""
+        """Return the events up to the end, and the error that ended the stream; fail if there is none."""
         found = []
         try:
             for event in self._events:
@@ -83,7 +83,7 @@ class Feed:
 
 
 def values(events: list[Any]) -> list[Any]:
-    """Of the events those that are values."""
+    """Return those of the events that are values."""
     return [event.value for event in events if event.HasField("value")]
 
 
@@ -92,5 +92,5 @@ def kinds(events: list[Any]) -> list[str]:
 
 
 def row(value: Any) -> Any:
-    """What a value says: the row, None where it was deleted."""
+    """Return the row of a value event; None if it was deleted."""
     return json.loads(value.value) if value.HasField("value") else None

@@ -29,7 +29,7 @@ def files(tmp_path: Path) -> Iterator[Whole]:
 
 @pytest.fixture
 def client(files: Whole) -> Iterator[Client]:
-    """A server of it."""
+    """A client of a server of `files`."""
     from tests.serve.server_fixture import serving
 
     with serving(files) as made:

@@ -1,4 +1,4 @@
-"""So many cases of a property, the same for the same number: for servers, which no example is shrunk against."""
+"""A fixed number of cases of a property, the same for the same number: servers do not allow shrinking."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 
 
 def cases(examples: int, number: int) -> Callable[[Any], Any]:
-    """Before `given`."""
+    """Return a decorator for a property test, to stand above `given`: it runs `examples` cases chosen by `number`."""
     bounds = settings(
         max_examples=examples,
         deadline=None,

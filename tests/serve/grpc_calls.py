@@ -24,20 +24,20 @@ class Reading:
         self.call = call
 
     def opened(self) -> Reading:
-        """From here on nothing is missed."""
+        """Wait until the stream is open: no later change is missed."""
         self.call.initial_metadata()
         return self
 
     def take(self, count: int) -> list[Any]:
-        """The next so many."""
+        """Return the next `count` messages."""
         return [next(self.call) for _ in range(count)]
 
     def rest(self) -> list[Any]:
-        """All until it ends well."""
+        """Return all messages until the stream ends; raise its error if it fails."""
         return list(self.call)
 
     def failure(self) -> grpc.RpcError:
-        """Why it ends; what comes before is passed over."""
+        """Read to the end and return the error of the stream; fail if it has none."""
         try:
             for _ in self.call:
                 pass
@@ -54,34 +54,34 @@ OPTIONS = [
 
 
 class Caller:
-    """Calls methods, named `package.Service/Method`."""
+    """Calls methods, each named `package.Service/Method`."""
 
     def __init__(self, address: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         self.channel = grpc.insecure_channel(address, OPTIONS)
         self.metadata = metadata
 
     def call(self, path: str, **fields: Any) -> Any:
-        """The answer."""
+        """Return the answer of a call."""
         asked, answer = _kinds(path)
         call = self.channel.unary_unary(f"/{path}", response_deserializer=answer.FromString)
         return call(asked(**fields).SerializeToString(), timeout=PATIENCE, metadata=self.metadata)
 
     def stream(self, path: str, **fields: Any) -> Reading:
-        """The answers."""
+        """Return an open stream of answers."""
         asked, answer = _kinds(path)
         call = self.channel.unary_stream(f"/{path}", response_deserializer=answer.FromString)
         return Reading(call(asked(**fields).SerializeToString(), timeout=PATIENCE, metadata=self.metadata))
 
     def subscribe(self, **fields: Any) -> Reading:
-        """An open subscription."""
+        """Return an open subscription."""
         return self.stream(f"{SUBSCRIPTIONS}/Subscribe", **fields).opened()
 
     def watch(self, **fields: Any) -> Reading:
-        """An open watch."""
+        """Return an open watch."""
         return self.stream(f"{SUBSCRIPTIONS}/WatchKey", **fields).opened()
 
     def refusal(self, path: str, **fields: Any) -> grpc.RpcError:
-        """Why a call, of whatever kind, fails."""
+        """Return the error of a call of any kind; fail if it succeeds."""
         service, _, method = path.partition("/")
         if pool().FindServiceByName(service).FindMethodByName(method).server_streaming:
             return self.stream(path, **fields).failure()
@@ -100,7 +100,7 @@ def _kinds(path: str) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def calling(client: Client, *metadata: tuple[str, str]) -> Iterator[Caller]:
-    """A caller of the server of `client`."""
+    """Yield a caller of the server of `client`."""
     found = Caller(client.server.grpc_address, metadata)
     with found.channel:
         yield found

@@ -19,7 +19,7 @@ from headwater.serve.server.server import Server, loop_factory
 
 
 class Client:
-    """Speaks to one server."""
+    """A client of one server, which checks the envelope of every answer."""
 
     def __init__(self, url: str, server: Server, loop: asyncio.AbstractEventLoop) -> None:
         self.http = httpx.Client(base_url=url, timeout=PATIENCE)
@@ -27,7 +27,7 @@ class Client:
         self.loop = loop
 
     def rpc(self, method: str, **params: Any) -> dict[str, Any]:
-        """The envelope of the answer, checked for shape."""
+        """Return the envelope of the answer, after checking its form."""
         response = self.http.post("/api/v1/rpc", json={"id": 1, "method": method, "params": params})
         assert response.status_code == 200, response.text
         return envelope(response.json(), 1)
@@ -43,13 +43,13 @@ class Client:
         return answer["error"]
 
     def rows(self, sql: str, *args: Any, db: str = "main") -> list[list[Any]]:
-        """The plain values of a statement's rows."""
+        """Return the rows of a statement as plain values."""
         data = self.ok("sql.exec", sql=sql, args=list(args), db=db)["result"]["data"]
         return [[lit.get("v") for lit in row] for row in data["rows"]]
 
 
 def envelope(body: Any, id: Any) -> dict[str, Any]:
-    """`body` if it is a well-formed answer to `id`."""
+    """Return `body` after checking that it is a well-formed answer to `id`."""
     assert isinstance(body, dict) and body["id"] == id and type(body["ok"]) is bool, body
     assert set(body) == {"id", "ok", "result" if body["ok"] else "error"}, body
     if not body["ok"]:
@@ -61,7 +61,7 @@ def envelope(body: Any, id: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def serving(databases: ManagedDatabases, *, folder: Path | None = None, **settings: Any) -> Iterator[Client]:
-    """A started server; stopped and its thread joined at the end."""
+    """Yield a client of a started server; stop the server and join its thread at the end."""
     config = ServeConfig(**{"http": "127.0.0.1:0", "drain_seconds": 5.0} | settings)
     server = Server(config, Api.over(databases), getattr(databases, "open_feeds", None), folder)
     started, done = threading.Event(), threading.Event()
@@ -108,7 +108,7 @@ def serving(databases: ManagedDatabases, *, folder: Path | None = None, **settin
 
 
 class NoDatabases:
-    """A server without any database: for what needs none."""
+    """Databases of a server that has none."""
 
     def get(self, name: str) -> Any:
         raise NotFound(f"there is no database {name!r}")
@@ -134,7 +134,7 @@ class NoDatabases:
 
 @contextlib.contextmanager
 def unread(client: Client, request: str, token: str) -> Iterator[None]:
-    """Send a request, and hold its answer, which has begun, without reading it."""
+    """Send a request and wait until its answer begins, but do not read it."""
     first, _, rest = request.partition("\r\n")
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

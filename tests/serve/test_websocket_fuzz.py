@@ -1,4 +1,4 @@
-"""Whatever a client sends on a WebSocket: an answer, or a close with a reason, and never a defect of ours.
+"""Random WebSocket frames of a client: an answer, or a close with a reason, and never an internal error.
 
 The gateway answers every frame and stays; the streams take acks and pauses and close on anything else; bytes that are
 no frames at all end the connection. `make soak` sends 10,000 more.
@@ -37,7 +37,7 @@ class Served(Client):
     """A server, with a subscription and a query to listen to."""
 
     def furnish(self) -> None:
-        """What frames are about; those before may have taken it away."""
+        """Create what frames refer to again: earlier frames may have removed it."""
         self.ok("sql.exec", sql="CREATE TABLE IF NOT EXISTS t (id INTEGER PRIMARY KEY, v TEXT, b BLOB)")
         query = self.ok("query.prepare", sql="SELECT id FROM t WHERE id = ?")["query_id"]
         sub = self.ok("cdc.subscribe_table", table="t")["sub_id"]
@@ -115,7 +115,7 @@ def raw(draw: st.DrawFn) -> bytes:
 
 
 def told_to_gateway(served: Served, frames: list[str | bytes]) -> None:
-    """Every frame has its one answer, and the socket is good for more."""
+    """Send frames to the gateway; check that each gets one answer and the socket still works."""
     client = GatewayClient(served.address)
     try:
         for frame in frames:
@@ -132,7 +132,7 @@ def told_to_gateway(served: Served, frames: list[str | bytes]) -> None:
 
 
 def known_id(frame: str | bytes) -> Any:
-    """The id of a message that has a good one."""
+    """Return the id of a message, if it is valid."""
     try:
         found = json.loads(frame, parse_constant=_no_json) if isinstance(frame, str) else None
     except (ValueError, RecursionError):
@@ -143,12 +143,12 @@ def known_id(frame: str | bytes) -> Any:
 
 
 def _no_json(word: str) -> None:
-    """NaN and Infinity, which Python writes and reads."""
+    """Refuse NaN and Infinity, which Python writes and reads."""
     raise ValueError(word)
 
 
 def told_to_stream(served: Served, name: str, frames: list[str | bytes]) -> None:
-    """The connection continues, or closes with a code that blames the client."""
+    """Send frames to a stream; check that it continues, or closes with a code that blames the client."""
     url = served.address.replace("http", "ws", 1) + served.paths[name]
     client = connect(url, open_timeout=PATIENCE, close_timeout=1, compression=None, proxy=None)
     with client, contextlib.suppress(ConnectionClosed):
@@ -158,7 +158,7 @@ def told_to_stream(served: Served, name: str, frames: list[str | bytes]) -> None
 
 
 def told_raw(served: Served, path: str, pieces: list[bytes]) -> None:
-    """After the upgrade anything: the server closes, or waits for more; it has not fallen over."""
+    """Send bytes after the upgrade; check that the server closes the connection or waits for more."""
     where = served.http.base_url
     with sockets.create_connection((where.host, where.port), PATIENCE) as client:
         key = base64.b64encode(secrets.token_bytes(16)).decode()
@@ -174,7 +174,7 @@ def told_raw(served: Served, path: str, pieces: list[bytes]) -> None:
 
 
 def run(served: Served, strategy: Any, check: Callable[[Any], None], examples: int, number: int) -> None:
-    """So many cases."""
+    """Check `examples` cases."""
 
     @cases(examples, number)
     @given(strategy)
@@ -187,7 +187,7 @@ def run(served: Served, strategy: Any, check: Callable[[Any], None], examples: i
 
 
 def hostile(served: Served, name: str, examples: int, number: int) -> None:
-    """Frames for one of the routes; the log has no complaint of ours about any."""
+    """Send random frames to one of the routes; check that the server logs no error."""
     several = st.lists(gateway_frame if name == "gateway" else stream_frame, min_size=1, max_size=6)
     if name == "gateway":
         run(served, several, lambda frames: told_to_gateway(served, frames), examples, number)

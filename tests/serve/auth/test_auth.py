@@ -55,7 +55,7 @@ def name(route: Any) -> str:
     return f"{route.method} {route.path}"
 
 
-def test_every_route_has_a_row_in_the_table() -> None:
+def test_expected_statuses_list_every_route() -> None:
     assert {name(route) for route in ROUTES} == set(LOCKED)
 
 
@@ -74,7 +74,7 @@ def test_locked_route_admits_exactly_the_token_holder() -> None:
 
 @pytest.mark.slow
 def test_unauthenticated_request_does_not_reveal_routes() -> None:
-    """Every path and query says the same as one that is not there."""
+    """Every known path and query gets the same answer as an unknown one."""
     paths = {route.path for route in ROUTES if route.access is not Access.OPEN and not route.rpc}
     queries = (
         "",
@@ -118,7 +118,7 @@ def test_unknown_path_needs_a_credential() -> None:
         assert client.http.get("/secret", headers=CALLERS["bearer"]).status_code == 404
 
 
-def test_metrics_can_be_opened_alone() -> None:
+def test_metrics_open_makes_only_metrics_public() -> None:
     with serving(NoDatabases(), token=Secret(TOKEN), metrics_open=True) as client:
         assert client.http.get("/metrics").status_code == 200
         assert client.http.get("/openapi.json").status_code == 401
@@ -159,7 +159,7 @@ def test_metrics_can_be_opened_alone() -> None:
         ({"host": "localhost", "origin": "file://localhost"}, False),
     ],
 )
-def test_without_a_token_host_and_origin_must_be_this_machine(headers: dict[str, str], admitted: bool) -> None:
+def test_server_without_a_token_refuses_foreign_hosts_and_origins(headers: dict[str, str], admitted: bool) -> None:
     pairs = [(key.encode(), value.encode()) for key, value in headers.items()]
     gate = Gate(None)
     assert gate.admit(pairs, Access.OPEN).name == "anonymous"

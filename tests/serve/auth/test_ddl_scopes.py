@@ -44,7 +44,7 @@ def check(received: bytes) -> None:
 
 
 class Site:
-    """A server of the table orders and hidden tables, whose views changed, and a viewer of orders alone."""
+    """A server with the table orders, hidden tables and changed views, and a viewer of orders alone."""
 
     def __init__(self, live: Live, change: Callable[[str], Any]) -> None:
         self.live, self.change = live, change

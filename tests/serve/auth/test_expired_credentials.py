@@ -38,7 +38,7 @@ ACCEPT = {"ndjson": "application/x-ndjson", "arrow": "application/vnd.apache.arr
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """With a log that is larger than all buffers between."""
+    """A client of a server whose log is larger than all socket buffers."""
     folder = tmp_path_factory.mktemp("letting-go")
     with Whole(folder) as databases, serving(databases, folder=folder, token=Secret("admin")) as client:
         client.http.headers.update(ADMIN)
@@ -61,7 +61,7 @@ def connections(client: Client) -> float:
 
 @contextlib.contextmanager
 def reading_nothing(client: Client, kind: str, token: str, sub: dict[str, Any]) -> Iterator[socket.socket]:
-    """A connection whose client asked for everything and takes none of it."""
+    """Open a connection that requests everything and reads none of the answer."""
     seen = client.ok("pull.describe", table="t")
     path = PATHS[kind].format(version=seen["version"], latest=seen["latest"], ws_url=sub["ws_url"])
     asked = [f"GET {path} HTTP/1.1", "host: 127.0.0.1", f"authorization: Bearer {token}"]
@@ -84,7 +84,7 @@ def reading_nothing(client: Client, kind: str, token: str, sub: dict[str, Any]) 
 
 
 def masked(body: Any) -> bytes:
-    """One text frame of a client, whose mask is zero."""
+    """Return one text frame of a client with the mask zero."""
     data = json.dumps(body).encode()
     assert len(data) < 126
     return bytes([0x81, 0x80 | len(data)]) + bytes(4) + data

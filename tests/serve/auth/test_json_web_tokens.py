@@ -23,7 +23,7 @@ NULL = object()  # a claim that is there, and is JSON's null
 
 
 def signed(claims: dict[str, Any], key: Any = SECRET, algorithm: str = "HS256", **head: Any) -> bytes:
-    """Good for ten minutes unless `claims` say else; one that is None is left out."""
+    """Return a JWT that is valid for ten minutes unless `claims` differ; a claim that is None is omitted."""
     whole = {"sub": "ann", "exp": LATER, **claims}
     sent = {name: None if value is NULL else value for name, value in whole.items() if value is not None}
     return jwt.encode(sent, key, algorithm, headers=head or None).encode()
@@ -59,7 +59,9 @@ def checker(**settings: Any) -> Jwts:
         ({"scopes": []}, "viewer", ()),
     ],
 )
-def test_claims_become_a_principal(claims: dict[str, Any], role: str, scopes: Any) -> None:
+def test_claims_determine_the_role_scopes_and_expiry_of_the_principal(
+    claims: dict[str, Any], role: str, scopes: Any
+) -> None:
     who = checker().check(signed(claims))
     assert (who.name, who.role, who.scopes, who.until) == ("ann", role, scopes, (LATER + 30) * 1000)
 
@@ -142,7 +144,9 @@ def test_rejected_jwt_logs_whether_signature_algorithm_kid_audience_or_issuer_is
         assert caplog.text.count("a JWT was refused") == 1 and logged in caplog.text
 
 
-def test_bad_tokens_do_not_fill_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_bad_tokens_are_logged_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     one = checker()
     for now in (1.0, 2.0, 3.0, 62.0):
         monkeypatch.setattr("headwater.serve.auth.json_web_tokens.time.monotonic", lambda now=now: now)
@@ -197,7 +201,7 @@ def test_same_subject_of_two_issuers_is_two_accounts() -> None:
     assert len({who.account for who in found}) == 2
 
 
-def test_one_that_was_good_expires_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepted_token_is_refused_after_its_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
     one, token = checker(), signed({"exp": LATER})
     assert one.check(token).until == (LATER + 30) * 1000
     monkeypatch.setattr("headwater.serve.auth.json_web_tokens.time.time_ns", lambda: (LATER + 31) * 1_000_000_000)
@@ -205,7 +209,7 @@ def test_one_that_was_good_expires_all_the_same(monkeypatch: pytest.MonkeyPatch)
         one.check(token)
 
 
-def test_bad_settings_are_said_at_the_start(tmp_path: Path) -> None:
+def test_short_secret_or_unreadable_key_file_is_refused_at_the_start(tmp_path: Path) -> None:
     open_to_all = Gate.of(ServeConfig())
     assert not open_to_all.locked and open_to_all._jwts is None
     with pytest.raises(ConfigError, match="32 bytes"):

@@ -1,4 +1,4 @@
-"""A key that is revoked after its caller was admitted, and before a stream or write began, opens and writes nothing."""
+"""A key revoked after its caller is admitted, but before its stream or write begins, opens and writes nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once the server has found a key, which is when its holder is let in."""
+    """Return an event that is set once the server has found a key, so its holder is admitted."""
     seen, find = threading.Event(), Keys.find
 
     def noted(keys: Keys, text: bytes) -> Key | None:
@@ -155,7 +155,7 @@ def is_unauthorized(answer: httpx.Response) -> bool:
     return answer.status_code == 401 or answer.json()["error"]["code"] == "unauthorized"
 
 
-def test_write_that_waits_for_its_turn_is_not_done_once_its_key_was_revoked(client: Client) -> None:
+def test_write_in_the_queue_is_refused_if_its_key_is_revoked_before_its_turn(client: Client) -> None:
     key = made(client)
     headers = {"authorization": f"Bearer {key['token']}"}
     body = {"id": 1, "method": "sql.exec", "params": {"sql": "UPDATE t SET v = 'stolen'"}}
@@ -182,7 +182,7 @@ def test_write_that_waits_for_its_turn_is_not_done_once_its_key_was_revoked(clie
 
 
 def streams(client: Client) -> int:
-    """Return how many wait for the hub."""
+    """Return how many groups of streams the hubs have."""
     feeds: Any = client.server._api.feeding()  # type: ignore[attr-defined]
     return sum(len(hub._groups) for hub in feeds._hubs.values())
 
@@ -192,7 +192,7 @@ def streams(client: Client) -> int:
 
 @pytest.fixture
 def slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Streams are opened only after the second event; the first event is set when one waits."""
+    """Hold every opened stream until the second event is set; set the first event when a stream is held."""
     waits, go = threading.Event(), threading.Event()
 
     def slow(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -134,7 +134,7 @@ ELSEWHERE = {  # shown by CALLS, or by the streams below
 
 
 class World:
-    """A locked server with the databases main and shop, and a client for everybody."""
+    """A server with credentials, the databases main and shop, and a client for each principal."""
 
     def __init__(self, client: Client, files: Whole) -> None:
         self.files, self.server, self.url = files, client, str(client.http.base_url)
@@ -178,11 +178,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             made.close()
 
 
-def test_every_method_has_a_row() -> None:
+def test_calls_of_the_test_include_every_method() -> None:
     assert {method for method, _, _ in CALLS} == set(METHODS)
 
 
-def test_every_route_has_a_row() -> None:
+def test_calls_of_the_test_include_every_route() -> None:
     assert {f"{route.method} {route.path}" for route in ROUTES} == set(ROUTED) | ELSEWHERE
 
 
@@ -255,7 +255,7 @@ def test_created_key_cannot_exceed_its_creator(world: World) -> None:
     assert world.people["shop"].get("/").status_code == 200
 
 
-def test_unknown_scopes_are_reported(world: World) -> None:
+def test_created_token_reports_its_scopes_that_do_not_exist(world: World) -> None:
     def unknown(who: httpx.Client, *scopes: str) -> Any:
         made = world.call(who, "security.token.create", name="typo", scopes=list(scopes))["result"]
         assert made["scopes"] == sorted(scopes) and made["token"]

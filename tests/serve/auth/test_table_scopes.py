@@ -73,7 +73,7 @@ WRITES = ["DELETE FROM payroll", "DELETE FROM payrolly", "DELETE FROM pay", "INS
 
 
 class World:
-    """A locked server, and a viewer and an owner with the scope of one table of `main`."""
+    """A server with credentials, and a viewer and an owner with the scope of one table of `main`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -126,14 +126,14 @@ def _said(answer: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _get(client: httpx.Client, path: str) -> tuple[int, str]:
-    """The status, and all that is said but by a stream that was let in."""
+    """Return the status and the headers and body of an answer; of a status 200, the headers only."""
     with client.stream("GET", path) as response:
         text = json.dumps({name: value for name, value in response.headers.items() if name != "date"})
         return response.status_code, text if response.status_code == 200 else text + response.read().decode()
 
 
 @pytest.mark.parametrize("sql", ALLOWED)
-def test_statement_on_tables_in_scope_is_answered(world: World, sql: str) -> None:
+def test_statement_on_tables_in_scope_is_executed(world: World, sql: str) -> None:
     for client, method in itertools.product(world.people.values(), ("query.select", "query.prepare", "query.explain")):
         assert world.call(client, method, sql=sql)["ok"], method
     assert world.call(world.people["owner"], "sql.exec", sql=sql)["ok"]

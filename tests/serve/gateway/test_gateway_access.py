@@ -42,7 +42,7 @@ PEOPLE = {  # name -> role and scopes
 
 
 class World:
-    """A locked server, and keys for everybody."""
+    """A server with credentials, which makes keys and opens gateway sockets with them."""
 
     def __init__(self, client: Client) -> None:
         self.url, self._client = str(client.http.base_url), client
@@ -166,7 +166,7 @@ def test_gateway_socket_opened_by_ticket_closes_when_its_key_is_revoked(world: W
 
 @pytest.mark.slow
 def test_revoking_a_key_closes_the_gateway_socket_of_a_client_that_does_not_read(world: World) -> None:
-    """Its last words cannot be said: they are given up after a while, and it is no stream any more at once."""
+    """The close frame cannot be sent: the server stops counting the stream at once, and drops the connection later."""
     made = world.key("editor", ["shop"])
     client = world.open(made["token"], max_queue=1)
     client.ok("subscribe", {"namespace": "shop", "tables": ["b"]}, id="s")

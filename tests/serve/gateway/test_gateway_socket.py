@@ -59,7 +59,7 @@ def test_inbox_is_bounded_in_bytes() -> None:
     assert asyncio.run(settled(Inbox(), large)) == (1, large), "one that is larger than all of it goes in alone"
 
 
-def test_subscriptions_that_wait_for_the_socket_make_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subscriptions_encode_no_frames_until_the_socket_accepts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def noted(id: int, piece: bytes) -> bytes:

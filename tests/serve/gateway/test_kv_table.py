@@ -21,7 +21,7 @@ EDIT = Principal("ed", EDITOR)
 
 
 class Clock:
-    """Milliseconds that the test advances."""
+    """A clock in milliseconds that the test advances."""
 
     now = 1_000_000
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Store:
-    """A Kv over real databases, asked from a test that is not asynchronous."""
+    """A Kv over real databases, for tests without a running event loop."""
 
     def __init__(self, files: Files, bridge: Bridge) -> None:
         self.files, self.clock = files, Clock()
@@ -81,7 +81,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield found
 
 
-def test_before_the_first_put_there_is_nothing_and_no_table(store: Store) -> None:
+def test_reads_before_the_first_put_return_nothing_and_create_no_table(store: Store) -> None:
     assert store.get(b"a") is None
     assert store.delete(b"a") is False
     assert store.scan() == []
@@ -192,7 +192,7 @@ def test_kv_scan_returns_all_keys_with_the_prefix_in_byte_order_up_to_the_limit(
         assert store.scan(prefix, 3) == wanted[:3], prefix
 
 
-def test_roles_scopes_and_namespaces_are_checked(store: Store) -> None:
+def test_kv_calls_check_roles_scopes_and_namespaces(store: Store) -> None:
     store.files.create("other")
     store.put(b"a", b"1")
     assert store.get(b"a", "other") is None, "each namespace has keys of its own"

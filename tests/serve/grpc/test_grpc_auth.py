@@ -70,14 +70,14 @@ CALLS: list[tuple[str, dict[str, Any], frozenset[str]]] = [  # method, fields, w
 
 
 def all_methods() -> set[str]:
-    """Of the .proto files."""
+    """Return the paths of all methods in the .proto files."""
     files = descriptor_pb2.FileDescriptorSet.FromString((FOLDER / "protos.bin").read_bytes())
     services = [(file.package, service) for file in files.file for service in file.service]
     return {f"{package}.{service.name}/{method.name}" for package, service in services for method in service.method}
 
 
 class World:
-    """A locked server with the databases main and shop, and a caller for everybody."""
+    """A server with credentials, the databases main and shop, and a caller for each principal."""
 
     def __init__(self, client: Client, files: Whole) -> None:
         self.client, self.files = client, files
@@ -131,7 +131,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             yield World(client, files)
 
 
-def test_every_method_has_a_row() -> None:
+def test_calls_of_the_test_include_every_grpc_method() -> None:
     assert {path for path, _, _ in CALLS} == all_methods()
 
 
@@ -172,7 +172,7 @@ def wait_until_none_is_listed(caller: Caller) -> None:
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])
 @pytest.mark.parametrize("kind", ["admin", "key", "jwt"])
 def test_every_credential_is_accepted_in_either_header(world: World, header: str, kind: str) -> None:
-    """With SochDB's gate JWTs are tried first, and API keys never."""
+    """SochDB tries JWTs first, and never API keys."""
     signed = jwt.encode({"sub": "ann", "role": "Viewer", "exp": int(time.time()) + 600}, SECRET, "HS256")
     token = {"admin": ADMIN, "key": world.tokens["all"], "jwt": signed}[kind]
     with world.caller(token, header) as caller:
@@ -201,7 +201,7 @@ def test_forbidden_call_names_the_missing_right(world: World) -> None:
 
 
 def test_rate_limit_error_has_a_retry_delay() -> None:
-    """SochDB makes the trailer, and forgets to send it."""
+    """SochDB builds the trailer and does not send it."""
     error = LimitExceeded("too many", retry_after_ms=250)
     assert errors.text(error) == "Rate limit exceeded. Retry after 250ms."
     assert ("retry-after-ms", "250") in errors.trailers(error)
@@ -221,7 +221,7 @@ def test_unlocked_server_treats_callers_as_anonymous(tmp_path: Path) -> None:
 
 
 def test_subscriptions_of_others_are_neither_seen_nor_cancelled(world: World) -> None:
-    """SochDB cancels anybody's."""
+    """SochDB lets every caller cancel every subscription."""
 
     def ids(caller: Caller) -> list[str]:
         return [each.subscription_id for each in caller.call(f"{SUBSCRIPTIONS}/ListSubscriptions").subscriptions]

@@ -41,13 +41,13 @@ def channel(client: Client) -> Iterator[grpc.Channel]:
 
 
 def head(files: Whole) -> int:
-    """Everything that was written is durable up to here."""
+    """Wait until every commit is durable in the log; return its newest offset."""
     assert files.database("main").catch_up(PATIENCE)
     return files.database("main").log.flush()
 
 
 def now(channel: grpc.Channel) -> Any:
-    """A checkpoint of now."""
+    """Return a checkpoint of the current time."""
     with Feed(channel) as feed:
         return feed.upto("checkpoint")[-1].checkpoint
 
@@ -175,7 +175,7 @@ def test_feed_sends_only_the_requested_spans(files: Whole, channel: grpc.Channel
 
 
 @pytest.mark.parametrize("value", [{"t": "i64", "v": 5}, 5])
-def test_single_row_is_watched_by_its_key(files: Whole, channel: grpc.Channel, value: Any) -> None:
+def test_span_of_one_key_receives_only_changes_of_its_row(files: Whole, channel: grpc.Channel, value: Any) -> None:
     keys = json.dumps({"prefix": [value]})
     with Feed(channel, spans=[span("t", keys=keys)], base_offset=head(files)) as feed:
         files.run("INSERT INTO t VALUES (4, 0), (5, 0), (6, 0)")
@@ -185,7 +185,7 @@ def test_single_row_is_watched_by_its_key(files: Whole, channel: grpc.Channel, v
         assert of.table == "t" and of.start_key == KEY[5] < of.end_key <= KEY[6]
 
 
-def test_value_bounds_are_inclusive(files: Whole, channel: grpc.Channel) -> None:
+def test_both_key_bounds_of_a_span_are_inclusive(files: Whole, channel: grpc.Channel) -> None:
     keys = json.dumps({"lower_bound": [{"t": "i64", "v": 5}], "upper_bound": [{"t": "i64", "v": 7}]})
     with Feed(channel, spans=[span("t", keys=keys)], base_offset=head(files)) as feed:
         files.run("INSERT INTO t SELECT value, 0 FROM json_each('[4, 5, 6, 7, 8]')")
@@ -224,7 +224,7 @@ def test_only_resolved_omits_checkpoints_of_spans(files: Whole, channel: grpc.Ch
     ("asked", "spans", "only_resolved", "seconds"),
     [(100, 10, False, 0.1), (100, 400, False, 2.0), (100, 400, True, 0.1), (3_000, 400, False, 3.0)],
 )
-def test_interval_of_checkpoints_grows_with_the_number_of_spans(
+def test_checkpoint_interval_grows_with_the_number_of_spans_of_a_feed(
     files: Whole,
     channel: grpc.Channel,
     monkeypatch: pytest.MonkeyPatch,
@@ -359,7 +359,7 @@ def test_uncaptured_changes_end_the_stream(files: Whole, channel: grpc.Channel) 
 
 
 def test_rows_of_a_version_and_the_feed_after_it_are_the_table(files: Whole, client: Client) -> None:
-    """The snapshot of a pull and the feed from its version: no gap between them, and nothing twice."""
+    """The rows of a pull and the feed from its version have no gap and no change twice."""
     pull = "headwater.v1.PullService"
     files.run("INSERT INTO t SELECT value, 'old' FROM json_each('[1,2,3,4,5]')")
     with calling(client) as caller:
@@ -412,7 +412,7 @@ def test_base_of_another_generation_is_refused(files: Whole, channel: grpc.Chann
     assert failure.details() == f"the log is of generation {base.generation}, not 'another'"
 
 
-def test_skip_catchup_begins_now(files: Whole, channel: grpc.Channel) -> None:
+def test_feed_with_skip_catchup_sends_only_later_changes(files: Whole, channel: grpc.Channel) -> None:
     base = now(channel)
     files.run("INSERT INTO t VALUES (1, 'a')")
     for start in ({"base": base.ts}, {"base_offset": 0}):

@@ -30,7 +30,7 @@ ADMIN = (("authorization", "Bearer t"),)
 
 @contextlib.contextmanager
 def served(folder: Path, max_streams: int = 100, **settings: Any) -> Iterator[tuple[Whole, Client, grpc.Channel]]:
-    """Two tables behind a server with a credential."""
+    """Serve two tables with a credential."""
     feeds = FeedsConfig(**{"checkpoint_seconds": 0.1} | settings)
     with Whole(
         folder / "data", log=LogConfig(flush_ms=5), feeds=feeds, serve=ServeConfig(max_streams=max_streams)
@@ -81,7 +81,7 @@ def test_stalled_change_feed_is_cut_off(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_lagging_reader_gets_a_last_checkpoint_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads every message, but is behind for longer than the server allows."""
+    """The reader takes every message, but lags for longer than the server allows."""
     monkeypatch.setattr(changefeed_module, "FeedTiming", lambda checkpoints, *_: FeedTiming(checkpoints, patience=0.0))
     with served(tmp_path) as (files, client, channel):
         log = files.database("main").log
@@ -125,7 +125,7 @@ def test_reconnect_loop_gets_a_retry_delay(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_second_catch_up_of_a_caller_waits(tmp_path: Path) -> None:
+def test_second_catch_up_of_a_caller_waits_until_the_first_ends(tmp_path: Path) -> None:
     with served(tmp_path, catchups=1, slow_consumer_seconds=60.0) as (files, client, channel):
         filled(files, 3_000)
         first = Feed(channel, metadata=ADMIN, base_offset=0)
@@ -156,7 +156,9 @@ def test_second_catch_up_of_a_caller_waits(tmp_path: Path) -> None:
         ("other", {}, "PERMISSION_DENIED"),
     ],
 )
-def test_scopes(tmp_path: Path, scope: str, fields: Any, status: str | None) -> None:
+def test_change_feed_is_refused_to_callers_without_scopes_for_all_its_tables(
+    tmp_path: Path, scope: str, fields: Any, status: str | None
+) -> None:
     with served(tmp_path) as (_, client, channel):
         token = client.ok("security.token.create", name="x", role="viewer", scopes=[scope])["token"]
         with Feed(channel, metadata=(("x-api-key", token),), **fields) as feed:
@@ -199,7 +201,7 @@ def test_two_api_keys_with_the_same_name_have_separate_catchup_budgets(tmp_path:
             feed.upto("steady_state")
 
 
-def test_interval_of_checkpoints_grows_with_the_spans_of_all_feeds_of_a_caller(
+def test_checkpoint_interval_grows_with_the_spans_of_all_feeds_of_a_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feeds: list[ChangeFeed] = []
@@ -223,7 +225,7 @@ def test_interval_of_checkpoints_grows_with_the_spans_of_all_feeds_of_a_caller(
             wait_until(lambda: feeds[0].least() == 0.1, "the one with many spans is closed")
 
 
-def test_ranges_that_are_looked_up_count_although_only_resolved_is_sent(
+def test_ranges_of_a_feed_with_only_resolved_count_for_its_checkpoint_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paces: list[FeedTiming] = []
@@ -244,8 +246,8 @@ def test_ranges_that_are_looked_up_count_although_only_resolved_is_sent(
         assert [pace.checkpoints for pace in paces] == [5 * len(ranges) / 1000]
 
 
-def test_feeds_are_streams_of_the_server(tmp_path: Path) -> None:
-    """One too many is refused when it comes; those that are there stay."""
+def test_change_feeds_count_toward_the_stream_limit_of_the_server(tmp_path: Path) -> None:
+    """A feed above the limit is refused when it opens; open ones continue."""
     with served(tmp_path, max_streams=2) as (files, client, channel):
         with Feed(channel, metadata=ADMIN) as one, Feed(channel, metadata=ADMIN) as two:
             one.upto("steady_state"), two.upto("steady_state")
@@ -276,6 +278,6 @@ def test_feeds_are_streams_of_the_server(tmp_path: Path) -> None:
         (LogDamaged("x"), "INTERNAL"),
     ],
 )
-def test_reason_and_status_of_an_error_agree(error: HeadwaterError, reason: str) -> None:
+def test_error_event_has_the_reason_and_the_retryable_flag_of_its_error(error: HeadwaterError, reason: str) -> None:
     told = failure_event(error).error
     assert told.Reason.Name(told.reason) == reason and told.retryable == error.retryable

@@ -46,7 +46,7 @@ def connected(client: Client, source: str = "127.0.0.1") -> Iterator[socket.sock
 
 
 def answer(connection: socket.socket) -> tuple[int, bytes]:
-    """Return the type and the payload of the first frame of an answer: its data, or trailers without data."""
+    """Return the type and the payload of the first DATA frame of an answer, or of its trailers if it has no data."""
     received = connection.makefile("rb")
     while head := received.read(9):
         payload = received.read(int.from_bytes(head[:3], "big"))
@@ -64,7 +64,7 @@ def is_healthy(client: Client, **named: Any) -> bool:
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of metadata entries of each call that the gRPC library passes on."""
+    """Return a list that gets the number of metadata entries of each call that the gRPC library passes on."""
     found, inherited = list[int](), AuthInterceptor.intercept_service
 
     async def intercept(self: AuthInterceptor, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
@@ -83,7 +83,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [(PREFACE, MAX_UNACKNOWLEDGED), (ACKNOWLEDGED, MAX_BLOCK)],
     ids=["unacknowledged", "acknowledged"],
 )
-def test_flood_of_continuations_is_closed_and_not_converted(first: bytes, most: int, called: list[int]) -> None:
+def test_flood_of_continuation_frames_is_closed_before_its_metadata_are_parsed(
+    first: bytes, most: int, called: list[int]
+) -> None:
     entry = header(b"a", b"b")
     flood = frame(CONTINUATION, 0, entry * 3000, 1)
     with serving(NoDatabases(), token=Secret("t")) as client, connected(client) as connection:
@@ -116,7 +118,7 @@ def test_many_refused_connections_leave_others_open() -> None:
         assert other.recv(1), "the connection is still open"
 
 
-def test_headers_in_continuations_are_accepted() -> None:
+def test_headers_split_over_continuation_frames_are_accepted() -> None:
     sent = headers(CHECK) + header(b"a", b"b" * 100)
     with serving(NoDatabases()) as client, connected(client) as connection:
         connection.sendall(ACKNOWLEDGED + frame(HEADERS, 0, sent[:10], 1) + frame(CONTINUATION, 0, sent[10:20], 1))
@@ -165,7 +167,7 @@ def test_connections_of_one_address_above_the_limit_are_closed() -> None:
             assert refused.recv(9) == b""
 
 
-def test_address_in_the_name_of_a_peer_is_returned() -> None:
+def test_client_address_is_parsed_from_the_peer_name() -> None:
     assert address_in("unix:/tmp/a@b/1f@127.0.0.1") == "127.0.0.1"
     assert address_in("unix:/tmp/x/0@2001:db8::1") == "2001:db8::1"
     assert address_in("unix:/tmp/x/0@fe80::1%25eth0") == "fe80::1%eth0"
@@ -246,7 +248,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @contextlib.asynccontextmanager
 async def piped(serve: Serve, host: str = "127.0.0.1") -> AsyncIterator[tuple[Acceptor, socket.socket]]:
-    """An acceptor in front of `serve` in place of the gRPC library, and a connection to it."""
+    """Yield an acceptor in front of `serve`, which replaces the gRPC library, and a connection to it."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if writer.get_extra_info("peername"):
@@ -309,7 +311,7 @@ def test_half_closed_connection_is_answered_and_its_address_known(host: str) -> 
     assert [address_in(peer) for peer in peers] == [host]
 
 
-def test_answers_that_a_client_does_not_read_stop_the_library() -> None:
+def test_unread_answers_of_a_client_pause_the_grpc_library() -> None:
     chunk = bytes(64 << 10)
 
     async def main() -> None:
@@ -344,7 +346,7 @@ def test_answers_that_a_client_does_not_read_stop_the_library() -> None:
 
 
 class Transport:
-    """Records what is done with it."""
+    """A transport that records what the pipe does with it."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         self.address = address
@@ -373,7 +375,7 @@ class Transport:
         self.done.append("resume")
 
 
-def test_requests_that_the_library_does_not_read_stop_the_client() -> None:
+def test_requests_that_the_grpc_library_does_not_read_pause_the_client() -> None:
     async def main() -> None:
         outer, inner = Transport(), Transport()
         client = pipe.ClientEnd(pipe.Shared(), lambda _: None, lambda *_: None)

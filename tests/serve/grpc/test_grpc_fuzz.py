@@ -58,7 +58,7 @@ def described(path: str) -> MethodDescriptor:
 
 
 def value(rng: Random, field: FieldDescriptor, depth: int) -> Any:
-    """One that the field may hold."""
+    """Return a random value that the field may hold."""
     match field.type:
         case FieldDescriptor.TYPE_MESSAGE:
             return made(rng, field.message_type, depth + 1)
@@ -80,7 +80,7 @@ def value(rng: Random, field: FieldDescriptor, depth: int) -> Any:
 
 
 def made(rng: Random, kind: Any, depth: int = 0) -> Any:
-    """A message of that kind, most of its fields left out as often as not."""
+    """Return a random message of that kind; a field is omitted about every second time."""
     found = message(kind.full_name)()
     for field in kind.fields:
         if rng.random() < 0.4 or (depth > 3 and field.message_type):
@@ -96,7 +96,7 @@ def made(rng: Random, kind: Any, depth: int = 0) -> Any:
 
 
 def mistyped(rng: Random, kind: Any) -> bytes:
-    """Fields of its numbers with whatever type and bytes."""
+    """Return random fields as bytes: field numbers of the message with any wire type and content."""
     found = b""
     for _ in range(rng.randrange(1, 6)):
         number = rng.choice([field.number for field in kind.fields] or [1])
@@ -136,7 +136,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def statuses(client: Client, path: str, bodies: list[bytes]) -> list[Any]:
-    """What became of each, all of them sent at once."""
+    """Send all bodies at once; return the status of each call."""
     method = described(path)
     with calling(client) as caller:
         if method.server_streaming:

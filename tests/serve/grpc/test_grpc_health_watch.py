@@ -65,7 +65,7 @@ def test_compressed_request_is_refused(path: str) -> None:
 
 
 class Context:
-    """A call whose messages are taken only while `reads` is set."""
+    """A call whose client takes messages only while `reads` is set."""
 
     def __init__(self, *, reads: bool = True) -> None:
         self.reads, self.found = asyncio.Event(), list[int]()
@@ -81,7 +81,7 @@ class Context:
 
 
 class Uncounted:
-    """Limits that count nothing."""
+    """Limits that admit every call and count none."""
 
     def count_stream(self, *_: Any) -> AbstractContextManager[None]:
         return nullcontext()

@@ -53,7 +53,7 @@ def put(caller: Caller, key: bytes, value: bytes, **more: Any) -> None:
     assert answer.success and not answer.error
 
 
-def test_put_get_delete(caller: Caller) -> None:
+def test_put_value_is_returned_until_a_delete_over_grpc(caller: Caller) -> None:
     assert get(caller, b"a") is None
     put(caller, b"a", b"one")
     put(caller, b"b", b"")
@@ -65,13 +65,13 @@ def test_put_get_delete(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("key", [b"", b"\0", bytes(range(256)), b"\xff" * 1000, "ü".encode()])
-def test_keys_and_values_are_any_bytes(caller: Caller, key: bytes) -> None:
+def test_keys_and_values_of_any_bytes_are_stored(caller: Caller, key: bytes) -> None:
     put(caller, key, key[::-1])
     assert get(caller, key) == key[::-1]
     assert [(pair.key, pair.value) for pair in caller.stream(f"{KV}/Scan").rest()] == [(key, key[::-1])]
 
 
-def test_scan_in_order_by_prefix_and_limit(caller: Caller) -> None:
+def test_scan_returns_keys_in_order_by_prefix_up_to_a_limit(caller: Caller) -> None:
     entries = [{"key": b"%b:%03d" % (kind, number), "value": b"x"} for kind in (b"b", b"a") for number in range(300)]
     assert caller.call(f"{KV}/BatchPut", entries=entries).success_count == 600
     everything = [pair.key for pair in caller.stream(f"{KV}/Scan").rest()]
@@ -81,7 +81,7 @@ def test_scan_in_order_by_prefix_and_limit(caller: Caller) -> None:
     assert caller.stream(f"{KV}/Scan", prefix=b"c").rest() == []
 
 
-def test_batches(caller: Caller) -> None:
+def test_batch_put_and_batch_get_return_counts_and_values_in_request_order(caller: Caller) -> None:
     assert caller.call(f"{KV}/BatchPut").success_count == 0
     found = caller.call(f"{KV}/BatchPut", entries=[{"key": b"a", "value": b"1"}, {"key": b"b", "value": b"2"}])
     assert (found.success_count, found.error) == (2, "")
@@ -156,7 +156,7 @@ def test_batch_put_is_atomic(caller: Caller) -> None:
     assert get(caller, b"a") is None
 
 
-def test_namespaces_are_databases(files: Whole, caller: Caller) -> None:
+def test_namespace_of_a_kv_call_is_a_database(files: Whole, caller: Caller) -> None:
     files.create("other")
     put(caller, b"a", b"main")
     put(caller, b"a", b"other", namespace="other")

@@ -32,7 +32,7 @@ for kinds in zip(*found):
 
 
 def test_message_has_one_class_for_all_threads() -> None:
-    """Two of them do not fit into each other: a feed that was written by two threads failed."""
+    """Two classes of one message cannot be combined: a feed written by two threads failed."""
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -45,7 +45,7 @@ def put_of(count: int, value: bytes = b"") -> Any:
 
 
 @pytest.mark.parametrize("made", [put_of(MAX_FIELDS - 1), put_of(3, bytes(LARGE)), put_of(0)])
-def test_message_within_the_limit_of_fields_is_taken(made: Any) -> None:
+def test_message_within_the_limit_of_fields_is_accepted(made: Any) -> None:
     check_fields(made.SerializeToString())
 
 

@@ -50,7 +50,7 @@ NUMBERS = {  # the seed's own: name -> number and type
 
 
 class Puller:
-    """Calls of one subscriber."""
+    """Calls of one subscriber of the PullService."""
 
     def __init__(self, client: Client, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         self.client, self.metadata = client, metadata
@@ -175,7 +175,7 @@ def test_log_page_may_split_a_transaction_and_marks_its_end(puller: Puller, file
     assert marks == [False] * 9 + [True]
 
 
-def test_range_gets_only_its_own_keys(puller: Puller, files: Whole) -> None:
+def test_pull_of_a_range_returns_only_rows_and_changes_of_its_keys(puller: Puller, files: Whole) -> None:
     (one,) = puller.ranges()
     puller.client.ok("pull.split", table="t", range=one.id, epoch=1, at=encode_key((31,)).hex())
     low, high = puller.ranges()

@@ -1,4 +1,4 @@
-"""How many waiting calls of PullService/CdcPullLog one caller, and one database, may have."""
+"""Limits on waiting calls of PullService/CdcPullLog, for one caller and for one database."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def served(folder: Path, max_streams: int | None = None, **settings: Any) -> Ite
 
 
 def asked(caller: Caller, files: Whole) -> dict[str, Any]:
-    """A request that waits for the next change."""
+    """Return a request that waits for the next change."""
     (one,) = caller.call(f"{PULL}/ListRanges", table="t").ranges
     log = files.database("main").log
     assert files.database("main").catch_up(PATIENCE)
@@ -51,7 +51,7 @@ def asked(caller: Caller, files: Whole) -> dict[str, Any]:
 
 
 def waiting(caller: Caller, **fields: Any) -> Any:
-    """A pull that is under way."""
+    """Start a CdcPullLog call that waits; return its future."""
     call = caller.channel.unary_unary(
         f"/{PULL}/CdcPullLog", response_deserializer=message("headwater.v1.CdcPullLogResponse").FromString
     )
@@ -67,7 +67,9 @@ def waits(client: Client) -> Any:
 @pytest.mark.parametrize(
     ("settings", "hint"), [({"max_streams": 1}, "max_streams"), ({"max_streams_per_client": 1}, "_per_client")]
 )
-def test_waiting_pulls_have_an_end(tmp_path: Path, settings: dict[str, Any], hint: str) -> None:
+def test_waiting_pulls_of_one_caller_and_of_one_database_are_limited(
+    tmp_path: Path, settings: dict[str, Any], hint: str
+) -> None:
     with (
         served(tmp_path, **settings) as (files, client),
         calling(client, ADMIN) as caller,
@@ -90,7 +92,7 @@ def test_waiting_pulls_have_an_end(tmp_path: Path, settings: dict[str, Any], hin
         assert len(found.log_data) == 1, "a place is given back by a caller that leaves, too"
 
 
-def test_waiting_pulls_of_a_key_named_anonymous_have_an_end(tmp_path: Path) -> None:
+def test_waiting_pulls_of_a_key_named_anonymous_are_limited(tmp_path: Path) -> None:
     with served(tmp_path) as (files, client), calling(client, ADMIN) as admin:
         request = asked(admin, files)
         waits(client)._most = 8  # a fourth for one caller

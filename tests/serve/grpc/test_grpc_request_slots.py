@@ -29,7 +29,7 @@ REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 @contextlib.contextmanager
 def unfinished(found: grpc.Channel, path: str) -> Iterator[Any]:
-    """An open call whose request does not arrive."""
+    """Open a call whose request does not arrive."""
     never = threading.Event()
 
     def requests() -> Iterator[bytes]:
@@ -71,7 +71,7 @@ def test_unfinished_health_checks_of_one_address_are_limited(monkeypatch: pytest
 
 
 def iter_done(held: list[Any]) -> Iterator[Any]:
-    """The calls in the order in which they end."""
+    """Yield the calls in the order in which they end."""
     done: Any = threading.Semaphore(0)
     ended: list[Any] = []
     for call in held:

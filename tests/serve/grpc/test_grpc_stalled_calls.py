@@ -39,7 +39,7 @@ SUBSCRIBE = f"/{SUBSCRIPTIONS}/Subscribe"
 
 
 class Pouring:
-    """A call whose caller does what is said."""
+    """A call whose number of unread messages the test sets."""
 
     def __init__(self) -> None:
         self.pending: int | None = None
@@ -62,7 +62,7 @@ def until(is_so: Any) -> None:
         assert time.monotonic() < end, "it never came to be"
 
 
-def test_only_a_message_unread_for_too_long_ends_the_call() -> None:
+def test_call_ends_only_if_one_message_stays_unread_for_too_long() -> None:
     async def main() -> None:
         loop, now = asyncio.get_running_loop(), 0.0
         loop.time = lambda: now  # type: ignore[method-assign]
@@ -112,7 +112,7 @@ class Gone:
 
 
 class Counted:
-    """What calls became."""
+    """Records the status with which each call ended."""
 
     def __init__(self) -> None:
         self.ends: list[str] = []
@@ -162,7 +162,7 @@ def test_change_feed_with_an_unread_last_message_is_cut_off(tmp_path: Path) -> N
 
 
 class Answered:
-    """The context of a call with an answer, and of which connection it is."""
+    """The context of a call that has an answer, with the name of its connection."""
 
     def __init__(self, peer: str) -> None:
         self.name, self.ends = f"unix:/folder/{peer}@127.0.0.1", list[Any]()
@@ -230,7 +230,9 @@ UNREAD_CALLS = {
 }
 
 
-def test_connection_without_a_window_for_answers_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_whose_flow_control_window_is_zero_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dropped, drop = list[str](), Acceptor.drop
 
     def noted(self: Acceptor, peer: str, why: str) -> None:

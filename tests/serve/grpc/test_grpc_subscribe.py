@@ -27,7 +27,7 @@ def image(data: bytes) -> Any:
 
 
 def short(event: Any) -> tuple[int, str, Any, Any]:
-    """Operation, table and images."""
+    """Return operation, table and images of an event."""
     return event.operation, event.table, image(event.before_value), image(event.after_value)
 
 
@@ -69,7 +69,7 @@ def test_uncommitted_and_rolled_back_changes_are_not_sent(client: Client, caller
 
 
 def test_concurrent_writers_leave_no_gaps_in_sequences(client: Client, files: Whole, caller: Caller) -> None:
-    """SochDB numbers rows when they are written, so that commits side by side come out of order."""
+    """SochDB numbers rows when they are written, so concurrent commits arrive out of order."""
     reader = caller.subscribe()
 
     def write(name: int) -> None:
@@ -116,7 +116,7 @@ def test_start_sequence_zero_sends_only_new_changes(files: Whole, caller: Caller
 
 @pytest.mark.parametrize("start", [1, 3, 5, 6])
 def test_start_sequence_is_the_first_one_delivered(files: Whole, caller: Caller, start: int) -> None:
-    """SochDB begins with the next sequence, so that a client that follows its documentation loses one."""
+    """SochDB begins with the next sequence, so a client that follows its documentation loses one."""
     files.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
     reader = caller.subscribe(start_sequence=start)
     files.run("INSERT INTO t VALUES (4, 4)")
@@ -132,7 +132,7 @@ def test_start_sequence_ahead_of_the_log_is_refused(caller: Caller, start: int) 
 
 
 def test_evicted_start_sequence_is_an_overrun(tmp_path: Path) -> None:
-    """SochDB takes it for a timeout and tries again for ever."""
+    """SochDB takes the overrun for a timeout and retries forever."""
     with (
         Whole(tmp_path, log=LogConfig(flush_ms=5, retention_events=3)) as files,
         serving(files) as client,
@@ -167,7 +167,7 @@ def test_slow_subscriber_receives_an_overrun(tmp_path: Path) -> None:
 
 
 def test_idle_stream_stays_open(files: Whole, caller: Caller) -> None:
-    """Nothing comes where nothing happens; how long to wait is for the reader to say."""
+    """Nothing is sent while nothing changes; the reader decides how long to wait."""
     call = caller.channel.unary_stream(f"/{SUBSCRIBE}")(b"", timeout=0.3)
     with pytest.raises(grpc.RpcError) as failure:
         next(call)
@@ -189,7 +189,7 @@ def test_subscription_of_a_table_gets_only_its_changes(files: Whole, caller: Cal
 
 
 def test_batch_without_matching_changes_is_skipped(files: Whole, caller: Caller) -> None:
-    """SochDB only moves past what matches: a batch of others is read again for ever."""
+    """SochDB advances only past matches: it reads a batch without matches again forever."""
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)"
     files.run(f"{numbers} INSERT INTO t SELECT i, i FROM n")
     files.run("INSERT INTO u VALUES (1, 'here')")
@@ -230,7 +230,9 @@ def test_filter_without_matches_is_not_evicted_from_a_busy_log(tmp_path: Path) -
         ([DELETE, INSERT], [INSERT, DELETE]),
     ],
 )
-def test_operations(files: Whole, caller: Caller, asked: list[int], wanted: list[int]) -> None:
+def test_subscription_delivers_only_the_requested_operations(
+    files: Whole, caller: Caller, asked: list[int], wanted: list[int]
+) -> None:
     reader = caller.subscribe(tables=["t"], operations=asked)
     files.run("ALTER TABLE t ADD COLUMN w")
     files.run("INSERT INTO t VALUES (1, 2, 3)")
@@ -241,14 +243,14 @@ def test_operations(files: Whole, caller: Caller, asked: list[int], wanted: list
 
 @pytest.mark.parametrize("odd", [0, 5, -1, 2**31 - 1])
 def test_unknown_operation_is_refused(caller: Caller, odd: int) -> None:
-    """SochDB drops it, and lets everything through where none is left."""
+    """SochDB drops unknown operations, and delivers everything if none is left."""
     failure = caller.refusal(SUBSCRIBE, operations=[INSERT, odd])
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert str(odd) in failure.details()
 
 
 def test_predicate_filters_changes(files: Whole, caller: Caller) -> None:
-    """SochDB takes it and lets everything through."""
+    """SochDB accepts a predicate and delivers everything."""
     reader = caller.subscribe(tables=["t"], where_predicate="v > 10")
     files.run("INSERT INTO t VALUES (1, 5)")
     files.run("UPDATE t SET v = 20")  # comes in
@@ -292,7 +294,7 @@ def test_dropped_column_of_a_predicate_ends_the_stream(files: Whole, caller: Cal
 
 
 def test_namespace_gets_only_its_own_changes(files: Whole, caller: Caller) -> None:
-    """SochDB keeps the name and delivers everybody's."""
+    """SochDB stores the namespace and delivers the changes of all namespaces."""
     files.create("other")
     files.run("CREATE TABLE t(k INTEGER PRIMARY KEY, v)", db="other")
     readers = {name: caller.subscribe(namespace=name) for name in ("", "default", "main", "other")}

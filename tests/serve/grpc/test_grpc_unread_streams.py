@@ -1,4 +1,4 @@
-"""How much memory the unread messages of one caller's gRPC streams may hold, and where large ones are encoded."""
+"""Memory of unread gRPC messages is limited for each caller, and large messages are encoded in threads."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Open = Callable[[Caller], Reading]
 
 
 def feed(caller: Caller) -> Reading:
-    """A change feed of which one message has a large row."""
+    """Open a change feed; one of its messages has a large row."""
     return caller.stream(FEED, base_offset=0, spans=[{"table": "t"}])
 
 
 def scan(caller: Caller) -> Reading:
-    """A scan whose only message has a large value; its page is counted too."""
+    """Open a scan whose only message has a large value; its page is counted too."""
     return caller.stream(f"{KV}/Scan", prefix=b"large")
 
 
@@ -65,7 +65,7 @@ def served(files: Whole) -> Iterator[Client]:
 
 
 def key(client: Client, name: str) -> tuple[dict[str, str], tuple[str, str]]:
-    """A viewer's key, and the metadata that shows it."""
+    """Create a viewer's key; return it and the metadata that carries it."""
     made = client.ok("security.token.create", name=name, role="viewer")
     return made, ("x-api-key", made["token"])
 
@@ -92,7 +92,7 @@ def test_caller_with_unread_messages_is_refused_and_others_are_not(
 
 
 @pytest.mark.parametrize("opened", [feed, scan])
-def test_unread_messages_of_all_callers_have_an_end(
+def test_unread_messages_of_all_callers_are_limited_together(
     files: Whole, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = SIZES[opened]
@@ -206,7 +206,9 @@ def test_large_row_of_a_change_feed_is_encoded_in_a_thread(files: Whole, monkeyp
         assert threads == {True: True, False: False}
 
 
-def test_answers_of_large_rows_come_encoded_to_the_loop(files: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_answers_with_large_rows_are_encoded_outside_the_event_loop(
+    files: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds: list[type] = []
 
     def noted(answer: Any) -> bytes:

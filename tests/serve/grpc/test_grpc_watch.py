@@ -20,7 +20,7 @@ WATCH, LIST, CANCEL = (f"{SUBSCRIPTIONS}/{name}" for name in ("WatchKey", "ListS
 
 
 def seen(event: Any) -> tuple[int, Any, Any]:
-    """Operation, and the column `v` of both images."""
+    """Return the operation of an event and the column `v` of both images."""
     before, after = (json.loads(data)["v"] if data else None for data in (event.before_value, event.after_value))
     return event.operation, before, after
 
@@ -179,7 +179,7 @@ def test_stalled_reader_is_cancelled(files: Whole, caller: Caller) -> None:
 
 
 def test_disconnected_client_ends_its_stream(client: Client, files: Whole, caller: Caller) -> None:
-    """SochDB polls for ever for a disconnected watcher."""
+    """SochDB polls forever for a disconnected watcher."""
     readers = [caller.watch(table="t"), caller.subscribe()]
     feeds = client.server._api.feeding()
     assert feeds.readers.count_streams()["grpc"] == 2

@@ -63,13 +63,13 @@ ILLEGAL = {
 
 @pytest.mark.parametrize("step", [1, 7, 1000, 1 << 24])
 @pytest.mark.parametrize("name", LEGAL)
-def test_legal_frames_pass(name: str, step: int) -> None:
+def test_legal_frames_are_accepted(name: str, step: int) -> None:
     assert not is_refused(LEGAL[name], step)
 
 
 @pytest.mark.parametrize("step", [1, 7, 1000, 1 << 24])
 @pytest.mark.parametrize("name", ILLEGAL)
-def test_frames_over_a_limit_are_refused(name: str, step: int) -> None:
+def test_illegal_bytes_are_refused(name: str, step: int) -> None:
     assert is_refused(ILLEGAL[name], step)
 
 

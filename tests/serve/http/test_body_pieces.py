@@ -162,7 +162,7 @@ def test_body_is_sent_piece_by_piece() -> None:
     ]
 
 
-def test_another_type_is_still_refused() -> None:
+def test_value_of_a_type_without_json_is_refused() -> None:
     with pytest.raises(TypeError):
         encode_with({"a": object()})
 

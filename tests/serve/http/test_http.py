@@ -26,7 +26,7 @@ from headwater.serve.server.server import Server
 
 
 class Numbers(NoDatabases):
-    """Databases that only have numbers."""
+    """Databases that have only statistics."""
 
     def __init__(self, **found: DatabaseStatus) -> None:
         self.found = found
@@ -249,7 +249,7 @@ def references(body: Any) -> list[str]:
 
 
 class Slow(NoDatabases):
-    """Answers when told to."""
+    """Databases that answer when the test allows it."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()

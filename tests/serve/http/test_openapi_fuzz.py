@@ -35,7 +35,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def furnish(client: Client) -> None:
-    """What the requests are about; those before may have taken it away."""
+    """Create what the requests are about again: earlier requests may have removed it."""
     client.ok("sql.exec", sql="CREATE TABLE IF NOT EXISTS t (id INTEGER PRIMARY KEY, v TEXT, b BLOB)")
     client.ok("sql.exec", sql="INSERT OR REPLACE INTO t(id, v) VALUES (1, 'a'), (2, NULL)")
     THERE["query_id"] = client.ok("query.prepare", sql="SELECT id FROM t WHERE id = ?")["query_id"]
@@ -70,7 +70,7 @@ def operation(name: str) -> Any:
 
 
 def send(client: Client, case: Case) -> tuple[int, str, bytes]:
-    """Status, kind and the begin of the answer. A stream may have no end: its head is enough."""
+    """Return status, content type and beginning of the answer: a stream may not end."""
     sent = case.as_transport_kwargs(base_url=str(client.http.base_url))
     request = httpx.Request(
         sent["method"],
@@ -91,13 +91,13 @@ def send(client: Client, case: Case) -> tuple[int, str, bytes]:
 
 
 def _sendable(headers: Any) -> list[tuple[str, str]]:
-    """Those that HTTP can carry: the rest never reaches a server."""
+    """Return the headers that HTTP can carry."""
     found = [(name, str(value)) for name, value in headers.items()]
     return [(name, value) for name, value in found if value.isascii() and value.isprintable() and name.isascii()]
 
 
 def check(client: Client, case: Case) -> None:
-    """Send it and look at what comes back."""
+    """Send a case and check its answer against the document."""
     try:
         status, kind, body = send(client, case)
     except (httpx.InvalidURL, UnicodeError, ValueError):
@@ -113,7 +113,7 @@ def check(client: Client, case: Case) -> None:
 
 
 def run(client: Client, name: str, examples: int, number: int) -> None:
-    """So many cases of one operation."""
+    """Check `examples` cases of one operation."""
 
     @cases(examples, number)
     @given(operation(name).as_strategy(), st.integers(0, 3), st.integers(0, 3))

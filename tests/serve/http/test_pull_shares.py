@@ -1,4 +1,4 @@
-"""How many bulk pulls and snapshots one caller may have open."""
+"""One caller may open only a share of the bulk pulls and snapshots."""
 
 from collections.abc import Iterator
 from pathlib import Path

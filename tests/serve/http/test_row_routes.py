@@ -47,7 +47,7 @@ PROBLEM = "application/problem+json"
 
 
 class Rows:
-    """Asks for rows."""
+    """Sends requests to the row routes."""
 
     def __init__(self, client: Client, files: Files) -> None:
         self.client, self.files, self.http = client, files, client.http
@@ -73,7 +73,7 @@ class Rows:
         return self.ask("DELETE", path, **headers)
 
     def refused(self, response: httpx.Response, status: int, code: str) -> dict[str, Any]:
-        """The problem, checked for shape."""
+        """Return the problem of a refused request, after checking its form."""
         assert (response.status_code, response.headers["content-type"]) == (status, PROBLEM), response.text
         found: dict[str, Any] = response.json()
         assert (found["status"], found["code"]) == (status, code)
@@ -119,7 +119,7 @@ def test_put_get_patch_and_delete_of_a_row_return_its_values_statuses_and_etags(
     rows.refused(rows.get("users/1"), 404, "not_found")
 
 
-def test_every_write_tells_its_causality_and_the_tag_of_the_row_in_its_answer(rows: Rows) -> None:
+def test_every_row_write_returns_its_causality_token_and_row_tag(rows: Rows) -> None:
     before = rows.files.get("main").head()
     answers = [
         rows.put("users/1", {"email": "a"}),
@@ -220,7 +220,7 @@ def test_row_write_with_a_stale_if_match_gets_412_and_changes_nothing(rows: Rows
     assert rows.delete("users/1", if_match="*").status_code == 204
 
 
-def test_create_only_and_replace_only(rows: Rows) -> None:
+def test_put_with_if_none_match_star_only_creates_and_with_if_match_star_only_replaces(rows: Rows) -> None:
     rows.refused(rows.put("users/1", {"email": "a"}, if_match="*"), 412, "precondition_failed")
     assert rows.put("users/1", {"email": "a"}, if_none_match="*").status_code == 201
     rows.refused(rows.put("users/1", {"email": "b"}, if_none_match="*"), 412, "precondition_failed")
@@ -232,7 +232,7 @@ def test_create_only_and_replace_only(rows: Rows) -> None:
     assert rows.get("users/1").json()["email"] == "d"
 
 
-def test_invalid_conditions_are_refused_where_they_matter(rows: Rows) -> None:
+def test_invalid_conditions_of_row_writes_are_refused(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     for name in ("if_match", "if_none_match"):
         for given in ("row:x", '"x', '*, "x"'):
@@ -258,7 +258,7 @@ def request(method: str, path: bytes, *lines: bytes, body: bytes = b"") -> bytes
     return b"\r\n".join(head) + b"\r\n\r\n" + body
 
 
-def test_odd_headers_as_they_come(rows: Rows) -> None:
+def test_unusual_condition_headers_of_a_row_are_parsed_as_rfc_9110_says(rows: Rows) -> None:
     tag = rows.put("users/1", {"email": "a"}).headers["etag"].encode()
     path = b"/api/v1/t/main/users/1"
 
@@ -318,7 +318,7 @@ def test_head_request_and_304_of_a_row_have_no_body_on_the_wire(rows: Rows) -> N
         ("odd%2Fname%2C%20100%25/k", {"k": "k"}),
     ],
 )
-def test_keys_of_every_form(rows: Rows, path: str, key: dict[str, Any]) -> None:
+def test_row_keys_in_every_url_form_address_their_row(rows: Rows, path: str, key: dict[str, Any]) -> None:
     body = {"email": "a"} if path.startswith("users") else {}
     made = rows.put(path, body)
     assert made.status_code == 201, made.text
@@ -332,7 +332,7 @@ def test_keys_of_every_form(rows: Rows, path: str, key: dict[str, Any]) -> None:
     assert rows.get(path).status_code == 404
 
 
-def test_keys_of_four_kinds_at_once(rows: Rows) -> None:
+def test_composite_key_of_four_kinds_addresses_its_row(rows: Rows) -> None:
     path = "days/2026-01-18,550e8400-e29b-41d4-a716-446655440000,1.5,true"
     assert rows.put(path, {}).status_code == 201
     assert rows.get(path).json() == {
@@ -385,13 +385,13 @@ def test_percent_encoded_slash_or_comma_in_a_key_value_is_not_a_separator() -> N
         ("keyless/1", "no primary key"),
     ],
 )
-def test_keys_that_are_none_are_refused_by_every_method(rows: Rows, path: str, said: str) -> None:
+def test_invalid_row_keys_are_refused_by_every_method(rows: Rows, path: str, said: str) -> None:
     for response in (rows.get(path), rows.put(path, {}), rows.patch(path, {"v": 1}), rows.delete(path)):
         problem = rows.refused(response, 400, "invalid_request")
         assert said in problem["title"] and problem["hint"], problem
 
 
-def test_no_key_at_all_is_no_address(rows: Rows) -> None:
+def test_row_url_without_a_key_returns_404(rows: Rows) -> None:
     for path in ("users", "users/", "users/1/", "users/1/2", "/api/v1/t/main//1"):
         rows.refused(rows.get(path), 404, "not_found")
 
@@ -422,7 +422,7 @@ def test_keys_are_compared_as_the_database_compares_them(rows: Rows) -> None:
 # --- values ----------------------------------------------------------------------------------------------
 
 
-def test_plain_json_round_trips(rows: Rows) -> None:
+def test_row_in_plain_json_round_trips(rows: Rows) -> None:
     body = {
         "u": "9007199254740993",
         "d": "12.3400",
@@ -457,7 +457,7 @@ def test_patch_value_of_the_wrong_kind_gets_400_naming_the_column(rows: Rows, co
     assert f"'{column}'" in problem["title"], problem
 
 
-def test_values_in_lits_both_ways(rows: Rows) -> None:
+def test_row_in_literals_round_trips(rows: Rows) -> None:
     lits = {"x": {"t": "bytes", "b64": "AP8="}, "u": {"t": "u64", "v": 3}, "d": "1.50", "o": True, "j": None}
     rows.refused(rows.put("kinds/1", lits, content_type=OBJECTS), 400, "invalid_request")  # "1.50" is a str there
     lits["d"] = {"t": "dec", "v": "1.50"}
@@ -472,7 +472,7 @@ def test_values_in_lits_both_ways(rows: Rows) -> None:
     assert rows.get("kinds/1").json()["x"] == "AP8="
 
 
-def test_two_forms_of_a_row_have_two_tags_and_either_guards_a_write(rows: Rows) -> None:
+def test_plain_and_literal_form_of_a_row_have_two_tags_and_either_guards_a_write(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     plain, lits = rows.get("users/1"), rows.get("users/1", accept=OBJECTS)
     assert plain.headers["etag"] != lits.headers["etag"], "one strong tag stands for the same bytes"
@@ -500,12 +500,12 @@ def test_two_forms_of_a_row_have_two_tags_and_either_guards_a_write(rows: Rows) 
         (f"{OBJECTS}; q=x", True),
     ],
 )
-def test_which_form_a_reader_prefers(accept: str, lits: bool) -> None:
+def test_accept_header_selects_plain_json_or_literals_of_a_row(accept: str, lits: bool) -> None:
     kinds = (OBJECTS.encode(), b"application/json")
     assert wanted_kind(accept.encode(), kinds, default=b"application/json") == kinds[not lits]
 
 
-def test_values_that_do_not_fit_their_columns_are_shown_as_they_are(rows: Rows) -> None:
+def test_stored_values_that_do_not_fit_their_columns_are_returned_unchanged(rows: Rows) -> None:
     rows.files.run(
         "INSERT INTO kinds VALUES (1, 'abc', 1.5, 9e999, '{', CAST(x'ff' AS TEXT), 7, 'x', x'00', CAST(x'ff' AS TEXT))"
     )
@@ -531,7 +531,7 @@ def test_values_that_do_not_fit_their_columns_are_shown_as_they_are(rows: Rows) 
     assert rows.patch("kinds/1", {"o": True}, if_match=rows.get("kinds/1").headers["etag"]).status_code == 200
 
 
-def test_computed_columns_may_be_sent_back_and_not_set(rows: Rows) -> None:
+def test_generated_columns_are_ignored_in_put_and_refused_in_patch(rows: Rows) -> None:
     made = rows.put("made/1", {"n": 2})
     assert made.json() == {"id": 1, "n": 2, "twice": 4, "once": 2}
     again = rows.put("made/1", made.json() | {"n": 3})
@@ -599,7 +599,7 @@ def test_row_body_with_a_wrong_content_type_gets_415_and_an_oversized_one_413(ro
     rows.refused(rows.put("users/1", {"email": "a"}, content_range="bytes 0-1/2"), 400, "invalid_request")
 
 
-def test_other_rules_of_the_table_hold(rows: Rows) -> None:
+def test_row_write_that_violates_a_constraint_is_refused(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     rows.refused(rows.put("users/2", {"email": "a"}), 409, "duplicate_key")
     rows.refused(rows.put("users/1", {"email": None}), 400, "invalid_request")
@@ -643,7 +643,9 @@ def test_row_read_with_a_reached_causality_token_is_no_store_and_ahead_of_it_get
     ("role", "reads", "writes"),
     [("viewer", True, False), ("editor", True, True), ("owner", True, True), ("", False, False)],
 )
-def test_which_role_each_method_needs(monkeypatch: pytest.MonkeyPatch, role: str, reads: bool, writes: bool) -> None:
+def test_row_routes_admit_viewers_to_reads_and_editors_to_writes(
+    monkeypatch: pytest.MonkeyPatch, role: str, reads: bool, writes: bool
+) -> None:
     with serving(NoDatabases(), token=Secret("t")) as client:
         monkeypatch.setattr(client.server._gate, "admit", lambda *_: Principal("somebody", role))
         for method in ("GET", "HEAD", "PUT", "PATCH", "DELETE"):

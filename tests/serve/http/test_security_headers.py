@@ -41,7 +41,9 @@ def is_guarded(headers: httpx.Headers) -> bool:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 @pytest.mark.parametrize("credential", ["admin", "wrong"])
-def test_every_route_is_guarded_whatever_it_answers(client: Client, route: Route, credential: str) -> None:
+def test_every_route_has_security_and_cache_headers_whatever_its_status(
+    client: Client, route: Route, credential: str
+) -> None:
     headers = {"authorization": f"Bearer {credential}"}
     method, path = route.method, route.path.replace("{db}", "main").replace("{table}", "t").replace("{key}", "9")
     with client.http.stream(method, path, headers=headers) as found:
@@ -65,7 +67,7 @@ def test_response_with_cors_has_security_headers(client: Client) -> None:
     assert found.status_code == 204 and is_guarded(found.headers)
 
 
-def test_secrets_are_kept_by_no_cache(client: Client) -> None:
+def test_answers_with_secrets_are_no_store(client: Client) -> None:
     for method, params in (("security.token.create", {"name": "x"}), ("security.ticket.create", {})):
         found = client.http.post("/api/v1/rpc", json={"id": 1, "method": method, "params": params})
         assert found.json()["ok"] and found.headers["cache-control"] == "no-store"
@@ -125,7 +127,7 @@ def test_html_page_keeps_its_own_csp_and_otherwise_forbids_framing() -> None:
     assert (b"content-security-policy", b"frame-ancestors 'none'") in with_security_headers(page, tls=False)
 
 
-def test_answers_that_a_page_can_embed_are_kept_from_other_origins(client: Client) -> None:
+def test_embeddable_answers_have_a_same_origin_resource_policy(client: Client) -> None:
     name = "cross-origin-resource-policy"
     for path in ("/", "/docs", "/healthz", "/nowhere", "/api/v1/t/main/t/1"):
         for method in ("GET", "HEAD"):

@@ -1,4 +1,4 @@
-"""How much memory the unread answers of one caller may hold."""
+"""Memory of the unread answers of one caller is limited."""
 
 import asyncio
 import contextlib
@@ -87,7 +87,7 @@ def test_first_answer_of_a_caller_may_take_more_than_its_share() -> None:
 
 
 def unread_value(caller: Caller) -> grpc.Call:
-    """An unread answer to KvService/Get: a call with one answer, made as a stream."""
+    """Return an unread answer to KvService/Get, opened as a stream although the call has one answer."""
     return caller.channel.unary_stream(f"/{KV}/Get")(  # type: ignore[no-any-return]
         message("sochdb.v1.KvGetRequest")(key=b"large").SerializeToString(), timeout=PATIENCE, metadata=caller.metadata
     )

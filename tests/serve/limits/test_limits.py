@@ -78,13 +78,13 @@ def test_rate_limit_applies_to_every_route_but_health() -> None:
             assert client.http.get(path).status_code in (200, 503)
 
 
-def test_tokens_are_refilled() -> None:
+def test_spent_request_tokens_are_refilled_with_time() -> None:
     with serving(NoDatabases(), rate=1000.0, burst=1) as client:
         found = [client.http.post("/api/v1/rpc", json=PING).status_code for _ in range(50)]
         assert found[0] == 200 and set(found) <= {200, 429} and found.count(200) > 1
 
 
-def test_keys_have_own_rates_and_guesses_share_their_address(tmp_path: Path) -> None:
+def test_each_key_has_its_own_rate_and_wrong_tokens_share_that_of_their_address(tmp_path: Path) -> None:
     with opened(tmp_path, serve={"token": Secret("admin"), "rate": SLOW, "burst": 3}) as client:
 
         def ask(token: str, method: str = "system.ping", **params: Any) -> httpx.Response:
@@ -164,7 +164,7 @@ def test_rate_limit_applies_to_grpc_but_not_to_health() -> None:
 
 
 def test_health_watch_counts_as_a_stream() -> None:
-    """It needs no credential, so nothing else would hold it back."""
+    """A health watch needs no credential, so no other limit applies to it."""
     with serving(NoDatabases(), token=Secret("t"), max_streams_per_client=3) as client, contextlib.ExitStack() as stack:
         watches = []
         for _ in range(3):
@@ -188,7 +188,7 @@ def test_health_watch_counts_as_a_stream() -> None:
             assert time.monotonic() < deadline, "the place is not given back"
 
 
-def test_guesses_over_grpc_count_by_address() -> None:
+def test_wrong_tokens_over_grpc_share_the_rate_of_their_address() -> None:
     with serving(NoDatabases(), rate=SLOW, burst=2, token=Secret("t")) as client, channel_to(client) as channel:
         for _ in range(2):
             assert asked(channel).code() is grpc.StatusCode.UNAUTHENTICATED

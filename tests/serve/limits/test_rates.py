@@ -19,7 +19,7 @@ def buckets(rate: float, burst: int, most: int = 100) -> tuple[Buckets, Clock]:
     return Buckets(rate, burst, most=most, clock=clock), clock
 
 
-def test_burst_is_granted_and_then_one_per_token() -> None:
+def test_requests_beyond_the_burst_wait_for_a_token_each() -> None:
     found, clock = buckets(10, 3)
     assert [found.take("a") for _ in range(3)] == [0, 0, 0]
     wait = found.take("a")

@@ -1,4 +1,4 @@
-"""METRICS is the truth: what is exposed is in the table, and what is in the table is exposed."""
+"""The table METRICS and the exposed metrics are the same."""
 
 import time
 from pathlib import Path
@@ -41,7 +41,7 @@ def families(text: str) -> dict[str, str]:
     }
 
 
-def test_everything_in_the_table_is_exposed_and_nothing_else(tmp_path: Path) -> None:
+def test_exposed_metrics_are_exactly_those_of_the_table(tmp_path: Path) -> None:
     with Whole(tmp_path) as whole, serving(whole) as client:
         client.ok("sql.exec", sql="CREATE TABLE t (id INTEGER PRIMARY KEY)")
         client.ok("query.select", sql="SELECT id FROM t")
@@ -83,7 +83,7 @@ def test_unknown_values_are_absent_from_metrics() -> None:
         assert f"headwater_{name}{{" not in text
 
 
-def test_names_that_are_no_methods_are_counted_together() -> None:
+def test_requests_of_unknown_methods_are_counted_together() -> None:
     metrics = Metrics(dict, methods=METHODS)
     for place in range(100):
         metrics.answered(f"guess.{place}", "not_supported", 0.001)
@@ -105,7 +105,7 @@ def test_two_servers_in_one_process_do_not_share_numbers() -> None:
     assert "system.ping" not in other.text().decode()
 
 
-def test_names_are_in_base_units() -> None:
+def test_metric_names_have_the_prefix_base_units_and_counter_suffix() -> None:
     for name, (kind, text, _) in METRICS.items():
         assert name.startswith("headwater_") and text.endswith(".")
         assert (kind == "counter") == name.endswith("_total")

@@ -55,7 +55,7 @@ def test_creating_a_table_created_its_database(client: Client) -> None:
     ]
 
 
-def test_row_that_is_as_it_was_has_the_tag_it_had(client: Client) -> None:
+def test_row_changed_and_changed_back_has_its_first_etag(client: Client) -> None:
     client.ok("data.insert", into=USERS, rows=[{"id": i64(1), "email": text("a")}])
     before = client.ok("data.get", table=USERS, pk=[i64(1)])["etag"]
     for email in ("b", "a"):
@@ -65,7 +65,7 @@ def test_row_that_is_as_it_was_has_the_tag_it_had(client: Client) -> None:
     assert client.ok("data.update", **written, if_match=before)["affected"] == 1
 
 
-def test_insert_get_update_delete_in_the_shapes_of_the_contract(client: Client, files: Files) -> None:
+def test_data_calls_return_the_documented_fields(client: Client, files: Files) -> None:
     done = client.ok("data.insert", into=USERS, rows=[{"email": text("a")}], returning=["id"])
     head = files.get("app").head()
     assert done == {
@@ -152,12 +152,12 @@ def test_invalid_rpc_params_get_the_matching_error_code_and_name_the_bad_param(
     assert (error["code"], named in error["message"]) == (code, True), error
 
 
-def test_fields_that_ask_for_nothing_are_accepted(client: Client) -> None:
+def test_null_and_empty_optional_fields_are_accepted(client: Client) -> None:
     client.ok("sql.exec", sql="SELECT 1", explain=False, as_of_ms=None, tx=None, default_db="default")
     client.ok("data.insert", into=USERS, rows=[{"email": "a"}], hints={}, returning=None)
 
 
-def test_transactions_over_rpc(client: Client) -> None:
+def test_transaction_over_rpc_shows_its_writes_and_ends_once(client: Client) -> None:
     begun = client.ok("tx.begin", db="app")
     assert begun["tx"] == begun["tx_id"]
     tx = begun["tx"]
@@ -193,7 +193,7 @@ def test_sql_exec_route_takes_a_body_without_envelope_and_returns_an_envelope(cl
     assert "ecode" in post(sql="SELECT 1", ecode=1)["error"]["message"]
 
 
-def test_many_clients_at_once_get_each_their_own_answer(client: Client) -> None:
+def test_concurrent_inserts_each_return_their_own_row(client: Client) -> None:
     failures: list[BaseException] = []
 
     def work(worker: int) -> None:
@@ -214,7 +214,7 @@ def test_many_clients_at_once_get_each_their_own_answer(client: Client) -> None:
     assert client.rows("SELECT count(*), count(DISTINCT email) FROM users", db="app") == [[80, 80]]
 
 
-def test_statistics_follow_the_databases(client: Client) -> None:
+def test_stats_snapshot_includes_every_database_and_the_latest_offset(client: Client) -> None:
     found = client.ok("stats.snapshot", db="app")
     assert set(found["databases"]) == {"app", "main"}
     assert found["cdc"]["latest_offset"] >= 1

@@ -49,20 +49,20 @@ def test_rpc_request_without_id_gets_an_empty_204_even_when_it_fails(
     assert (response.status_code, response.content) == (204, b"")
 
 
-def test_our_version_is_accepted_however_it_is_escaped(client: Client) -> None:
+def test_supported_version_is_accepted_in_every_json_escape(client: Client) -> None:
     for version in (rb'"1.0"', rb' "1\u002e0" ', rb'"\u0031\u002E\u0030"'):
         body = b'{"id": 1, "method": "system.ping", "skeinql":%s}' % version
         assert envelope(post(client, body).json(), 1)["ok"], version
 
 
 @pytest.mark.parametrize("version", [b"1e999", b'"\xff"', b"[" * 19 + b"]" * 19])
-def test_version_that_is_no_value_is_refused(client: Client, version: bytes) -> None:
+def test_version_that_is_malformed_json_is_refused(client: Client, version: bytes) -> None:
     body = b'{"id": 1, "method": "system.ping", "skeinql":%s}' % version
     assert envelope(post(client, body).json(), 1)["error"]["code"] in ("unsupported_version", "invalid_request")
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0", 1.0, 1, None, [], {"a": 1}])
-def test_any_version_but_ours_is_refused(client: Client, version: Any) -> None:
+def test_unsupported_envelope_version_is_refused_with_a_hint(client: Client, version: Any) -> None:
     answer = envelope(post(client, {"id": 1, "method": "system.ping", "skeinql": version}).json(), 1)
     assert answer["error"]["code"] == "unsupported_version"
     assert "1.0" in answer["error"]["details"]["hint"]
@@ -145,7 +145,7 @@ def test_rpc_body_that_is_not_a_json_object_gets_400_with_an_envelope(client: Cl
 
 @pytest.mark.parametrize("text", [rb"\ud800", rb"\ud800 and more text", rb"\udc00", rb"\ud800\ud800"])
 @pytest.mark.parametrize("path", ["/api/v1/rpc", "/api/v1/sql/exec"])
-def test_half_a_character_is_named_as_such(client: Client, text: bytes, path: str) -> None:
+def test_lone_surrogate_in_a_request_is_refused_by_name(client: Client, text: bytes, path: str) -> None:
     body = b'{"id": 1, "method": "%b"}' % text
     response = client.http.post(path, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
@@ -199,21 +199,21 @@ def test_unknown_rpc_method_error_has_the_exact_text_clients_match_on(client: Cl
     assert client.error("no.such")["message"] == "Method 'no.such' is not supported in this build"
 
 
-def test_capabilities_list_exactly_the_methods_there_are(client: Client) -> None:
+def test_capabilities_list_exactly_the_implemented_methods(client: Client) -> None:
     found = client.ok("system.capabilities")
     assert found["name"] == "headwater"
     assert found["methods"] == sorted(METHODS)
     assert client.ok("system.version")["skeinql"] == "1.0"
 
 
-def test_every_method_of_the_table_answers(client: Client) -> None:
+def test_every_method_called_without_params_answers_without_an_internal_error(client: Client) -> None:
     for name in METHODS:
         answer = client.rpc(name)
         assert answer["ok"] or answer["error"]["code"] in ("invalid_request", "not_found", "unavailable"), answer
 
 
 class Broken(NoDatabases):
-    """Fails in a way nobody foresaw."""
+    """Databases that fail with an unexpected exception."""
 
     def names(self) -> list[str]:
         raise RuntimeError("secret path /etc/shadow")
@@ -231,7 +231,7 @@ def test_unexpected_exception_returns_only_a_request_id_and_is_logged_under_it(
 
 
 class Crowded(NoDatabases):
-    """Has no memory left."""
+    """Databases that raise MemoryError."""
 
     def names(self) -> list[str]:
         raise MemoryError

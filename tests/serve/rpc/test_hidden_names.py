@@ -1,4 +1,4 @@
-"""A database that is not there, at every door: those that the caller may see are named, and no other."""
+"""A database that does not exist, on every route and method: hints name only databases that the caller may see."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ WAY = "--db on the command line, `namespace` in gRPC and the gateway"
 
 
 class World:
-    """A locked server with the databases app and hidden, and no main."""
+    """A server with credentials, the databases app and hidden, and no main."""
 
     def __init__(self, client: Client) -> None:
         self.client, self.url = client, str(client.http.base_url)
@@ -29,7 +29,7 @@ class World:
         return str(made["token"])
 
     def hints(self, name: str) -> Iterator[str]:
-        """What every door says to `name` of the database main."""
+        """Return the hints that the caller `name` gets from every route and method about a missing database main."""
         headers = {"x-api-key": self.tokens[name]}
         for method, params in (
             ("sql.exec", {"sql": "SELECT 1"}),
@@ -72,12 +72,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     ("name", "said"),
     [("admin", "There are: app, hidden."), ("held", "There are: app."), ("nowhere", "There are: none.")],
 )
-def test_those_that_the_caller_may_see_are_named(world: World, name: str, said: str) -> None:
+def test_hint_on_a_missing_database_names_those_that_the_caller_may_see(world: World, name: str, said: str) -> None:
     for hint in world.hints(name):
         assert hint.startswith(said), hint
 
 
-def test_unknown_database_error_says_how_to_name_one(world: World) -> None:
+def test_hint_on_an_unknown_database_says_how_to_select_one(world: World) -> None:
     assert WAY in world.client.error("sql.exec", sql="SELECT 1")["details"]["hint"]
     near = world.client.error("sql.exec", sql="SELECT 1", db="hiden")["details"]["hint"]
     assert near.startswith("Did you mean 'hidden'?") and WAY in near

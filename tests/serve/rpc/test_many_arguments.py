@@ -1,4 +1,4 @@
-"""Requests with very many values: refused or converted away from the loop."""
+"""Requests with very many values: refused, or converted outside the event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The threads that convert arguments or normalise long queries."""
+    """Return the set of ids of the threads that convert arguments or normalise queries."""
     found: set[int] = set()
 
     def noted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -75,7 +75,7 @@ def test_describe_with_wait_ms_returns_after_the_next_change(client: Client, fil
     assert later["latest"] == seen["latest"] + 1
 
 
-def test_ranges_travel_in_hex_and_lead_from_one_to_the_next(client: Client) -> None:
+def test_pull_ranges_returns_adjacent_ranges_with_bounds_in_hex(client: Client) -> None:
     found = client.ok("pull.ranges", table="t", target_bytes=60_000)
     first, *_, last = ranges = found["ranges"]
     assert len(ranges) == 4 and first["start"] == "" and "end" not in last

@@ -147,7 +147,7 @@ TAGS = ["null", "bool", "i64", "u64", "f64", "dec", "str", "bytes", "json", "uui
 
 
 def anything(random: Random, depth: int = 3) -> Any:
-    """Some JSON, small and near the words of the wire."""
+    """Return random JSON, small and often with names from the API."""
     kind = random.randrange(8 if depth else 5)
     if kind == 0:
         return random.choice([None, True, False])
@@ -164,7 +164,7 @@ def anything(random: Random, depth: int = 3) -> Any:
 
 
 def another(random: Random, value: Any) -> Any:
-    """Something else of the same type, more often than not."""
+    """Return another value, usually of the same type."""
     if random.random() < 0.4:
         return anything(random)
     if isinstance(value, str):
@@ -179,13 +179,13 @@ def another(random: Random, value: Any) -> Any:
 
 
 def places(body: Any, trail: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every path in `body`."""
+    """Return every path in `body`."""
     inner = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
     return [trail] + [path for key, value in inner for path in places(value, (*trail, key))]
 
 
 def spoil(random: Random, body: Any) -> Any:
-    """`body` with one place removed or made something else."""
+    """Return `body` with one element removed or replaced."""
     body = copy.deepcopy(body)
     trail = random.choice(places(body))
     if not trail:
@@ -201,7 +201,7 @@ def spoil(random: Random, body: Any) -> Any:
 
 
 def spoilt(random: Random, method: str) -> Any:
-    """Params for `method`: as they should be, or spoilt once or more."""
+    """Return params for `method`: valid, or changed once or more often."""
     body: Any = NEARLY[method]
     for _ in range(random.choice([0, 1, 1, 1, 1, 2, 3])):
         body = spoil(random, body)
@@ -225,7 +225,7 @@ def state(files: Whole) -> Any:
 
 
 def forget(client: Client, files: Whole) -> None:
-    """Undo what good requests did, so that the next ones start small."""
+    """Undo what accepted requests did, so that the next ones start from the same state."""
     api = client.server._api
     api.transactions.close()
     files.registry.close_db("main")
@@ -238,12 +238,12 @@ def forget(client: Client, files: Whole) -> None:
         files.run(sql)
 
 
-def test_every_method_has_params_to_spoil() -> None:
+def test_valid_params_to_mutate_include_every_method() -> None:
     assert set(NEARLY) == set(METHODS)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_params_that_are_not_spoilt_are_understood(world: tuple[Client, Whole], method: str) -> None:
+def test_unchanged_valid_params_are_accepted_by_every_method(world: tuple[Client, Whole], method: str) -> None:
     client, files = world
     answer = client.rpc(method, **NEARLY[method])
     if not answer["ok"]:

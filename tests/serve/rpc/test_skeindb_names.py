@@ -27,7 +27,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             yield found
 
 
-def test_token_request_without_name_is_an_admin_token(client: Any) -> None:
+def test_token_request_without_name_creates_an_admin_token(client: Any) -> None:
     made = client.ok("security.token.create")
     assert made["role"] == "admin" and made["expires_at_ms"] is None
     assert (made["token_id"], made["secret"], made["created_at_ms"]) == (made["id"], made["token"], made["created_ms"])
@@ -40,7 +40,7 @@ def test_token_request_without_name_is_an_admin_token(client: Any) -> None:
     assert client.http.post("/api/v1/rpc", json=body, headers=headers).status_code == 401
 
 
-def test_label_and_ttl_are_name_and_lifetime(client: Any) -> None:
+def test_token_request_with_label_and_ttl_ms_sets_name_and_expiry(client: Any) -> None:
     made = client.ok("security.token.create", label="reports", ttl_ms=60_000, role="viewer")
     assert (made["name"], made["label"], made["role"]) == ("reports", "reports", "viewer")
     assert made["expires_at_ms"] == made["created_at_ms"] + 60_000
@@ -59,7 +59,9 @@ def test_label_and_ttl_are_name_and_lifetime(client: Any) -> None:
         ("security.token.revoke", {"id": "a", "token_id": "b"}),
     ],
 )
-def test_token_request_that_contradicts_itself_is_refused(client: Any, method: str, params: dict[str, Any]) -> None:
+def test_token_request_with_contradictory_or_invalid_fields_is_refused(
+    client: Any, method: str, params: dict[str, Any]
+) -> None:
     assert client.error(method, **params)["code"] == "invalid_request"
 
 

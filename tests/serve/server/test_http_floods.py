@@ -1,4 +1,4 @@
-"""Connections that send much that is cheap to send and dear to parse: blank lines, tiny chunks, unread bodies."""
+"""Connections that send bytes cheap to send and costly to parse: blank lines, tiny chunks, unread bodies."""
 
 import contextlib
 import socket
@@ -76,7 +76,7 @@ def test_few_blank_lines_before_each_request_are_ignored(client: Client) -> None
 # --- turns -----------------------------------------------------------------------------------------------
 
 
-def test_bytes_that_take_many_steps_are_parsed_in_several_turns(
+def test_bytes_with_many_parser_steps_are_parsed_in_several_loop_turns(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: Counter[int] = Counter()  # of the parser, by turn of the event loop

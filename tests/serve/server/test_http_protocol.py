@@ -35,7 +35,7 @@ def connected(client: Client) -> socket.socket:
 
 
 def rest(open: socket.socket) -> bytes:
-    """What comes until the server closes."""
+    """Return all bytes until the server closes the connection."""
     found = b""
     while piece := open.recv(65536):
         found += piece
@@ -43,7 +43,7 @@ def rest(open: socket.socket) -> bytes:
 
 
 def answer(open: socket.socket) -> tuple[int, dict[str, Any]]:
-    """The one answer that the server closes after."""
+    """Return status and JSON of the only answer, after which the server closes the connection."""
     head, _, body = rest(open).partition(b"\r\n\r\n")
     assert b"connection: close" in head.lower()
     return int(head.split()[1]), json.loads(body)
@@ -88,7 +88,7 @@ def test_large_head_within_the_limit_is_served_and_the_next_one_is_counted_from_
         assert client.http.get("/healthz", headers=large).status_code == 200
 
 
-def test_headers_count_for_more_than_their_objects_take(client: Client) -> None:
+def test_memory_counted_for_headers_is_above_the_size_of_their_objects(client: Client) -> None:
     lines = [b"%x: y\r\n" % (0x1000 + number) for number in range(LIMIT // http_protocol.HEADER_BYTES)]
     taken = sum(sys.getsizeof(each) for line in lines for each in (line[:4], line[6:7], (line[:4], line[6:7])))
     assert taken + 8 * len(lines) < LIMIT, "with a pointer in the list of headers"
@@ -156,7 +156,7 @@ def test_incomplete_second_request_head_on_a_connection_times_out(
         assert rest(open).startswith(b"HTTP/1.1 408 ")
 
 
-def test_head_timeout_ends_with_the_head(client: Client) -> None:
+def test_head_timeout_is_cancelled_when_the_head_is_complete(client: Client) -> None:
     with connected(client) as open:
         open.sendall(HEAD)
         protocol = protocol_of(client, open)
@@ -224,7 +224,7 @@ def test_incomplete_request_body_gets_408_after_the_body_timeout(
     assert status == problem["status"] == 408 and problem["code"] == "invalid_request" and problem["hint"]
 
 
-def test_slow_body_after_the_response_is_given_up(client: Client) -> None:
+def test_connection_with_a_slow_body_after_its_response_is_closed(client: Client) -> None:
     with connected(client) as open:
         open.sendall(b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50\r\n\r\n{")
         found = open.recv(65536)
@@ -257,7 +257,7 @@ def test_slow_body_within_the_rate_is_read(client: Client, monkeypatch: pytest.M
         assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_body_timeout_ends_with_the_body(client: Client) -> None:
+def test_body_timeout_is_cancelled_when_the_body_is_complete(client: Client) -> None:
     with connected(client) as open:
         protocol = protocol_of(client, open)
         for _ in range(3):
@@ -307,7 +307,7 @@ def test_connection_over_the_limit_may_request_health_only(setting: str, monkeyp
             assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_connection_over_the_reserve_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_above_the_limit_and_its_reserve_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "OVER_LIMIT_SECONDS", PATIENCE)
     with serving(NoDatabases(), max_connections=1) as client:
         client.ok("system.ping")
@@ -323,7 +323,7 @@ def test_connection_over_the_reserve_is_closed(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_unread_answer_is_given_up(tmp_path: Path) -> None:
+def test_connection_with_an_unread_answer_is_closed(tmp_path: Path) -> None:
     with Whole(tmp_path) as databases, serving(databases, stall_seconds=0.2) as client:
         body = json.dumps({"sql": "SELECT printf('%.4000000c', 'x')"}).encode()
         ask = b"POST /api/v1/sql/exec HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -355,7 +355,7 @@ def test_slowly_read_answer_is_complete(tmp_path: Path) -> None:
             assert size > 3_000_000
 
 
-def test_trailer_behind_a_body_is_no_header() -> None:
+def test_trailer_after_a_chunked_body_is_not_used_as_a_header() -> None:
     body = b'{"id": 1, "method": "system.ping"}'
     head = b"POST /api/v1/rpc HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
     head += b"content-type: application/json\r\ntransfer-encoding: chunked\r\n"
@@ -397,8 +397,8 @@ def test_websocket_upgrade_with_a_body_is_closed_without_an_answer(client: Clien
     assert asked(client, HEAD + b"connection: close\r\n\r\n")[0] == 200
 
 
-def test_body_outside_of_a_request_stops_the_parser(client: Client) -> None:
-    """The parser in use ends an upgrade at its head; another one may pass on the body."""
+def test_body_outside_of_a_request_raises_value_error(client: Client) -> None:
+    """The parser in use ends an upgrade at its head; another parser may pass on the body."""
     with connected(client) as open:
         open.sendall(HEAD + b"\r\n")
         assert open.recv(12) == b"HTTP/1.1 200"

@@ -23,7 +23,7 @@ POST = b"POST /api/v1/rpc HTTP/1.1\r\n" + HEADERS + b"\r\n" + LIST
 
 
 class Held(NoDatabases):
-    """Lists its databases only after `go` was set."""
+    """Databases whose list is returned only after `go` is set."""
 
     def __init__(self) -> None:
         self.asked, self.go = threading.Event(), threading.Event()
@@ -194,7 +194,7 @@ def test_websocket_upgrade_during_an_unanswered_request_closes_the_connection(cl
         assert rest(open) == b""
 
 
-def test_half_of_a_head_survives_the_answer_to_the_request_before_it(client: Client, held: Held) -> None:
+def test_half_of_a_request_head_is_kept_while_the_earlier_request_is_answered(client: Client, held: Held) -> None:
     with connected(client) as open:
         open.sendall(POST + b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n")
         assert held.asked.wait(PATIENCE)

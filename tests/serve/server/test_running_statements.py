@@ -49,7 +49,7 @@ def test_stop_ends_a_running_statement_of_sqlite(tmp_path: Path, monkeypatch: py
 
 @pytest.fixture
 def database() -> Iterator[str]:
-    """The name of a database in PostgreSQL, which is that of its slot and publication too."""
+    """Yield the name of a new PostgreSQL database, which is also that of its slot; drop both at the end."""
     name = f"stopping_{os.getpid()}"
     with shared_server().connect() as admin:
         admin.execute(f"CREATE DATABASE {name}".encode())

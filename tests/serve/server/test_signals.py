@@ -38,7 +38,7 @@ print("stopped", flush=True)
 
 @contextlib.contextmanager
 def program(*args: str) -> Iterator[subprocess.Popen[str]]:
-    """The program, killed if the test fails."""
+    """Yield the process of PROGRAM; kill it at the end."""
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

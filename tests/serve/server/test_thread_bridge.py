@@ -1,4 +1,4 @@
-"""From threads to the loop: results, errors, cancellation, limits, one wake-up for many."""
+"""The bridge from threads to the loop: results, errors, cancellation, limits, one wake-up for many results."""
 
 import asyncio
 import threading
@@ -78,7 +78,7 @@ def test_cancelling_one_bridge_wait_does_not_affect_other_waits() -> None:
     run(main)
 
 
-def test_many_threads_lose_nothing() -> None:
+def test_results_of_many_threads_are_all_delivered() -> None:
     async def main(bridge: Bridge) -> None:
         futures: list[Future[int]] = [Future() for _ in range(2000)]
         waiting = [bridge.wait(future) for future in futures]
@@ -132,7 +132,7 @@ def test_caller_with_its_share_of_waiting_calls_is_busy_and_others_are_not() -> 
     run(main, most=12)
 
 
-def test_work_in_threads_knows_its_caller() -> None:
+def test_call_in_a_thread_has_the_caller_of_its_task() -> None:
     async def main(bridge: Bridge) -> Any:
         CALLER.set("ada")
         return await bridge.call(CALLER.get)

@@ -53,7 +53,7 @@ def settings(authority: Authority, **more: Any) -> dict[str, Any]:
 
 
 def shown(client: Client) -> str:
-    """The name in the certificate that a new connection to HTTP is shown."""
+    """Return the name in the certificate that a new HTTP connection receives."""
     host, port = client.server.addresses[0]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -63,7 +63,7 @@ def shown(client: Client) -> str:
 
 
 def healthy(client: Client, *pems: Path) -> bool:
-    """Whether a new connection to gRPC, which trusts the first of `pems`, comes about."""
+    """Return whether a new gRPC connection that trusts the first of `pems` succeeds."""
     credentials = grpc.ssl_channel_credentials(*[each.read_bytes() for each in pems])
     options = [("grpc.use_local_subchannel_pool", 1)]
     with grpc.secure_channel(client.server.grpc_address, credentials, options) as channel:
@@ -310,7 +310,7 @@ def test_sighup_reloads_the_certificate(authority: Authority) -> None:
 
 
 def is_closed(open: socket.socket) -> bool:
-    """Wait until the server closes the connection, to which it sends nothing."""
+    """Wait for the next byte or the end of the connection; return whether it ended."""
     open.settimeout(PATIENCE)
     try:
         return open.recv(1) == b""
@@ -453,7 +453,9 @@ def test_stop_does_not_wait_for_an_answered_client_to_end_tls(
 
 
 @pytest.mark.parametrize("port", ["http", "grpc"])
-def test_tls_connection_buffers_little(authority: Authority, trusted: ssl.SSLContext, port: str) -> None:
+def test_tls_connection_has_small_transport_and_kernel_buffers(
+    authority: Authority, trusted: ssl.SSLContext, port: str
+) -> None:
     trusted.set_alpn_protocols(["h2" if port == "grpc" else "http/1.1"])
     with serving(NoDatabases(), **settings(authority)) as client:
         found = client.server.addresses if port == "http" else client.server.grpc_addresses

@@ -1,4 +1,4 @@
-"""Frames that cost a WebSocket server more than they ask for: fragments, pings, and frames before the handshake."""
+"""Frames that cost a WebSocket server more than their sender: fragments, pings, and frames before the handshake."""
 
 import contextlib
 import socket
@@ -30,7 +30,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def frame(opcode: int, payload: bytes = b"", *, fin: bool = True) -> bytes:
-    """Return one frame of a client, whose mask is zero."""
+    """Return one frame of a client with the mask zero."""
     head, size = bytes([(0x80 if fin else 0) | opcode]), len(payload)
     if size < 126:
         length = bytes([0x80 | size])
@@ -74,7 +74,7 @@ def web_socket(
 
 
 def send(open: socket.socket, data: bytes) -> None:
-    """Send as much as the server takes."""
+    """Send as many bytes as the server accepts."""
     with contextlib.suppress(ConnectionError):
         open.sendall(data)
 

@@ -57,7 +57,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch, client: Client) -> BodyMemory:
-    """The budget of the server's requests: 4 MiB, 2 MiB of one address."""
+    """Return the server's budget for requests: 4 MiB, of which one address may use 2 MiB."""
     made = BodyMemory(4 * MIB)
     monkeypatch.setattr(bodies, "BODIES", made)
     return made
@@ -65,7 +65,7 @@ def memory(monkeypatch: pytest.MonkeyPatch, client: Client) -> BodyMemory:
 
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[FramedWebSocket]:
-    """The WebSockets of the server, as they are opened."""
+    """Return a list that gets the WebSockets of the server as they are opened."""
     made: list[FramedWebSocket] = []
     inherited = FramedWebSocket.connection_made
 
@@ -79,7 +79,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[FramedWebSocket]:
 
 @pytest.fixture
 def go_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Statements that read are answered once this is set."""
+    """Return an event; statements that read are answered once it is set."""
     made, rows = threading.Event(), messages.rows_payload
 
     def held(*args: Any) -> Any:
@@ -130,7 +130,7 @@ def test_unfinished_messages_of_one_address_are_limited(client: Client, memory: 
     wait_for(memory, 0)
 
 
-def test_message_that_arrives_at_once_and_finds_no_memory_is_not_answered(client: Client, memory: BodyMemory) -> None:
+def test_complete_message_without_free_memory_closes_the_socket_unhandled(client: Client, memory: BodyMemory) -> None:
     create = b'{"id": 1, "type": "sql", "payload": {"query": "CREATE TABLE refused(id INTEGER PRIMARY KEY)"}}'
     with web_socket(client) as holder:
         holder.sendall(unfinished("frame", 2 * MIB - UNCOUNTED))
@@ -200,7 +200,9 @@ def test_message_that_does_not_end_in_time_ends_the_connection(
         assert closed(open) == (1008, "a message did not end within 0.1 s")
 
 
-def test_deadline_ends_with_its_message(client: Client, connections: list[FramedWebSocket]) -> None:
+def test_message_deadline_is_cancelled_when_the_message_is_complete(
+    client: Client, connections: list[FramedWebSocket]
+) -> None:
     with web_socket(client) as open:
         (connection,) = connections
         for _ in range(2):
@@ -256,7 +258,7 @@ def asking(client: Client, token: str) -> GatewayClient:
 
 @contextlib.contextmanager
 def unread(client: Client, token: str, type: str) -> Iterator[socket.socket]:
-    """Ask for 10 MiB, and do not read them."""
+    """Request a value of 10 MiB and wait until the server holds its answer, without reading it."""
     before = MEMORY.used
     with web_socket(client, buffer=4096, headers=(f"authorization: Bearer {token}",)) as open:
         open.sendall(frame(TEXT, json.dumps({"id": 1, "type": type, "payload": REQUESTS[type]}).encode()))
