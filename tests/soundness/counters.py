@@ -1,6 +1,6 @@
-"""Truly at the same time: counters that only grow, so that an answer tells by itself which writes it has seen.
+"""Concurrent reads and writes of counters that only grow, so that an answer shows which writes it includes.
 
-A request that began after a write was acknowledged must not be answered by less, be it with 200 or with 304.
+A request that began after a write was acknowledged must return at least that write, with 200 or with 304.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PLAIN = {"accept": "application/vnd.headwater.plain+json"}
 
 
 class Question:
-    """A query over the counters, and how much of what was acknowledged its answer must show."""
+    """A query over the counters, and the least value that its answer must have."""
 
     def __init__(self, path: str, least: Callable[[list[int]], int]) -> None:
         self.path, self.least = path, least
@@ -36,7 +36,7 @@ class Question:
 
 
 def rpc(url: str, method: str, **params: Any) -> Any:
-    """The result, which must be there."""
+    """Return the result of an RPC; fail if there is none."""
     answer = httpx.post(
         f"{url}/api/v1/rpc", json={"id": 1, "method": method, "params": params}, timeout=PATIENCE
     ).json()
@@ -45,7 +45,7 @@ def rpc(url: str, method: str, **params: Any) -> Any:
 
 
 class Counters:
-    """Writers and readers of one server, who read at `read_at`: there, or at a cache in front of it."""
+    """Writers and readers of one server; the readers use `read_at`, which may be a cache in front of it."""
 
     def __init__(self, url: Callable[[], str], database: Path, read_at: Callable[[], str] | None = None) -> None:
         self.url, self.read_at, self._database = url, read_at or url, database
@@ -64,7 +64,7 @@ class Counters:
     # --- who takes part --------------------------------------------------------------------------------------
 
     def run(self, writes: int, readers: int = 3, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """`writes` by each of the two processes under the eyes of the readers; raises what one of them found."""
+        """Run writers (`writes` each) and readers concurrently; raise the first failure that one of them found."""
         started = [
             threading.Thread(target=self._guarded, args=(self._write, place, writes)) for place in range(SIZE // 2)
         ]
@@ -83,7 +83,7 @@ class Counters:
             raise self.failures[0]
 
     def until_seen(self, answers: int) -> None:
-        """Wait for so many more answers, or for the end."""
+        """Wait for `answers` more answers, or for the end."""
         with self._turn:
             wanted = self.counts.total() + answers
             self._turn.wait_for(lambda: self.counts.total() >= wanted or self._over.is_set())
@@ -101,7 +101,9 @@ class Counters:
             self._turn.notify_all()
 
     def _write(self, place: int, writes: int) -> None:
-        """Counters `place` and `place + SIZE/2`; the first writer goes through the server, the other past it."""
+        """Write the counters `place` and `place + SIZE/2`: even places through the server, odd ones directly to the
+        file.
+        """
         run = self._through_server if place % 2 == 0 else self._past_server
         with run() as execute:
             for number in range(1, writes + 1):
@@ -145,7 +147,7 @@ class Counters:
     # --- judging ---------------------------------------------------------------------------------------------
 
     def ask(self, http: httpx.Client, question: Question, held: dict[str, tuple[str, int]]) -> int:
-        """One request, with the tag that is held if there is one; what it shows."""
+        """Send one request, with the held tag if there is one; return the value that the answer shows."""
         least, known = question.least(self.done), held.get(question.path)
         headers = {"if-none-match": known[0]} if known else {}
         answer = http.get(self.read_at() + question.path, headers=headers)

@@ -1,7 +1,8 @@
-"""The differential kit: a captured database, many queries, random writes; every answer is compared with a new run.
+"""The differential kit: a captured database, many queries, random writes; every answer is compared with a new
+execution.
 
-If nothing that was written matters to an instance, its answer must be the one it had: in order where the analysis
-says that the order is total, as a multiset otherwise. Nothing runs by itself here: the log is pulled by `follow`.
+If no write is relevant to an instance, its answer must be unchanged: in order if the analysis says that the order is
+total, as a multiset otherwise. Capture runs only when a trial calls `follow`.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ SLOW_SECONDS = 1.0  # an answer that takes longer is asked for no more
 
 
 class Case(msgspec.Struct):
-    """A whole trial as text: what is shrunk and printed."""
+    """One trial as text, to be shrunk and printed."""
 
     setup: list[str]
     queries: list[Query]
     steps: list[Step]
 
     def script(self) -> str:
-        """As something a person can read and run."""
+        """Return the case as SQL to read and run."""
         lines = [*(f"{sql};" for sql in self.setup), ""]
         lines += [f"-- query: {one.sql}\n-- args: {one.args!r}" for one in self.queries]
         for step in self.steps:
@@ -61,7 +62,7 @@ class Case(msgspec.Struct):
 
 
 class Unsound(Exception):
-    """The property does not hold."""
+    """An answer changed although no write was relevant to it, or two implementations disagree."""
 
 
 class Instance:
@@ -90,7 +91,7 @@ class Answer(msgspec.Struct):
 
 
 def make_case(seed: int, queries: int = QUERIES, steps: int = STEPS) -> Case:
-    """The trial of a seed."""
+    """Return the case of a seed."""
     world = World(seed)
     grammar = Queries(world)
     for _ in range(world.pick([0, 1, 1, 2, 2])):
@@ -101,13 +102,13 @@ def make_case(seed: int, queries: int = QUERIES, steps: int = STEPS) -> Case:
 
 
 def folder() -> str:
-    """Where trials lie: in memory if the machine has such a folder."""
+    """Create a folder for a trial, in memory if the machine has /dev/shm."""
     memory = Path("/dev/shm")
     return tempfile.mkdtemp(prefix="headwater-", dir=memory if memory.is_dir() else None)
 
 
 class Trial:
-    """One case being run. `agree` also holds the matcher to the judge; mutants are to be caught without."""
+    """One run of a case. `agree` also compares the matcher with the judge; mutants must be found without that."""
 
     def __init__(self, case: Case, counts: Counter[str], *, agree: bool = True, judge: Judge | None = None) -> None:
         self.case, self.counts, self.agree = case, counts, agree
@@ -118,7 +119,7 @@ class Trial:
         self.readers = random.Random(len(case.queries))
 
     def run(self) -> None:
-        """Raise Unsound, or return."""
+        """Run the case; raise Unsound if the property fails."""
         place = folder()
         try:
             with self._opened(place):
@@ -172,7 +173,7 @@ class Trial:
     # --- one instance ----------------------------------------------------------------------------------------
 
     def prepare(self, instance: Instance) -> None:
-        """Analyse, bind and answer, or find that the engine itself refuses."""
+        """Analyse, bind and execute a query; drop it if the engine itself refuses it."""
         if instance.bound is not None:
             self.router.remove(instance.number)
         self.product.forget(instance.number)
@@ -207,11 +208,11 @@ class Trial:
         self.ask(instance)
 
     def ask(self, instance: Instance) -> None:
-        """Somebody asks the server: it may learn guards from its answer."""
+        """Request the answer from the server, which may record guards from it."""
         self.counts["guarded answers"] += self.product.ask(instance.number)
 
     def answer(self, instance: Instance) -> Answer | None:
-        """What it is now; None where it fails or its tables are others by now."""
+        """Return the current answer; None if it fails or the tables of the query have changed."""
         assert instance.analysis is not None
         began = time.monotonic()
         try:
@@ -230,13 +231,13 @@ class Trial:
         return Answer("\n".join(rows), sorted(rows), read.offset, instance.analysis.epoch)
 
     def _reader(self) -> contextlib.AbstractContextManager[object]:
-        """Now and then the answer comes from another connection than the one before."""
+        """Return a context in which, at random, another connection than before answers."""
         return self.source._pool.read() if self.readers.random() < 0.2 else contextlib.nullcontext()
 
     # --- one step --------------------------------------------------------------------------------------------
 
     def pull(self) -> list[tuple[int, Change]]:
-        """Changes since the last look, with their offsets."""
+        """Capture and return the changes since the last call, with their offsets."""
         found: list[tuple[int, Change]] = []
         while new := list(self.source.follow(after=self.after)):
             self.product.append(new)
@@ -246,7 +247,7 @@ class Trial:
         return found
 
     def step(self, step: Step) -> None:
-        """Write, then compare every answer with the one before and with one that is older still."""
+        """Write, then compare every answer with the one before and with an older one."""
         slow, early = (self.askers.choices(self.instances, k=min(2, len(self.instances))) for _ in "12")
         begun = {instance.number: self.product.begin(instance.number) for instance in slow}
         self.write(step)
@@ -269,7 +270,7 @@ class Trial:
             self._leave_out(instance)
 
     def _leave_out(self, instance: Instance) -> None:
-        """Ask a query no more whose answer takes seconds: nested joins grow with every row that is written."""
+        """Drop a query whose answer takes seconds: nested joins grow with every row."""
         if instance.bound is not None:
             self.router.remove(instance.number)
         self.product.forget(instance.number)
@@ -277,7 +278,7 @@ class Trial:
         self.counts["left out as slow"] += 1
 
     def _shake(self) -> None:
-        """Where the order is total, the engine may scan whichever way it likes: the bytes stay."""
+        """Check that answers with a total order are the same when the engine scans in reverse."""
         total = [one for one in self.instances if one.now is not None and one.analysis and one.analysis.is_total]
         if not total:
             return
@@ -291,7 +292,7 @@ class Trial:
                     self.fail(instance, f"the order is not total\nonce  {before}\nagain {now}")
 
     def write(self, step: Step) -> None:
-        """Run its statements; those that fail leave nothing behind."""
+        """Run the statements of a step; failing ones leave nothing behind."""
         if not step.foreign:
             self.source.write(lambda session: [_attempt(session, sql) for sql in step.statements]).result(PATIENCE)
             return
@@ -300,7 +301,7 @@ class Trial:
                 self.other.execute(sql)
 
     def _routed(self, changes: list[tuple[int, Change]]) -> Routed:
-        """Which change goes to which instance, and to which place of it."""
+        """Return the matching table reference by offset of the change and number of the instance."""
         return {(offset, key): place for offset, change in changes for key, place in self.router.route(change)}
 
     def _check(self, instance: Instance, changes: list[tuple[int, Change]], routed: Routed) -> None:
@@ -334,7 +335,7 @@ class Trial:
             self.ask(instance)
 
     def _check_held(self, instance: Instance, now: Answer, in_order: bool) -> None:
-        """A stretch of several steps: what a client with an old tag would be told, and what the sketch alone says."""
+        """Check over several steps what a client with an old tag is told, and what the sketch alone says."""
         held, bound = instance.held, instance.bound
         assert held is not None and bound is not None
         if self.sketch.version(bound) <= held.offset:
@@ -365,7 +366,7 @@ class Trial:
     def _count(
         self, changes: list[tuple[int, Change]], analysis: Analysis, matters: bool, passed: bool, changed: bool
     ) -> None:
-        """Per step: what table level would have said, what we say, and what was so."""
+        """Count per step the invalidations at table level, our invalidations and the real changes."""
         tables = set(analysis.tables)
         by_table = any(change.table.name in tables for _, change in changes)
         self.counts["pairs"] += bool(changes)
@@ -379,7 +380,7 @@ class Trial:
 
 
 def accepts(db: apsw.Connection, sql: str) -> bool:
-    """Whether SQLite prepares it as a single statement that only reads."""
+    """Return whether SQLite prepares `sql` as a single statement that only reads."""
     try:
         db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()  # EXPLAIN alone does not look for a newer schema
         db.execute(f"EXPLAIN {sql}", apsw._null_bindings).fetchall()  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
-"""Random queries over a world: the whole grammar, biased to few conjuncts and small domains, so that answers have rows.
+"""Random queries over a world: the whole grammar, biased to few conditions and small domains, so that answers have
+rows.
 
-Arguments are marked while a text is put together and numbered from left to right at its end.
+Arguments are marked while a text is built and numbered from left to right at its end.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Query(msgspec.Struct):
 
 
 class Queries(Expressions):
-    """Makes queries over one world."""
+    """A generator of queries over one world."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -44,7 +45,7 @@ class Queries(Expressions):
     # --- whole statements ------------------------------------------------------------------------------------
 
     def query(self) -> Query:
-        """One query."""
+        """Return a random query."""
         self._begin(self.pick(["", "", "", *STYLES]))
         sql, columns = self._filtered() if self.chance(0.15) else self._body(2)
         sql = self._with_clause(sql)
@@ -54,14 +55,14 @@ class Queries(Expressions):
         return self._finish(sql)
 
     def _filtered(self) -> tuple[str, list[str]]:
-        """A condition on the rows of a query that may not let it through: a window, an aggregate, a LIMIT, a UNION."""
+        """Return a condition on a query into which it must not be pushed: a window, an aggregate, a LIMIT, a UNION."""
         sql, columns = self._body(1)
         if " LIMIT " not in sql and self.chance(0.35):
             sql += f"{'' if ' ORDER BY ' in sql else ' ORDER BY 1'} LIMIT {self.random.randint(1, 4)}"
         return f"SELECT * FROM ({sql}) AS v WHERE {self._simple(f'v.{self.pick(columns)}')}", columns
 
     def view(self) -> tuple[str, list[str]]:
-        """The text of a view and its columns; without arguments."""
+        """Return the text of a view, without arguments, and its columns."""
         self._begin("")
         sql, columns = self._body(1)
         return self._with_clause(sql), columns
@@ -114,7 +115,7 @@ class Queries(Expressions):
         return f"{name}(n, x) AS ({start} UNION {step})"
 
     def _body(self, depth: int, outer: Scope | None = None, width: int | None = None) -> tuple[str, list[str]]:
-        """A select or a compound of selects; its output columns."""
+        """Return a select or a compound of selects, and its output columns."""
         if depth and self.chance(0.12):
             count = width or self.random.randint(1, 2)
             sql, columns = self._select(depth - 1, outer, count, plain=True)

@@ -1,4 +1,6 @@
-"""Cases in which guards have much to say: joins by key and first rows of an order, over few keys that change often."""
+"""Cases in which guards suppress many changes: joins by key and first rows of an order, over few keys that change
+often.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ QUERIES = (
 
 
 class GuardedWorld:
-    """Steps and queries, where `schemas.World` and `grammar.Queries` are wanted."""
+    """A generator of steps and queries, with the methods of `schemas.World` and `grammar.Queries`."""
 
     setup: list[str]
 
@@ -60,20 +62,20 @@ class GuardedWorld:
         return Step(_writes(self.dice), self.dice.random() < 0.3)
 
     def schema_step(self) -> Step:
-        """What makes the database look again, but seldom changes an answer."""
+        """Return a schema change that requires a new analysis, but seldom changes an answer."""
         table, number = self.dice.choice(["orders", "customers", "lines"]), self.dice.randrange(100)
         moves = [f"ALTER TABLE {table} ADD COLUMN more{number} TEXT", f"CREATE TABLE other{number} (id)", "VACUUM"]
         return Step([self.dice.choice(moves)], foreign=True)
 
 
 def guarded_case(seed: int, queries: int = 12, steps: int = 40) -> Case:
-    """The trial of a seed."""
+    """Return the case of a seed."""
     world = GuardedWorld(seed)
     return Case(world.setup, [world.query() for _ in range(queries)], [world.step() for _ in range(steps)])
 
 
 class CapturedShop(Captured):
-    """The same for the kit over HTTP."""
+    """The guarded world for the kit over HTTP."""
 
     def made(self, seed: int) -> tuple[Any, Any]:
         world = GuardedWorld(seed)

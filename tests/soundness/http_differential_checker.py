@@ -1,7 +1,7 @@
-"""The kit over HTTP: clients that hold answers of random queries come back with their tags, while two processes write.
+"""The kit over HTTP: clients that hold answers of random queries send their tags again, while two processes write.
 
-Operations follow one another in an order that comes from the seed, so "at that moment" is exact: after a 304 the
-answer is fetched again without conditions, and read from the file without the server; all must be what the client has.
+Operations run one after another in an order of the seed, so "at that moment" is exact: after a 304 the answer is
+requested again without conditions, and read from the file without the server; both must be what the client has.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ PLAIN_TAGS = {"null", "i64", "f64", "str", "bytes"}  # values that are written a
 
 
 class Reachable(Protocol):
-    """A server."""
+    """A server with a URL."""
 
     url: str
 
 
 class HttpTrial:
-    """One server over many random databases, and one client that asks and writes."""
+    """One server over many random databases, and one client that reads and writes."""
 
     def __init__(self, server: Reachable, databases: list[Captured], seed: int, counts: Counter[str]) -> None:
         self.server, self.databases, self.counts = server, databases, counts
@@ -56,7 +56,7 @@ class HttpTrial:
         self.told: list[str] = []  # what was done, for whoever has to understand a failure
 
     def run(self, operations: int) -> None:
-        """All of it; Unsound if a 304 was wrong, or two answers of one tag differ."""
+        """Run random operations; raise Unsound if a 304 was wrong, or two answers of one tag differ."""
         for database in self.databases:
             self.prepare(database)
         self.go_on(operations)
@@ -66,7 +66,7 @@ class HttpTrial:
             self.operate(self.random.choice(self.databases))
 
     def prepare(self, database: Captured) -> None:
-        """Random queries, and some that nearly every schema understands."""
+        """Prepare random queries, and two that nearly every schema supports."""
         made = [database.grammar.query() for _ in range(QUERIES)]
         made += [Query("SELECT * FROM t0", {}), Query("SELECT count(*), max(k) FROM t1", {})]
         for query in made:
@@ -78,7 +78,7 @@ class HttpTrial:
                 self.counts["refused"] += 1
 
     def operate(self, database: Captured) -> None:
-        """One random thing."""
+        """Run one random operation."""
         roll = self.random.random()
         if roll < 0.13:
             self.write_through(database, database.world.step())
@@ -100,13 +100,13 @@ class HttpTrial:
     # --- writing ---------------------------------------------------------------------------------------------
 
     def write_foreign(self, database: Captured, step: Step) -> None:
-        """By the second process."""
+        """Write by the second process."""
         self.told.append(f"{database.name} second process: {'; '.join(step.statements)}")
         self.counts["foreign writes"] += 1
         database.write(step)
 
     def write_through(self, database: Captured, step: Step) -> None:
-        """Through the server; sometimes what was written is read at once by its token."""
+        """Write through the server, each statement by itself; sometimes read at once with the write's token."""
         self.told.append(f"{database.name} server: {'; '.join(step.statements)}")
         self.counts["writes"] += 1
         token = None
@@ -119,7 +119,7 @@ class HttpTrial:
             self.get(database, asked, asked.any_format(self.random), token=token)
 
     def send_and_forget(self, database: Captured) -> None:
-        """A write whose answer nobody waits for: it is killed with the server, or is not."""
+        """Send a write without reading its answer, so that a kill of the server may end it."""
         step = database.world.step()
         self.told.append(f"{database.name} in flight: {step.statements[0]}")
         body = json.dumps(
@@ -131,7 +131,7 @@ class HttpTrial:
             sent.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
     def while_down(self, *, killed: bool) -> None:
-        """The second process goes on without the server; where that was stopped, files are restored from copies.
+        """Write by the second process while the server is down; after a stop, restore some files from copies.
 
         Not where it was killed: see `test_tag_is_invalid_after_a_kill_and_a_restored_file` for what is not known then.
         """
@@ -164,7 +164,7 @@ class HttpTrial:
     def get(
         self, database: Captured, asked: Asked, accept: str, *, token: dict[str, Any] | None = None
     ) -> httpx.Response:
-        """Without conditions."""
+        """Request the answer without conditions."""
         headers = {} if token is None else {"x-headwater-causality": to_header(from_json(token))}
         answer = self.send(asked, accept, **headers)
         self.counts["asked"] += 1
@@ -174,7 +174,7 @@ class HttpTrial:
         return answer
 
     def dominates(self, asked: Asked, answer: httpx.Response, token: dict[str, Any]) -> None:
-        """The answer has seen the write, as far as it reads its tables."""
+        """Check that the answer includes the write of the token, as far as the query reads its tables."""
         seen = from_header(answer.headers["x-headwater-causality"])
         read = {dep.table for dep in seen.deps}
         part = {**token, "deps": [dep for dep in token["deps"] if dep["table"] in read]}
@@ -184,7 +184,7 @@ class HttpTrial:
             self.fail(asked, "an answer to a floor may be kept")
 
     def come_back(self, database: Captured, asked: Asked) -> None:
-        """With tags of answers that are held: one, several, in other forms, and strange ones among them."""
+        """Request with held tags: one, several, in other forms, or with foreign tags among them."""
         accept = asked.any_format(self.random)
         held = asked.held[accept]
         if not held:
@@ -205,14 +205,14 @@ class HttpTrial:
             self.take(database, asked, accept, answer)
 
     def changed(self, tag: str) -> str:
-        """As a proxy may write it."""
+        """Return the tag as a proxy may rewrite it."""
         roll = self.random.random()
         if roll < 0.2 and not tag.startswith("W/"):
             return f"W/{tag}"
         return f'{tag[:-1]}-gzip"' if roll < 0.3 else tag
 
     def strange(self, database: Captured) -> str:
-        """The tag of another question, or of a position that is not there yet."""
+        """Return the tag of another query, or of an offset that does not exist yet."""
         others = [tag for other in database.asked for held in other.held.values() for tag in held]
         tag = self.random.choice(others or ['"x.1"'])
         if self.random.random() < 0.3:
@@ -220,7 +220,7 @@ class HttpTrial:
         return f'{tag[:-1].rpartition(".")[0]}.{self.random.choice(["fffffff", "0", "1"])}"'
 
     def ask_rpc(self, database: Captured, asked: Asked) -> None:
-        """The same tags are good over RPC."""
+        """Check that held tags are valid over RPC, too."""
         held = asked.held[JSON]
         params = {"query_id": asked.id, "args": json.loads(asked.args["args"])}
         tag = self.random.choice(list(held)) if held else None
@@ -237,7 +237,7 @@ class HttpTrial:
         raise Unsound(f"{why}\n{asked.query.sql}\n{asked.query.args!r}\n{asked.explained}\n\n{story}")
 
     def take(self, database: Captured, asked: Asked, accept: str, answer: httpx.Response) -> None:
-        """Keep a whole answer, after looking at it."""
+        """Check a complete answer and hold it."""
         if answer.status_code != 200:
             self.counts[f"refused by {answer.status_code}"] += 1
             self.right_to_refuse(database, asked, accept, answer)
@@ -262,7 +262,7 @@ class HttpTrial:
             del held[self.random.choice(list(held))]
 
     def unchanged(self, database: Captured, asked: Asked, accept: str, answer: httpx.Response, sent: list[str]) -> None:
-        """A 304: it repeats a tag that was sent, and what is held of that is what a new execution gives."""
+        """Check a 304: it repeats a tag that was sent, and a new execution returns the held body of that tag."""
         self.counts["not modified"] += 1
         tag = answer.headers["etag"]
         if tag not in sent:
@@ -276,7 +276,7 @@ class HttpTrial:
         # else a position was made up, and may be as good as the one that was given.
 
     def same(self, database: Captured, asked: Asked, accept: str, tag: str) -> None:
-        """Ask again without conditions."""
+        """Request again without conditions; check that the held body is the same."""
         held = asked.held[accept][tag]
         fresh = self.send(asked, accept)
         if fresh.status_code != 200:
@@ -287,7 +287,7 @@ class HttpTrial:
         self.take(database, asked, accept, fresh)
 
     def right(self, database: Captured, asked: Asked, accept: str, answer: httpx.Response) -> None:
-        """Where the order is total, the answer is what the file itself says now."""
+        """Check that an answer with a total order is what the file itself returns now."""
         found = self.explained(asked)
         if accept != JSON or found is None or found["volatile"]:
             return
@@ -314,7 +314,7 @@ class HttpTrial:
             self.fail(asked, f"refused what SQLite does: {answer.text}")
 
     def explained(self, asked: Asked) -> dict[str, Any] | None:
-        """What the server understands; None where it refuses."""
+        """Return the server's analysis; None if it refuses the query."""
         if asked.explained is None:
             answer = self.rpc("query.explain", query_id=asked.id)
             asked.explained = answer["result"] if answer["ok"] else None
@@ -322,13 +322,13 @@ class HttpTrial:
 
 
 def settings(databases: list[Captured]) -> str:
-    """The file for a server of them."""
+    """Return the settings file for a server of the databases."""
     lines = [f"{one.name} = {json.dumps(str(one.path))}" for one in databases]
     return "\n".join(["[databases]", *lines, "[sqlite]", "wal = true", ""])
 
 
 def run(folder: Path, first: int, schemas: int, counts: Counter[str]) -> None:
-    """A server process over `schemas` random databases, killed now and then."""
+    """Run a server process over `schemas` random databases, with kills between the operations."""
     databases = [Captured(f"d{seed}", folder, seed) for seed in range(first, first + schemas)]
     server = ServerProcess(folder / "data", settings(databases))
     trial = HttpTrial(server, databases, first, counts)

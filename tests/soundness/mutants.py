@@ -1,7 +1,7 @@
 """Bugs put in on purpose, each by one patch of the real implementation: the kit must find those that are unsound.
 
-The fourteen are those of reference/queries.md §5. Some only make us more careful than needed, or are masked by a
-second check: those are listed too, and must not be found, so that the list stays honest.
+The fourteen are those of reference/queries.md §5. Some only cause more invalidations than needed, or are masked by a
+second check: they are listed too, and must not be found, so that the list stays true.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 class Mutant(msgspec.Struct, frozen=True):
-    """A bug; `schemas` is how many the kit may need, `why_not` says why it cannot be found.
+    """A bug; `schemas` is how many schemas the kit may need to find it, `why_not` says why it cannot be found.
 
     `found` is a case that finds it, so that nobody has to search for one. It is another one whenever the grammar is:
     `make soak` searches, and prints it. Where a search takes too long, `case` is one made by hand.
@@ -101,7 +101,7 @@ def _binary_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _conditions(change: Callable[[Comparison], Condition]) -> Patch:
-    """Every test in every condition, changed."""
+    """Return a patch that applies `change` to every comparison of every condition."""
 
     def walk(condition: Condition) -> Condition:
         if isinstance(condition, Comparison):
@@ -132,7 +132,7 @@ def _positive(test: Comparison) -> Condition:
 
 
 def _python_not(test: Comparison) -> Condition:
-    """NOT of something unknown taken for true: NULL then passes every negated test."""
+    """Treat NOT of an unknown value as true: NULL then passes every negated comparison."""
     if test.op not in ("ne", "not_in", "not_between"):
         return test
     return AnyOf((test, Comparison(test.column, "is", (Const(None),))))
@@ -150,7 +150,7 @@ def _strict_bounds(test: Comparison) -> Condition:
 
 
 def _all_total(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it has an epoch: that of a total one is another."""
+    """Make every order total before the epoch is computed, which is another for a total order."""
     real = analyse._understood
     monkeypatch.setattr(
         analyse, "_understood", lambda reader, sql: msgspec.structs.replace(real(reader, sql), is_total=True)

@@ -1,4 +1,6 @@
-"""Relevance by its definition, decided by SQLite: a second implementation, slow and plain, to hold the first to."""
+"""Relevance of changes by its definition, decided by SQLite: a second, slow implementation to compare the real one
+with.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _SQL = {
 
 
 class Judge:
-    """Asks an engine of its own, with a table of one column of the same affinity and collation."""
+    """Decides comparisons with its own SQLite, in a table of one column of the same affinity and collation."""
 
     def __init__(self) -> None:
         self._db = apsw.Connection(":memory:")
@@ -36,7 +38,7 @@ class Judge:
         self._known: dict[tuple[Any, ...], bool] = {}
 
     def matters(self, change: Change, analysis: Analysis, args: dict[str, Value]) -> int | None:
-        """The first place that the change matters to."""
+        """Return the number of the first dependency that the change is relevant to; None if there is none."""
         for place, dependency in enumerate(analysis.dependencies):
             if self._matters_to(change, dependency, args):
                 return place
@@ -56,7 +58,7 @@ class Judge:
         return any(name not in change.table.index or _differs(images, change.table.index[name]) for name in names)
 
     def holds(self, condition: Condition, table: Table, row: Row, args: dict[str, Value]) -> bool:
-        """Whether it is true of a row, or cannot be told."""
+        """Return whether a condition is true of a row, or cannot be decided."""
         if isinstance(condition, AllOf):
             return all(self.holds(part, table, row, args) for part in condition.parts)
         if isinstance(condition, AnyOf):

@@ -1,8 +1,9 @@
-"""The differential kit over PostgreSQL: random tables, queries and writes; every answer is compared with a new run.
+"""The differential kit over PostgreSQL: random tables, queries and writes; every answer is compared with a new
+execution.
 
-If the server would answer 304 for a tag, or a feed be silent, the answer must be the one it was: in order where the
-analysis says that the order is total, as a multiset otherwise; a failure is an answer, too. One database serves many
-trials, one after the other, each under names of its own.
+If the server would answer 304 for a tag, or a feed sends no invalidation, the answer must be unchanged: in order if the
+analysis says that the order is total, as a multiset otherwise; a failure counts as an answer. One database serves many
+trials, one after another, each with its own names.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ QUERIES, STEPS = 12, 8
 
 
 class Unsound(Exception):
-    """The property does not hold."""
+    """An answer changed although the server would have said that it did not."""
 
 
 class Seen(msgspec.Struct):
-    """An answer: its rows as bytes, in order, and where it stands. Of a failure the rows are not known."""
+    """An answer: its rows as bytes, in order, and its offset; `rows` is None for a failure."""
 
     rows: list[bytes] | None
     offset: int
@@ -53,7 +54,7 @@ class Seen(msgspec.Struct):
 
 
 class Instance:
-    """A query with its arguments, and answers that a client might hold."""
+    """A query with its arguments, and the answers that a client might hold."""
 
     def __init__(self, number: int, query: Query) -> None:
         self.number, self.query = number, query
@@ -64,7 +65,7 @@ class Instance:
 
 
 class _Slow:
-    """Tells where answers stand; something may happen between an answer and that question."""
+    """Determines the offsets of answers, and runs `between` once between an answer and its offset."""
 
     def __init__(self, positions: Any) -> None:
         self._positions = positions
@@ -106,7 +107,7 @@ class Kit:
         self.late.autocommit = False
 
     def pull(self) -> list[tuple[int, Change]]:
-        """Everything that is committed by now."""
+        """Capture and return everything committed by now, with offsets."""
         found: list[tuple[int, Change]] = []
         parts = self.rig.pull()
         self.product.append(parts)
@@ -121,7 +122,7 @@ class Kit:
 
 
 class Trial:
-    """One seed being run."""
+    """One run of a seed."""
 
     def __init__(self, kit: Kit, seed: int, counts: Counter[str], world: World | None = None) -> None:
         self.kit, self.seed, self.counts = kit, seed, counts
@@ -134,7 +135,7 @@ class Trial:
         self.instances: list[Instance] = []
 
     def run(self) -> None:
-        """Raise Unsound, or return."""
+        """Run the seed; raise Unsound if the property fails."""
         try:
             for sql in self.world.setup:
                 self._run(self.kit.other, sql)
@@ -154,7 +155,7 @@ class Trial:
                 self.kit.other.execute(f"DROP TABLE IF EXISTS {names} CASCADE".encode())
 
     def _run(self, connection: Any, sql: str) -> None:
-        """What fails leaves nothing behind."""
+        """Run a statement in a transaction; a failing one leaves nothing behind."""
         try:
             with connection.transaction():
                 connection.execute(sql.encode())
@@ -173,7 +174,7 @@ class Trial:
     # --- one instance ----------------------------------------------------------------------------------------
 
     def prepare(self, instance: Instance) -> None:
-        """Analyse, bind and answer, or find that PostgreSQL itself refuses."""
+        """Analyse, bind and execute a query; drop it if PostgreSQL itself refuses it."""
         self.router.remove(instance.number)
         self.product.forget(instance.number)
         instance.analysis, instance.bound, instance.held = None, None, []
@@ -199,7 +200,7 @@ class Trial:
         self._as_written(instance)
 
     def _as_written(self, instance: Instance) -> None:
-        """Whatever we made of its order, it is the same question."""
+        """Check that the analysed statement returns the rows of the original one."""
         with contextlib.suppress(HeadwaterError):
             read = self.source.read(instance.query.sql, [*instance.args.values()])
             rows = sorted(map(encode_row, read.rows))
@@ -207,7 +208,7 @@ class Trial:
                 self.fail(instance, "the answer is not that of the statement as it was written")
 
     def answer(self, instance: Instance) -> Seen | None:
-        """What it is now; None where it means something else."""
+        """Return the current answer; None if the query must be analysed again."""
         assert instance.analysis is not None
         try:
             read = self.source.answer(instance.analysis, instance.args)
@@ -222,7 +223,7 @@ class Trial:
     # --- one step --------------------------------------------------------------------------------------------
 
     def step(self, step: Step) -> None:
-        """Write, look; and where something was open, look while it is, and when it is not."""
+        """Write and check; with a late transaction, check while it is open and after its commit."""
         for sql in step.late:
             self.done.append("-- one that commits late")
             self._run(self.kit.late, sql)
@@ -238,7 +239,7 @@ class Trial:
             self.look(self.kit.pull())
 
     def _slowly(self, write: Callable[[], None]) -> dict[int, Seen]:
-        """An answer that is read before `write`, and told where it stands behind it."""
+        """Return an answer that is read before `write` and gets its offset after it."""
         self.kit.slow.between = write
         ready = [one for one in self.instances if one.analysis is not None and one.held]
         if not ready:
@@ -248,7 +249,7 @@ class Trial:
         return {} if found is None else {instance.number: found}
 
     def _written(self, step: Step) -> list[tuple[int, Change]]:
-        """Write; what was captured of it."""
+        """Write and return the captured changes."""
         if step.own:
             self.done.append("-- by our writer")
             self.source.write(lambda session: [self._own(session, sql) for sql in step.statements]).result(PATIENCE)
@@ -266,7 +267,7 @@ class Trial:
             self.done.append(f"{sql};")
 
     def look(self, changes: list[tuple[int, Change]], slow: Mapping[int, Seen] = MappingProxyType({})) -> None:
-        """Compare every answer with those that came before, and with one that was on its way."""
+        """Compare every answer with earlier ones, and with one that was read during the write."""
         self.tables = {}
         self.product.versions.advance()
         routed = {(key, offset) for offset, change in changes for key, _ in self.router.route(change)}

@@ -55,7 +55,7 @@ class Query(msgspec.Struct):
 
 
 class Step(msgspec.Struct):
-    """Statements of one transaction. `late` ones began before it and commit after it; then all is looked at again."""
+    """Statements of one transaction. `late` ones run in a transaction that begins before it and commits after it."""
 
     statements: list[str]
     late: list[str] = []
@@ -72,7 +72,7 @@ class TableSpec(msgspec.Struct):
 
 
 class World:
-    """One random schema. Names begin with `prefix`, so that many fit into one database."""
+    """One random schema; its names begin with `prefix`, so that many fit into one database."""
 
     def __init__(self, seed: int, prefix: str) -> None:
         self.random = random.Random(f"pg {seed}")
@@ -193,11 +193,11 @@ class World:
     # --- queries ---------------------------------------------------------------------------------------------
 
     def queries(self, count: int) -> list[Query]:
-        """So many of them."""
+        """Return `count` queries."""
         return [self.query() for _ in range(count)]
 
     def query(self) -> Query:
-        """One query."""
+        """Return a random query."""
         self._args, self._by_argument = {}, self.chance(0.5)
         roll = self.random.random()
         if roll < 0.08:
@@ -283,7 +283,7 @@ class World:
         return f"INSERT INTO {table.name}({names}) VALUES ({', '.join(values)}) ON CONFLICT DO NOTHING"
 
     def write(self) -> str:
-        """One statement that changes rows, perhaps."""
+        """Return one statement that may change rows."""
         table, roll = self.pick(self.tables), self.random.random()
         where = f"k = {self.random.randint(0, 7)}" if self.chance(0.7) else self._simple("", table.columns, bare=True)
         if roll < 0.3:
@@ -300,11 +300,11 @@ class World:
         return f"UPDATE {table.name} SET {set_} WHERE {where}"
 
     def steps(self, count: int) -> Iterator[Step]:
-        """So many of them, one after the other."""
+        """Yield `count` steps."""
         return (self.step() for _ in range(count))
 
     def step(self) -> Step:
-        """One transaction, perhaps beside another, or a change of the schema."""
+        """Return one transaction, perhaps with a late one, or a change of the schema."""
         roll = self.random.random()
         if roll < 0.1:
             return Step([self._schema_change()], is_schema=True)
@@ -332,7 +332,7 @@ class World:
 
 
 class ByHand(World):
-    """One table `t`, perhaps `u`, one query, and one write after the other."""
+    """A world written by hand: a table `t`, perhaps `u`, one query, and one write after another."""
 
     def __init__(self, prefix: str, setup: list[str], query: str, writes: list[str]) -> None:
         self.prefix = prefix

@@ -1,4 +1,4 @@
-"""Random expressions and predicates over what FROM names, correlated ones included."""
+"""Random expressions and predicates over the tables of FROM, correlated ones included."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ COMPARE = ["=", "=", "=", "=", "<", "<=", ">", ">=", "<>", "IS", "IS NOT", "=="]
 
 
 class Scope(msgspec.Struct):
-    """What column names mean here; `outer` is what a correlated subquery may look at."""
+    """The tables whose columns may be named here; `outer` is that of the query around a correlated subquery."""
 
     sources: list[Named]
     outer: Scope | None = None
 
 
 class Expressions:
-    """Makes them; the selects around and inside come from `grammar.Queries`."""
+    """A generator of expressions; the selects around and inside come from `grammar.Queries`."""
 
     def __init__(self, world: World) -> None:
         self.world, self.pick, self.chance, self.random = world, world.pick, world.chance, world.random
@@ -107,7 +107,7 @@ class Expressions:
         )
 
     def _link(self, scope: Scope) -> str:
-        """What ties a subquery to the query around it, most of the time."""
+        """Return a condition that usually links a subquery to the query around it."""
         own = self._column(scope, local=True)
         if scope.outer and self.chance(0.8):
             linked = f"{own} = {self._column(scope.outer)}"

@@ -1,4 +1,4 @@
-"""What the kit over HTTP works on: databases of random schemas, queries on them, and what a client holds of each."""
+"""The databases of the kit over HTTP: random schemas, queries on them, and the answers that a client holds of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JSON = "application/json"
 
 
 class Asked:
-    """A query with its arguments on one database, and what a client holds of its answers in each format."""
+    """A query with its arguments on one database, and the answers that a client holds in each format."""
 
     def __init__(self, query: Query, prepared: dict[str, Any], other: str) -> None:
         self.query, self.id = query, prepared["query_id"]
@@ -32,12 +32,12 @@ class Asked:
         self.explained: dict[str, Any] | None = None
 
     def any_format(self, dice: random.Random) -> str:
-        """JSON mostly: that is compared with the file."""
+        """Return a random format, mostly JSON, which is compared with the file."""
         return dice.choice([JSON, JSON, *self.held])
 
 
 class Captured:
-    """One database: its file, our own connection to it, which is the second process, and the world in it."""
+    """One database: its file, our own connection to it (the second process), and its world."""
 
     def __init__(self, name: str, folder: Path, seed: int) -> None:
         self.name, self.path = name, folder / f"{name}.db"
@@ -49,7 +49,7 @@ class Captured:
             self.attempt(*self.world.setup)
 
     def made(self, seed: int) -> tuple[Any, Any]:
-        """The world, and where queries on it come from."""
+        """Return the world and the generator of its queries."""
         world = World(seed)
         grammar = Queries(world)
         if world.chance(0.6):
@@ -62,13 +62,13 @@ class Captured:
         self.db.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF")
 
     def attempt(self, *statements: str) -> None:
-        """Run them; those that fail leave nothing behind."""
+        """Run statements; failing ones leave nothing behind."""
         for sql in statements:
             with contextlib.suppress(apsw.Error):
                 self.db.execute(sql)
 
     def write(self, step: Step) -> None:
-        """By this process: one transaction, or one for each statement."""
+        """Write in this process: in one transaction, or each statement by itself."""
         if "VACUUM" in step.statements or self.world.chance(0.4):
             self.attempt(*step.statements)
         else:
@@ -76,7 +76,7 @@ class Captured:
                 self.attempt(*step.statements)
 
     def keep(self) -> None:
-        """Put a copy aside."""
+        """Copy the file."""
         self.backup = self.path.with_suffix(".kept")
         self.backup.unlink(missing_ok=True)
         copy = apsw.Connection(str(self.backup))
@@ -85,7 +85,7 @@ class Captured:
         copy.close()
 
     def restore(self) -> None:
-        """Put the copy back; nobody has the file open."""
+        """Replace the file by its copy; no process may have it open."""
         if self.backup is None:
             return
         self.db.close()
@@ -95,14 +95,14 @@ class Captured:
         self.open()
 
     def rows(self, sql: str, args: list[Any]) -> list[Any] | None:
-        """What the file holds; None where SQLite refuses."""
+        """Return the rows of a query on the file; None if SQLite refuses it."""
         try:
             return self.db.execute(sql, args).fetchall()
         except apsw.Error:
             return None
 
     def schema_step(self) -> Step:
-        """DDL; now and then a table is made anew as it was in the beginning."""
+        """Return a schema change; sometimes a table is created again as it was at first."""
         for asked in self.asked:
             asked.explained = None
         for step in self.world.plan_steps():
@@ -118,17 +118,17 @@ class Captured:
 
 
 def opaque_of(tag: str) -> str:
-    """What stands between the quotes, without what a proxy adds."""
+    """Return the text between the quotes of a tag, without the marks of proxies."""
     return tag.removeprefix("W/").strip('"').removesuffix("-gzip")
 
 
 def data_of(body: bytes, accept: str) -> bytes:
-    """The answer without its tag, which may be another one for the same rows."""
+    """Return the answer without its tag, which may differ for equal rows."""
     return body.partition(b',"data":')[2] if accept.endswith("json") else body
 
 
 def rows_of(body: bytes, accept: str) -> list[Any]:
-    """The rows in no order."""
+    """Return the rows of an answer, sorted."""
     if accept.endswith("json"):
         return sorted(json.dumps(row) for row in json.loads(body)["data"]["rows"])
     if accept == "text/csv":

@@ -34,7 +34,7 @@ FAMILIES: list[list[Any]] = [
 
 
 def literal(value: Any) -> str:
-    """`value` as SQL."""
+    """Return `value` as an SQL literal."""
     if value is None:
         return "NULL"
     if isinstance(value, str):
@@ -43,7 +43,7 @@ def literal(value: Any) -> str:
 
 
 class Named(msgspec.Struct):
-    """Something a query can stand on: a table, a view, a WITH clause, a derived table."""
+    """A table, a view, a WITH clause or a derived table that a query can name."""
 
     name: str
     columns: list[str]
@@ -51,7 +51,7 @@ class Named(msgspec.Struct):
 
 
 class TableSpec(msgspec.Struct):
-    """A table and what writes need to know of it."""
+    """A table, and the columns that writes need to know."""
 
     name: str
     sql: str
@@ -62,7 +62,9 @@ class TableSpec(msgspec.Struct):
 
 
 class Step(msgspec.Struct):
-    """Statements in one transaction, of our own writer or of another connection to the file (VACUUM needs it)."""
+    """Statements of one step: our writer runs them in one transaction, another connection (`foreign`) each by itself,
+    as VACUUM requires; the kit over HTTP decides by itself.
+    """
 
     statements: list[str]
     foreign: bool = False
@@ -99,7 +101,7 @@ class World:
 
     @property
     def sources(self) -> list[Named]:
-        """What FROM may name."""
+        """Return what FROM may name."""
         tables = [Named(table.name, table.columns, table.rowid) for table in self.tables]
         return [*tables, *tables, *(view for view, _ in self.views)]
 
@@ -146,19 +148,19 @@ class World:
         return [self._insert(table, "INSERT", key=place) for place in range(self.random.randint(4, 8))]
 
     def add_view(self, sql: str, columns: list[str]) -> None:
-        """Name a query."""
+        """Create a view of the query."""
         name = f"v{len(self.views)}"
         self.views.append((Named(name, columns), f"CREATE VIEW {name}({', '.join(columns)}) AS {sql}"))
 
     @property
     def setup(self) -> list[str]:
-        """All statements that make this world."""
+        """Return all statements that create this world."""
         return [table.sql for table in self.tables] + self.rows + [sql for _, sql in self.views]
 
     # --- writes ----------------------------------------------------------------------------------------------
 
     def step(self) -> Step:
-        """One transaction."""
+        """Return one step."""
         roll = self.random.random()
         if roll < 0.07:
             return self._schema_step()
@@ -196,7 +198,7 @@ class World:
         )
 
     def plan_steps(self) -> list[Step]:
-        """Now and then something that moves nothing but plans."""
+        """Return, at random, steps that change only query plans."""
         if self._plans.random() > 0.15:
             return []
         self._serial += 1
@@ -217,7 +219,7 @@ class World:
         return [Step(["DELETE FROM sqlite_stat4", edit], True, True)]
 
     def last_step(self) -> Step:
-        """Nothing but other plans: an index on every table, and statistics."""
+        """Return a step that changes only query plans: an index on every table, and statistics."""
         made = []
         for table in self.tables:
             columns = self.random.sample(table.columns, self.random.randint(1, min(3, len(table.columns))))

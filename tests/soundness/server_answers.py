@@ -1,4 +1,4 @@
-"""What a server would say of an instance: its own way from an answer to a 304, over a log that the kit fills."""
+"""The answers of a server for an instance: its own path from an execution to a 304, over a log that the kit fills."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLD = 4  # every so manieth instance is not watched
 
 
 class _Slow:
-    """The source; it may have begun an answer earlier than it gives it."""
+    """The source; it may return an answer that was begun earlier."""
 
     def __init__(self, source: SqliteSource) -> None:
         self._source = source
@@ -38,14 +38,14 @@ class _Slow:
 
 
 class _Database:
-    """As `headwater.queries.database` wants it; nobody waits here."""
+    """A database as `headwater.queries.database` defines it, in which nothing waits."""
 
     def __init__(self, source: _Slow, log: MemoryLog) -> None:
         self.source, self.log = source, log
 
 
 class Product:
-    """The answering of one database, without a loop."""
+    """The answering of one database, without an event loop."""
 
     def __init__(self, source: SqliteSource) -> None:
         self.log = MemoryLog()
@@ -57,7 +57,7 @@ class Product:
         self._known: dict[int, Instance] = {}
 
     def append(self, parts: list[Transaction]) -> None:
-        """What was captured. It is looked at by `advance`."""
+        """Append captured transactions to the log; `advance` applies them."""
         self.log.append(parts)
 
     def prepare(
@@ -69,7 +69,7 @@ class Product:
         bound: BoundDependencies,
         tables: Mapping[str, Table],
     ) -> None:
-        """An instance as it is understood now; most are watched, as one that is asked for often."""
+        """Register an instance with its current analysis; most are watched, as if requested often."""
         self.forget(number)
         prepared = PreparedQuery(f"{query_id('app', sql)}{number}", "app", sql)
         made = Instance(prepared, analysis, args, bound, tables=tables, generation=self.log.generation, schema=0)
@@ -78,13 +78,13 @@ class Product:
             self._answering.hold(made)
 
     def forget(self, number: int) -> None:
-        """It is understood no more, or otherwise."""
+        """Forget an instance: its analysis is no longer valid."""
         gone = self._known.pop(number, None)
         if gone is not None:
             self._answering.release(gone.key)
 
     def ask(self, number: int, begun: ReadResult | None = None) -> bool:
-        """Somebody asks, and is given what was begun; whether guards are held then."""
+        """Request the answer, which is `begun` if given; return whether guards are held then."""
         if (asked := self._known.get(number)) is None:
             return False
         self._source.begun = begun
@@ -93,7 +93,7 @@ class Product:
         return asked.key in self.versions.guarded
 
     def begin(self, number: int) -> ReadResult | None:
-        """An answer that takes a while."""
+        """Return an answer that `ask` may return later."""
         if (asked := self._known.get(number)) is None:
             return None
         with contextlib.suppress(HeadwaterError):
@@ -101,6 +101,6 @@ class Product:
         return None
 
     def is_current(self, number: int, offset: int) -> bool:
-        """Whether a tag would be answered by 304."""
+        """Return whether a tag of this offset would be answered by 304."""
         asked = self._known[number]
         return self.versions.is_current(asked.key, asked.bound, offset)

@@ -1,4 +1,4 @@
-"""A failing case made small: whatever can be left out, and still fails, is left out."""
+"""Makes a failing case small: leaves out every part without which it still fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_TRIES = 400
 
 
 def failure(case: Case, *, agree: bool = True) -> str:
-    """Why a case fails; "" if it does not."""
+    """Return why a case fails; "" if it does not."""
     try:
         Trial(case, Counter(), agree=agree).run()
     except Unsound as found:
@@ -22,7 +22,7 @@ def failure(case: Case, *, agree: bool = True) -> str:
 
 
 def shrink(case: Case, fails: Callable[[Case], str]) -> tuple[Case, str]:
-    """The smallest case found, and why it fails."""
+    """Return the smallest failing case found, and why it fails."""
     why, tries, smaller = fails(case), 0, True
     while smaller and tries < MAX_TRIES:
         smaller = False
@@ -37,7 +37,7 @@ def shrink(case: Case, fails: Callable[[Case], str]) -> tuple[Case, str]:
 
 
 def _candidates(case: Case) -> list[Case]:
-    """One part less: the large parts first."""
+    """Return the case with one part less, large parts first."""
     found = [msgspec.structs.replace(case, queries=part) for part in _halves(case.queries)]
     found += [msgspec.structs.replace(case, steps=part) for part in _halves(case.steps)]
     found += [msgspec.structs.replace(case, queries=part) for part in _without_one(case.queries)]

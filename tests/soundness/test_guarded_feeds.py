@@ -1,4 +1,6 @@
-"""Guards on live streams: where one is silent the answer is the same, and what it tells is what a replay tells."""
+"""Guards on live streams: without an invalidation the answer is unchanged, and a replay of the log has all
+invalidations.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ QUERIES = 8
 
 
 class Follower:
-    """One query, its stream, and the answers that were read meanwhile."""
+    """One query, its stream, and the answers read in between."""
 
     def __init__(self, live: Live, world: GuardedWorld) -> None:
         self.live, query = live, world.query()
@@ -38,12 +40,12 @@ class Follower:
         return self.live.app.database("main").source.head()
 
     def ask(self) -> None:
-        """Nobody writes meanwhile: the answer is that of the head."""
+        """Read the answer at the head; nothing writes meanwhile."""
         answer = self.live.ok("query.execute_prepared", query_id=self.id, args=self.args)
         self.answers.append((self.head(), answer["data"]))
 
     def told(self, stream: Any, upto: int) -> dict[int, str]:
-        """Its invalidations until there is one behind `upto`, which it is sent for sure."""
+        """Return the invalidations up to `upto`; read until one after it, which surely comes."""
         found: dict[int, str] = {}
         while max(found, default=0) <= upto:
             frame = stream.next("invalidate")
@@ -51,7 +53,7 @@ class Follower:
         return {offset: etag for offset, etag in found.items() if offset <= upto}
 
     def check(self, upto: int) -> int:
-        """How many invalidations were held back, all of them rightly."""
+        """Return how many invalidations guards suppressed; fail if one of them was needed."""
         told = self.told(self.stream, upto)
         for (since, before), (until, now) in zip(self.answers, self.answers[1:], strict=False):
             if before != now and not any(since < offset <= until for offset in told):
@@ -61,19 +63,19 @@ class Follower:
         return len(replayed) - len(told)
 
     def replayed(self) -> dict[int, str]:
-        """From the log, where guards have no say."""
+        """Return the invalidations read from the log, where guards are not used."""
         named = {"query_id": self.id, "args": self.args, "format": "plain_json", "start": {"offset": self.first}}
         events = self.live.changes(self.live.ok("cdc.subscribe_query", **named), limit=1000)
         return {event["offset"]: end(event["etag"]) for event in events}
 
 
 def end(etag: str) -> str:
-    """The position in a tag: replayed across a change of the schema, the rest is of the schema as it is now."""
+    """Return the offset in a tag; the rest depends on the current schema."""
     return etag.rpartition(".")[2]
 
 
 def follow(live: Live, seed: int, steps: int) -> int:
-    """How many invalidations were held back in all."""
+    """Return how many invalidations were suppressed in all."""
     world, dice = GuardedWorld(seed), random.Random(seed)
     for sql in world.setup:
         live.sql(sql)

@@ -1,4 +1,4 @@
-"""Guards in use: what the server holds back or calls current by them is so, and bugs in their use are found."""
+"""Guards in use: suppressed changes leave answers unchanged, and bugs in the use of guards are found."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _outlives_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _reaches_behind_the_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tags from before the last change that was not held back."""
+    """Keep tags current from before the last change that was not suppressed."""
 
     def matters(watched: WatchedInstance, offset: int) -> None:
         watched.steady, watched.last = min(watched.steady, watched.last), offset
@@ -100,7 +100,7 @@ def _keeps_guards_of_a_stale_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every other change that matters is taken for held back without a question."""
+    """Suppress every other relevant change without asking the guards."""
     real, asked = GuardedInstances.suppresses, Counter[Any]()
 
     def suppresses(guarded: GuardedInstances, key: Any, *given: Any) -> bool:
@@ -121,7 +121,9 @@ MUTANTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_mutant_is_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_that_misuses_guards_is_found(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mutant(monkeypatch)
     with pytest.raises(Unsound, match="the server passes over|is called current") as found:
         run(range(CASES))

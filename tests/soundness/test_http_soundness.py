@@ -43,7 +43,7 @@ def run(first: int, schemas: int, counts: Counter[str]) -> None:
 
 
 def has_teeth(counts: Counter[str]) -> None:
-    """Tags come back often, and are good often, and as often are not."""
+    """Check that tags were sent often, and that many were valid and many not."""
     told = dict(sorted(counts.items()))
     print(told)
     assert counts["refused"] < 0.2 * counts["queries"], told
@@ -89,7 +89,7 @@ def test_tag_is_invalid_after_a_kill_and_a_restored_file(tmp_path: Path) -> None
 
 
 def _restored(place: Path, settings: str, end: Callable[[ServerProcess], None], changes: int) -> None:
-    """The file of an earlier moment gets as many other changes, so the same offsets mean something else."""
+    """Restore an earlier file and make as many other changes, so that the same offsets mean other changes."""
     database, server = Captured("main", place, 0), ServerProcess(place, settings)
     database.attempt("CREATE TABLE t9 (id INTEGER PRIMARY KEY, v INTEGER)", "INSERT INTO t9 VALUES (1, 0)")
     trial, query = HttpTrial(server, [database], 0, Counter()), Query("SELECT v FROM t9", {})
@@ -145,7 +145,7 @@ def _never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _overlooks_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that does not wait for the log to have what is committed."""
+    """Do not wait until the log has everything committed."""
 
     def advance(versions: InstanceVersions) -> int:
         with versions._lock:
@@ -170,7 +170,7 @@ def _forgets_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _remembers_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the same request had the same answer whatever was committed, as long as no table was changed."""
+    """Repeat answers to the same request after commits, as long as the schema is the same."""
     monkeypatch.setattr(Answering, "moment", lambda answering: (answering.database.source.read_head().schema,))
 
 
@@ -245,7 +245,7 @@ def test_mutant_with_broken_guards_is_found(
 
 
 def _in_process(place: Path, seed: int, make: type[Captured] = Captured, operations: int = 120) -> Counter[str]:
-    """One schema behind a server in this process; the second connection is of the same SQLite."""
+    """Run one schema behind a server in this process; the second connection uses the same SQLite."""
     place.mkdir(exist_ok=True)
     database = make("main", place, seed)
     live = Live(place)

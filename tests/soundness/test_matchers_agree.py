@@ -36,7 +36,7 @@ OPS = ("eq", "ne", "lt", "le", "gt", "ge", "is", "is_not", "in", "not_in", "betw
 
 
 class Agreement(Trial):
-    """A trial whose dependencies are made up, so that answers say nothing and only matchers are compared."""
+    """A trial with random dependencies instead of real ones: only the matchers are compared, not answers."""
 
     def __init__(self, seed: int, case: Case, counts: Counter[str]) -> None:
         super().__init__(case, counts, judge=Judge())

@@ -1,4 +1,4 @@
-"""The kit has teeth: bugs put in on purpose are found by comparing answers alone, without the second matcher."""
+"""The kit finds bugs put in on purpose by comparing answers alone, without the second matcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fails(case: Case) -> bool:
 
 
 def finds(mutant: Mutant, case: Case) -> bool:
-    """Whether a case finds it; one that fails without the mutant is no proof."""
+    """Return whether a case fails with the mutant and passes without it."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         mutant.patch(monkeypatch)
         found = fails(case)
@@ -29,13 +29,13 @@ def finds(mutant: Mutant, case: Case) -> bool:
 
 
 def caught(mutant: Mutant, first: int = 0) -> int | None:
-    """How many schemas the kit needs for it."""
+    """Return how many schemas the kit needs to find the mutant; None if it finds it in none."""
     return next((count + 1 for count in range(mutant.schemas) if finds(mutant, make_case(first + count))), None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", KNOWN, ids=[mutant.name for mutant in KNOWN])
-def test_mutant_is_found(mutant: Mutant) -> None:
+def test_known_case_finds_its_mutant(mutant: Mutant) -> None:
     assert mutant.found is not None
     assert finds(mutant, make_case(mutant.found)), "the grammar moved: `make soak` tells which case finds it now"
 

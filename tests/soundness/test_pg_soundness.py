@@ -1,4 +1,4 @@
-"""Random PostgreSQL schemas, queries and writes: a 304 or a silence means that the answer is the same."""
+"""Random PostgreSQL schemas, queries and writes: after a 304, or without an invalidation, the answer is unchanged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(kit: Kit, seeds: range, counts: Counter[str]) -> None:
 
 
 def has_teeth(counts: Counter[str]) -> None:
-    """Random runs prove something only while answers hold rows, and change, and are not all stale."""
+    """Check that answers had rows, changed, and were not all stale: random runs prove something only then."""
     told = dict(sorted(counts.items()))
     print(told)
     assert counts["with rows"] > 0.4 * counts["pairs"] and counts["changed"] > 0.05 * counts["pairs"], told
@@ -84,7 +84,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def _head(patch: pytest.MonkeyPatch) -> None:
-    """An answer is said to stand where the log ends, as if what is logged were seen."""
+    """Give each answer the offset of the end of the log, as if all that is logged were visible."""
 
     def place(self: Positions, snapshot: str) -> VisibleOffset:
         found = self._barriers.set()
@@ -95,7 +95,7 @@ def _head(patch: pytest.MonkeyPatch) -> None:
 
 
 def _missing(patch: pytest.MonkeyPatch) -> None:
-    """What is not told of an old row is taken for something else than what is asked for."""
+    """Treat an unknown value of an old row as different from the one compared with."""
     real = View.__missing__
 
     def known(self: View, place: int) -> bytes | None:
@@ -105,7 +105,7 @@ def _missing(patch: pytest.MonkeyPatch) -> None:
 
 
 def _columns(patch: pytest.MonkeyPatch) -> None:
-    """A column that is read is not counted."""
+    """Leave one column that is read out of the dependencies."""
     real: Any = analysis.dependencies
 
     def fewer(*args: Any, **more: Any) -> tuple[Dependency, ...]:
@@ -119,12 +119,12 @@ def _columns(patch: pytest.MonkeyPatch) -> None:
 
 
 def _outer(patch: pytest.MonkeyPatch) -> None:
-    """What ON says of an outer join is taken for a condition on both sides."""
+    """Treat the ON condition of an outer join as a condition on both sides."""
     patch.setattr(Conditions, "is_plain", property(lambda self: True, lambda self, value: None), raising=False)
 
 
 def _ordered(patch: pytest.MonkeyPatch) -> None:
-    """Any order is taken for a total one."""
+    """Treat every order as total."""
     real: Any = analysis.judge
     patch.setattr(analysis, "judge", lambda trees, known: OrderVerdict(real(trees, known).reasons, ()))
 
@@ -156,7 +156,7 @@ def is_unsound(kit: Kit, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_found(kit: Kit, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgresql_mutant_is_found(kit: Kit, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_unsound(kit, name)
     MUTANTS[name][0](monkeypatch)
     assert is_unsound(kit, name)

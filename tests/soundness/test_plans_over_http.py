@@ -1,4 +1,4 @@
-"""Answers that are others although no row that counts is: no 304 for the old one, over the real endpoint."""
+"""Answers that change although no relevant row does: no 304 for the old one, over the real endpoint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def get(server: Live, sql: str, tag: str = "") -> httpx.Response:
 
 
 def came_true(server: Live, sql: str, tag: str, held: object) -> bool:
-    """Whether the answer is another one by now; the tag says so if it is."""
+    """Return whether the answer has changed by now; fail if it has and the tag still gives 304."""
     again, fresh = get(server, sql, tag), get(server, sql)
     is_other = fresh.json()["data"] != held
     assert again.status_code == 200 or not is_other, f"304 over {held}, now {fresh.json()['data']}"

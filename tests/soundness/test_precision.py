@@ -1,4 +1,4 @@
-"""How much less is invalidated than by whole tables: sound is not enough, or no answer would ever be kept."""
+"""Precision: fewer invalidations than by whole tables, because invalidating everything is sound but useless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random schemas, queries and writes: an answer that nothing is said to have changed has not changed."""
+"""Random schemas, queries and writes: an answer without an invalidation is unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOAK_SHARDS = 10 * int(os.environ.get("SOAK_SEEDS", "20"))
 
 
 def run(first: int, count: int, counts: Counter[str]) -> None:
-    """Try `count` seeds from `first` on, or only SOUNDNESS_SEED; report the first failure, made small."""
+    """Try `count` seeds from `first` on, or only SOUNDNESS_SEED; fail at the first unsound one with a small case."""
     judge = Judge()
     only = os.environ.get("SOUNDNESS_SEED")
     for seed in [int(only)] if only else range(first, first + count):
@@ -37,7 +37,7 @@ def run(first: int, count: int, counts: Counter[str]) -> None:
 
 
 def has_teeth(counts: Counter[str]) -> None:
-    """Random runs prove something only while answers hold rows, and change, and some do not."""
+    """Check that answers had rows, and that some changed and some did not: random runs prove something only then."""
     told = dict(sorted(counts.items()))
     assert counts["queries with rows"] > 0.45 * counts["queries"], told
     assert counts["queries with rows that changed"] > 0.28 * counts["queries"], told

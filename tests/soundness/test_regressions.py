@@ -1,4 +1,4 @@
-"""What the kit, or reading for it, has found: each as a case of its own, so that it stays found."""
+"""Failures found by the kit, or by reading for it, each as a case."""
 
 from __future__ import annotations
 

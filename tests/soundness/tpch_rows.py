@@ -23,7 +23,7 @@ COLOURS = ["green", "forest", "almond", "blue"]
 
 
 class Shop:
-    """Makes INSERT statements first, then writes as a shop would."""
+    """A generator of INSERT statements for TPC-H's tables, then of writes as in a shop."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"shop {seed}")
@@ -40,7 +40,7 @@ class Shop:
         return round(self.random.uniform(1, most), 2)
 
     def rows(self) -> list[str]:
-        """The shop as it opens."""
+        """Return the statements that insert the first rows."""
         made = [f"INSERT INTO region VALUES ({n}, '{name}', 'c')" for n, name in enumerate(REGIONS)]
         for n, (name, region) in enumerate(NATIONS):
             made.append(f"INSERT INTO nation VALUES ({n}, '{name}', {region}, 'c')")
@@ -61,7 +61,7 @@ class Shop:
         return made + [sql for _ in range(150) for sql in self.order()]
 
     def order(self) -> list[str]:
-        """A new order with its lines."""
+        """Return the statements of a new order with its lines."""
         n, self.next_order = self.next_order, self.next_order + 1
         self.orders.append(n)
         values = f"{n}, {self.random.randint(1, self.customers)}, '{self.pick(['O', 'F', 'P'])}', {self.money(300000)}"
@@ -76,7 +76,7 @@ class Shop:
         return made
 
     def write(self) -> list[str]:
-        """What happens next."""
+        """Return the statements of a random write."""
         roll, some = self.random.random(), self.random.choice(self.orders)
         if roll < 0.2:
             return self.order()
