@@ -1,4 +1,4 @@
-"""A source in memory for tests of the rooms above: it commits what it is told to, when it is told to."""
+"""A source in memory for tests of the rooms above: tests commit to it explicitly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class MemorySource:
-    """Fulfils `Source` for following and reading tables; it runs no SQL and takes no requests to write."""
+    """Implements `Source` for following and reading tables; it runs no SQL and refuses writes."""
 
     def __init__(self, name: str, *tables: Table, part: int = 512) -> None:
         self.name = name
@@ -81,7 +81,7 @@ class MemorySource:
     # --- history ---------------------------------------------------------------------------------------------
 
     def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
-        """See Source. A source that no log followed yet joins any new one."""
+        """Return "" if the log matches; a source that no log has followed yet accepts any new one."""
         if not self._generation and not latest:
             self._generation = generation
         if self._generation != generation:
@@ -152,7 +152,7 @@ class MemorySource:
             return Chunk(shape, tuple(rows[:limit]), self._head, shape.key_of(rows[limit - 1]) if more else None)
 
     def sample(self, table: str, size: int) -> Sample:
-        """See Source. Every so many-th row."""
+        """See Source. Takes rows at equal distances in key order."""
         shape = self._table(table)
         with self._lock:
             rows = sorted(self._rows[table].items())
@@ -163,7 +163,7 @@ class MemorySource:
         return Sample(shape, len(rows), sum(weights), points)
 
     def condition(self, table: Table, where: str) -> Condition:
-        """See Source. Predicates mean here what they mean to SQLite."""
+        """See Source. Predicates have the meaning that they have in SQLite."""
         return self._predicates.condition(table, where)
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
@@ -172,20 +172,20 @@ class MemorySource:
         return lambda values: encode_key(values, collations)
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
-        """See Source. Any column holds any value."""
+        """Return `values`: any column holds any value."""
         return values
 
     def stop_statements(self) -> None:
         pass
 
     def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
-        """See Source. Nothing is refused."""
+        """See Source. Refuses nothing."""
 
     def release(self, reason: str) -> None:
         """See Source."""
 
     def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> ReadResult:
-        """See Source. There is no SQL here."""
+        """Refuse: this source runs no SQL."""
         raise NotSupported("a source in memory runs no SQL")
 
     def read_head(self) -> SourceHead:
@@ -197,27 +197,27 @@ class MemorySource:
         return self.read_head()
 
     def text(self, query: Query) -> str:
-        """See Source."""
+        """Refuse: this source runs no SQL."""
         raise NotSupported("a source in memory runs no SQL")
 
     def analyse(self, sql: str) -> Analysis:
-        """See Source."""
+        """Refuse: this source runs no SQL."""
         raise NotSupported("a source in memory runs no SQL")
 
     def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> ReadResult | None:
-        """See Source."""
+        """Refuse: this source runs no SQL."""
         raise NotSupported("a source in memory runs no SQL")
 
     def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
-        """See Source."""
+        """Refuse: this source runs no SQL."""
         raise NotSupported("a source in memory runs no SQL")
 
     def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[WriteResult[T]]:
-        """See Source. Tests call `commit`."""
+        """Refuse: tests call `commit`."""
         raise NotSupported("a source in memory is written by its script")
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> Tx:
-        """See Source."""
+        """Refuse: tests call `commit`."""
         raise NotSupported("a source in memory is written by its script")
 
     def status(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class MemorySource:
         return {"head": self._head, "tables": sorted(self._tables)}
 
     def finish_writes(self) -> None:
-        """There are none."""
+        """Do nothing: there are no writes."""
 
     def close(self) -> None:
         """See Source."""

@@ -19,7 +19,7 @@ from headwater.sources.write import Session
 
 
 class MemoryNotes:
-    """Notes that live as long as the test."""
+    """Notes in memory that end with the test."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
@@ -32,7 +32,7 @@ class MemoryNotes:
 
 
 class Rig:
-    """Nothing moves by itself here: `pull` follows once, `check` compares fold and file."""
+    """A source, a fold and a foreign process on one file; `pull` follows once, `check` compares fold and file."""
 
     def __init__(self, path: Path, foreign: Foreign, **settings: Any) -> None:
         self.path, self.foreign = path, foreign
@@ -44,26 +44,26 @@ class Rig:
         self._open = False
 
     def attach(self) -> Rig:
-        """Open the source and begin the fold with the tables as they are."""
+        """Open the source and begin the fold with the current rows."""
         self.open()
         for name, table in self.captured().items():
             self.fold.load_raw(table, self.foreign.rows(name, table.names))
         return self
 
     def open(self) -> None:
-        """Open the source; the fold goes on where it is."""
+        """Open the source; the fold continues at its offset."""
         self.source = SqliteSource("main", str(self.path), notes=self.notes, config=self.config)
         self._open = True
         reason = self.source.prove(generation="g", latest=self.after, read=lambda after: iter(()))
         assert reason == "", reason
 
     def captured(self) -> dict[str, Table]:
-        """The tables with triggers, as they are now."""
+        """Return the current tables that have capture triggers."""
         shapes = self.source.describe()
         return {name: shapes[name] for name in self.source.status()["tables"]}
 
     def transactions(self) -> list[Transaction]:
-        """What was committed since the last look, applied to the fold."""
+        """Return the transactions committed since the last call, after applying them to the fold."""
         found = list(self.source.follow(after=self.after))
         for part in found:
             assert part.first == self.after + 1, f"{part.first} follows {self.after}"
@@ -73,21 +73,21 @@ class Rig:
         return found
 
     def pull(self) -> list[Change]:
-        """The same as changes, until nothing new comes: following may itself ask for a snapshot."""
+        """Return all new changes; repeats until none are left, because following may itself ask for a snapshot."""
         found: list[Change] = []
         while new := self.transactions():
             found += [change for part in new for change in part.changes]
         return found
 
     def check(self) -> list[Change]:
-        """Follow, then compare every captured table; nothing may have asked for a snapshot."""
+        """Follow, fail if a snapshot is asked for, and compare every captured table; return the changes."""
         changes = self.pull()
         assert self.fold.unknown == set(), f"a snapshot was asked for {self.fold.unknown}"
         self.compare()
         return changes
 
     def settle(self) -> list[Change]:
-        """Follow, take the snapshots that are asked for, compare; the changes."""
+        """Follow, load the snapshots that are asked for, and compare; return the changes."""
         changes = self.pull()
         for name in sorted(self.fold.unknown):
             table = self.fold.tables[name]
@@ -96,7 +96,7 @@ class Rig:
         return changes
 
     def compare(self) -> None:
-        """Fold and file are equal."""
+        """Check that fold and file have equal rows."""
         captured = self.captured()
         assert set(self.fold.tables) == set(captured)
         for name, table in captured.items():
@@ -104,7 +104,7 @@ class Rig:
             self.fold.check(name, self.foreign.rows(name, table.names))
 
     def write(self, *statements: str, args: Sequence[Any] = ()) -> list[str]:
-        """Statements in one transaction through the source; what each failed with, or ""."""
+        """Run statements in one transaction through the source; return the error of each, or ""."""
 
         def work(session: Session) -> list[str]:
             return [_attempt(session, statement, args) for statement in statements]
@@ -127,15 +127,15 @@ def _attempt(session: Session, statement: str, args: Sequence[Any]) -> str:
 
 
 def ops(changes: Sequence[Change]) -> list[str]:
-    """`insert`, `update` … of row changes."""
+    """Return the op of each row change, as a word."""
     return [change.op.word for change in changes if change.op is not Op.SCHEMA_CHANGE]
 
 
 def schema_changes(changes: Sequence[Change]) -> list[Change]:
-    """The others."""
+    """Return the schema changes among `changes`."""
     return [change for change in changes if change.op is Op.SCHEMA_CHANGE]
 
 
 def images(changes: Sequence[Change]) -> list[tuple[Any, Any]]:
-    """Before and after of each row change."""
+    """Return the old and the new row of each row change."""
     return [(change.before, change.after) for change in changes if change.op is not Op.SCHEMA_CHANGE]

@@ -70,11 +70,11 @@ for line in sys.stdin:
 
 
 class ForeignError(Exception):
-    """What SQLite said over there."""
+    """The error text of SQLite in the other process."""
 
 
 class Foreign:
-    """One process, one connection at a time. Connections are in autocommit: BEGIN is a statement like any other."""
+    """Another process with one connection at a time, in autocommit mode: BEGIN is an ordinary statement."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -91,25 +91,25 @@ class Foreign:
         return reply["answer"]
 
     def open(self, path: str | Path) -> None:
-        """Connect to a file, leaving the one before."""
+        """Connect to a file, after closing the earlier connection."""
         self.close()
         self._ask(do="open", path=str(path))
 
     def close(self) -> None:
-        """Leave the file."""
+        """Close the connection."""
         self._ask(do="close")
 
     def run(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
-        """One statement; text comes back as bytes."""
+        """Run one statement and return its rows, with text as bytes."""
         return [tuple(map(_unpack, row)) for row in self._ask(do="sql", sql=sql, args=[_pack(a) for a in args])]
 
     def script(self, *statements: str) -> None:
-        """Several statements, each on its own."""
+        """Run several statements, each by itself."""
         for statement in statements:
             self.run(statement)
 
     def attempt(self, sql: str, *args: Any) -> str:
-        """One statement that may fail; what SQLite said, or ""."""
+        """Run one statement; return SQLite's error text, or ""."""
         try:
             self.run(sql, *args)
         except ForeignError as error:
@@ -117,11 +117,11 @@ class Foreign:
         return ""
 
     def python(self, code: str) -> Any:
-        """Run code over there; it sees `con` and leaves `answer`."""
+        """Run code in the other process, with the connection as `con`; return its variable `answer`."""
         return self._ask(do="python", code=code)
 
     def rows(self, table: str, columns: Sequence[str]) -> list[RawRow]:
-        """All rows, raw as the fold knows them."""
+        """Return all rows of a table as the fold represents them."""
         return [_raw_row(row) for row in self._ask(do="dump", table=table, columns=list(columns))]
 
     def stop(self) -> None:

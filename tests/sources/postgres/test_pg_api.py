@@ -39,7 +39,7 @@ def text(value: str) -> dict[str, Any]:
 
 
 def changes(live: Live, sub: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of rows: the first of a new table comes behind its shape."""
+    """Return the row changes: the first of a new table comes after its schema change."""
     live.caught_up(sub)
     return [change for change in live.changes(sub) if change["op"] != "schema_change"]
 
@@ -67,7 +67,7 @@ def live(shared: Live) -> Iterator[Live]:
 
 @pytest.fixture
 def table(live: Live) -> str:
-    """A fresh table: id, numbered; email; score."""
+    """Return a new table: id, numbered; email; score."""
     name = f"users{next(_numbers)}"
     live.ok(
         "schema.create_table",
@@ -190,7 +190,7 @@ def test_missing_table_is_reported_with_the_nearest_name(live: Live, table: str)
         assert hint.startswith("Did you mean 'users"), method
 
 
-def test_transactions(live: Live, table: str) -> None:
+def test_transaction_shows_its_writes_and_ends_once_and_a_read_only_one_refuses_writes(live: Live, table: str) -> None:
     tx = live.ok("tx.begin")["tx"]
     live.ok("data.insert", into={"table": table}, rows=[{"email": "in"}], tx=tx)
     assert live.ok("data.get", table={"table": table}, pk=[1], tx=tx)["row"]["email"] == text("in")

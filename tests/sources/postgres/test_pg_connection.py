@@ -1,4 +1,4 @@
-"""Which server a session is with, and which settings it has: neither is left to chance or to the environment."""
+"""The server and the settings of a session: neither depends on the environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROW = "INSERT INTO t VALUES (1, '2024-05-06 07:08:09+00', '2024-05-06', '1.50', 
 
 
 class AskedFor(PgRig):
-    """The URL asks for something too."""
+    """A rig whose URL has further parameters."""
 
     asks = ""
 
@@ -71,7 +71,7 @@ def test_stream_and_reads_return_equal_values_under_any_client_settings(
 
 
 class Standby(Server):
-    """Of `primary`, from its files: which does not run at the moment."""
+    """A standby of `primary`, made from its files while it is stopped."""
 
     def __init__(self, primary: Server) -> None:
         self.programs, self._as_other = primary.programs, primary._as_other
@@ -90,7 +90,7 @@ class Standby(Server):
 
 @pytest.fixture(scope="module")
 def pair(pg: Server) -> Iterator[tuple[Server, Standby]]:
-    """A primary, and a standby that follows it."""
+    """Yield a primary and a standby that follows it."""
     primary = Server(pg.programs)
     primary.kill(signal.SIGINT)
     standby = Standby(primary)
@@ -102,7 +102,7 @@ def pair(pg: Server) -> Iterator[tuple[Server, Standby]]:
 
 
 def followed(primary: Server, standby: Server) -> None:
-    """Wait until the standby has all of the primary's log."""
+    """Wait until the standby has all of the primary's WAL."""
     with primary.connect() as left, standby.connect() as right:
         end = time.monotonic() + PATIENCE
         at = left.execute("SELECT pg_current_wal_lsn()::text").fetchone()
@@ -112,7 +112,7 @@ def followed(primary: Server, standby: Server) -> None:
 
 
 class TwoHosts(PgRig):
-    """By an address with two hosts, of which the first is a standby."""
+    """A rig whose URL has two hosts, the first a standby."""
 
     standby: Server
 
@@ -144,7 +144,7 @@ def test_of_several_hosts_the_primary_is_used(pair: tuple[Server, Standby], monk
 
 
 def test_read_from_a_standby_is_refused(pair: tuple[Server, Standby], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot taken there lists no transaction that is open on the primary: it stands for no offset."""
+    """A snapshot on a standby lists no open transaction of the primary, so it has no offset."""
     followed(*pair)
     address = Address("x", f"postgresql://postgres@/postgres?host={pair[1].folder}")
     pool = Pool(address.connect)

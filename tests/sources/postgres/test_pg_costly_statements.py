@@ -37,14 +37,14 @@ LARGE = "repeat('x', 50000000)::int"
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PostgreSQL gets little time beyond its own limits."""
+    """Shorten how long callers wait beyond PostgreSQL's own limits."""
     monkeypatch.setattr(links, "GRACE_SECONDS", 0.5)
     monkeypatch.setattr(transactions, "CANCEL_SECONDS", 0.3)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """With logins for callers."""
+    """Yield a server with logins for callers."""
     folder = tmp_path_factory.mktemp("costly")
     made = Site(shared_server(), f"costly_{os.getpid()}", folder, reader=READER, writer=WRITER)
     yield made
@@ -55,8 +55,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def abandon(read: Callable[[], Any], abandoned: AbandonedStatements) -> HeadwaterError:
-    """Return the error of a statement that was abandoned: PostgreSQL may still end one in time, before it calls the
-    function, and then another one is sent."""
+    """Repeat a statement until it is abandoned and return its error: PostgreSQL may end some in time, before they call
+    the function.
+    """
     found: list[HeadwaterError] = []
 
     def is_abandoned() -> bool:
@@ -193,7 +194,7 @@ def test_write_of_another_caller_is_accepted_during_an_abandoned_statement(pg_ri
         return rig.writers.submit(lambda session: session.execute(sql), caller=caller).result(PATIENCE)
 
     def is_ended_in_time(caller: str, sql: str) -> bool:
-        """Return False if PostgreSQL ended the statement at its time limit."""
+        """Return whether the statement ended without reaching PostgreSQL's time limit."""
         try:
             write(caller, sql)
         except InvalidRequest as error:
@@ -202,7 +203,9 @@ def test_write_of_another_caller_is_accepted_during_an_abandoned_statement(pg_ri
         return True
 
     def is_refused() -> bool:
-        """Return whether a statement of eve was abandoned: PostgreSQL may still end one in time."""
+        """Return whether a statement of eve is refused, after one that was abandoned: PostgreSQL may still end one in
+        time.
+        """
         try:
             return is_ended_in_time("eve", f"INSERT INTO t {DEAF}")
         except Busy as error:

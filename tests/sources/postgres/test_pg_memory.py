@@ -1,4 +1,4 @@
-"""What is remembered of the statements and arguments of callers takes little memory, however long they are."""
+"""Memory kept for the statements and arguments of callers is small, however long they are."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def table(declared: str) -> Table:
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the answers of PostgreSQL."""
+    """Return a list that gets the sizes of PostgreSQL's answers."""
     sizes: list[int] = []
     run = Link.run
 
@@ -186,7 +186,7 @@ def test_texts_of_checked_statements_are_not_kept(own: PgRig, monkeypatch: pytes
 
 
 class Answer:
-    """A value that a test can watch."""
+    """A value whose lifetime a test can observe."""
 
 
 def test_idle_writers_keep_no_answer(own: PgRig) -> None:

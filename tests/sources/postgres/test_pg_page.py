@@ -1,4 +1,4 @@
-"""The four commands with which docs/postgres.md begins, on a real server."""
+"""The first four commands of docs/postgres.md, on a real server."""
 
 import json
 import os
@@ -15,7 +15,7 @@ NAME = f"page_{os.getpid()}"
 
 
 def commands() -> list[list[str]]:
-    """Those of both terminals, a list of words each."""
+    """Return the commands of both terminals, each as a list of words."""
     (_, first), (_, second), *_ = blocks(page("docs/postgres.md"), "bash")
     return [shlex.split(line, comments=True) for line in (first + second).splitlines()]
 

@@ -1,4 +1,4 @@
-"""A whole server over PostgreSQL: what is committed there comes out of a feed, also after we were killed."""
+"""A whole server over PostgreSQL: committed changes arrive in a feed, also after a kill of our server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
 
 
 class Base:
-    """A database of its own: the name it goes by, its URL, and a session."""
+    """A separate database: its name, its URL, and a session."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -101,7 +101,7 @@ def test_capture_follows_and_a_large_transaction_is_whole(base: Base, tmp_path: 
 
 
 def follows(database: Database) -> bool:
-    """Whether the source has come back."""
+    """Return whether the source follows the database again."""
     try:
         return database.catch_up(1)
     except HeadwaterError:

@@ -1,4 +1,4 @@
-"""The source on real servers: what is committed is followed once, in order, whatever breaks in between."""
+"""The source on real servers: committed changes are followed once, in order, over every failure."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_slot_dropped_while_headwater_reads_ends_the_history(rig: Callable[..., 
     assert own.head() == 7
 
 
-def test_another_server_is_not_gone_on_with(rig: Callable[..., PgRig], own_server: Server) -> None:
+def test_log_is_not_continued_from_another_server(rig: Callable[..., PgRig], own_server: Server) -> None:
     own = rig(TABLE)
     own.run("INSERT INTO t VALUES (1, 'a')")
     own.pull()
@@ -175,7 +175,7 @@ def test_another_server_is_not_gone_on_with(rig: Callable[..., PgRig], own_serve
 
 
 def _end(own: PgRig) -> None:
-    """An orderly end of the server, for which we have to have everything."""
+    """Shut the server down in good order, for which we must receive all of its WAL."""
     kill = threading.Thread(target=own.server.kill, args=(signal.SIGINT,))
     kill.start()
     while kill.is_alive():
@@ -187,7 +187,7 @@ def _end(own: PgRig) -> None:
 
 
 def test_server_shuts_down_while_a_streamed_prepared_transaction_is_open(own_server: Server) -> None:
-    """It waits for our word on all of its log, and the transaction stays open beyond that."""
+    """The server waits until we confirm all of its WAL, and the transaction stays open beyond that."""
     own = PgRig(own_server, "prepared", TABLE)
     try:
         own.run("INSERT INTO t VALUES (0, 'first')")
@@ -236,7 +236,7 @@ def test_failover_without_loss_keeps_the_history_and_a_lossy_failover_ends_it(ow
 
 
 def _set_back(own: PgRig) -> None:
-    """The server's files are those of a while ago; since then we logged something."""
+    """Log a change, then restore the server's files from before it."""
     own.run("INSERT INTO t VALUES (1, 'a')")
     own.pull()
     _end(own)
@@ -264,7 +264,7 @@ def test_backup_older_than_the_log_ends_the_history(own_server: Server) -> None:
 
 
 def test_copy_with_different_later_transactions_ends_the_history(own_server: Server) -> None:
-    """Its identity is ours, and its log reaches further: only its transactions are others."""
+    """The copy has our identity and a longer WAL: only its transactions differ."""
     own = PgRig(own_server, "copied", TABLE)
     try:
         _set_back(own)
@@ -544,7 +544,7 @@ def test_rows_of_a_read_equal_the_log_up_to_its_offset(rig: Callable[..., PgRig]
 
 
 def _is_between(log: Any, states: Any, offset: int, rows: Any) -> bool:
-    """Every row is as at `offset`, or as some later change left it."""
+    """Return whether every row is as at `offset`, or as some later change left it."""
     later: dict[Any, set[Any]] = {key: {row} for key, row in states[offset].items()}
     for part in log:
         if part.first > offset:

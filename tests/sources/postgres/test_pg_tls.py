@@ -1,4 +1,4 @@
-"""A server that is reached by TCP, TLS and a password: all of it comes, and what is refused is told without secrets."""
+"""A server reached by TCP, TLS and a password: everything arrives, and refusals show no secrets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HBA = "local all all trust\nhostssl all all 127.0.0.1/32 scram-sha-256\n"
 
 
 class TlsServer(Server):
-    """Its clients by TCP have to know the password of the role `app`."""
+    """A server whose TCP clients need the password of the role `app`."""
 
     def __init__(self, programs: Path, authority: Authority) -> None:
         certificate, key = authority.issue()
@@ -61,7 +61,7 @@ class TlsServer(Server):
 
 
 class TlsRig(PgRig):
-    """The source comes by TCP, the test by the socket of the machine."""
+    """The source connects by TCP, the test by the UNIX socket."""
 
     server: TlsServer
     secret = SECRET
@@ -75,7 +75,7 @@ class TlsRig(PgRig):
 
 @pytest.fixture(scope="module")
 def tls() -> Iterator[TlsServer]:
-    """Debian's: PyPI's was built without TLS."""
+    """Yield Debian's PostgreSQL: PyPI's is built without TLS."""
     if not DEBIAN:
         missing("PostgreSQL with TLS is missing: apt-get install postgresql")
     with tempfile.TemporaryDirectory() as folder:
@@ -93,8 +93,9 @@ def own(tls: TlsServer) -> Iterator[TlsRig]:
 
 
 class Front(socketserver.ThreadingTCPServer):
-    """TLS before a server that may have none, as a pooler has it: in records as large as they may be. PostgreSQL itself
-    fills them from version 17 on."""
+    """A TLS proxy in front of a server, like a pooler, with TLS records as large as possible. PostgreSQL itself fills
+    them from version 17 on.
+    """
 
     block_on_close, daemon_threads = False, True
 
@@ -107,7 +108,7 @@ class Front(socketserver.ThreadingTCPServer):
         self._thread.start()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """One connection, by a thread of its own."""
+        """Forward one connection in its own thread."""
         request.recv(8)  # whether there is TLS
         request.sendall(b"S")
         with (
@@ -126,7 +127,7 @@ class Front(socketserver.ThreadingTCPServer):
                     (server if each is client else client).sendall(data)
 
     def close(self) -> None:
-        """Once nobody comes any more."""
+        """Stop, once all clients have left."""
         self.shutdown()
         self._thread.join()
         self.server_close()
@@ -136,8 +137,7 @@ class Front(socketserver.ThreadingTCPServer):
 def test_rows_buffered_by_tls_are_read_without_waiting(
     pg: Server, twin: row_decoder.Twin | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No poll tells of what TLS has read already: it must be taken before anybody waits. Newer libpq does
-    so itself."""
+    """Polling a socket does not show data that TLS has buffered: it must be taken first; newer libpq does so itself."""
     if twin is None:
         pytest.skip("not compiled")
     monkeypatch.setattr(row_decoder, "twin", lambda: twin)
@@ -202,7 +202,7 @@ def test_server_certificate_of_another_authority_is_refused(own: TlsRig, tmp_pat
 
 
 def test_silent_server_blocks_no_other_thread_and_times_out() -> None:
-    """While it is waited for, other threads run; then the wait is told, without the password."""
+    """Other threads run during the wait; then it fails without showing the password."""
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
         url = f"postgresql://app:{SECRET}@127.0.0.1:{silent.getsockname()[1]}/x?connect_timeout=6&gssencmode=disable"
         waiting = pool.submit(Address("x", url).replicate)

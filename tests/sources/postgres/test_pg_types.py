@@ -1,4 +1,4 @@
-"""Values of every type, decoded from a real stream, against what PostgreSQL itself says of them."""
+"""Values of every type, decoded from a real stream, compared with PostgreSQL's own texts."""
 
 from collections.abc import Callable
 from decimal import Decimal
@@ -124,7 +124,7 @@ DEEPEST = max(len(values) for _, values in TYPES.values())
 
 
 def one_of(stream: Callable[..., Stream]) -> tuple[Stream, list[str]]:
-    """A table with a column of every type that this server has, and rows with all the values."""
+    """Create a table with a column of every type that the server has, and rows with all values; return the types."""
     one = stream(*MADE)
     names = [name for name in TYPES if name != "xml" or _has_xml(one)]
     columns = ", ".join(f"c{place} {name}" for place, name in enumerate(names))
@@ -147,7 +147,7 @@ def _has_xml(one: Stream) -> bool:
 
 
 def text_of(value: Value) -> str | None:
-    """What PostgreSQL would print."""
+    """Return the text that PostgreSQL would print."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -215,7 +215,7 @@ def _decoded(one: Stream) -> tuple[Table, list[tuple[Value, ...]]]:
 
 
 def _shown(one: Stream, columns: str) -> list[tuple[str | None, ...]]:
-    """The texts, as they come over the wire."""
+    """Return the column texts as PostgreSQL sends them."""
     answer = one.db.pgconn.exec_(f"SELECT {columns} FROM every ORDER BY id".encode())
     cells = [[answer.get_value(row, at) for at in range(answer.nfields)] for row in range(answer.ntuples)]
     return [tuple(None if cell is None else cell.decode() for cell in row) for row in cells]
@@ -248,7 +248,7 @@ def test_value_that_does_not_fit_its_kind_is_delivered_as_text(stream: Callable[
     assert {len(value) for name, value in odd if name == "numeric"} == {20_001}
 
 
-def test_all_that_the_catalogue_has_is_decoded_as_null(stream: Callable[..., Stream]) -> None:
+def test_null_of_every_built_in_type_is_decoded(stream: Callable[..., Stream]) -> None:
     one = stream()
     names = one.db.execute(
         "SELECT format_type(oid, NULL) FROM pg_type WHERE typtype IN ('b', 'r', 'm') AND oid < 10000"
@@ -304,7 +304,7 @@ def test_decimals_keep_their_digits(value: Decimal) -> None:
     assert text_of(converter(NUMERIC, {})(text)) == text
 
 
-def test_domains_are_followed_down_and_never_in_circles() -> None:
+def test_domain_is_resolved_to_its_base_type_and_a_cycle_to_text() -> None:
     types = {50_000: TypeFact("d", 50_001), 50_001: TypeFact("e", 23), 60_000: TypeFact("x", 60_000)}
     assert (base_of(50_000, types), kind_of(50_000, types)) == (23, "i64")
     assert kind_of(60_000, types) == "str"

@@ -1,4 +1,4 @@
-"""Databases and roles that are not as one expects: settings, encodings, policies, partitions, unlogged tables."""
+"""Unusual databases and roles: settings, encodings, policies, partitions, unlogged tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ ROW = f"INSERT INTO t(v, m, d, i, f, b, e) VALUES ({VALUES})"
 
 @pytest.fixture
 def role(pg: Server) -> Iterator[Callable[..., str]]:
-    """`role("statement_timeout = 1", …)`: a superuser with these settings; `of=` other rights."""
+    """Return `role("statement_timeout = 1", …)`, which makes a superuser with these settings, or a role with the rights
+    `of`.
+    """
     made: list[str] = []
 
     def make(*settings: str, of: str = "SUPERUSER") -> str:
@@ -48,7 +50,7 @@ def role(pg: Server) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def rig(pg: Server, role: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., PgRig]]:
-    """Gone before the roles that own something in it."""
+    """Return a function that opens sources, which are closed before the roles that own objects in them are dropped."""
     monkeypatch.setattr("headwater.sources.postgres.capture.capture.CHECK_SECONDS", -1.0)
     made: list[PgRig] = []
 
@@ -63,7 +65,7 @@ def rig(pg: Server, role: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
 
 
 def changes(own: PgRig) -> list[Change]:
-    """What is new, once the catalogue was looked at."""
+    """Return all new changes, including those that comparing the catalogue yields."""
     found = own.pull()
     own.acknowledge()
     return [change for part in [*found, *own.pull()] for change in part.changes]
@@ -259,7 +261,7 @@ def test_truncated_table_asks_for_no_snapshot(rig: Callable[..., PgRig], away: b
 
 
 def test_truncate_announced_before_a_crash_asks_for_no_snapshot(rig: Callable[..., PgRig]) -> None:
-    """That the table was emptied is before the place from which the stream goes on."""
+    """The stream resumes after the position at which the table was emptied."""
     own = rig("CREATE TABLE t(k int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     own.run("TRUNCATE t")
     assert [each.op for part in own.pull() for each in part.changes] == [Op.TRUNCATE]
@@ -320,7 +322,7 @@ def test_publication_via_partition_root_is_refused(rig: Callable[..., PgRig]) ->
 
 
 def test_table_streamed_before_its_commit_is_visible_is_described_fully(rig: Callable[..., PgRig]) -> None:
-    """As where a standby must confirm it first; or, for a moment, always."""
+    """As if a standby must confirm the commit first; or, for a moment, always."""
     own = rig()
     make = "CREATE TABLE t(k int PRIMARY KEY, v text NOT NULL); ALTER TABLE t REPLICA IDENTITY FULL"
 

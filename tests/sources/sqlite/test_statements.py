@@ -26,7 +26,7 @@ SEARCH = (
 
 
 def run(r: Rig, sql: str, args: Any = ()) -> Result:
-    """As sql.exec does it: the source says whether it only reads."""
+    """Run a statement as sql.exec does: the source decides whether it only reads."""
     if r.source.is_read_only(sql):
         read = r.source.read(sql, args)
         return Result(read.columns, read.rows, truncated=read.truncated)

@@ -13,7 +13,7 @@ OID = 16400
 
 
 class Quiet:
-    """A catalogue that knows the primary keys it is given."""
+    """A catalogue in which every table has the given primary key."""
 
     def __init__(self, key: tuple[str, ...] = ("id",)) -> None:
         self.key = key
@@ -31,12 +31,12 @@ class Quiet:
 
 
 def relations(**options: bool) -> Relations:
-    """Of a stream that has said nothing yet."""
+    """Return the relations of a stream that has sent nothing yet."""
     return Relations(Shapes(), Quiet(), **options)
 
 
 def tupled(mark: bytes, cells: Sequence[Cell]) -> bytes:
-    """A row."""
+    """Return the encoding of a row."""
     written = [_cell(cell) for cell in cells]
     return mark + struct.pack(">H", len(cells)) + b"".join(written)
 
@@ -52,7 +52,7 @@ def _cell(cell: Cell) -> bytes:
 def relation(
     columns: Mapping[str, int], *, oid: int = OID, name: str = "t", identity: bytes = b"d", xid: int = 0
 ) -> bytes:
-    """A table; its first column is the key."""
+    """Return a Relation message; the first column is the key."""
     written = [
         bytes([identity == b"f" or place == 0]) + column.encode() + b"\0" + struct.pack(">Ii", type_, -1)
         for place, (column, type_) in enumerate(columns.items())
@@ -62,12 +62,12 @@ def relation(
 
 
 def row(kind: bytes, *rows: bytes, oid: int = OID, xid: int = 0) -> bytes:
-    """I, U or D with its rows."""
+    """Return an Insert, Update or Delete message with its rows."""
     return kind + _xid(xid) + struct.pack(">I", oid) + b"".join(rows)
 
 
 def insert(*cells: Cell, oid: int = OID, xid: int = 0) -> bytes:
-    """A new row."""
+    """Return an Insert message."""
     return row(b"I", tupled(b"N", cells), oid=oid, xid=xid)
 
 
@@ -76,17 +76,17 @@ def _xid(xid: int) -> bytes:
 
 
 def begin(xid: int, lsn: int) -> bytes:
-    """A transaction."""
+    """Return a Begin message."""
     return b"B" + struct.pack(">QqI", lsn, 0, xid)
 
 
 def commit(lsn: int) -> bytes:
-    """Its end, ten bytes long."""
+    """Return a Commit message whose record is ten bytes long."""
     return b"C" + struct.pack(">BQQq", 0, lsn, lsn + 10, 0)
 
 
 def stream_start(xid: int, first: bool = True) -> bytes:
-    """A block of an unfinished transaction."""
+    """Return the start of a block of an unfinished transaction."""
     return b"S" + struct.pack(">IB", xid, first)
 
 
@@ -94,17 +94,17 @@ STREAM_STOP = b"E"
 
 
 def stream_commit(xid: int, lsn: int) -> bytes:
-    """The end of an unfinished transaction, ten bytes long."""
+    """Return the commit of a streamed transaction, ten bytes long."""
     return b"c" + struct.pack(">IBQQq", xid, 0, lsn, lsn + 10, 0)
 
 
 def stream_abort(xid: int, subxid: int, more: bool = False) -> bytes:
-    """A rollback."""
+    """Return the rollback of a streamed transaction or subtransaction."""
     return b"A" + struct.pack(">II", xid, subxid) + (struct.pack(">Qq", 5, 6) if more else b"")
 
 
 def message(prefix: str, content: bytes, *, transactional: bool = True, xid: int = 0) -> bytes:
-    """What pg_logical_emit_message writes."""
+    """Return the message that pg_logical_emit_message sends."""
     head = struct.pack(">BQ", transactional, 77) + prefix.encode() + b"\0"
     return b"M" + _xid(xid) + head + struct.pack(">I", len(content)) + content
 

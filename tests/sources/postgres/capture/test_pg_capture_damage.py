@@ -1,4 +1,4 @@
-"""What others do to the slot, the publication and the server's log behind our back: nothing is lost without a word."""
+"""Changes by others to the slot, the publication and the server's WAL: no change is lost silently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("watchful")
 
 
 def goes_on_anew(own: PgRig) -> None:
-    """A new generation sees what comes."""
+    """Check that a new generation receives later changes."""
     own.source.reopen()
     own.source.restart(generation="next", first=100)
     own.run("INSERT INTO t VALUES (1000, 'seen')")
@@ -73,8 +73,7 @@ def test_dropped_table_keeps_the_history_but_an_unpublished_table_ends_it(rig: C
 
 
 def reshaped(own: PgRig) -> list[Change]:
-    """What the log is told of shapes, once the catalogue was looked at: by the question where the database stands,
-    which is asked again where the stream is slow, or later."""
+    """Follow twice, so that the catalogue is compared; return the schema changes."""
     parts = own.pull()
     own.acknowledge()
     parts += own.pull()
@@ -120,7 +119,7 @@ def test_altered_nullability_and_key_are_reported_without_a_row(rig: Callable[..
 
 
 def test_rows_resent_after_a_schema_change_keep_their_offsets(rig: Callable[..., PgRig]) -> None:
-    """What was handed on, and seen by readers, but not durable when we were killed."""
+    """Changes that readers saw, but that were not durable at the kill."""
     own = rig(TABLE)
     own.run("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t ADD w int", "INSERT INTO t VALUES (2, 'b', 2)")
     once = own.pull()
@@ -244,7 +243,7 @@ def test_malformed_message_with_the_headwater_prefix_is_ignored(text: str, rig: 
 
 
 def forged(own: PgRig, user: str, **told: Any) -> None:
-    """An announcement by `user`."""
+    """Emit an announcement of shapes as `user`."""
     with psycopg.connect(f"host={own.server.folder} user={user} dbname={own.name}", autocommit=True) as other:
         content = msgspec.json.encode(told)
         other.execute("SELECT pg_logical_emit_message(true, 'headwater.shapes', %s::bytea)", [content])
@@ -328,7 +327,9 @@ def test_slot_whose_wal_was_removed_ends_the_history(pg: Server) -> None:
 
 
 def test_slot_of_an_idle_database_releases_wal(rig: Callable[..., PgRig]) -> None:
-    """Others write in other databases: the slot lets go of that too, by what it confirms and where it would restart."""
+    """Others write in other databases: the slot releases that WAL, too, by its confirmed position and its restart
+    position.
+    """
     own = rig(TABLE)
     lag = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) FROM pg_replication_slots WHERE slot_name = %s"
     with own.server.connect() as other:

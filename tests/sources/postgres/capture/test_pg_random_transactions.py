@@ -17,7 +17,7 @@ Session = psycopg.Connection[tuple[Any, ...]]
 
 
 class Fold:
-    """What a reader of all changes holds."""
+    """The rows of a reader of all changes."""
 
     def __init__(self) -> None:
         self.rows: dict[Key, dict[str, Any]] = {}
@@ -46,7 +46,7 @@ class Fold:
 
 
 def statement(rng: random.Random, low: int, alone: bool) -> str:
-    """On keys from `low` on, which are one session's own. `alone`: it may take the table for itself."""
+    """Return a statement on keys from `low` on, which only one session uses; with `alone` it may lock the table."""
     key, size = low + rng.randrange(3000), rng.choice([1, 5, 40, 800, 2000])
     return rng.choice(
         [
@@ -63,7 +63,7 @@ def statement(rng: random.Random, low: int, alone: bool) -> str:
 
 
 def step(rng: random.Random, session: Session, low: int, depth: list[str], alone: bool) -> None:
-    """One more of a transaction: a statement, or something about savepoints, or its end."""
+    """Run one random step of a transaction: a statement, a savepoint command, or its end."""
     what = rng.random()
     if what < 0.15:
         depth.append(f"s{len(depth)}")

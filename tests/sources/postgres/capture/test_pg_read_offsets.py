@@ -1,4 +1,4 @@
-"""The offset of an answer is that of its rows, also where commits are seen before the stream has told of them."""
+"""The offset of an answer matches its rows, also when commits are visible before the stream has delivered them."""
 
 from __future__ import annotations
 

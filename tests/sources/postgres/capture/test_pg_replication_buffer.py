@@ -1,4 +1,4 @@
-"""Held transactions: whole, repeatable, bounded, and asked for again where they were let go too early."""
+"""Buffered transactions: whole, repeatable, bounded, and requested again if released too early."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def part(xid: int, count: int, *, lsn: str = "0/0", start: int = 0, last: bool =
 
 
 def followed(held: ReplicationBuffer, after: int) -> Iterator[Transaction]:
-    """Where everything is visible."""
+    """Follow as if every transaction were visible."""
     return held.follow(after, held.latest, held.large)
 
 
@@ -114,7 +114,7 @@ def test_reader_of_a_large_transaction_receives_an_error_when_it_is_rewound(monk
         next(parts)
 
 
-def test_note_is_brought_up_to_date_by_later_log_entries() -> None:
+def test_stored_transaction_end_is_updated_by_later_log_entries() -> None:
     wider = Table("t", (*T.columns, Column("v")), ("k",), 2)
     shapes = Shapes({"t": T, "u": T}, {"t": 1, "u": 2}, {"t": 1, "u": 1})
     log = [
@@ -131,7 +131,7 @@ def told(xid: int, *changes: tuple[Table, str]) -> Transaction:
     return Transaction(str(xid), made, first=10 + xid, position=f"0/{xid}")
 
 
-def test_owners_of_table_names_are_brought_up_to_date_by_the_log() -> None:
+def test_owners_of_table_names_are_updated_by_later_log_entries() -> None:
     shapes, x = Shapes({"t": T}, {"t": 1}, {"t": 1}, secret="s"), Table("x", T.columns, T.key)
     owners = {"t": 7, "x": 8, "y": 9}
 
@@ -155,7 +155,7 @@ def test_owners_of_table_names_are_brought_up_to_date_by_the_log() -> None:
         ("SELECT $x$ :a $x$, $$:b$$, :b", "SELECT $x$ :a $x$, $$:b$$, $1"),
     ],
 )
-def test_parameters_by_name_are_placed(sql: str, expected: str) -> None:
+def test_named_parameters_become_positional_outside_of_quotes_and_comments(sql: str, expected: str) -> None:
     assert placed(sql, {"a": 1, "b": 2})[0] == expected
 
 

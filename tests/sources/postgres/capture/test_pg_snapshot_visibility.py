@@ -1,4 +1,4 @@
-"""What a snapshot sees of the log, in all orders of commit and visibility, and around the end of the numbers."""
+"""Which part of the log a snapshot sees, in all orders of commit and visibility, and around the wraparound of ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_snapshot_is_parsed_from_its_text() -> None:
     assert Snapshot.of("10:10:") == Snapshot(10, 10)
 
 
-def test_numbers_are_compared_around_their_end() -> None:
+def test_transaction_ids_are_compared_across_their_wraparound() -> None:
     start = (7 << 32) - 3
     snapshot = Snapshot(start, start + 8, frozenset({start + 1, start + 6}))
     seen = [snapshot.sees((start + n) % 2**32) for n in range(-2, 10)]
@@ -64,7 +64,7 @@ def test_transactions_are_evicted_only_when_every_reader_sees_them() -> None:
     assert visibility.offset_seen(Snapshot(201, 201)) == 200
 
 
-def test_resent_transaction_is_counted_once() -> None:
+def test_transaction_resent_after_a_cut_is_logged_at_its_offset_again() -> None:
     visibility = Visibility(0)
     for n in range(1, 6):
         visibility.log(n, n * 10)

@@ -1,4 +1,4 @@
-"""What a real server sends, decoded: images, identities, names, schema changes, subtransactions, streams."""
+"""Messages of a real server, decoded: images, identities, names, schema changes, subtransactions, streams."""
 
 from collections.abc import Callable
 from typing import Any

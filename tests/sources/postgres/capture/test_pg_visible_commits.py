@@ -1,5 +1,6 @@
-"""Commits that are streamed before anybody sees them, because a standby must confirm them first: nobody is told of
-them, and no answer stands behind them, until they are visible."""
+"""Commits that are streamed before they are visible, because a standby must confirm them first: no reader receives them
+and no answer has their offset until they are visible.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def until(ask: Callable[[], Any]) -> Any:
 
 
 def await_standby(server: Server) -> None:
-    """From now on commits wait for a standby that is not there, but for those of `LOCALLY`."""
+    """Let commits wait for a standby that does not exist, except those of `LOCALLY`."""
     with server.connect() as admin:
         admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         admin.execute("SELECT pg_reload_conf()")
@@ -57,7 +58,7 @@ def forget_standby(server: Server) -> None:
 
 
 class Unseen:
-    """A statement that is committed, and that nobody sees before `release`."""
+    """A statement that is committed and stays invisible until `release`."""
 
     def __init__(self, server: Server, database: str, sql: str) -> None:
         self._connection, self._admin = server.connect(database), server.connect()
@@ -72,7 +73,7 @@ class Unseen:
             self._connection.execute(sql)
 
     def release(self) -> None:
-        """Nobody waits for the standby any more."""
+        """End the wait for the standby, so that the commit becomes visible."""
         if self._thread.is_alive():
             self._admin.execute("SELECT pg_cancel_backend(%s)", [self._pid])
             self._thread.join(PATIENCE)

@@ -1,4 +1,4 @@
-"""Statements of an attacker who may send SQL: seeded, of every kind that must not get through."""
+"""Statements of an attacker who may send SQL: seeded, of every kind that must be refused."""
 
 from __future__ import annotations
 
@@ -173,14 +173,14 @@ AROUND_FILTERS = ("({c}) IS NOT NULL", "id = 1 OR ({c})::text = 'x'", "id IN (SE
 
 
 class Attack(msgspec.Struct, frozen=True):
-    """One text, and whether it is a filter rather than a statement."""
+    """One text, and whether it is a filter and not a statement."""
 
     text: str
     is_filter: bool = False
 
 
 def attacks(seed: str, count: int, **names: object) -> Iterator[Attack]:
-    """Yield `count` texts; `names` fill the places in braces. Every statement and call comes once, if there is room."""
+    """Yield `count` texts, with `names` in place of the braces; every statement and call is among the first."""
     dice = random.Random(seed)
     todo: list[tuple[str, str]] = [("s", text) for text in STATEMENTS] + [("c", text) for text in CALLS]
     dice.shuffle(todo)
@@ -196,7 +196,7 @@ def attacks(seed: str, count: int, **names: object) -> Iterator[Attack]:
 
 
 def _disguised(text: str, dice: random.Random) -> str:
-    """Return it in another spelling that PostgreSQL takes for the same."""
+    """Return a different spelling that PostgreSQL treats as the same."""
     choice = dice.randrange(6)
     if choice == 0:
         return text.upper() if "'" not in text and '"' not in text else text

@@ -1,4 +1,6 @@
-"""What a statement depends on, by PostgreSQL's own word: what can be kept, what cannot and why, and when that ends."""
+"""Dependencies of statements as PostgreSQL itself reports them: what is cacheable, the reasons if not, and when that
+ends.
+"""
 
 from __future__ import annotations
 
@@ -443,7 +445,7 @@ def test_changed_search_path_invalidates_an_analysis(rig: Callable[..., PgRig]) 
 def test_table_name_redefined_during_a_query_invalidates_the_answer(
     rig: Callable[..., PgRig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The snapshot has the old catalogue, PostgreSQL reads the new one: what was locked tells."""
+    """The snapshot has the old catalogue, PostgreSQL reads the new one: its locks show which table was read."""
     own = rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     found = own.source.analyse("SELECT id FROM t")
     source, once = own.source, threading.Event()

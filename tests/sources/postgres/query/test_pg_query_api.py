@@ -1,4 +1,4 @@
-"""Prepared queries on PostgreSQL over HTTP: tags, 304s, causality, feeds, also after writes of others and restarts."""
+"""Prepared queries on PostgreSQL over HTTP: tags, 304s, causality, feeds, also after foreign writes and restarts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def live(shared: tuple[Live, Any]) -> Iterator[Live]:
 
 @pytest.fixture
 def other(shared: tuple[Live, Any]) -> Any:
-    """A session that we know nothing of."""
+    """Return a session that bypasses our server."""
     return shared[1]
 
 
@@ -147,7 +147,7 @@ def test_query_in_json_form_returns_304_for_its_tag(live: Live, table: str) -> N
 
 
 def test_request_after_a_commit_never_returns_304_for_the_old_tag(live: Live, other: Any, table: str) -> None:
-    """Many ask at once, each after a commit of its own: none gets a 304 for what it had before."""
+    """Many requests at once, each after its own commit: none gets a 304 for its earlier tag."""
     query = prepared(live, f"SELECT id, total FROM {table} WHERE id = $1")
     stale: list[int] = []
 
@@ -226,7 +226,7 @@ def test_feed_of_a_replaced_view_reports_changes_of_its_new_table(
 def test_tag_of_replaced_view_equals_tag_of_last_invalidate(
     live: Live, other: Any, table: str, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In both orders in which the log may have the new view and a row of its new table."""
+    """The log may have the new view and a row of its new table in either order."""
     other.execute(f"CREATE TABLE {table}_b(id int PRIMARY KEY)")
     wait_until(lambda: f"{table}_b" in live.app.get("main").describe(), "the table to join the publication")
     other.execute(f"CREATE VIEW {table}_v AS SELECT id FROM {table}")
@@ -254,7 +254,7 @@ def refuse(*_: Any) -> None:
 
 
 def test_replaced_view_is_reported_to_its_subscribers_once(live: Live, other: Any, table: str) -> None:
-    """Exactly once, with the tag of the next answer; and who wants it confirmed is told where the answer is another."""
+    """Exactly once, with the tag of the next answer; confirmed feeds report it if the answer differs."""
     other.execute(f"CREATE VIEW {table}_v AS SELECT id FROM {table} WHERE status = 'open'")
     query = prepared(live, f"SELECT count(*) FROM {table}_v")
     plain = prepared(live, f"SELECT id FROM {table} WHERE status = 'shut' ORDER BY id")

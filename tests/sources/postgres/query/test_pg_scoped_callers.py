@@ -1,4 +1,4 @@
-"""Callers held to one table of PostgreSQL: whatever they send, they read no other table and learn of none."""
+"""Callers with the scope of one PostgreSQL table: no statement reads another table or reveals that it exists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCOPED = ("viewer_of_orders", "editor_of_orders")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """With a viewer and an editor of the table orders alone."""
+    """Yield a server with a viewer and an editor of the table orders alone."""
     folder = tmp_path_factory.mktemp("scoped")
     made = Site(shared_server(), f"scoped_{os.getpid()}", folder, reader=READER, writer=WRITER)
     made.db.execute("INSERT INTO secret VALUES (1, %s)", [WORD])
@@ -41,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def answers(site: Site, sql: str) -> dict[str, dict[str, Any]]:
-    """What scoped callers are told of `sql`, by method."""
+    """Return the answers to scoped callers for `sql`, by method."""
     found = {method: site.call(SCOPED[0], method, sql=sql) for method in ("query.select", "query.prepare")}
     return {**found, "query.explain": site.call(SCOPED[0], "query.explain", sql=sql)} | {
         "sql.exec": site.call(SCOPED[1], "sql.exec", sql=sql)
@@ -142,7 +142,7 @@ def test_subquery_on_hidden_table_is_refused_at_every_place(site: Site, form: st
 
 
 def test_error_of_sample_size_does_not_show_hidden_values(site: Site) -> None:
-    """The finding itself: the text of the error held the values."""
+    """The original finding: the error text contained the values."""
     sql = f"SELECT count(*) FROM orders TABLESAMPLE bernoulli (({SECRETS})::real)"
     own = site.call("viewer", "query.select", sql=sql)
     assert WORD in str(own), "who may read the table is told of the value that does not fit"
@@ -156,7 +156,7 @@ def test_sample_of_own_table_is_allowed_to_scoped_caller(site: Site) -> None:
 
 
 def test_tree_read_in_part_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second barrier: PostgreSQL's own locks tell of a table that our reader passed over."""
+    """The second barrier: PostgreSQL's own locks show a table that our parser missed."""
     walk = Reader.item
 
     def passing_over(self: Reader, item: Any, scope: Any) -> None:
@@ -229,7 +229,7 @@ def test_filter_on_a_locked_table_and_on_a_missing_one_has_the_same_answer(site:
 
 
 def test_filter_of_scoped_caller_computes_no_function_of_users(site: Site) -> None:
-    """An error, or that there is none, would tell of the values that the function read."""
+    """An error, or its absence, would reveal values that the function read."""
     site.db.execute(
         "CREATE OR REPLACE FUNCTION peek_at(int) RETURNS text LANGUAGE sql IMMUTABLE SECURITY DEFINER "
         "AS 'SELECT word FROM public.secret WHERE id = $1'"
@@ -262,7 +262,7 @@ CALLS_OF_BUILT_IN = (
 
 
 def test_hidden_names_of_built_in_functions_change_no_answer(site: Site) -> None:
-    """Tables and views may have such names, and any object outside of the login's search_path."""
+    """Tables, views, and objects outside the login's search_path may have the names of built-in functions."""
 
     def answer(where: str) -> list[Any]:
         query = site.call(SCOPED[0], "query.select", sql=f"SELECT id FROM orders WHERE {where} ORDER BY id")
@@ -360,7 +360,7 @@ id::{} +
 
 @pytest.fixture(scope="module")
 def hidden(site: Site) -> Site:
-    """With objects that no table of the callers uses."""
+    """Add objects that no table of the callers uses."""
     for statement in filter(None, HIDDEN.values()):
         site.db.execute(statement.encode())
     return site

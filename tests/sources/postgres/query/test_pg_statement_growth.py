@@ -1,4 +1,4 @@
-"""Statements that PostgreSQL makes larger by a power of two before it runs them are refused before it does."""
+"""Statements that PostgreSQL would expand exponentially before running them are refused first."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ALLOWED = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """With logins for callers."""
+    """Yield a server with logins for callers."""
     folder = tmp_path_factory.mktemp("growth")
     made = Site(shared_server(), f"growth_{os.getpid()}", folder, reader=READER, writer=WRITER)
     made.live.ok("sql.exec", sql="CREATE TABLE flags(id int PRIMARY KEY, b bool, x text)")
@@ -106,7 +106,7 @@ def test_nested_copies_of_operands_are_refused(wrap: Wrap) -> None:
 
 
 @pytest.mark.parametrize("text", HIDDEN.values(), ids=HIDDEN)
-def test_quotes_and_comments_hide_no_copies(text: str) -> None:
+def test_copies_after_quotes_and_comments_are_counted(text: str) -> None:
     check_text(text.format(nested(COPIES["between"], 3)))
     with pytest.raises(InvalidRequest):
         check_text(text.format(nested(COPIES["between"], 40)))
@@ -122,7 +122,7 @@ def test_unbalanced_text_is_left_to_postgresql(sign: str) -> None:
     check_text(sign * 1_000)
 
 
-def test_fields_of_a_row_are_copied_once_but_not_twice() -> None:
+def test_fields_of_a_composite_value_may_be_expanded_once_but_not_nested() -> None:
     check_text(f"SELECT {nested(COPIES['fields'], 1)} FROM t")
     with pytest.raises(InvalidRequest):
         check_text(f"SELECT {nested(COPIES['fields'], 2)} FROM t")
@@ -156,14 +156,14 @@ def test_windows_with_many_columns_that_are_often_referred_to_are_refused(column
         check_text(windows(1_000, 500))
 
 
-def test_words_are_counted_as_postgresql_copies_them() -> None:
+def test_words_are_counted_with_the_copies_that_postgresql_makes() -> None:
     depth = MAX_WORDS.bit_length()
     check_text(f"SELECT {nested(COPIES['between'], depth // 2)}")
     with pytest.raises(InvalidRequest):
         check_text(f"SELECT {nested(COPIES['between'], depth)}")
 
 
-def test_statements_and_filters_of_callers_are_checked(site: Site) -> None:
+def test_statements_and_filters_of_callers_that_grow_too_large_are_refused(site: Site) -> None:
     grown = nested(COPIES["between"], 40)
     assert site.refused("viewer", "query.select", sql=f"SELECT {grown} FROM flags") == "invalid_request"
     assert site.refused("editor", "sql.exec", sql=f"UPDATE flags SET b = {grown}") == "invalid_request"
@@ -224,7 +224,7 @@ def test_nested_copies_of_subqueries_are_refused(site: Site, sql: str) -> None:
 
 
 @pytest.mark.parametrize("sql", KEPT.values(), ids=KEPT)
-def test_subqueries_that_stay_small_are_read(site: Site, sql: str) -> None:
+def test_subqueries_that_stay_small_are_executed(site: Site, sql: str) -> None:
     assert len(site.rows("viewer", sql)) == 1
 
 

@@ -1,4 +1,4 @@
-"""Texts of callers that are read in one pass, however they are made."""
+"""Texts of callers are scanned in one pass, whatever they contain."""
 
 from headwater.sources.postgres.query.analysis.parameters import may_depend_on_clock
 from headwater.sources.postgres.query.statement_rules import _WRITING_PLAN

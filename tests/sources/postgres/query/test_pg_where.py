@@ -1,4 +1,4 @@
-"""`where` on PostgreSQL: what is refused, what Python judges itself, and that its word is PostgreSQL's."""
+"""`where` on PostgreSQL: what is refused, what Python evaluates itself, and that its results are PostgreSQL's."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ COMPARISONS = ["=", "<>", "<", "<=", ">", ">=", "IS DISTINCT FROM", "IS NOT DIST
 
 
 class World:
-    """Rows and predicates over them, from a seed."""
+    """Random rows, and predicates over them."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

@@ -1,4 +1,6 @@
-"""A table's rows are its own, not those of tables that inherit from it; and a read finds them, whatever befalls it."""
+"""Rows of a table exclude those of tables that inherit from it; and a read finds its rows whatever happens to the
+table.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,7 @@ HURT = [
 
 
 class Hooked(Shapes):
-    """Somebody hurts the table as soon as its shape was read, or is found to wait for us."""
+    """Shapes that run a statement against the table once its shape was read, or once it waits for our lock."""
 
     def __init__(self, r: Rig, hurt: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Chunks, rows and samples of PostgreSQL's tables: complete, in the order of their places, at their offset."""
+"""Chunks, rows and samples of PostgreSQL's tables: complete, in key order, with their offset."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ BEFORE = (
 
 @pytest.fixture(params=[Decoded, TextColumns], ids=["decoded", "packed"])
 def pg_rig(request: pytest.FixtureRequest, pg_rig: Attach) -> Attach:
-    """Both ways to keep the rows of a chunk."""
+    """Run each test with both representations of the rows of a chunk."""
     return lambda *statements, **options: pg_rig(*statements, take=request.param, **options)
 
 
@@ -121,7 +121,7 @@ def test_every_type_of_key_is_read_whole_in_the_order_of_its_places(
 
 
 def written(value: Any) -> str:
-    """As PostgreSQL writes it; floats as Python does."""
+    """Return a value as PostgreSQL writes it, except that floats are as Python writes them."""
     if isinstance(value, float):
         return repr(value)
     shown = to_text(value) or ""
@@ -217,7 +217,7 @@ def test_chunks_read_during_writes_equal_the_log_up_to_their_offset(pg_rig: Atta
 
 
 def fold(r: Rig, upto: int) -> dict[Any, Any]:
-    """The table as the log has it."""
+    """Return the rows of the table after the first `upto` changes of the log."""
     rows: dict[Any, Any] = {}
     changes = [change for item in r.log.transactions for change in item.changes]
     for change in changes[:upto]:

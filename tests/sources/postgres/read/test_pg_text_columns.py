@@ -1,4 +1,4 @@
-"""Rows kept as columns of PostgreSQL's text are, in Arrow and as values, just what they are value by value."""
+"""Rows kept as columns of PostgreSQL's text equal the rows decoded value by value, as values and in Arrow."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_compiled_module_is_built() -> None:
 
 
 def both(r: Rig, table: str, limit: int) -> Iterator[tuple[Chunk, Chunk]]:
-    """The chunks of a table, value by value and packed."""
+    """Yield the chunks of a table, decoded value by value and packed."""
     packed = PostgresReads(r.pool, r.pool, r.shapes, r.log, r.columns, take=TextColumns)
     after = None
     while True:
@@ -147,7 +147,7 @@ def both(r: Rig, table: str, limit: int) -> Iterator[tuple[Chunk, Chunk]]:
 
 
 def check_same(one: Chunk, other: Chunk, columns: list[str] | None = None) -> None:
-    """As values and as Arrow; a NaN is like another, and -0.0 is not 0.0."""
+    """Check that two chunks are equal as values and as Arrow; NaN equals NaN, and -0.0 differs from 0.0."""
     assert repr(list(one.rows)) == repr(list(other.rows))
     assert len(one.rows) == len(other.rows)
     wanted = arrow.rows_batch(one.table, one.rows, columns)

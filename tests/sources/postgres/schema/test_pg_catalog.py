@@ -1,4 +1,4 @@
-"""What the catalogue describes is what the stream sends: no table changes its shape by being written to."""
+"""Shapes from the catalogue equal those of the stream: no table changes its shape when it is written to."""
 
 from __future__ import annotations
 

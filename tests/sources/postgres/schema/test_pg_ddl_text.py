@@ -1,4 +1,4 @@
-"""DDL text that is synthesised from two shapes."""
+"""DDL text that is derived from two shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of tables that change their rows, or whose rows they are: a snapshot is asked for, and only then."""
+"""Definition changes that change rows, or which rows belong to a table, ask for a snapshot; others do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("watchful")
 
 
 def changes(own: PgRig) -> list[Change]:
-    """What is new, once the catalogue was looked at."""
+    """Return all new changes, including those that comparing the catalogue yields."""
     parts = own.pull()
     own.acknowledge()
     parts += own.pull()
@@ -74,7 +74,7 @@ ALIKE = ["ALTER TYPE mood ADD VALUE 'm' BEFORE 'z'", "ALTER TYPE pair RENAME ATT
 
 
 def asked(found: list[Change]) -> set[str]:
-    """The tables of which a snapshot is asked for."""
+    """Return the tables for which a snapshot is asked for."""
     return {change.table.name for change in found if change.resnapshot}
 
 
@@ -180,7 +180,7 @@ def test_table_that_lost_its_name_in_a_swap_asks_for_a_snapshot(rig: Callable[..
 
 
 def test_table_identity_learnt_after_a_kill_is_kept_across_restarts(rig: Callable[..., PgRig]) -> None:
-    """The log does not say it: of a table that is new in it when we are killed nobody knows at first."""
+    """The log does not store it: the identity of a table that is new at a kill is unknown at first."""
     own = rig()
     own.run(TABLE, ROWS)
     own.pull()

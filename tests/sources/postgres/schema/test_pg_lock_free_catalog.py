@@ -1,4 +1,4 @@
-"""What capture asks of the catalogue is what the server's own views say, and waits for nobody who alters tables."""
+"""Catalogue queries of capture return what the server's own views return, and wait for no lock of an ALTER TABLE."""
 
 from __future__ import annotations
 

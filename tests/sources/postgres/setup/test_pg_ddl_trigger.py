@@ -1,4 +1,4 @@
-"""DDL statements as they were run: the event trigger, and messages that only pretend to be its own."""
+"""DDL statements as they were run: the event trigger, and forged messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""doctor, source list and source attach where the database is PostgreSQL: every finding with the SQL that mends it."""
+"""doctor, source list and source attach on PostgreSQL: every finding has the SQL that fixes it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCHEMA = (
 
 
 class Base:
-    """A database of its own, as the command line names it."""
+    """A separate database, as the command line names it."""
 
     def __init__(self, name: str) -> None:
         self.name, self.server = name, shared_server()
@@ -52,7 +52,7 @@ class Base:
         return f"{self.name}=postgresql://{role}:s3cret@/{self.name}?host={self.server.folder}"
 
     def doctor(self, folder: Path, role: str = "postgres", **env: str) -> tuple[int, dict[str, dict[str, str]], str]:
-        """The exit code, findings to remedies by state, and all that was printed."""
+        """Return the exit code, the remedies by state and finding, and everything printed."""
         done = run("doctor", self.url(role), "--data", "data", "-o", "json", cwd=folder, env=env)
         found: dict[str, dict[str, str]] = {"ok": {}, "warn": {}, "fail": {}}
         for check in json.loads(done.stdout):

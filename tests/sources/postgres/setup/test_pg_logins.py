@@ -63,13 +63,13 @@ class Site:
         return found
 
     def refused(self, role: str, method: str, **params: Any) -> str:
-        """The code of the error, which must be there."""
+        """Return the error code of a call; fail if it succeeds."""
         answer = self.call(role, method, **params)
         assert not answer["ok"], (role, params, answer)
         return str(answer["error"]["code"])
 
     def rows(self, role: str, sql: str, **more: Any) -> list[list[Any]]:
-        """Of a query, or of a statement for those who may send one."""
+        """Return the rows of a query by a viewer, or of a statement by another role."""
         method = "query.select" if role == "viewer" else "sql.exec"
         answer = self.call(role, method, sql=sql, **more)
         assert answer["ok"], answer
@@ -94,7 +94,7 @@ def _has_role(admin: Any) -> bool:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """With logins for callers; the source itself is a superuser, as the quick way has it."""
+    """Yield a server with logins for callers; the source itself is a superuser, as in the quick start."""
     made = Site(shared_server(), f"split_{os.getpid()}", tmp_path_factory.mktemp("split"), reader=READER, writer=WRITER)
     yield made
     made.close()
@@ -104,7 +104,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Without: everything runs as the source's own role."""
+    """Yield a server without such logins: everything runs as the source's own role."""
     made = Site(shared_server(), f"alone_{os.getpid()}", tmp_path_factory.mktemp("alone"))
     yield made
     made.close()
@@ -314,7 +314,7 @@ def test_viewer_in_a_transaction_calls_no_volatile_function(site: Site) -> None:
 
 @pytest.fixture(scope="module")
 def scoped(site: Site) -> Iterator[httpx.Client]:
-    """A viewer of the table orders alone."""
+    """Yield a client of an editor of the table orders alone."""
     made = site.live.ok("security.token.create", name="scoped", role="editor", scopes=["main.orders"])
     with httpx.Client(base_url=site.live.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE) as client:
         yield client
@@ -387,7 +387,7 @@ def test_filter_of_scoped_caller_calls_no_function_of_users(site: Site, scoped: 
 
 
 def test_pull_of_dropped_table_by_scoped_caller_calls_no_function_of_users(site: Site) -> None:
-    """The worker still reads the changes of a dropped table, and of an altered one, by an old shape."""
+    """The worker still reads the changes of a dropped or altered table by an old shape."""
     site.db.execute(
         "CREATE OR REPLACE FUNCTION peek(int) RETURNS text LANGUAGE sql IMMUTABLE SECURITY DEFINER "
         "AS 'SELECT word FROM public.secret WHERE id = $1'"
@@ -530,7 +530,7 @@ def test_catalogue_is_not_written_by_way_of_a_view(site: Site) -> None:
 
 
 def test_query_stream_ends_when_its_query_reads_a_table_out_of_scope(site: Site) -> None:
-    """With row security nobody knows what the policies read, so that any change may matter to the query."""
+    """With row security, the tables that policies read are unknown, so any change may be relevant to the query."""
     site.db.execute("DROP TABLE IF EXISTS watched")
     site.db.execute("CREATE TABLE watched (id int PRIMARY KEY)")
     site.db.execute("CREATE TABLE IF NOT EXISTS payroll (id int PRIMARY KEY, word text)")
@@ -607,7 +607,7 @@ def test_rows_and_feeds_are_served_to_all_roles_without_logins(alone: Site) -> N
 
 
 def test_query_prepared_by_viewer_is_refused_once_logins_are_removed(alone: Site) -> None:
-    """Their text was meant for the reader's rights: without a reader it would run with the source's own."""
+    """Its text was meant for the reader's rights: without a reader login it would run with the source's own."""
     prepared = alone.live.api.asking()._prepared
     for role in ("viewer", "editor", ""):  # the last: by a version that did not write it down
         made = prepared.add("main", f"SELECT note FROM orders WHERE id = {next(_numbers)}", role=role)
@@ -618,7 +618,7 @@ def test_query_prepared_by_viewer_is_refused_once_logins_are_removed(alone: Site
 
 
 def powers(postgres: Server, *statements: str) -> str:
-    """What is said of a reader for whom these statements were run; {r} is its name."""
+    """Return what is reported of a reader for which these statements were run; {r} is its name."""
     name = f"strong_{os.getpid()}_{next(_numbers)}"
     reader, writer = f"r_{name}", f"w_{name}"
     with postgres.connect() as admin:

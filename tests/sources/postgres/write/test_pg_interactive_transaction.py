@@ -1,4 +1,4 @@
-"""Interactive transactions on PostgreSQL: how they wait, how they are stopped, what they then say."""
+"""Interactive transactions on PostgreSQL: how they wait and are stopped, and which errors follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes through the server on PostgreSQL: rows, statements, what they hold afterwards, and what is refused."""
+"""Writes through the server on PostgreSQL: rows, statements, their results and offsets, and refusals."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_violated_deferred_constraint_is_reported_at_the_commit(pg_rig: Attach) 
     assert r.log.ops() == []
 
 
-def test_updates_and_deletes_touch_at_most_the_limit(pg_rig: Attach) -> None:
+def test_updates_and_deletes_affect_at_most_the_limit(pg_rig: Attach) -> None:
     r = pg_rig(T, SEED, "CREATE TABLE bare(v int)", "INSERT INTO bare VALUES (1), (1), (1)")
     assert r.do(lambda s: s.update("t", None, {"v": "x"}, 2)).affected == 2
     assert r.run("SELECT id FROM t WHERE v = 'x' ORDER BY 1").rows == ((1,), (2,))
@@ -157,7 +157,7 @@ def test_updates_and_deletes_touch_at_most_the_limit(pg_rig: Attach) -> None:
     assert r.run("SELECT count(*) FROM bare").rows == ((1,),)
 
 
-def test_hostile_names_are_names(pg_rig: Attach) -> None:
+def test_hostile_table_and_column_names_are_never_run_as_sql(pg_rig: Attach) -> None:
     r = pg_rig(ODD, 'CREATE SCHEMA "s.1"', 'CREATE TABLE "s.1"."t""x"(id int PRIMARY KEY)')
     name = '"Odd ""T"" é"'
     _, rows = r.do(lambda s: s.insert(name, [{"a.b": 1, "select": "'; DROP TABLE x; --", '"': "y"}]))
@@ -435,7 +435,7 @@ def test_lost_connection_is_reopened(pg_rig: Attach) -> None:
     assert r.run("SELECT count(*) FROM t").rows == ((3,),)
 
 
-def test_functions_without_a_twin_are_named(pg_rig: Attach) -> None:
+def test_function_that_postgresql_lacks_is_refused_by_name(pg_rig: Attach) -> None:
     from headwater.model.predicate import Function
 
     r = pg_rig(T, SEED)

@@ -1,4 +1,4 @@
-"""Random tables and statements on them, the same for the same seed: small values, so that everything collides."""
+"""Random tables and statements, the same for the same seed: few values, so that keys collide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLUMNS = ("a", "b", "c", "d")
 
 
 class RandomTable:
-    """One table: how to create it, and statements that fit it."""
+    """One random table: statements that create it, and statements on it."""
 
     def __init__(self, random: Random, name: str) -> None:
         self.random, self.name, self.names = random, name, (name,)
@@ -62,7 +62,7 @@ class RandomTable:
         ]
 
     def statement(self) -> str:
-        """One statement; it may fail."""
+        """Return one statement, which may fail."""
         r = self.random
         return r.choice([self._insert, self._insert, self._insert, self._update, self._update, self._delete])()
 
@@ -102,7 +102,7 @@ class RandomTable:
         return f"DELETE FROM {self.name}{self._where()}"
 
     def transaction(self) -> list[str]:
-        """Statements of one foreign transaction, with savepoints; the last one ends it."""
+        """Return the statements of one foreign transaction with savepoints; the last ends it."""
         r = self.random
         steps, open_savepoints = ["BEGIN"], 0
         for _ in range(r.choice([1, 2, 5])):
@@ -121,7 +121,7 @@ ACTIONS = ["CASCADE", "CASCADE", "SET NULL", "NO ACTION"]
 
 
 class RandomFamily(RandomTable):
-    """A table that refers to itself, and a child with a trigger that writes to it."""
+    """A table that references itself, and a child with a trigger that writes to it."""
 
     def __init__(self, random: Random, name: str) -> None:
         super().__init__(random, name)
@@ -155,7 +155,7 @@ class RandomFamily(RandomTable):
         return self.random.choice("1234")
 
     def statement(self) -> str:
-        """One statement; it may fail."""
+        """Return one statement, which may fail."""
         r = self.random
         return r.choice([self._fill, self._fill, self._insert, self._update, self._update, self._delete])()
 

@@ -1,4 +1,4 @@
-"""Other programs at our triggers, our tables and our files: noticed, told, survived, never silent."""
+"""Damage by other programs to our triggers, tables and files: detected, reported, survived."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_write_to_a_removed_log_is_refused(tmp_path: Path) -> None:
 
 
 def snatch(database: Path, lock: Path) -> FileLock:
-    """Remove a lock and take it, as often as its holder is quicker."""
+    """Remove a lock file and take the lock; repeat while its holder is quicker."""
     while True:
         lock.unlink(missing_ok=True)
         try:

@@ -1,4 +1,4 @@
-"""Following: transactions and their parts, page by page, and what a foreign program notices of us (nothing)."""
+"""Following: transactions and their parts, page by page; foreign programs see no effect of capture."""
 
 from __future__ import annotations
 

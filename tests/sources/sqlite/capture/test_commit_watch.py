@@ -1,4 +1,4 @@
-"""Waking up: a foreign commit ends a wait without any poll, and so does `wake`, also when the WAL is replaced."""
+"""Waiting for commits: a foreign commit or `wake` ends a wait without polling, also when the WAL is replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that collide: every conflict clause, on every kind of key, by every kind of writer, folds to the table."""
+"""Colliding rows: every conflict clause, on every kind of key, by every kind of writer, folds to the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRITERS = ("foreign", "foreign, recursive triggers", "server")
 
 @pytest.fixture(params=WRITERS)
 def run(request: pytest.FixtureRequest) -> Callable[[Rig], Run]:
-    """How statements of one transaction are run; each may fail and the others go on."""
+    """Return how the statements of one transaction are run; each may fail without ending the others."""
 
     def bind(rig: Rig) -> Run:
         if request.param == "server":

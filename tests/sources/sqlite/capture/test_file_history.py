@@ -1,4 +1,4 @@
-"""Is it still the same history? Files restored in place or beside a lost log, under the real capture and log."""
+"""Detection of another history: files restored in place or after a lost log, with the real capture and log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEVERAL = range(12)
 
 
 class Running:
-    """A source, its log and the capture thread between them, as a server has them."""
+    """A source, its log and its capture thread, as in a server."""
 
     def __init__(self, folder: Path, stop_when_lost: bool, **settings: Any) -> None:
         with contextlib.ExitStack() as undo:
@@ -46,7 +46,7 @@ class Running:
             undo.pop_all()
 
     def run(self, sql: str) -> int:
-        """Write through the source; the offset it took."""
+        """Write through the source; return the offset."""
         return self.source.write(lambda session: session.execute(sql)).result(PATIENCE).offset
 
     def caught_up(self) -> None:
@@ -85,7 +85,7 @@ def backup(foreign: Foreign, target: Path) -> None:
 
 
 def restore(foreign: Foreign, target: Path) -> None:
-    """In place, through SQLite itself, while others have the file open."""
+    """Restore a copy in place by SQLite's backup, while others have the file open."""
     foreign.python(BACKUP.format(target=str(target), direction="other.backup(con)"))
 
 
@@ -98,7 +98,7 @@ def wait_for(one: Running, holds: Callable[[], bool]) -> None:
 
 
 def check_goes_on(one: Running, foreign: Foreign, readable: int) -> None:
-    """The new generation lies above everything that was ever readable, and follows both writers."""
+    """Check that the new generation begins above every offset ever readable, and follows both writers."""
     assert one.log.generation_first >= readable + 2
     foreign.run("INSERT INTO t VALUES (1000, 'foreign')")
     offset = one.run("INSERT INTO t VALUES (1001, 'ours')")
@@ -182,7 +182,7 @@ def test_file_copied_back_unchanged_keeps_its_history(tmp_path: Path, foreign: F
 def test_log_keeps_the_old_generation_while_the_source_restarts(
     tmp_path: Path, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the new one it would be believed, and that tells nothing of what is committed before it begins."""
+    """A log of the new generation would count as caught up, and would miss commits from before it begins."""
     foreign.run(T)
     with running(tmp_path) as one:
         old, begin = one.log.generation, one.source.restart
@@ -241,7 +241,7 @@ def test_nothing_is_captured_until_the_log_can_begin_a_new_generation(
 
 
 def lose(one: Running, foreign: Foreign, folder: Path, rows: int = len(SEVERAL)) -> int:
-    """Put an older copy into the place of what was read already; up to where it was."""
+    """Restore a copy that lacks changes already read; return the last offset that was readable."""
     backup(foreign, folder / "old.db")
     for n in range(rows):
         foreign.run("INSERT INTO t VALUES (?, 'lost')", n + 1)
@@ -325,7 +325,7 @@ def test_insert_in_the_file_matches_the_logged_update_of_its_row() -> None:
     assert differs([insert(1, "new")], [update(1, "old", "newer")]) != ""
 
 
-def test_changes_that_were_put_in_order_are_found() -> None:
+def test_history_comparison_accepts_changes_that_capture_reordered() -> None:
     captured = [update(1, "b", "c"), update(1, "a", "b"), insert(2, 2)]
     ordered, lost = ImageChain().page(list(enumerate(captured, 1)))
     assert [change for _, change in ordered] == [update(1, "a", "b"), update(1, "b", "c"), insert(2, 2)] and not lost
@@ -350,7 +350,9 @@ def test_trimmed_file_matches_a_log_that_begins_earlier() -> None:
     assert compare([(2, update(1, "a", "b"))], iter(logged), 10) == ""  # the file's change 1 is trimmed already
 
 
-def test_another_history_of_the_same_changes_is_another_history(tmp_path: Path, foreign: Foreign) -> None:
+def test_restored_file_with_equal_changes_in_another_order_starts_a_new_generation(
+    tmp_path: Path, foreign: Foreign
+) -> None:
     # Given a file, and a copy of it from before three changes
     settings = {"trim_seconds": 3600.0}
     foreign.run(T)

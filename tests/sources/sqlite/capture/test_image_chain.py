@@ -26,7 +26,7 @@ def change(before: Row | None, after: Row | None) -> Change:
 
 
 def pages(*pages: list[tuple[Any, Any]]) -> tuple[list[tuple[Any, Any]], set[str]]:
-    """The images in their new order, and the tables without one."""
+    """Return the images in their new order, and the tables whose order is unknown."""
     chain, ordered, lost = ImageChain(), list[tuple[Any, Any]](), set[str]()
     offset = 0
     for page in pages:

@@ -1,4 +1,4 @@
-"""A machine that went down under a foreign writer: doubt where commits may be lost, none where they cannot be."""
+"""Power failures under a foreign writer: doubt if commits may be lost, none if they cannot be."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_without_a_reboot_a_foreign_writer_or_a_crash_there_is_no_doubt(notes: d
     assert witness(**notes).loss_reason() == ""
 
 
-def test_witness_records_boot_foreign_writers_and_orderly_stop() -> None:
+def test_shutdown_notes_record_boot_foreign_writers_and_orderly_stop() -> None:
     log = MemoryLog()
     one = ShutdownNotes(log)
     one.begin()

@@ -1,4 +1,4 @@
-"""What capture costs a writer does not grow with the table: no trigger of ours ever reads one from end to end."""
+"""The cost of capture for a writer does not grow with the table: no trigger of ours scans one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WHERE = {"no key": "rowid = 3", "no key but unique": "rowid = 3", "composite wit
 
 
 def steps(path: Path, sql: str) -> int:
-    """How many instructions SQLite runs for `sql`, in tens."""
+    """Return how many instructions SQLite runs for `sql`, in tens."""
     count = 0
 
     def tick() -> bool:

@@ -200,7 +200,7 @@ def test_writes_of_an_after_trigger_to_the_same_row_are_chained(
 
 @pytest.fixture(params=[True, False], ids=["server", "foreign"])
 def by_server(request: pytest.FixtureRequest) -> bool:
-    """Whether the server runs the statement, not another program."""
+    """Return whether our server runs the statement, or another program."""
     return bool(request.param)
 
 

@@ -53,7 +53,7 @@ COMPARISONS = ["=", "==", "<>", "!=", "<", "<=", ">", ">=", "IS", "IS NOT", "IS 
 
 
 class RandomTable:
-    """One table in a SQLite of its own, its rows, and predicates over it."""
+    """One random table in its own SQLite, its rows, and predicates over it."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -94,7 +94,7 @@ class RandomTable:
         return tuple(values)
 
     def truth(self, predicate: str) -> list[bool] | None:
-        """What SQLite says of each row; None if it fails."""
+        """Return for each row whether SQLite matches it; None if the predicate fails."""
         try:
             found = {k for (k,) in self.db.execute(f"SELECT k FROM t WHERE ({predicate})")}
         except apsw.SQLError:

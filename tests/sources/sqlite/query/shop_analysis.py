@@ -29,7 +29,7 @@ SHOP = (
 
 @contextlib.contextmanager
 def opened(folder: Path, schema: Sequence[str] = SHOP) -> Iterator[SqliteSource]:
-    """A source with `schema`. Nothing follows it but `settle`."""
+    """Yield a source with `schema`; only `settle` follows it."""
     config = SqliteConfig(wal=True)
     source = SqliteSource("app", str(folder / "app.db"), notes=MemoryNotes(), config=config)
     try:
@@ -42,7 +42,7 @@ def opened(folder: Path, schema: Sequence[str] = SHOP) -> Iterator[SqliteSource]
 
 
 def run(source: SqliteSource, sql: str) -> None:
-    """Write."""
+    """Run a statement that writes."""
     source.write(lambda session: session.execute(sql)).result(PATIENCE)
 
 
@@ -52,5 +52,5 @@ def settle(source: SqliteSource) -> None:
 
 
 def told(analysis: Analysis) -> list[str]:
-    """Its places, sorted: one text each."""
+    """Return the dependencies of an analysis as sorted texts."""
     return sorted(of_dependency(one).replace("; all rows", "") for one in analysis.dependencies)

@@ -1,4 +1,4 @@
-"""The JSON form run by SQLite: as SQL written by hand says, constants as bound values, whatever the form holds."""
+"""The JSON form run by SQLite: it equals SQL written by hand, and its constants equal bound values."""
 
 import math
 import random
@@ -259,7 +259,7 @@ def test_unknown_column_name_is_refused(db: apsw.Connection) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*QUERY_FUNCTIONS, *AGGREGATES}))
-def test_every_function_is_there_and_deterministic(db: apsw.Connection, name: str) -> None:
+def test_every_function_of_the_form_runs_in_sqlite_and_is_deterministic(db: apsw.Connection, name: str) -> None:
     fewest, _ = QUERY_FUNCTIONS.get(name) or AGGREGATES[name]
     args = [lit("{}"), lit("$")][:fewest] if name.startswith("json") else [ID] * fewest
     db.execute(query_sql(parse_query(asked([{"fn": name, "args": args}], [TT])))).fetchall()
@@ -331,7 +331,7 @@ def test_every_float_constant_is_read_back_exactly(db: apsw.Connection) -> None:
 
 
 class Binding:
-    """Puts a param in the place of every value of a form, and collects what to bind."""
+    """Replaces every value of a form by a parameter, and collects the values to bind."""
 
     def __init__(self) -> None:
         self.values: list[Stored] = []

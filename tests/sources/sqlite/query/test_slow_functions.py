@@ -116,13 +116,13 @@ def test_linear_unhex_equals_the_built_in(both: tuple[apsw.Connection, apsw.Conn
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
-    """With time for every statement, on a busy machine too."""
+    """Yield a source with a time limit that suffices on a busy machine."""
     yield from opened_source(tmp_path_factory, PATIENCE)
 
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
-    """With little time for a statement."""
+    """Yield a source with a short time limit."""
     yield from opened_source(tmp_path_factory, SECONDS)
 
 

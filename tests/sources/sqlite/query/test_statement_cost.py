@@ -1,4 +1,4 @@
-"""The cost of a statement's program, and what a statement may not do beyond its time limit."""
+"""The cost of a statement's program, and the time limit of statements."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_only_short_statements_without_subqueries_are_plain() -> None:
     assert not is_plain("SELECT " + " OR ".join(["x > ?1"] * 100) + " FROM t")
 
 
-def test_blob_that_is_not_text_is_left_out() -> None:
+def test_blob_literal_that_is_not_text_adds_no_cost() -> None:
     assert cost("SELECT upper(x), x'ff', lower(x) FROM t") == cost("SELECT upper(x), 1, lower(x) FROM t")
 
 
@@ -156,7 +156,7 @@ def test_filter_with_too_many_paths_for_a_long_value_is_refused() -> None:
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every look at the clock find that the time is up."""
+    """Let every check of the clock find that the time limit has passed."""
     hours = itertools.count(step=3600)
     monkeypatch.setattr(authorizer, "time", types.SimpleNamespace(monotonic=lambda: float(next(hours))))
 

@@ -1,4 +1,4 @@
-"""Statements that SQLite would make too large as it copies columns of subqueries are refused before it reads them."""
+"""Statements that SQLite would enlarge too much by copying columns of subqueries are refused before it parses them."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_aggregate_takes_no_union_arms_and_counts_once(outputs: str, is_flattene
 
 
 def doubled(hint: str, *, levels: int) -> str:
-    """Return WITH names of which each uses the one before twice."""
+    """Return a WITH statement in which each name uses the one before twice."""
     names = [f"w{n + 1} AS {hint} (SELECT x + x AS x FROM w{n})" for n in range(levels)]
     return f"WITH w0 AS (SELECT a AS x FROM t), {', '.join(names)} SELECT x FROM w{levels}"
 

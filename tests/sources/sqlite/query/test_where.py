@@ -1,4 +1,4 @@
-"""Predicates on rows: the answer is SQLite's own, whoever gives it, and what cannot be exact is refused."""
+"""Predicates on rows: every evaluator returns SQLite's own result, and what cannot be exact is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def holds(where: str, *rows: Row, table: Table = ORDERS) -> list[bool]:
 
 
 class Paths:
-    """How often each judge was asked."""
+    """Counts how often each evaluator decided."""
 
     def __init__(self) -> None:
         self.python = self.both = self.engine = self.failed = 0
@@ -62,7 +62,7 @@ class Paths:
 
 
 def compare(seed: int, paths: Paths, predicates: int = 8) -> None:
-    """Ask SQLite and both judges the same, for some random predicates over one random table."""
+    """Check that SQLite and both evaluators agree on random predicates over one random table."""
     world = RandomTable(seed)
     engine = Engine(world.table)
     for _ in range(predicates):
@@ -141,7 +141,7 @@ def test_computed_stored_value_equals_the_inserted_value(seed: int) -> None:
 
 
 @given(st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 2**22 + 300) | st.text() | st.floats(allow_nan=False))
-def test_quick_keys_are_the_bytes_of_every_key(value: Any) -> None:
+def test_fast_key_encoding_equals_the_general_encoding(value: Any) -> None:
     for collation in ("BINARY", "NOCASE", "RTRIM"):
         table = Table("t", (Column("k", collation=collation),), ("k",))
         assert order(table, ["k"])((value,)) == encode_key((value,), [collation])
@@ -180,7 +180,7 @@ def test_predicate_compares_values_as_sqlite_does(where: str, expected: bool) ->
     assert holds(where) == [expected]
 
 
-def test_many_rows_are_judged_in_batches() -> None:
+def test_condition_on_more_rows_than_a_batch_matches_each_row() -> None:
     rows = [(n, n * 1.0, "open" if n % 3 else "OPENED", "", None, None, None) for n in range(2_500)]
     assert holds("state LIKE 'open'", *rows) == [n % 3 != 0 for n in range(2_500)]
     assert holds("1 < 2", *rows) == [True] * 2_500
@@ -269,7 +269,9 @@ def test_conditions_are_evaluated_correctly_by_many_threads() -> None:
         ("state = 'x' COLLATE BINARY", None, []),
     ],
 )
-def test_necessary_equality_is_found_as_a_pin(where: str, column: str | None, values: list[Any]) -> None:
+def test_equality_that_every_matching_row_fulfils_is_found_as_the_pin(
+    where: str, column: str | None, values: list[Any]
+) -> None:
     pin = Predicates().condition(ORDERS, where).pin
     if column is None:
         assert pin is None
@@ -353,7 +355,7 @@ def test_statement_appended_to_a_predicate_is_refused(form: str, tmp_path: Path)
     assert SqliteCondition(engine, "id + 0 = 1").holds([ROW]) == [True]
 
 
-def test_columns_that_are_compared_in_unknown_ways_are_refused() -> None:
+def test_conditions_on_columns_with_unknown_comparison_are_refused() -> None:
     table = Table("t", (Column("a", declared="ANY"), Column("b", declared="TEXT", collation="GERMAN")))
     for where in ("a = 1", "b = 'x'"):
         with pytest.raises(NotSupported):

@@ -1,4 +1,4 @@
-"""Predicates: the time it takes to read one, and which of them the event loop may decide."""
+"""Predicates: the time to parse one, and which of them the event loop may evaluate."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_type_names_called_as_nested_functions_do_not_hang_the_parser(function: 
 
 
 @pytest.mark.parametrize("shape", sorted(NESTED))
-def test_work_of_the_parser_is_linear_in_the_depth(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parser_steps_are_linear_in_the_depth_of_an_expression(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     primary = Expressions._primary
 
@@ -118,7 +118,7 @@ def test_condition_that_may_need_the_engine_is_not_cheap(where: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["state = 'paid' AND length(code) > 1", "id = 1 AND (code OR TRUE)"])
-def test_parts_that_python_knows_still_narrow_the_rows(where: str) -> None:
+def test_condition_that_python_evaluates_in_part_has_a_pin_and_the_rows_of_sqlite(where: str) -> None:
     condition = Predicates().condition(ORDERS, where)
     assert condition.pin is not None
     assert condition.holds(ODD_ROWS) == condition._ask(ODD_ROWS)

@@ -1,4 +1,4 @@
-"""Numbers drawn from a set that nobody has counted are evenly spread over it, however it lies."""
+"""Numbers drawn from an uncounted set are evenly spread over it, whatever its gaps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draws(
 
 
 def shares(numbers: list[int], found: list[SampledMember], parts: int) -> list[float]:
-    """How much each of `parts` ranges holds that are cut by what the draws stand for; 1.0 is just right."""
+    """Return the share of numbers in each of `parts` ranges cut by the draws' estimates; 1.0 is even."""
     total = sum(draw.members for draw in found)
     edges, passed = [], 0.0
     for draw in found:

@@ -1,4 +1,4 @@
-"""Chunks: pages through any table are the table, each with the offset of its own read, bounded, inside spans."""
+"""Chunks: the pages of any table are the table; each has the offset of its own read, a size limit, and a span."""
 
 from __future__ import annotations
 

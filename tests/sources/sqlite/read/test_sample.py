@@ -1,4 +1,4 @@
-"""Spans cut by a sample hold every key once, whatever keys are made of, and are even."""
+"""Spans cut by a sample hold every key once, for every kind of key, and are even."""
 
 from __future__ import annotations
 

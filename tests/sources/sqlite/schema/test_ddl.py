@@ -1,4 +1,4 @@
-"""Schema changes: through the server in one transaction; by others noticed, told, and never a silent gap."""
+"""Schema changes: through the server in one transaction; by others detected and reported, never a silent gap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEED = "INSERT INTO t VALUES (1, 'x', 'y'), (2, 'p', 'q')"
 
 
 def told(changes: list[Change]) -> list[tuple[str, bool]]:
-    """Table and resnapshot of each schema change."""
+    """Return table and resnapshot flag of each schema change."""
     return [(change.table.name, change.resnapshot) for change in schema_changes(changes)]
 
 

@@ -58,7 +58,7 @@ def migrate(code: str, path: Path, *more: str) -> None:
 
 
 def prove_still_followed(r: Rig, table: str) -> None:
-    """After the migration every write is a change again."""
+    """Check that every write after the migration is captured as a change."""
     names = [name.decode() for (name,) in r.foreign.run("SELECT name FROM pragma_table_info(?)", table)]
     text = "title" if "title" in names else "name"
     r.foreign.script(f"UPDATE {table} SET {text} = {text} || '!'", f"DELETE FROM {table} WHERE id = 2")

@@ -1,4 +1,4 @@
-"""Views defined anew are told to the readers of their tables; new ones are not."""
+"""Redefined views are reported to the readers of their tables; new views are not."""
 
 from __future__ import annotations
 

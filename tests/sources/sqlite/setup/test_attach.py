@@ -1,4 +1,4 @@
-"""Attaching to files as they are found, refusing those that cannot be captured, and leaving without a trace."""
+"""Attaching to files as they are, refusing those that cannot be captured, and detaching without a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interactive transactions of the SQLite source: how they wait, how they are stopped, what they then say."""
+"""Interactive transactions of the SQLite source: how they wait and are stopped, and which errors follow."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Step = Callable[[Session], Any]
 
 @contextmanager
 def _held(source: SqliteSource) -> Iterator[None]:
-    """Keep the writer busy, so that what is written inside is queued."""
+    """Keep the writer busy, so that writes in the block are queued."""
     started, released = threading.Event(), threading.Event()
 
     def hold(_: Session) -> None:
@@ -130,7 +130,7 @@ def test_members_around_a_transaction_killer_are_kept(rig: Attach) -> None:
 
 
 class Answer:
-    """A value that a test can watch."""
+    """A value whose lifetime a test can observe."""
 
 
 def test_idle_writer_keeps_no_answer(rig: Attach) -> None:

@@ -1,4 +1,4 @@
-"""Names, shapes and their changes, without a server."""
+"""Table names, shapes and their changes, without a server."""
 
 import pytest
 from hypothesis import given

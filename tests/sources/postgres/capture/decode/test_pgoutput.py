@@ -1,4 +1,4 @@
-"""The decoder of messages and rows without a server: every message, cut, garbled, and against its slow twin."""
+"""The decoder of messages and rows without a server: every message, cut, damaged, and against the Python decoder."""
 
 import functools
 import struct

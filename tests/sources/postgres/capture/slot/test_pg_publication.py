@@ -1,4 +1,4 @@
-"""The publication: one that sends only a part is refused, and tables of the settings that are made later join it."""
+"""The publication: one that omits rows or columns is refused, and configured tables that are created later join it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables are published by default: those that everybody may go on writing."""
+"""Which tables are published by default: those whose writers the publication does not block."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def asks_for_snapshot(changes: list[Change]) -> bool:
     return any(change.resnapshot for change in changes)
 
 
-def test_table_without_key_is_left_out_and_can_be_updated(start: Start) -> None:
+def test_table_without_key_is_not_published_and_can_be_updated(start: Start) -> None:
     own = start(TABLE, KEYLESS, "INSERT INTO visits VALUES (1, 'a')")
     own.run("UPDATE visits SET b = 'b'", "INSERT INTO t VALUES (1, 1)", "DELETE FROM visits")
     assert [change.table.name for change in own.changes_until()] == ["t"]
@@ -51,7 +51,7 @@ def test_table_without_key_is_named_at_the_start(start: Start, caplog: pytest.Lo
     assert "it is not captured" in line and 'ALTER TABLE "public"."visits" REPLICA IDENTITY FULL;' in line
 
 
-def test_table_that_gets_an_identity_joins_and_asks_for_a_snapshot(start: Start) -> None:
+def test_table_that_gets_a_replica_identity_is_captured_and_readers_must_resnapshot(start: Start) -> None:
     own = start(TABLE, KEYLESS, "INSERT INTO visits VALUES (1, 'a')")
     own.run("ALTER TABLE visits REPLICA IDENTITY FULL")
     (joined,) = own.changes_until(asks_for_snapshot)
@@ -61,7 +61,7 @@ def test_table_that_gets_an_identity_joins_and_asks_for_a_snapshot(start: Start)
     assert (change.op, change.before, change.after) == (Op.UPDATE, (1, "a"), (1, "c"))
 
 
-def test_table_that_another_program_creates_joins_and_asks_for_a_snapshot(start: Start) -> None:
+def test_table_that_another_program_creates_is_captured_and_readers_must_resnapshot(start: Start) -> None:
     own = start(TABLE)
     own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
     (joined,) = own.changes_until(asks_for_snapshot)
@@ -70,7 +70,7 @@ def test_table_that_another_program_creates_joins_and_asks_for_a_snapshot(start:
     assert [change.after for change in own.changes_until()] == [(2,)]
 
 
-def test_table_created_while_headwater_is_stopped_joins_and_asks_for_a_snapshot(start: Start) -> None:
+def test_table_created_while_headwater_is_stopped_is_captured_and_readers_must_resnapshot(start: Start) -> None:
     own = start(TABLE)
     own.source.close()
     own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
@@ -145,7 +145,7 @@ def test_publication_for_all_tables_is_kept_with_a_warning(start: Start, caplog:
     assert (created.op, created.resnapshot, inserted.after) == (Op.SCHEMA_CHANGE, False, (1,))
 
 
-def test_listed_publication_is_refused_where_all_are_asked_for(start: Start) -> None:
+def test_publication_of_listed_tables_is_refused_when_all_tables_are_configured(start: Start) -> None:
     own = start(TABLE)
     own.source.close()
     own.config = PostgresConfig(heartbeat_seconds=0.05, publish_all=True)
@@ -337,7 +337,7 @@ def test_role_without_superuser_publishes_only_the_tables_it_owns(start: Start) 
     assert [change.table.name for change in own.changes_until()] == ["t"]
 
 
-def test_whole_row_identity_with_stored_column_that_the_publication_omits_is_left_out(start: Start) -> None:
+def test_table_with_full_identity_and_an_omitted_stored_column_is_not_published(start: Start) -> None:
     name = f"unsent_{os.getpid()}"
     own = start(TABLE, f"CREATE PUBLICATION headwater_{name} FOR TABLE t", name=name)  # as pg_upgrade leaves it
     if own.db.info.server_version < 180000:
@@ -362,7 +362,7 @@ def test_whole_row_identity_with_stored_column_that_the_publication_omits_is_lef
     own.run(finding.remedy.replace("…", own.slot), "UPDATE inv SET net = 2", "DELETE FROM inv")
 
 
-def test_whole_row_identity_with_virtual_column_is_left_out_and_can_be_updated(start: Start) -> None:
+def test_table_with_full_identity_and_a_virtual_column_is_not_published_and_can_be_updated(start: Start) -> None:
     own = start(TABLE)
     if own.db.info.server_version < 180000:
         pytest.skip("virtual generated columns exist since PostgreSQL 18")

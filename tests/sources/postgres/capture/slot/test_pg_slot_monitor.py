@@ -1,4 +1,4 @@
-"""How a slot fares is in the numbers, and what threatens it is told once, before it is lost."""
+"""The state of a slot is in the metrics, and a slot in danger is logged once before it is lost."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_slot_about_to_be_lost_is_logged_before_it_is_lost(
 
 
 class Quiet:
-    """A keeper that is told nothing."""
+    """A stream owner that ignores every event."""
 
     def arrived(self) -> None:
         """See StreamOwner."""
@@ -146,7 +146,7 @@ def test_slot_is_reported_in_status_and_metrics_while_the_stream_is_down(tmp_pat
 
 
 def _lose_a_slot(db: Any) -> list[str]:
-    """Write until PostgreSQL gives it up; the states that were seen, one after the other.
+    """Write until PostgreSQL invalidates the slot; return the states that were seen, in order.
 
     PostgreSQL gives it up at a checkpoint. One is made before every segment: after so few the server makes none itself.
     """

@@ -1,4 +1,4 @@
-"""What a server is told that it may forget: nothing that it has not shown on the same connection."""
+"""Positions acknowledged to a server: only those that it has sent on the same connection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
 
 @pytest.fixture
 def server(pg: Server) -> Iterator[Server]:
-    """One that may be ended."""
+    """Yield a server that a test may stop."""
     found = Server(pg.programs)
     yield found
     found.stop()
@@ -44,7 +44,7 @@ def until(is_so: Callable[[], Any], step: Callable[[], Any]) -> None:
 
 
 def end_server(own: PgRig) -> None:
-    """In good order: it waits for our word on all of its log."""
+    """Shut the server down in good order: it waits until we confirm all of its WAL."""
     kill = threading.Thread(target=own.server.kill, args=(signal.SIGINT,))
     kill.start()
     until(lambda: not kill.is_alive(), own.acknowledge)
@@ -52,7 +52,7 @@ def end_server(own: PgRig) -> None:
 
 
 def busy(server: Server, rows: int) -> None:
-    """Traffic of another database: the server's log grows, and nothing of it is ours."""
+    """Write in another database: the server's WAL grows, and no change is for us."""
     with server.connect() as other:
         other.execute("CREATE TABLE busy(x text)")
         other.execute(f"INSERT INTO busy SELECT repeat('x', 1000) FROM generate_series(1, {rows})".encode())
@@ -60,7 +60,7 @@ def busy(server: Server, rows: int) -> None:
 
 
 def rest(own: PgRig) -> None:
-    """Until the server keeps nothing for us."""
+    """Acknowledge until the server retains no WAL for us."""
     until(lambda: own.slot_row()[2] < 100_000, own.acknowledge)
 
 
@@ -69,7 +69,7 @@ def end_of_log(own: PgRig) -> int:
 
 
 def idle_history(own: PgRig) -> Any:
-    """A log that ends early, a server that was told of a place far behind it, and a copy of the files from between."""
+    """Return a copy of the server's files from before an acknowledgement far behind the end of our log."""
     own.run("INSERT INTO t VALUES (1, 'logged')")
     own.pull()
     end_server(own)
@@ -83,7 +83,7 @@ def idle_history(own: PgRig) -> Any:
 
 
 def goes_on(own: PgRig) -> None:
-    """What is committed while we are away, below the place that another history came to, is not lost."""
+    """Check that changes committed while we are stopped, below the position another history reached, are not lost."""
     assert lsn_of(own.slot_row()[1]) <= end_of_log(own)
     own.kill()
     own.run("INSERT INTO t VALUES (2, 'away')", "INSERT INTO t VALUES (3, 'away')")
@@ -147,7 +147,7 @@ def test_slot_created_again_after_a_failover_ends_the_history(server: Server) ->
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_failover_after_a_crash_of_headwater_begins_a_new_history(server: Server, in_order: bool) -> None:
-    """What was told and not yet logged may be lost with the old primary, and nothing tells."""
+    """Changes sent but not logged may be lost with the old primary."""
     own = PgRig(server, f"beside_{in_order}".lower(), TABLE)
     try:
         own.run("INSERT INTO t VALUES (1, 'logged')")
@@ -193,7 +193,7 @@ def test_offsets_continue_past_the_old_ones_after_the_log_is_lost(own: PgRig) ->
 
 
 def test_slot_beyond_the_end_of_the_wal_is_not_used(own: PgRig) -> None:
-    """As one that was told of another history, which the server believes."""
+    """Such a slot was acknowledged by another history, which the server accepts."""
     own.kill()
     wire = Address("x", own.url).replicate()
     options = f"proto_version '1', publication_names '{own.slot}'"

@@ -1,4 +1,4 @@
-"""Servers that go away or say nothing: who waits is told, and they are asked again at a seemly pace."""
+"""Servers that stop or do not answer: waiting callers get an error, and reconnects are paced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 60_000  # far more than is held, and than fits between the server and us
 
 
 def raised(work: Callable[[], Any]) -> list[HeadwaterError]:
-    """What `work` fails with; it must not wait for ever."""
+    """Return the errors of `work`; fail if it does not end."""
     found: list[HeadwaterError] = []
 
     def run() -> None:
@@ -71,7 +71,7 @@ def test_reader_of_a_large_transaction_receives_an_error_when_the_server_crashes
 
 
 class Waits(threading.Event):
-    """Is set after so many waits, which take no time."""
+    """An event that is set after `most` waits, which take no time."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -86,21 +86,21 @@ class Waits(threading.Event):
 
 
 class Held:
-    """Of which something may be asked for again."""
+    """A buffer from which changes may be requested again."""
 
     def __init__(self, wants_back: bool) -> None:
         self.wants_back = wants_back
 
 
 class Quiet:
-    """A keeper that is told nothing."""
+    """A stream owner that ignores every event."""
 
     def arrived(self) -> None:
         """See StreamOwner."""
 
 
 class Failing(Stream):
-    """Connections are made, and break after so many transactions each, or for good."""
+    """A stream whose connections each break after a number of transactions, the last for good."""
 
     def __init__(self, *delivers: int, wants_back: bool) -> None:
         address = type("Address", (), {"name": "shop"})()

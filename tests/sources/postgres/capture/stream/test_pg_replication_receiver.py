@@ -1,4 +1,4 @@
-"""Frames off a real connection: with and without a thread of their own they are the same."""
+"""Frames from a real connection: the same with and without a receiving thread."""
 
 import contextlib
 import select
@@ -61,7 +61,7 @@ def wait(wire: FrameReceiver) -> None:
 
 
 def messages(wire: FrameReceiver) -> Iterator[bytes]:
-    """Up to the mark that the test writes."""
+    """Yield the messages up to the mark that the test writes."""
     while True:
         size, frame = wire.get(1)
         if not size:

@@ -1,4 +1,4 @@
-"""The state machine without a server: what a real one seldom or never does."""
+"""The assembly of transactions without a server: cases that a real one seldom produces."""
 
 import struct
 from pathlib import Path
@@ -22,7 +22,7 @@ def assembly(resume: LogEnd | None = None, part: int = 512, relations: Relations
 
 
 def keys(items: list[Item]) -> list[int]:
-    """Of the rows, each the first value."""
+    """Return the first value of each row change."""
     parts = [item for item in items if isinstance(item, Transaction)]
     return [(c.after or c.before or (None,))[0] for part in parts for c in part.changes if c.op <= Op.DELETE]  # type: ignore[misc]
 

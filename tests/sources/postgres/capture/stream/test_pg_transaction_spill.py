@@ -1,4 +1,4 @@
-"""Messages that wait for their commit come out as they went in, wherever the edges of what is read at a time lie."""
+"""Messages spilled until their commit are read back unchanged, wherever the edges of a read fall."""
 
 import contextlib
 import os

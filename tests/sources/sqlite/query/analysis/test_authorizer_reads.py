@@ -1,4 +1,4 @@
-"""What the engine asks leave for is what was found in the text: column by column, on fixed and on random queries."""
+"""Columns reported to SQLite's authorizer equal those found in the text, on fixed and on random queries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Columns = set[tuple[str, str]]
 
 
 def both(source: SqliteSource, sql: str) -> tuple[Columns, Columns]:
-    """Columns that were found in the text, and those that SQLite reads; NotAnalysed where one does not see all."""
+    """Return the columns found in the text, and those that SQLite reads; raise NotAnalysed if some cannot be seen."""
     with source._pool.read() as reader:
         facts = facts_of(reader, sql)
         names = Names(reader.catalog.tables(), reader.guard.views())
@@ -34,7 +34,7 @@ def both(source: SqliteSource, sql: str) -> tuple[Columns, Columns]:
         return {read for read in names.read if read[1] not in ("", "ROWID", "rowid")}, real
 
 
-def test_fixed_queries(tmp_path: Path) -> None:
+def test_authorizer_reads_equal_the_analysed_columns_of_fixed_queries(tmp_path: Path) -> None:
     for place, (schema, queries) in enumerate(
         [
             (tpch.SCHEMA, list(tpch.QUERIES.values())),
@@ -49,7 +49,7 @@ def test_fixed_queries(tmp_path: Path) -> None:
                     assert mine == theirs, sql
 
 
-def test_constructs(tmp_path: Path) -> None:
+def test_authorizer_reads_equal_the_analysed_columns_of_each_construct(tmp_path: Path) -> None:
     with opened(tmp_path) as source:
         for sql, _ in CASES:
             mine, theirs = both(source, sql)
@@ -57,7 +57,7 @@ def test_constructs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_queries(tmp_path: Path, seed: int) -> None:
+def test_authorizer_reads_equal_the_analysed_columns_of_random_queries(tmp_path: Path, seed: int) -> None:
     case = make_case(seed)
     understood = 0
     with opened(tmp_path, ()) as source:

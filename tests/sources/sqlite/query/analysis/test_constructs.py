@@ -1,4 +1,4 @@
-"""What each construct of a query comes down to: per place of a table its columns and its condition."""
+"""Dependencies of each construct of a query: for each table reference its columns and its condition."""
 
 from __future__ import annotations
 

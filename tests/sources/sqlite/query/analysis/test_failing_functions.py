@@ -1,4 +1,4 @@
-"""What fails on a row that does not count: no answer stays current over it."""
+"""Functions that fail on rows outside the answer: no answer stays current over such a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TPC-H and the queries of an ordinary application: all are understood, and most places see some of the rows only."""
+"""TPC-H and the queries of an ordinary application: all are analysed, most with conditions on their rows."""
 
 from __future__ import annotations
 

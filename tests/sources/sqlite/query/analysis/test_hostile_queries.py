@@ -1,4 +1,4 @@
-"""What is not understood, or meant to hurt: whole tables or a clear refusal, never a guess, and never for long."""
+"""Queries that are not supported, or meant to harm: they depend on whole tables or are refused, and never take long."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ def test_column_missed_by_the_analysis_is_reported_as_doubt(
 
 
 def test_table_named_only_by_using_is_a_dependency(shop: SqliteSource) -> None:
-    """SQLite asks no leave for it: seen by what the program opens."""
+    """SQLite's authorizer is not asked for it; the opened cursors show it."""
     found = shop.analyse("SELECT made.a FROM c LEFT JOIN made USING (id)")
     assert found.tables == ("c", "made")
     found = shop.analyse("SELECT made.a FROM c FULL JOIN made USING (id)")
     assert told(found) == ["c: all columns", "made: all columns"]
 
 
-def test_prepare_is_cheap(shop: SqliteSource) -> None:
+def test_preparing_a_query_takes_little_time(shop: SqliteSource) -> None:
     sql = """SELECT c.name, o.day, count(*) FROM c JOIN o ON o.cid = c.id LEFT JOIN i ON i.oid = o.id
         WHERE c.id = :c AND o.total BETWEEN 1 AND :t GROUP BY c.name, o.day ORDER BY 3 DESC LIMIT 10"""
     shop.analyse(sql)

@@ -1,4 +1,4 @@
-"""While the schema is in flux nobody may tag an answer: rows can have changed without an offset."""
+"""While a schema change is pending no answer has a tag: rows may have changed without an offset."""
 
 from __future__ import annotations
 

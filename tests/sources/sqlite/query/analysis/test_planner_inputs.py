@@ -1,4 +1,4 @@
-"""Answers that another plan would give otherwise: no tag of the one is good for the other."""
+"""Answers that depend on the query plan: a tag of one plan is not valid for another."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ def analysed(tmp_path: Path) -> Iterator[SqliteSource]:
 
 @contextlib.contextmanager
 def another(folder: Path) -> Iterator[apsw.Connection]:
-    """A connection of another program, with samples among its statistics."""
+    """Yield a connection of another program, with samples among its statistics."""
     with contextlib.closing(apsw.Connection(str(folder / "app.db"))) as db:
         yield db
 
 
 def turn(db: apsw.Connection) -> None:
-    """Rows and statistics that favour the other index; those the answer depends on stay."""
+    """Write rows and statistics that favour the other index, and keep the rows that the answer depends on."""
     with db:
         db.execute("UPDATE p SET a = 1, b = i FROM (SELECT id AS j, id + 1 AS i FROM p) WHERE id = j AND NOT (a = 1)")
 
@@ -191,7 +191,7 @@ def test_different_sqlite_library_changes_the_epoch_of_plan_dependent_queries(
     assert source.analyse(MOVED["group_concat"]).epoch != other.epoch
 
 
-def test_after_a_restart_the_epoch_is_the_same(tmp_path: Path) -> None:
+def test_epoch_of_plan_dependent_queries_survives_a_restart(tmp_path: Path) -> None:
     with opened(tmp_path, TABLES) as source:
         before = [source.analyse(sql).epoch for sql in MOVED.values()]
     source = SqliteSource("app", str(tmp_path / "app.db"), notes=MemoryNotes(), config=SqliteConfig(wal=True))

@@ -1,4 +1,4 @@
-"""Order: what is appended so that two runs give the same bytes, what tells rows apart, and where that cannot be."""
+"""Total orders of results: keys that are appended, keys that identify rows, and queries without either."""
 
 from __future__ import annotations
 

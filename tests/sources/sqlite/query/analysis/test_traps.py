@@ -32,7 +32,7 @@ ELSEWHERE = {
         "sources/sqlite/capture/test_conflicts.py::test_replace_that_displaces_several_rows_captures_each_delete",
     ],
     22: [
-        "queries/dependencies/test_instance_router.py::test_router_finds_the_same_as_checking_each",
+        "queries/dependencies/test_instance_router.py::test_router_finds_the_same_instances_as_checking_each",
         "queries/dependencies/test_change_sketch.py::test_sketch_is_never_below_the_last_relevant_change",
         "queries/dependencies/test_change_sketch.py::test_slots_are_the_same_in_every_process",
         "soundness/test_matchers_agree.py::test_no_matcher_misses_a_row_that_sqlite_matches",

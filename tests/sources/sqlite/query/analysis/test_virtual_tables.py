@@ -1,4 +1,4 @@
-"""Virtual tables that only USING or NATURAL name: no scope and no cached answer may miss them."""
+"""Virtual tables named only by USING or NATURAL: every scope check and every cached answer must include them."""
 
 from __future__ import annotations
 
