@@ -30,7 +30,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def once(create: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
-    """Load the system's authorities once: every client of httpx would do so, which takes longer than most tests."""
+    """Return `create` with a cache: loading the system's authorities for every httpx client takes longer than most
+    tests.
+    """
     made = functools.cache(lambda trusted, *args, **more: create(*args, **more))
     return lambda *args, **more: made(os.environ.get("SSL_CERT_FILE"), *args, **more)
 
@@ -80,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def foreign_process() -> Iterator[Foreign]:
-    """One second process for the whole run."""
+    """Yield a second process, one for the whole run."""
     process = Foreign()
     yield process
     process.stop()
@@ -88,13 +90,13 @@ def foreign_process() -> Iterator[Foreign]:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """Where the user's file lies."""
+    """Return the path of the user's file."""
     return tmp_path / "app.db"
 
 
 @pytest.fixture
 def foreign(foreign_process: Foreign, database: Path) -> Iterator[Foreign]:
-    """A connection of another process to the user's file, which it creates in WAL mode."""
+    """Yield a connection of another process to the user's file, which it creates in WAL mode."""
     foreign_process.open(database)
     foreign_process.run("PRAGMA journal_mode = WAL")
     yield foreign_process
@@ -103,7 +105,7 @@ def foreign(foreign_process: Foreign, database: Path) -> Iterator[Foreign]:
 
 @pytest.fixture
 def rig(foreign: Foreign, database: Path) -> Iterator[Callable[..., Rig]]:
-    """Attach a source to the file: `rig("CREATE TABLE …", …, tables=(…))` runs the statements first."""
+    """Return `rig("CREATE TABLE …", …, tables=(…))`, which runs the statements, then attaches a source to the file."""
     made: list[Rig] = []
 
     def attach(*statements: str, **config: Any) -> Rig:

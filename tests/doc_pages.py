@@ -1,4 +1,4 @@
-"""The pages of the documentation as the tests of them read them: prose, blocks of code, tables."""
+"""Pages of the documentation as tests read them: prose, code blocks, tables."""
 
 import itertools
 import re
@@ -17,18 +17,18 @@ def page(name: str) -> str:
 
 
 def prose(text: str) -> str:
-    """The page without its blocks of code."""
+    """Return the page without its code blocks."""
     return BLOCK.sub("", text)
 
 
 def blocks(text: str, kind: str) -> list[tuple[str, str]]:
-    """Blocks whose first word is `kind`: the rest of that line, and the content."""
+    """Return the blocks whose first word is `kind`: the rest of that line, and the content."""
     found = [(info.split(" ", 1), body) for info, body in BLOCK.findall(text)]
     return [(" ".join(info[1:]), body) for info, body in found if info[0] == kind]
 
 
 def table(text: str, *headers: str) -> list[list[str]]:
-    """The rows of the one table with these headers."""
+    """Return the rows of the one table with these headers."""
     lines = iter(prose(text).splitlines())
     head = "| " + " | ".join(headers) + " |"
     assert sum(line == head for line in prose(text).splitlines()) == 1, f"no table {head}"
@@ -44,7 +44,7 @@ def _after(lines: Iterator[str], head: str) -> Iterator[str]:
 
 
 def literals(text: str) -> list[str]:
-    """Everything set as `code`."""
+    """Return everything set as `code` in the prose."""
     return re.findall(r"`([^`\n]+)`", prose(text))
 
 

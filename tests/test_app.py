@@ -1,4 +1,4 @@
-"""The whole of one server without its wire: databases that come, go, come back, and refuse to be shared."""
+"""One whole server without HTTP: databases are created, dropped, opened again, and never shared."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(database: Database, sql: str) -> int:
 
 
 def rows(database: Database) -> list[Any]:
-    """What the log says was inserted."""
+    """Wait for capture; return the second value of each inserted row in the log."""
     assert database.capture.catch_up(20), database.capture.error
     log = database.log
     changes = [change for part in log.scan(after=log.horizon - 1) for change in part.changes]
@@ -66,7 +66,9 @@ def rows(database: Database) -> list[Any]:
 
 
 def other_process(path: Path, *statements: str) -> None:
-    """The standard library's SQLite, never in this process: two copies of SQLite drop each other's locks."""
+    """Run statements by the standard library's SQLite in another process: two copies of SQLite in one drop each other's
+    locks.
+    """
     text = "import sqlite3, sys\ndb = sqlite3.connect(sys.argv[1])\n[db.execute(sql) for sql in sys.argv[2:]]\n"
     subprocess.run([sys.executable, "-c", text + "db.commit()\ndb.close()", str(path), *statements], check=True)
 
@@ -135,7 +137,7 @@ def test_concurrent_creates_and_drops_of_a_database_each_succeed_once(tmp_path: 
 
 
 def together(count: int, work: Callable[[], bool]) -> tuple[list[bool], list[BaseException]]:
-    """The answers and errors of `count` threads that begin at the same moment."""
+    """Run `work` in `count` threads that start together; return their answers and errors."""
     answers: list[bool] = []
     errors: list[BaseException] = []
     barrier = threading.Barrier(count)
@@ -164,7 +166,7 @@ def _try_to_start(folder: Path, answer: Any) -> None:
 
 
 def start_elsewhere(folder: Path) -> Any:
-    """What a second server in a process of its own says."""
+    """Start a second server in another process; return the error it reports."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=_try_to_start, args=(folder, theirs))

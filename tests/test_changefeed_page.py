@@ -21,7 +21,7 @@ SETTINGS = f'serve.token = "{TOKEN}"\nfeeds.checkpoint_seconds = 0.1\n'
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A folder with the program and its messages."""
+    """Create a folder with the documented program and its generated messages."""
     pytest.importorskip("grpc_tools")
     ((_, command),) = blocks(page("docs/changefeed.md"), "bash")
     name, *words = shlex.split(command)
@@ -34,7 +34,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def followed(folder: Path, server: ServerProcess, count: int) -> list[str]:
-    """The next `count` lines that the program prints; it is killed once it has kept a checkpoint after them."""
+    """Run the program until it has printed `count` lines and stored a checkpoint after them; return the lines."""
     kept = folder / "orders.checkpoint"
     text = (folder / "follow.py").read_text()
     assert "127.0.0.1:7172" in text

@@ -26,7 +26,7 @@ def app(data: Path, url: str = "") -> Iterator[App]:
 
 
 def write(one: App) -> tuple[str, int]:
-    """Some history; its generation and newest offset."""
+    """Write some history; return the generation and the newest offset."""
     database = one.database("main")
     database.source.write(lambda s: s.execute("CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY)")).result(PATIENCE)
     database.source.write(lambda s: s.execute("INSERT INTO t DEFAULT VALUES")).result(PATIENCE)

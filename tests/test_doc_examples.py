@@ -49,7 +49,7 @@ SOMETIMES = {"will_expire_at_ms"}  # depends on how fast the test itself is
 
 @contextmanager
 def served(folder: Path, retention: int | None = None) -> Iterator[httpx.Client]:
-    """A whole server of ours, in a thread."""
+    """Run a whole server in a thread; yield a client."""
     config = Config(data=str(folder))
     app = App(config if retention is None else replace(config, log=LogConfig(retention_events=retention)))
     app.start()
@@ -106,7 +106,7 @@ class Remembered:
 
 
 def same(shown: Any, real: Any, where: str = "answer") -> None:
-    """`shown` in a page is what was answered; `…` stands for anything, and numbers that change are not compared."""
+    """Check that `shown` in a page is the real answer; `…` matches anything, and varying numbers are not compared."""
     match shown:
         case dict():
             assert list(shown) == [name for name in real if name in shown or name not in SOMETIMES], where
@@ -168,7 +168,7 @@ def test_examples_of_a_page_are_answered_as_shown(tmp_path: Path, name: str) -> 
 
 
 def compare(shown: Iterator[Any], real: Iterator[Any]) -> None:
-    """As many of the real ones as are shown: most streams have no end."""
+    """Compare as many real events as are shown: most streams have no end."""
     for expected in shown:
         same(expected, next(real), str(expected)[:80])
 
@@ -192,7 +192,7 @@ def sse_frames(lines: Iterator[str] | list[str]) -> Iterator[dict[str, Any]]:
 
 
 def talk(client: httpx.Client, path: str, body: str) -> None:
-    """Lines after `>` are sent, lines after `<` are what comes back, and the last names the close code."""
+    """Send the lines after `>`, compare answers with lines after `<`, and expect the close code of the last line."""
     with connect(f"ws://{client.base_url.netloc.decode()}{path}", compression=None) as socket:
         for line in body.splitlines():
             if line.startswith("> "):
@@ -240,7 +240,7 @@ def test_reader_before_the_horizon_is_answered_as_documented_and_recovers(tmp_pa
 
 
 def path_of(url: httpx.URL, words: list[str]) -> str:
-    """The path and query that curl asks for; with -G what follows -d and --data-urlencode goes into the query."""
+    """Return the path and query that curl requests; with -G the data options go into the query."""
     given = [words[place + 1] for place, word in enumerate(words) if word in ("-d", "--data-urlencode")]
     pairs = [tuple(text.split("=", 1)) for text in given]
     return str(url.raw_path, "ascii") + (f"?{urlencode(pairs)}" if pairs else "")

@@ -1,4 +1,4 @@
-"""What is documented exists, and what exists is documented."""
+"""The documentation and the code name the same settings, verbs, methods, metrics and errors."""
 
 import ast
 import functools
@@ -207,7 +207,7 @@ def test_no_page_names_an_unknown_method_setting_metric_or_variable() -> None:
 
 
 def verbs() -> set[str]:
-    """Every command, and every verb of those that have some."""
+    """Return every command without verbs, and every verb of the others."""
     found = set()
     for name, command in subcommands(build_parser()).items():
         inner = subcommands(command)

@@ -60,7 +60,7 @@ BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager
 
 @functools.cache
 def imports(path: Path, root: Path = ROOT) -> frozenset[str]:
-    """Absolute dotted names imported anywhere in the file."""
+    """Return the absolute dotted names imported anywhere in the file."""
     package = [root.name, *path.relative_to(root).parts[:-1]]
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""What docs/security.md shows is understood: the token it makes, and the settings of a public host."""
+"""The examples of docs/security.md are accepted: the token it makes, and the settings of a public host."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""How long tests wait for what must happen: a deadline, not a delay.
+"""Deadlines for waits of tests, which end as soon as their condition holds.
 
 A wait ends as soon as its condition holds, so a long deadline costs nothing where all is well; a short one fails on
 a machine that is busy with something else.

@@ -183,7 +183,7 @@ def wait(running: Sequence[Running]) -> None:
 
 
 class Cores:
-    """How busy the machine's cores are, since this was made. Only Linux tells."""
+    """Measures how busy the machine's cores are from its creation on; only on Linux."""
 
     def __init__(self) -> None:
         self._before = self._now()
