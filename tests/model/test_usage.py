@@ -5,7 +5,7 @@ import pytest
 from headwater.model.work.usage import Usage
 
 
-def test_key_holds_the_sum_of_its_counts_and_the_total_that_of_all_keys() -> None:
+def test_usage_of_a_key_is_the_sum_of_its_counts_and_the_total_that_of_all_keys() -> None:
     usage: Usage[str] = Usage()
     assert (usage.add("a"), usage.add("a", 3), usage.add("b", 2)) == (1, 4, 2)
     usage.remove("a", 2)

@@ -44,7 +44,7 @@ def test_large_text_is_complete_in_every_format(filled: Client) -> None:
     assert filled.ok("query.select", sql=TEXT)["data"]["rows"] == lits
 
 
-def test_large_bytes_come_whole(filled: Client) -> None:
+def test_large_blob_is_returned_whole(filled: Client) -> None:
     ((_, lit),) = filled.ok("sql.exec", sql=BYTES)["result"]["data"]["rows"]
     assert base64.b64decode(lit["b64"]) == bytes(10 * MIB)
 

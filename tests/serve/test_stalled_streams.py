@@ -62,7 +62,7 @@ def client(tmp_path: Path) -> Any:
         yield client
 
 
-def test_server_stops_while_a_client_that_said_goodbye_does_not_read(
+def test_server_stops_while_a_client_does_not_read_after_its_close_frame(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused, closing = Paused(monkeypatch), threading.Event()
@@ -93,7 +93,7 @@ class Endless:
         return b"piece"
 
 
-def test_no_piece_is_taken_while_none_can_be_written() -> None:
+def test_stream_piece_is_not_taken_while_the_connection_cannot_be_written() -> None:
     stream, sent = Endless(), list[dict[str, Any]]()
 
     async def work() -> None:

@@ -6,7 +6,7 @@ BEFORE = {"tests/a.py::test_x[1]", "tests/a.py::test_x[2]", "tests/a.py::test_y"
 AFTER = {"tests/a.py::test_x[1]", "tests/a.py::test_z", "tests/a.py::test_same"}
 
 
-def test_what_went_and_what_is_new_is_listed() -> None:
+def test_removed_and_added_test_ids_are_listed() -> None:
     assert list(report(BEFORE, AFTER)) == [
         "4 ids before, 3 after",
         "changed  tests/a.py::test_x: 2 -> 1, without tests/a.py::test_x[2]",

@@ -53,7 +53,7 @@ def test_failed_random_test_prints_the_command_that_repeats_it(tmp_path: Path) -
     assert seed_in(run(tmp_path, RANDOM)) != seed_in(output)
 
 
-def test_exact_seed_is_given_as_it_is(tmp_path: Path) -> None:
+def test_exact_seed_is_given_to_the_test_unchanged(tmp_path: Path) -> None:
     assert seed_in(run(tmp_path, RANDOM, EXACT_SEED="5ea1c039")).startswith("seed is 5ea1c039 ")
 
 

@@ -25,7 +25,7 @@ def running(name: str, script: str, outcome: str = "") -> Running:
     return Running(part)
 
 
-def test_everything_has_lint_types_tests_and_spark() -> None:
+def test_full_run_has_the_parts_spark_tests_lint_and_types() -> None:
     assert [part.name for part in parts()] == ["spark", "tests", "lint", "types"]
 
 
@@ -36,7 +36,7 @@ def test_tests_that_need_spark_are_in_the_rooms_of_spark() -> None:
     assert [path for path in marked if not str(path).startswith(homes) and path.name != "test_run.py"] == []
 
 
-def test_one_room_has_only_its_tests() -> None:
+def test_run_of_one_room_has_only_its_tests() -> None:
     found = parts(["feeds"])
     assert [part.name for part in found] == ["spark", "tests"]
     assert all(part.command[-1] == "tests/feeds" for part in found)

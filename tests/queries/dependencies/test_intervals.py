@@ -55,6 +55,6 @@ def test_null_is_true_only_for_tests_that_accept_null(null: bytes) -> None:
     assert where_true("between", [high, low], null) == NOTHING
 
 
-def test_unknown_test_raises() -> None:
+def test_unknown_comparison_operator_raises_value_error() -> None:
     with pytest.raises(ValueError, match="unknown"):
         where_true("like", [b"a"], b"\x05")

@@ -113,7 +113,7 @@ def test_patch_for_a_changed_key_removes_one_row_and_adds_one() -> None:
     assert keys(found["removed"]) == [1] and keys(found["added"]) == [5] and not found["moved"]
 
 
-def test_one_row_that_changes_its_rank_is_one_move() -> None:
+def test_row_that_changes_its_position_is_a_single_move() -> None:
     old = [(n, "x") for n in range(20)]
     assert len(patch(old, [old[17], *old[:17], *old[18:]])["moved"]) == 1
     assert len(patch(old, [*old[:2], *old[3:15], old[2], *old[15:]])["moved"]) == 1

@@ -17,11 +17,11 @@ def test_null_is_empty_and_an_empty_text_is_quoted() -> None:
     )
 
 
-def test_one_null_is_an_empty_line() -> None:
+def test_row_of_one_null_is_an_empty_csv_line() -> None:
     assert csv_pieces(ReadResult(("a",), [(None,), ("",)], 1)).joined() == b'a\r\n\r\n""\r\n'
 
 
 @pytest.mark.parametrize("text", ["", "a", '"', '""', ",", "\r\n", "\n", "é😀", " x ", "'", "=1+1", "\ufeff", "\0"])
-def test_any_text_is_read_back(text: str) -> None:
+def test_text_with_any_csv_character_is_read_back(text: str) -> None:
     written = csv_pieces(ReadResult(("a", "b"), [(text, text + "x")], 1)).joined().decode()
     assert list(csv.reader(io.StringIO(written, newline="")))[1] == [text, text + "x"]

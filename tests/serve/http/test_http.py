@@ -105,7 +105,7 @@ def test_readyz_is_503_with_reasons_while_capture_does_not_run(
             assert client.http.get("/healthz").status_code == 200
 
 
-def test_readyz_of_one_database() -> None:
+def test_readyz_with_a_database_reports_only_its_own_state() -> None:
     with serving(Numbers(main=READY, other=FAILED)) as client:
         assert client.http.get("/readyz?db=main").status_code == 200
         assert client.http.get("/readyz?db=default").status_code == 200

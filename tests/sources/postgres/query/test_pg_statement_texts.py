@@ -6,7 +6,7 @@ from headwater.sources.postgres.query.statement_rules import _WRITING_PLAN
 BREAKS = "\n" * 1_000_000  # quadratic reading would take hours
 
 
-def test_string_that_continues_on_the_next_line_is_found_in_one_pass() -> None:
+def test_clock_words_in_strings_over_line_breaks_are_found_in_one_pass() -> None:
     assert not may_depend_on_clock(f"SELECT '{BREAKS}x")
     assert may_depend_on_clock("SELECT 'n' \n\n 'o'")
 

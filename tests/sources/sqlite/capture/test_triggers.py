@@ -356,7 +356,7 @@ def test_generated_columns_are_captured_with_their_values(rig: Attach, recursive
         r.check()
 
 
-def test_deleting_everything_is_a_delete_per_row(rig: Attach) -> None:
+def test_delete_of_all_rows_is_captured_as_a_delete_per_row(rig: Attach) -> None:
     r = rig(T, "INSERT INTO t VALUES (1, 1, 1), (2, 2, 2), (3, 3, 3)")
     r.foreign.run("DELETE FROM t")
     assert ops(r.check()) == ["delete"] * 3

@@ -70,7 +70,7 @@ def test_fraction_that_differs_between_rows_is_refused_as_by_the_built_in(
         assert found[0] == found[1]
 
 
-def test_number_at_each_place_is_found_across_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sorted_runs_return_the_number_at_each_rank_after_adds_and_removes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(percentiles, "RUN", 10)
     numbers = [float(n * 7919 % 101 - 50) / 3 for n in range(101)]
     runs = SortedRuns(lambda: None)
