@@ -14,24 +14,6 @@ GRPC |= {"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICAT
 ALL = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, HeadwaterError)]
 
 
-def drawn() -> dict[str, tuple[str, str, int]]:
-    """Return parent, code and status by class name, as the module docstring of errors draws them."""
-    found: dict[str, tuple[str, str, int]] = {}
-    trail: list[str] = []
-    for line in (errors.__doc__ or "").splitlines():
-        match = re.match(r"( *)([A-Z]\w+) {2,}(\w+) +(\d{3})", line)
-        if match:
-            del trail[len(match[1]) // 2 :]
-            found[match[2]] = (trail[-1] if trail else "Exception", match[3], int(match[4]))
-            trail.append(match[2])
-    return found
-
-
-def test_documented_error_tree_equals_the_real_tree() -> None:
-    tree = {each.__name__: (each.__mro__[1].__name__, each.code, each.status) for each in ALL}
-    assert drawn() == tree
-
-
 def test_every_error_class_defines_its_own_unique_code() -> None:
     assert len({each.code for each in ALL}) == len(ALL)
 
