@@ -17,6 +17,14 @@ FORMS: tuple[str, ...] = (
     "SELECT 1 FROM (SELECT 1 FROM {}) AS x",
     "SELECT 1 FROM {OWN} UNION SELECT 1 FROM {}",
     "VALUES (EXISTS (SELECT 1 FROM {}))",
+    "SELECT 1 FROM {OWN} RIGHT JOIN {OWN} AS x USING (k), {}",
+)
+# The same with the name as a name of WITH: most of these are answered.
+WITH_FORMS: tuple[str, ...] = (
+    "WITH {} AS (SELECT 1 AS k) SELECT 1 FROM {}",
+    "WITH {} AS (SELECT 1 AS k) SELECT k FROM {}",
+    "WITH {} AS (SELECT 1 AS k) SELECT 1 FROM {}, {OWN} AS a RIGHT JOIN {OWN} AS b USING (k)",
+    "WITH RECURSIVE {}(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM {} WHERE n < 3) SELECT count(*) FROM {}",
 )
 
 

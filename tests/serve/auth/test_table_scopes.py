@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.queries.open_databases import Whole
-from tests.serve.hidden_tables import FORMS, mentioning
+from tests.serve.hidden_tables import FORMS, WITH_FORMS, mentioning
 from tests.serve.server_fixture import serving
 from tests.suite.deadlines import PATIENCE, wait_until
 
@@ -22,7 +22,8 @@ from headwater.feeds.query_feeds.query_instances import QueryInstance
 from headwater.feeds.watched_instances import WatchedInstances
 
 ADMIN = "admin-token"
-HIDDEN = ("payroll", "payrolls", "diary", "vault", "pay_seen")  # names that the callers below must not learn
+# Names that the callers below must not learn.
+HIDDEN = ("payroll", "payrolls", "diary", "vault", "pay_seen", "prices", "price_list", "pay_priced")
 SECRET = "of-great-price"  # and a value
 SCOPES = ["main.pay", "shop"]
 ALLOWED = [
@@ -30,6 +31,8 @@ ALLOWED = [
     "SELECT key, value FROM pay, json_each('[1, 2]')",
     "SELECT upper(v), date('now'), random() FROM pay",
     "SELECT * FROM mine",
+    "SELECT v FROM labelled",
+    "WITH prices(v) AS (SELECT 'mine' FROM pay) SELECT count(*) FROM prices",
     "WITH a AS (SELECT k FROM pay) SELECT count(*) FROM a",
     "SELECT k, row_number() OVER w FROM pay WINDOW w AS (ORDER BY k)",
     "SELECT k FROM pay WINDOW w AS (ORDER BY (SELECT max(k) FROM pay))",
@@ -44,6 +47,10 @@ BEYOND = [
     "SELECT pay.k FROM pay, json_each('[1]') JOIN diary USING (v)",
     "SELECT k FROM pay WHERE EXISTS (SELECT 1 FROM diary)",
     "SELECT * FROM pay_seen",
+    "SELECT v FROM prices",
+    "SELECT count(*) FROM price_list",
+    "SELECT pay.k FROM pay JOIN price_list USING (v)",
+    "SELECT * FROM pay_priced",
     "SELECT name, sql FROM sqlite_schema",
     "SELECT name FROM sqlite_master",
     "SELECT * FROM sqlite_sequence",
@@ -107,6 +114,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             "CREATE VIRTUAL TABLE vocabulary USING fts5vocab('diary', 'row')",
             "CREATE VIEW mine AS SELECT k FROM pay",
             "CREATE VIEW pay_seen AS SELECT pay.k, payroll.v FROM pay JOIN payroll USING (k)",
+            "CREATE VIEW labelled AS SELECT 'a constant' AS v FROM pay",
+            f"CREATE VIEW prices AS SELECT '{SECRET}' AS v",
+            f"CREATE VIEW price_list(v) AS VALUES ('{SECRET}'), ('2')",
+            "CREATE VIEW pay_priced AS SELECT pay.k, prices.v FROM pay, prices",
             "INSERT INTO pay VALUES (1, 'one')",
             f"INSERT INTO payroll VALUES (1, '{SECRET}')",
             f"INSERT INTO diary VALUES ('{SECRET}')",
@@ -139,16 +150,23 @@ def test_statement_on_tables_in_scope_is_executed(world: World, sql: str) -> Non
     assert world.call(world.people["owner"], "sql.exec", sql=sql)["ok"]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, *WITH_FORMS])
 def test_hidden_and_missing_table_have_the_same_answer(world: World, form: str) -> None:
     for role, method in itertools.product(world.people, ("query.select", "query.prepare", "query.explain")):
         client = world.people[role]
-        hidden, missing = (
-            world.call(client, method, sql=mentioning(form, table, "pay")) for table in ("payroll", "missing")
-        )
-        assert hidden["ok"] == missing["ok"], (role, method)
-        if not hidden["ok"]:
-            assert _said(hidden) == _said(missing)
+        missing = world.call(client, method, sql=mentioning(form, "missing", "pay"))
+        for table in ("payroll", "prices", "price_list"):
+            hidden = world.call(client, method, sql=mentioning(form, table, "pay"))
+            assert hidden["ok"] == missing["ok"], (role, method, table)
+            if not hidden["ok"]:
+                assert _said(hidden) == _said(missing)
+
+
+def test_scope_on_a_view_without_tables_allows_it(world: World) -> None:
+    made = world.call(world.admin, "security.token.create", name="p", role="viewer", scopes=["main.prices"])["result"]
+    with httpx.Client(base_url=world.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE) as client:
+        assert SECRET in json.dumps(world.call(client, "query.select", sql="SELECT v FROM prices"))
+        assert world.call(client, "query.select", sql="SELECT v FROM price_list")["error"]["code"] == "forbidden"
 
 
 @pytest.mark.parametrize("sql", [*BEYOND, *ABSENT])

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.serve.hidden_tables import FORMS, WITH_FORMS, mentioning
 from tests.sources.postgres.pg_source import shared_server
 from tests.sources.postgres.setup.test_pg_logins import Site
 
@@ -167,6 +168,54 @@ def test_tree_read_in_part_is_refused(site: Site, monkeypatch: pytest.MonkeyPatc
     sql = f"SELECT max(id) FROM orders TABLESAMPLE bernoulli (({SECRETS})::real)"
     for answer in answers(site, sql).values():
         assert not answer["ok"] and answer["error"]["code"] == "forbidden" and WORD not in str(answer)
+
+
+# --- views and partitioned tables without a table -----------------------------------------------------------
+
+BARE = {
+    "settings": f"CREATE VIEW settings AS SELECT '{WORD}'::text AS word",
+    "pairs": f"CREATE VIEW pairs AS VALUES (1, '{WORD}')",
+    "of_settings": "CREATE VIEW of_settings AS SELECT word FROM settings, pairs",
+    "parted": "CREATE TABLE parted (id int, word text) PARTITION BY LIST (id)",
+    "of_parted": f"CREATE VIEW of_parted AS SELECT '{WORD}' AS word UNION ALL SELECT word FROM parted",
+    "of_series": f"CREATE VIEW of_series AS SELECT '{WORD}' AS word FROM generate_series(1, 3)",
+    "orders_and_settings": "CREATE VIEW orders_and_settings AS SELECT id, word FROM orders, settings",
+}
+ALLOWED = (
+    "CREATE VIEW labelled AS SELECT id, 'a constant' AS label FROM orders",
+    "CREATE VIEW of_labelled AS SELECT label, 'another' AS other FROM labelled",
+)
+
+
+@pytest.fixture(scope="module")
+def bare(site: Site) -> Site:
+    """With views and a partitioned table that read no table."""
+    for statement in (*BARE.values(), *ALLOWED):
+        site.db.execute(statement.encode())
+    return site
+
+
+@pytest.mark.parametrize("form", [*FORMS, *WITH_FORMS, "SELECT * FROM {}", "SELECT {} FROM {}"])
+def test_view_without_tables_and_missing_name_have_the_same_answer(bare: Site, form: str) -> None:
+    missing = answers(bare, mentioning(form, "missing", "orders"))
+    for name in BARE:
+        found = answers(bare, mentioning(form, name, "orders"))
+        for method, answer in found.items():
+            assert answer["ok"] == missing[method]["ok"], (name, method, answer)
+            assert answer.get("error") == missing[method].get("error") and WORD not in str(answer)
+
+
+def test_stored_query_on_a_view_without_tables_is_unknown_to_scoped_caller(bare: Site) -> None:
+    id = bare.live.ok("query.prepare", sql="SELECT word FROM settings")["query_id"]
+    path = "/api/v1/q/{}"
+    found, missing = (bare.callers[SCOPED[0]].get(path.format(each)) for each in (id, "q_" + "a" * 24))
+    assert (found.status_code, found.text) == (404, missing.text)
+
+
+def test_views_that_read_tables_in_scope_are_allowed_with_their_constants(bare: Site) -> None:
+    for sql in ("SELECT label FROM labelled", "SELECT label, other FROM of_labelled", "SELECT 1 FROM labelled"):
+        found = answers(bare, sql)
+        assert all(answer["ok"] for answer in found.values()), found
 
 
 # --- types, functions and filters ---------------------------------------------------------------------------

@@ -55,6 +55,7 @@ class UsedObjects(msgspec.Struct):
     """Everything a statement uses, by oid. Column number 0 is the whole row, negative numbers are system columns."""
 
     columns: dict[int, set[int]] = msgspec.field(default_factory=dict)
+    by_view: dict[int, set[int]] = msgspec.field(default_factory=dict)  # relations that each view names
     counts: dict[int, int] = msgspec.field(default_factory=dict)  # number of occurrences of a relation
     heirs: set[int] = msgspec.field(default_factory=set)  # tables that are read with their children
     functions: set[int] = msgspec.field(default_factory=set)
@@ -137,6 +138,7 @@ class Reader:
     def _relation(self, entry: Node) -> None:
         oid = entry.number("relid")
         self._used.columns.setdefault(oid, set())
+        self._used.by_view.setdefault(self._own, set()).add(oid)
         self._used.counts[oid] = self._used.counts.get(oid, 0) + 1
         if entry.is_true("inh"):
             self._used.heirs.add(oid)

@@ -107,10 +107,12 @@ def volatility(link: Link, facts: StatementFacts) -> tuple[str, ...]:
 
 
 def beyond(link: Link, facts: StatementFacts) -> tuple[str, ...]:
-    """Return the objects read besides the user's tables: catalogues, also by types that name their objects, and
-    anything that functions read.
+    """Return the objects read besides the user's tables: catalogues, also by types that name their objects, anything
+    that functions read, and views and partitioned tables without a table in them.
     """
-    found = {f"{each.schema}.{each.name}" for each in read_relations(facts) if each.oid < FIRST_OWN}
+    found = _without_table(facts) | {
+        f"{each.schema}.{each.name}" for each in read_relations(facts) if each.oid < FIRST_OWN
+    }
     # A row type reveals that its relation exists, and its columns.
     found.update(table_name(*row) for row in link.run(_ROW_TYPES, [oids(facts.used.types)]).values())
     relations = oids([each.oid for each in read_relations(facts)])
@@ -119,6 +121,15 @@ def beyond(link: Link, facts: StatementFacts) -> tuple[str, ...]:
     found.update(outside(_functions(link, facts)))
     found.update(_types(link, facts))
     return tuple(sorted(found))
+
+
+def _without_table(facts: StatementFacts) -> set[str]:
+    """Return the named views and partitioned tables that read no table: no scope on tables covers their contents."""
+    reading = {oid for oid, each in facts.relations.items() if each.kind not in "vp"}
+    reading |= {root for root, children in facts.children.items() if reading.intersection(children)}
+    while new := {view for view, named in facts.used.by_view.items() if view not in reading and named & reading}:
+        reading |= new
+    return {facts.relations[oid].called for oid in facts.used.columns if oid not in reading}
 
 
 def _functions(link: Link, facts: StatementFacts) -> list[Function]:

@@ -37,6 +37,7 @@ class StatementFacts(msgspec.Struct, frozen=True):
     is_recursive: bool
     foreign: tuple[str, ...]  # other objects read that may change: virtual tables, the schema itself
     program: Program  # the opcodes that SQLite would run
+    columnless: frozenset[str]  # tables and views reported without a column and not opened: perhaps names of WITH
 
     @property
     def objects(self) -> tuple[str, ...]:
@@ -80,10 +81,13 @@ def _facts(
     views = {folded(name): name for name in definitions}
     others = {folded(name) for name in _other_names(reader)}
     columns, tables, seen, foreign = set(), set(), set(), set()
+    certain = set()  # names that are a table or view beyond doubt
     for access in accesses:
         if access.op != apsw.SQLITE_READ or access.a is None:
             continue
         name = folded(access.a)
+        if access.b:
+            certain.add(name)
         if name in known:
             tables.add(known[name])
             columns.add((known[name], access.b or ""))
@@ -95,6 +99,7 @@ def _facts(
     seen |= {views[folded(access.by)] for access in accesses if access.by and folded(access.by) in views}
     functions = {(access.b or "").lower() for access in accesses if access.op == apsw.SQLITE_FUNCTION}
     for name in _opened(reader, program):
+        certain.add(folded(name))
         if folded(name) in known:
             tables.add(known[folded(name)])
         else:
@@ -109,6 +114,7 @@ def _facts(
         any(access.op == apsw.SQLITE_RECURSIVE for access in accesses),
         tuple(sorted(name for name in foreign if name.lower() not in FUNCTIONS_OF_ROWS)),
         program,
+        frozenset(name for name in (*tables, *seen) if folded(name) not in certain),
     )
 
 
@@ -219,11 +225,19 @@ def unseen(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:
     return tuple(sorted(reasons))
 
 
-def beyond(facts: StatementFacts) -> tuple[str, ...]:
-    """Return the stored objects read that are not tables of the user: virtual tables, the schema, statistics."""
-    found = {*facts.foreign}
+def beyond(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:
+    """Return the stored objects read besides the user's tables: virtual tables, the schema, views without a table."""
+    found = {*facts.foreign, *(view for view in facts.views if not _reads_table(reader, view))}
     found |= {f"{name}()" for name in facts.functions if name not in HARMLESS}
     return tuple(sorted(found))
+
+
+def _reads_table(reader: GuardedConnection, view: str) -> bool:
+    """Return whether a view reads any table: otherwise no scope on tables covers its contents."""
+    try:
+        return bool(facts_of(reader, f"SELECT * FROM main.{ident(view)}").tables)
+    except HeadwaterError:
+        return False
 
 
 def bare_rowids(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:

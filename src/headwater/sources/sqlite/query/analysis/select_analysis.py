@@ -15,7 +15,8 @@ from headwater.sources.sqlite.query.determinism.result_order import Ordered, in_
 from headwater.sources.sqlite.query.determinism.stable_values import queries_of
 from headwater.sources.sqlite.query.facts.facts import Occurrence, condition_of
 from headwater.sources.sqlite.query.facts.predicate_pushdown import Pushdown, Requirements
-from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
+from headwater.sources.sqlite.query.syntax import tree
+from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed, folded
 from headwater.sources.sqlite.query.syntax.name_resolution import Names
 from headwater.sources.sqlite.query.syntax.parser import parse
 
@@ -26,14 +27,7 @@ def analyse_select(reader: GuardedConnection, whole: Analysis, facts: StatementF
     Raise NotAnalysed or another error if that fails or the engine disagrees.
     """
     query = parse(whole.sql)
-    # Only objects that the engine reads are resolved: SQLite drops `0 AND EXISTS (…)` before it resolves names, so no
-    # scope was checked for a table in it, and a hidden table must give the same result as a missing table.
-    views = set(facts.views)
-    names = Names(
-        {name: table for name, table in reader.catalog.tables().items() if name in facts.tables},
-        {name: text for name, text in reader.guard.views().items() if name in views},
-    )
-    names.query(query)
+    names = _names(reader, query, facts)
     verify(reader, query, names, facts)
     ordered = _checked(reader, in_order(query, whole.sql), whole.sql, facts, {table for table, _ in names.read})
     query.order.extend(ordered.added)  # the result depends on these columns, too
@@ -63,6 +57,35 @@ def analyse_select(reader: GuardedConnection, whole: Analysis, facts: StatementF
         guards=guards,
         doubts=doubts,
     )
+
+
+def without_names_of_with(reader: GuardedConnection, sql: str, facts: StatementFacts) -> StatementFacts:
+    """Return `facts` without the tables and views that only share their name with a WITH of the statement."""
+    if not facts.columnless or "with" not in sql.lower():
+        return facts
+    names = _names(reader, parse(sql), facts)
+    stored = {table for table, _ in names.read} | {name for name in facts.views if folded(name) in names.views}
+    others = facts.columnless - stored
+    return msgspec.structs.replace(
+        facts,
+        tables=tuple(name for name in facts.tables if name not in others),
+        views=tuple(name for name in facts.views if name not in others),
+        columns=frozenset(read for read in facts.columns if read[0] not in others),
+    )
+
+
+def _names(reader: GuardedConnection, query: tree.Query, facts: StatementFacts) -> Names:
+    """Return the names of the query, resolved in place.
+
+    Only objects that the engine reads are resolved: SQLite drops `0 AND EXISTS (…)` before it resolves names, so no
+    scope was checked for a table in it, and a hidden table must give the same result as a missing table.
+    """
+    names = Names(
+        {name: table for name, table in reader.catalog.tables().items() if name in facts.tables},
+        {name: text for name, text in reader.guard.views().items() if name in facts.views},
+    )
+    names.query(query)
+    return names
 
 
 def _checked(reader: GuardedConnection, ordered: Ordered, sql: str, facts: StatementFacts, tables: set[str]) -> Ordered:
