@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,24 @@ def test_answer_without_free_memory_is_busy_on_postgresql(driver: Driver) -> Non
 @pytest.mark.parametrize("driver", [Sqlite], indirect=True)
 def test_answer_without_free_memory_is_busy_until_another_answer_ends(driver: Driver) -> None:
     assert_busy_without_free_memory(driver, "SELECT zeroblob(20000000)")
+
+
+@pytest.mark.parametrize(
+    ("driver", "sql"),
+    [(Sqlite, "SELECT printf('%.*c', 7000000, 'x') || {}"), (Postgres, "SELECT repeat('x', 7000000) || {}")],
+    indirect=["driver"],
+)
+@pytest.mark.usefixtures("small_memory")
+def test_text_with_a_wide_character_is_busy_without_memory_for_all_its_characters(driver: Driver, sql: str) -> None:
+    """Python takes 4 bytes for each character of a text with one above U+FFFF: here 28 MB of 64 MiB."""
+    with contextlib.suppress(Busy):
+        held = [driver.source.read(sql.format("'😀'")) for _ in range(3)]
+        pytest.fail(f"{len(held)} answers of 28 MB each")
+    assert MEMORY.used == 0
+    narrow = [driver.source.read(sql.format("'x'")) for _ in range(3)]
+    assert len(narrow[2].rows) == 1
+    (text,) = driver.source.read(sql.format("'😀'")).rows[0]
+    assert text == "x" * 7_000_000 + "😀"
 
 
 def assert_busy_without_free_memory(driver: Driver, sql: str) -> None:

@@ -1,9 +1,11 @@
 """Weights of the values of an answer."""
 
+import sys
+
 import pytest
 
 from headwater.model.literal import Embedding, Json
-from headwater.model.work.answer_limits import LEAST, weight
+from headwater.model.work.answer_limits import LEAST, decoded_memory, weight, wide_memory
 
 CELLS = [
     (None, LEAST),
@@ -27,3 +29,14 @@ def test_value_weighs_its_bytes_and_at_least_the_minimum(value: object, bytes: i
 
 def test_row_weighs_the_sum_of_its_values() -> None:
     assert weight(value for value, _ in CELLS) == sum(size for _, size in CELLS)
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 1_000, "x" * 999 + "é", "x" * 999 + "中", "中" * 1_000, "x" * 999 + "😀", "😀" * 9]
+)
+def test_memory_of_a_text_is_not_above_its_weight_and_wide_memory(text: str) -> None:
+    utf8 = text.encode()
+    content = sys.getsizeof(text) - sys.getsizeof("")
+    assert content <= weight((utf8,)) + decoded_memory((utf8, None))
+    assert content <= weight((text,)) + wide_memory((text, None, b"\xff", 1))
+    assert text.isascii() == (decoded_memory((utf8,)) == 0) == (wide_memory((text,)) == 0)

@@ -136,7 +136,7 @@ def test_body_holds_its_memory_until_it_is_gone() -> None:
 @pytest.mark.usefixtures("freed")
 def test_rows_hold_their_memory_until_they_are_gone() -> None:
     reservation = Reservation()
-    reservation.add(5 << 20, 1)
+    reservation.add(5 << 20, 1, 0)
     rows = AnswerRows.of([("x",)], reservation)
     del reservation
     assert rows == (("x",),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Hashable, Iterable
 from typing import Any
@@ -17,6 +18,7 @@ MAX_MEMORY = 512 << 20  # of all answers together
 LEAST = 16  # fewest bytes that a value counts as
 CELL = 48  # bytes of memory of a value in addition to its content
 UNCOUNTED = 1 << 20  # bytes of memory; smaller answers are not counted
+_ASTRAL = tuple(range(0xF0, 0xF5))  # first bytes of characters above U+FFFF in UTF-8
 FEWER = "Select fewer rows or columns, read the rows page by page, or raise queries.answer_bytes."
 
 
@@ -74,19 +76,22 @@ MEMORY = AnswerMemory()  # one process has one memory
 class Reservation:
     """The memory of one answer. It is released when the object is deleted, or by `release`."""
 
-    __slots__ = ("_caller", "_taken", "bytes")
+    __slots__ = ("_caller", "_taken", "bytes", "memory")
 
     def __init__(self) -> None:
         self.bytes = 0  # of the values
+        self.memory = 0  # bytes that the values take
         self._taken = 0
         self._caller: Hashable = None
 
-    def add(self, bytes: int, cells: int) -> None:
-        """Count `cells` more values of `bytes` bytes in total; AnswerTooLarge or Busy if they exceed a limit."""
+    def add(self, bytes: int, cells: int, wide: int) -> None:
+        """Count `cells` more values of `bytes` bytes, whose `wide_memory` is `wide`; AnswerTooLarge or Busy if they
+        exceed a limit."""
         self.bytes += bytes
         if self.bytes > MEMORY.max_bytes:
             raise too_large()
-        self.take(self.bytes + CELL * cells)
+        self.memory += bytes + CELL * cells + wide
+        self.take(self.memory)
 
     def take(self, memory: int) -> None:
         """Raise the reservation to `memory` bytes, in steps of UNCOUNTED; raise Busy if they are not available."""
@@ -139,6 +144,20 @@ def weight(row: Iterable[Any]) -> int:
             size = len(value) if kind is str or kind is bytes else _size(value)
             total += size if size > LEAST else LEAST
     return total
+
+
+def wide_memory(row: Iterable[Any]) -> int:
+    """Return the memory that the texts of a row take in addition to their `weight`; 0 for ASCII.
+
+    Python stores a text with 1, 2 or 4 bytes for every character, by its highest one.
+    """
+    return sum([sys.getsizeof(value) for value in row if type(value) is str and not value.isascii()])
+
+
+def decoded_memory(texts: Iterable[bytes | None]) -> int:
+    """Return the most `wide_memory` that texts will have when their UTF-8 is decoded."""
+    found = [text for text in texts if text and not text.isascii()]
+    return sum([len(text) * (4 if any(map(text.__contains__, _ASTRAL)) else 2) for text in found])
 
 
 def _size(value: Any) -> int:

@@ -21,7 +21,7 @@ import psycopg
 from psycopg import pq
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, Unavailable
-from headwater.model.work.answer_limits import MEMORY, AnswerRows, Reservation, too_large, weight
+from headwater.model.work.answer_limits import MEMORY, AnswerRows, Reservation, decoded_memory, too_large, weight
 from headwater.model.work.work_context import CALLER
 from headwater.sources.postgres.abandoned_statements import RUNNING, AbandonedStatements
 from headwater.sources.postgres.errors import CANCELED, connection_lost, from_result, state_of, timed_out, unreachable
@@ -231,7 +231,7 @@ class Link:
                     rows.append(cells)
                     if reservation is not None:
                         try:
-                            reservation.add(weight(cells), len(rows) * len(cells))
+                            reservation.add(weight(cells), len(cells), decoded_memory(cells))
                         except HeadwaterError:
                             self._give_up()
                             raise
@@ -289,7 +289,7 @@ class Link:
         try:
             if reservation.bytes + unfinished > MEMORY.max_bytes + SPARE:
                 raise too_large()
-            reservation.take(reservation.bytes + unfinished)
+            reservation.take(reservation.memory + unfinished)
         except HeadwaterError:
             self._give_up()
             raise

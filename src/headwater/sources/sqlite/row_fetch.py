@@ -11,7 +11,7 @@ from typing import Any
 
 import apsw
 
-from headwater.model.work.answer_limits import AnswerRows, Reservation
+from headwater.model.work.answer_limits import AnswerRows, Reservation, decoded_memory, wide_memory
 from headwater.model.work.answer_limits import weight as weigh
 
 Run = Callable[[str, Any], apsw.Cursor]
@@ -93,14 +93,20 @@ def take(
 
 
 def collect(
-    cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], rows: int, *, to_end: bool = False
+    cursor: apsw.Cursor,
+    make: Callable[[Any], tuple[Any, ...]],
+    rows: int,
+    *,
+    to_end: bool = False,
+    wide: Callable[[tuple[Any, ...]], int] = wide_memory,
 ) -> tuple[AnswerRows, bool]:
     """Return the first `rows` rows of an answer, and whether there are more.
 
-    With `to_end` the statement still runs to its end. Raises AnswerTooLarge, Busy.
+    With `to_end` the statement still runs to its end. `wide` measures a row as `wide_memory` does. Raises
+    AnswerTooLarge, Busy.
     """
     found: list[tuple[Any, ...]] = []
-    reservation, cells, more = Reservation(), 0, False
+    reservation, more = Reservation(), False
     try:
         for row in paced(cursor):
             if len(found) >= rows:
@@ -108,8 +114,7 @@ def collect(
                 if not to_end:
                     break
                 continue
-            cells += len(row)
-            reservation.add(weigh(row), cells)
+            reservation.add(weigh(row), len(row), wide(row))
             found.append(make(row))
     except BaseException:  # the exception may keep this frame alive for a while
         while found:  # freed in pieces: freeing millions of values at once would block other threads
@@ -142,6 +147,11 @@ def join(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the values of a row of `as_blobs`; bytes that are not UTF-8 become surrogates."""
     pairs = zip(row[::2], row[1::2], strict=True)
     return tuple(_decoded(value) if text else value for text, value in pairs)
+
+
+def wide_memory_of_blobs(row: tuple[Any, ...]) -> int:
+    """Return the `decoded_memory` of a row of `as_blobs`."""
+    return decoded_memory(value for is_text, value in zip(row[::2], row[1::2], strict=True) if is_text)
 
 
 def _decoded(value: bytes) -> str:
