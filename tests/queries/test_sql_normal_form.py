@@ -17,6 +17,7 @@ EQUAL = [
     ("SELECT 1", "/* one */ SELECT /* two */ 1"),
     ("SELECT a FROM t WHERE b IN (1,2)", "SELECT a FROM t WHERE b IN( 1, 2 )"),
     ("SELECT a<=b", "SELECT a  <=  b"),
+    ("SELECT a FROM t WHERE a=1", "SELECT a FROM t --all\r\nWHERE a = 1"),
 ]
 DIFFERENT = [
     ("SELECT 'a b'", "SELECT 'a  b'"),
@@ -42,6 +43,8 @@ KEPT = [
     "SELECT $$--  x$$",
     "SELECT '{\"a  b\":1}'::jsonb?$$a  b$$",
     "SELECT 'a'\n'b'",
+    "SELECT a FROM t --all\rWHERE  a = 1",
+    "SELECT a FROM t --all\r  --more\rWHERE  a = 1",
     "SELECT E'it\\'s  x'",
     "SELECT ARRAY['x]', 'pa''/* ', ' */''q']",
 ]

@@ -24,8 +24,9 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 # Text that the databases parse differently, or that one pass over tokens cannot parse: brackets (a name in SQLite, a
-# subscript in PostgreSQL), dollar quotes, backslashes in strings, and strings that continue on the next line.
-_UNSAFE = re.compile(r"\[|\$(?!\d)|\\|'[^\S\n]*+\n\s*+'")
+# subscript in PostgreSQL), dollar quotes, backslashes in strings, strings that continue on the next line, and carriage
+# returns without a line feed (they end a comment in PostgreSQL only).
+_UNSAFE = re.compile(r"\[|\$(?!\d)|\\|'[^\S\n]*+\n\s*+'|\r(?!\n)")
 _COMPARISONS = frozenset({"=", "<", ">", "<=", ">=", "<>", "!=", "=="})
 
 

@@ -135,6 +135,11 @@ def test_uncacheable_query_returns_no_tag(live: Live, table: str) -> None:
     assert "no-store" in found.headers["cache-control"]
 
 
+def test_condition_after_a_comment_that_a_carriage_return_ends_is_kept(live: Live, table: str) -> None:
+    sql = f"SELECT count(*) AS n FROM {table} --all\rWHERE false"
+    assert get(live, prepared(live, sql)).json()["data"]["rows"] == [[{"t": "i64", "v": 0}]]
+
+
 def test_query_in_json_form_returns_304_for_its_tag(live: Live, table: str) -> None:
     where = {"op": "eq", "a": {"col": "status"}, "b": {"param": 0}}
     body = {"projection": [{"expr": {"col": "id"}}], "from": [{"table": "o"}], "where": where}

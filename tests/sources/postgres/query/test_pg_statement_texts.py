@@ -1,7 +1,10 @@
-"""Texts of callers are scanned in one pass, whatever they contain."""
+"""Texts of callers are read as PostgreSQL reads them, and in one pass, however they are made."""
 
-from headwater.sources.postgres.query.analysis.parameters import may_depend_on_clock
-from headwater.sources.postgres.query.statement_rules import _WRITING_PLAN
+import pytest
+
+from headwater.errors import InvalidRequest
+from headwater.sources.postgres.query.analysis.parameters import marked, may_depend_on_clock
+from headwater.sources.postgres.query.statement_rules import _WRITING_PLAN, check_allowed, first_word, placed
 
 BREAKS = "\n" * 1_000_000  # quadratic reading would take hours
 
@@ -16,3 +19,11 @@ def test_plan_with_many_line_breaks_is_read_in_one_pass() -> None:
     for plan in ("Insert on t", "Result\n  CTE a\n    ->  Update on t", "LockRows", "  ->  Merge on t"):
         assert _WRITING_PLAN.search(plan)
     assert not _WRITING_PLAN.search("Seq Scan on inserts\n  Filter: (a = 'Delete')")
+
+
+def test_carriage_return_ends_a_comment_as_in_postgres() -> None:
+    assert first_word("--x\rSELECT 1") == "select"
+    assert marked("SELECT --x\r :a").names == ("a",) and marked("SELECT 1 --x\r + $1").names == ("1",)
+    assert placed("SELECT --x\r :a", {"a": 1}) == ("SELECT --x\r $1", [1])
+    with pytest.raises(InvalidRequest, match="CREATE PUBLICATION"):
+        check_allowed("CREATE --x\rPUBLICATION p")

@@ -20,7 +20,7 @@ from headwater.sources.query import Args
 from headwater.sources.write import Result
 
 MAX_TEXT = 100_000  # characters of a query, and of a statement by others than owners
-_BLANK = re.compile(r"\s+|--[^\n]*|\(", re.ASCII)
+_BLANK = re.compile(r"\s+|--[^\n\r]*|\(", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]+", re.ASCII)
 _SEVERAL = "Use tx.begin and tx.commit for transactions; no statement may change the session for the next one."
 _REFUSED = {
@@ -50,7 +50,7 @@ _SLOTS = re.compile(
 )
 FLOAT_ARRAYS = {1021: "real[]", 1022: "double precision[]"}
 # Callers' texts: an unclosed quote or comment reaches to the end, so that no text takes more than linear time.
-_QUOTED = re.compile(r"'[^']*(?:''[^']*)*'|\"[^\"]*(?:\"\"[^\"]*)*\"|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_QUOTED = re.compile(r"'[^']*(?:''[^']*)*'|\"[^\"]*(?:\"\"[^\"]*)*\"|--[^\n\r]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _UNDETERMINED = frozenset({"42P18", "42725"})  # the type of a parameter is unknown, or an operator is ambiguous
 _MISREAD = frozenset({"42601", "42883"})  # no such syntax, or operator
 _VOLATILE = """
@@ -62,7 +62,7 @@ _CALLED_QUOTED = re.compile(r'"([^"]*+(?:""[^"]*+)*+)"(\s*+\()?')
 
 
 _NAMED = re.compile(
-    r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(?<![\w$])\$(?P<tag>[A-Za-z_]*)\$.*?(?:\$(?P=tag)\$|\Z)|::|:(?P<name>[A-Za-z_]\w*)""",
+    r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|--[^\n\r]*|/\*.*?(?:\*/|\Z)|(?<![\w$])\$(?P<tag>[A-Za-z_]*)\$.*?(?:\$(?P=tag)\$|\Z)|::|:(?P<name>[A-Za-z_]\w*)""",
     re.DOTALL,
 )
 _COMMENT_MARK = re.compile(r"/\*|\*/")

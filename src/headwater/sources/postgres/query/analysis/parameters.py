@@ -14,7 +14,7 @@ from headwater.sources.postgres.values import Bound, to_bound
 
 # Tokens without parameters are matched first. Comments nest; escapes count only in strings that allow them.
 _WORD = re.compile(
-    r"""(?<![\w$\x80-\U0010ffff])[eE]'[^'\\]*(?:(?:''|\\.)[^'\\]*)*'|'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|--[^\n]*|/\*
+    r"""(?<![\w$\x80-\U0010ffff])[eE]'[^'\\]*(?:(?:''|\\.)[^'\\]*)*'|'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|--[^\n\r]*|/\*
     |(?<![\w$\x80-\U0010ffff])\$(?P<tag>[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*|)\$.*?(?:\$(?P=tag)\$|\Z)
     |::|(?<![\w$\x80-\U0010ffff])\$(?P<place>\d+)
     |(?<![\w\x80-\U0010ffff:]):(?P<name>[A-Za-z_]\w*)""",
