@@ -1,9 +1,13 @@
 """Texts of callers are read as PostgreSQL reads them, and in one pass, however they are made."""
 
+from typing import Any
+
 import pytest
 
 from headwater.errors import InvalidRequest
+from headwater.sources.postgres.query import predicate_names
 from headwater.sources.postgres.query.analysis.parameters import marked, may_depend_on_clock
+from headwater.sources.postgres.query.predicate_names import KnownNames, has_foreign_type, has_own_calls
 from headwater.sources.postgres.query.statement_rules import _WRITING_PLAN, check_allowed, first_word, placed
 
 BREAKS = "\n" * 1_000_000  # quadratic reading would take hours
@@ -27,3 +31,22 @@ def test_carriage_return_ends_a_comment_as_in_postgres() -> None:
     assert placed("SELECT --x\r :a", {"a": 1}) == ("SELECT --x\r $1", [1])
     with pytest.raises(InvalidRequest, match="CREATE PUBLICATION"):
         check_allowed("CREATE --x\rPUBLICATION p")
+
+
+@pytest.mark.parametrize("start", ["id", "(id)"])
+def test_name_of_many_parts_is_read_in_one_pass(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = 0
+
+    class CountedList(list[Any]):
+        def __getitem__(self, place: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return super().__getitem__(place)
+
+    tokens = predicate_names._tokens
+    monkeypatch.setattr(predicate_names, "_tokens", lambda where: CountedList(tokens(where)))
+    known = KnownNames(columns={"id", "a"}, types=(), functions={"f"}, collations=(), keywords=())
+    where = start + ".a" * 5_000
+    assert not has_foreign_type(where, known) and not has_own_calls(where, known)
+    assert reads < 20 * 5_000
+    assert has_own_calls(f"{where}.b", known) and has_own_calls(f"{where}.f()", known)

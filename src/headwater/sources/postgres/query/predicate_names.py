@@ -6,7 +6,7 @@ type, or a table with a row type, of that name exists or not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -49,12 +49,9 @@ def has_foreign_type(where: str, known: KnownNames) -> bool:
     """Return whether the text contains the name of a type or a collation that is not known."""
     found = _tokens(where)
     names = {name for _, name in known.types}
-    for place, token in enumerate(found):
-        if token.kind not in ("word", "name"):
-            continue
-        before, parts, after = _chain(found, place)
+    for place, before, parts, after in _dotted_names(found):
         if before.text == "." and before.kind == "sign":
-            continue  # not the first part of its name
+            continue  # a field
         first = parts[0]
         if before.kind == "word" and before.text == "collate":
             is_known = parts[-1].text in known.collations and (len(parts) == 1 or first.text == _CATALOG)
@@ -74,30 +71,20 @@ def has_foreign_type(where: str, known: KnownNames) -> bool:
 def has_own_calls(where: str, known: KnownNames) -> bool:
     """Return whether the text may call functions that are not built in, also as `row.function`."""
     found = _tokens(where)
-    for place, token in enumerate(found):
-        if token.kind not in ("word", "name"):
-            continue
-        before, parts, after = _chain(found, place)
+    for place, before, parts, after in _dotted_names(found):
         is_field = before.kind == "sign" and before.text == "."
         last = parts[-1]
         if after.kind == "sign" and after.text == "(":
             if len(parts) > 1 or is_field:
-                is_known = parts[0].text == _CATALOG and last.text in known.functions
+                is_known = not is_field and parts[0].text == _CATALOG and last.text in known.functions
             else:
                 is_word = last.kind == "word" and (last.text in known.keywords or last.text in _OPERATORS_BY_NAME)
                 is_known = is_word or last.text in known.functions or _is_before_type(found, place)
         else:
             is_known = not (is_field or len(parts) > 1) or last.text in known.columns or _is_before_type(found, place)
-        if not is_known and not (is_field and _starts_known(found, place)):
+        if not is_known:
             return True
     return False
-
-
-def _starts_known(found: Sequence[_Token], place: int) -> bool:
-    """Return whether the name at `place` is a later part of a name that was checked as a whole."""
-    while place >= 2 and found[place - 1].text == "." and found[place - 2].kind in ("word", "name"):
-        place -= 2
-    return not (place and found[place - 1].kind == "sign" and found[place - 1].text == ".")
 
 
 def _tokens(where: str) -> list[_Token]:
@@ -115,18 +102,22 @@ def _tokens(where: str) -> list[_Token]:
     return made
 
 
-def _chain(found: Sequence[_Token], place: int) -> tuple[_Token, list[_Token], _Token]:
-    """Return the token before the name at `place`, the parts of the name, and the token after it."""
-    before, parts = found[place - 1] if place else _END, [found[place]]
-    while (
-        place + 2 < len(found)
-        and found[place + 1].kind == "sign"
-        and found[place + 1].text == "."
-        and found[place + 2].kind in ("word", "name")
-    ):
-        place += 2
-        parts.append(found[place])
-    return before, parts, found[place + 1] if place + 1 < len(found) else _END
+def _dotted_names(found: Sequence[_Token]) -> Iterator[tuple[int, _Token, list[_Token], _Token]]:
+    """Yield each name once: its place, the token before it, its parts between dots, and the token after it."""
+    end = 0
+    for place, token in enumerate(found):
+        if place < end or token.kind not in ("word", "name"):
+            continue
+        end, parts = place + 1, [token]
+        while (
+            end + 1 < len(found)
+            and found[end].kind == "sign"
+            and found[end].text == "."
+            and found[end + 1].kind in ("word", "name")
+        ):
+            parts.append(found[end + 1])
+            end += 2
+        yield place, found[place - 1] if place else _END, parts, found[end] if end < len(found) else _END
 
 
 def _is_before_type(found: Sequence[_Token], place: int) -> bool:
