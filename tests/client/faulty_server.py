@@ -162,6 +162,6 @@ def failure(code: str, message: str = "no", **details: Any) -> Reply:
 
 
 def problem(status: int, code: str, message: str = "no", **details: Any) -> Reply:
-    """Return a refusal of another route."""
+    """Return an error answer of a route other than RPC: problem+json with an HTTP status."""
     body = {"type": f"urn:headwater:error:{code}", "title": message, "status": status, "code": code, **details}
     return Reply(json.dumps(body).encode(), status, "application/problem+json")

@@ -1,4 +1,4 @@
-"""Streams, answers by 304 and pulls over TLS: the same tests as without, on a server with a certificate."""
+"""Tests of streams, 304 answers and pulls, run again over TLS, and of our clients' trust in a certificate."""
 
 from __future__ import annotations
 

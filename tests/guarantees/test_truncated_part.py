@@ -42,7 +42,7 @@ DAEMON = "-m headwater.pipeline.spark.worker_daemon"  # and the workers, which i
 
 
 @pytest.mark.soak(seconds=40, every_time=True)
-def test_part_is_not_loaded_when_spark_is_killed_during_its_task(tmp_path: Path) -> None:
+def test_part_is_not_loaded_when_spark_is_killed_while_a_task_writes_it(tmp_path: Path) -> None:
     place, gate = str(tmp_path / "lake"), Gate(tmp_path)
     env = os.environ | {"PYTHONPATH": os.pathsep.join(["src", "."])}
     root = Path(__file__).parents[2]

@@ -37,7 +37,7 @@ def in_parts(whole: Transaction, size: int) -> Iterator[Transaction]:
 
 
 def fill(log: Log, sizes: Sequence[int], *, ms: int = 0) -> list[Transaction]:
-    """Append each size as a transaction of its own; return the transactions."""
+    """Append one transaction of each size; return the transactions."""
     added = list(transactions(sizes, first=log.latest + 1, ms=ms))
     for part in added:
         log.append([part])

@@ -63,7 +63,7 @@ def no_broker() -> str:
 
 @functools.cache
 def start_broker() -> str:
-    """Start a broker and return its address."""
+    """Start this process's broker, once; return its address."""
     folder = Path(tempfile.mkdtemp(prefix="headwater-kafka-"))
     port, controller = _free_ports(2)
     settings = folder / "server.properties"

@@ -230,7 +230,7 @@ class ExprReader:
         check_fields(body, path, ["param"])
         place = field(body, "param", int, path)
         if not 0 <= place < len(self.args):
-            raise bad(path, f"param {place} has no argument; {len(self.args)} given")
+            raise bad(path, f"param {place} has no argument; {len(self.args)} given", "Params count from 0.")
         return known_literal(self.args[place], path)
 
     def op(self, body: dict[str, Any], path: str, depth: int) -> Expr:

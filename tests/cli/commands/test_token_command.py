@@ -26,7 +26,7 @@ def test_token_is_created_listed_and_revoked(tmp_path: Path) -> None:
         assert "headwater token list" in refused(1, "token", "revoke", id, "--server", server.url)
 
 
-def test_token_scope_of_an_unknown_table_is_created_with_a_note(tmp_path: Path) -> None:
+def test_token_with_a_scope_of_an_unknown_table_is_created_with_a_note(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         made, noted = create(server, "--scope", "main.nope", "--scope", "absent")
         assert made.startswith("hw_") and len(noted.splitlines()) == 2

@@ -221,7 +221,7 @@ def test_dropped_events_are_all_offsets_before_the_horizon() -> None:
     assert counters([], horizon=9, latest=8, limits=limits)["dropped_events_total"] == 8
 
 
-def test_new_generation_counts_earlier_offsets_as_dropped() -> None:
+def test_all_offsets_before_a_new_generation_count_as_dropped() -> None:
     fed = Fed()
 
     def dropped() -> int:

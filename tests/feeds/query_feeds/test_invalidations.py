@@ -136,7 +136,7 @@ def test_schema_change_invalidates_and_ends_the_page_until_analysed_again() -> N
     assert not seen.is_outdated
 
 
-def test_unaffected_instance_advances_inside_a_huge_transaction() -> None:
+def test_instance_advances_over_the_irrelevant_beginning_of_a_huge_transaction() -> None:
     fed, instance = Fed(part=10), Fake(holds=lambda row: row[0] == 99)
     fed.commit(*(insert(id) for id in range(100)))
     page = view(fed, instance).page(fed.log, after=0, limit=10, most=1 << 20, scan=20)

@@ -11,7 +11,7 @@ from headwater.ranges.changefeed.changefeed import FeedStart, begin, resolved, t
 
 
 def filled(*, part: int = 512) -> Fed:
-    """Transactions at the offsets 1–3, 4, 5–8 and 9–10, at times `first << 16`."""
+    """Return a feed with transactions at the offsets 1–3, 4, 5–8 and 9–10, at times `first << 16`."""
     fed = Fed(part=part)
     id = 0
     for size in (3, 1, 4, 2):

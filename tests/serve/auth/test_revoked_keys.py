@@ -68,7 +68,7 @@ def made(client: Client) -> dict[str, Any]:
         (f"{KV}/Put", "KvPutRequest", {"key": b"k", "value": b"v"}),
     ],
 )
-def test_call_with_a_message_after_the_revocation_is_refused(
+def test_grpc_call_is_refused_if_its_key_is_revoked_before_its_first_message(
     client: Client, found: threading.Event, path: str, asked: str, fields: dict[str, Any]
 ) -> None:
     key = made(client)

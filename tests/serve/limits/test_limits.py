@@ -196,7 +196,7 @@ def test_wrong_tokens_over_grpc_share_the_rate_of_their_address() -> None:
 
 
 @pytest.mark.slow
-def test_oversized_message_is_refused_with_our_error() -> None:
+def test_grpc_message_slightly_too_large_is_refused_with_our_error() -> None:
     with serving(NoDatabases(), max_body_bytes=2048) as client, channel_to(client) as channel:
         found: Any = asked(channel, table="t" * 3000)
         assert found.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "2048" in found.details()

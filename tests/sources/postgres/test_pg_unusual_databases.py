@@ -218,7 +218,9 @@ def test_table_unlogged_between_two_checks_asks_for_a_snapshot(rig: Callable[...
     assert not [each for each in changes(own) if each.resnapshot]
 
 
-def test_new_table_unlogged_before_the_first_check_asks_for_a_snapshot(rig: Callable[..., PgRig]) -> None:
+def test_table_unlogged_and_logged_again_before_the_first_check_asks_for_a_snapshot(
+    rig: Callable[..., PgRig],
+) -> None:
     own = rig()
     own.run("CREATE TABLE t(k int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     assert [each.resnapshot for part in own.pull() for each in part.changes] == [False, False]

@@ -453,7 +453,7 @@ def _size(frames: Frames) -> int:
 
 
 def _warm(table: Table, filters: list[Filter]) -> None:
-    """Compile `filters` for `table` in a thread, so that the loop does not have to."""
+    """Compile `filters` for `table`, ignoring errors. Run it in a thread: it may block the loop."""
     for each in filters:
         with contextlib.suppress(HeadwaterError):  # the filter raises the same error when it is applied
             each.interest(table)

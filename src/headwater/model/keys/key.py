@@ -169,7 +169,7 @@ def _upright(body: bytes, sign: int) -> bytes:
 
 
 def _whole(number: int) -> Value:
-    """Return an integer as a type that every database can bind; U64 only if no other type is exact."""
+    """Return `number` as an int of 64 bits, else as a float if that is exact, else as U64."""
     if I64_MIN <= number <= I64_MAX:
         return number
     return float(number) if int(float(number)) == number else U64(number)

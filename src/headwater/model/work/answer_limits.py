@@ -85,8 +85,7 @@ class Reservation:
         self._caller: Hashable = None
 
     def add(self, bytes: int, cells: int, wide: int) -> None:
-        """Count `cells` more values of `bytes` bytes, whose `wide_memory` is `wide`; AnswerTooLarge or Busy if they
-        exceed a limit."""
+        """Count `cells` values of `bytes` bytes and `wide` bytes of `wide_memory`; raise AnswerTooLarge or Busy."""
         self.bytes += bytes
         if self.bytes > MEMORY.max_bytes:
             raise too_large()

@@ -89,7 +89,8 @@ class AddressedRow(msgspec.Struct, frozen=True):
         if etag is None:
             raise PreconditionFailed("there is no row with this key", hint="Omit If-Match to create it.")
         raise PreconditionFailed(
-            "the row does not meet the request's If-Match or If-None-Match", hint="Read the row again, then retry."
+            "the row does not meet the request's If-Match or If-None-Match",
+            hint="Read the row again, then retry. To replace any row, leave both headers out.",
         )
 
     def after(self, *, created: bool = False) -> ReadRow:

@@ -91,7 +91,7 @@ class PositionServer:
             return PositionReply(offset=source.head())
         positions = source.snapshot_positions
         if positions is None:
-            raise NotSupported(f"reads of {request.db!r} have their own offsets")
+            raise NotSupported(f"each read of {request.db!r} carries its offset; the server has no other to give")
         if request.word == BEGIN:
             held.enter_context(positions.reading())
             return PositionReply()

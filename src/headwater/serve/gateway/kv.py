@@ -141,7 +141,7 @@ class Kv:
             after = bytes(page.next_key[0])  # type: ignore[arg-type]  # a column of bytes holds bytes
 
     async def sweep(self, who: Principal, namespace: str) -> int:
-        """Delete expired rows, in several statements; return their number."""
+        """Delete expired rows in several statements; return the number of deleted rows."""
         db = self._admit(who, namespace, EDITOR, "sweeping keys")
         ended = Call("le", (Col(EXPIRES), Literal(self._clock())))
 

@@ -328,7 +328,7 @@ class _Call:
         self._context.add_done_callback(done)
 
     def hold_page(self, size: int) -> None:
-        """Count `size` bytes besides the current message, replacing the previous page. Raises Busy."""
+        """Count a page of `size` bytes besides the current message, in place of the previous page; raise Busy."""
         self.page.release()
         if size > SMALL:
             self.page.hold(size)

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
-from headwater.errors import InvalidRequest
+from headwater.errors import Forbidden, InvalidRequest
 from headwater.sources.postgres.query import predicate_names
+from headwater.model.principal import EDITOR, OWNER, VIEWER
 from headwater.sources.postgres.query.analysis.parameters import marked, may_depend_on_clock
+from headwater.sources.postgres.query.analysis.volatile_calls import refuse
 from headwater.sources.postgres.query.predicate_names import KnownNames, has_foreign_type, has_own_calls
 from headwater.sources.postgres.query.statement_rules import _WRITING_PLAN, check_allowed, first_word, placed
 
@@ -50,3 +52,19 @@ def test_name_of_many_parts_is_read_in_one_pass(start: str, monkeypatch: pytest.
     assert not has_foreign_type(where, known) and not has_own_calls(where, known)
     assert reads < 20 * 5_000
     assert has_own_calls(f"{where}.b", known) and has_own_calls(f"{where}.f()", known)
+
+
+@pytest.mark.parametrize(
+    "name, role, needed",
+    [
+        ("random", VIEWER, EDITOR),
+        ("app.f", VIEWER, EDITOR),
+        ("pg_read_file", VIEWER, OWNER),
+        ("pg_read_file", EDITOR, OWNER),
+    ],
+)
+def test_refused_volatile_function_names_the_role_that_may_call_it(name: str, role: str, needed: str) -> None:
+    with pytest.raises(Forbidden, match=f"needs the role {needed}") as raised:
+        refuse([name], role)
+    assert raised.value.details["role"] == needed
+    refuse([name], needed)

@@ -105,7 +105,10 @@ class Barriers:
                 self._changed.notify_all()
 
     def set(self) -> BarrierResult:
-        """Run, or share, a barrier that begins after this call; wait up to SECONDS for its mark, return its result."""
+        """Run or share a barrier that begins after this call, and return its result.
+
+        Its `offset` is None if the mark is not seen within SECONDS. A call during a barrier first waits for that one.
+        """
         with self._changed:
             number = self._begun + 1
             while self._is_running and self._ended < number:

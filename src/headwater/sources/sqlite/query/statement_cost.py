@@ -48,7 +48,7 @@ class Cost(msgspec.Struct, frozen=True):
 
     @property
     def length(self) -> int:
-        """Return the longest value for which one run of the program ends in time."""
+        """Return the maximum length in bytes of values with which one run of the program stays within BUDGET."""
         return BUDGET // max(self.weight, 1)
 
 

@@ -64,7 +64,7 @@ class Ledger:
         self.head = 0
 
     def open(self) -> None:
-        """Record the head at the start of a transaction."""
+        """Note the newest captured offset when a group's transaction begins; `record` counts from it."""
         self.head, _ = self._newest()
 
     def record(self, value: T) -> WriteResult[T]:

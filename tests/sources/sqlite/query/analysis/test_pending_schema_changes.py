@@ -80,7 +80,7 @@ def test_schema_changed_during_a_check_is_checked_again(tmp_path: Path, monkeypa
         assert moved and source.read_head().settled
 
 
-def test_replaced_view_changes_the_epoch(tmp_path: Path) -> None:
+def test_analysis_is_outdated_when_its_view_is_replaced(tmp_path: Path) -> None:
     with opened(tmp_path, SHOP) as source:
         found = source.analyse("SELECT id FROM big")
         run(source, "DROP VIEW big")

@@ -127,7 +127,8 @@ def refuse(calls: Iterable[str], role: str) -> None:
             raise Forbidden(f"{name}() cannot be called through Headwater", hint="Call it in PostgreSQL directly.")
         is_allowed = role == OWNER or (role == EDITOR and ("." in name or name in _FOR_EDITORS))
         if not is_allowed:
-            raise Forbidden(f"{name}() needs the role owner", hint="Ask an owner to run it.", role=OWNER)
+            needed = EDITOR if "." in name or name in _FOR_EDITORS else OWNER
+            raise Forbidden(f"{name}() needs the role {needed}", hint=f"Ask an {needed} to run it.", role=needed)
 
 
 def calls_of_failed(link: Link, body: Body | None) -> tuple[str, ...]:
