@@ -69,6 +69,28 @@ def test_altered_or_garbage_api_key_text_is_not_found(tmp_path: Path, spoil: obj
         assert keys.find(junk) is None
 
 
+def test_key_revoked_on_a_full_disk_ends_at_once_and_is_written_by_the_next_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = Keys(tmp_path)
+    text, made = keys.create("ann", "viewer")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(StorageFull, match="No space") as raised:
+            patch.setattr(os, "fsync", full)
+            keys.revoke(made.id)
+        assert "until the next start" in raised.value.hint
+        assert keys.find(text.encode()) is None and not keys.has(made.id) and not keys.all()
+    assert Keys(tmp_path).has(made.id)
+    assert keys.revoke(made.id) == made
+    assert not Keys(tmp_path).has(made.id)
+    with pytest.raises(NotFound):
+        keys.revoke(made.id)
+
+
 def test_failed_fsync_while_creating_an_api_key_keeps_the_old_key_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

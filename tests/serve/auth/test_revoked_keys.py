@@ -23,6 +23,7 @@ from websockets.sync.client import connect
 from headwater.config import Secret
 from headwater.feeds.deliver.poll import Poll
 from headwater.feeds.feeds import Feeds
+from headwater.serve.auth import api_keys
 from headwater.serve.auth.api_keys import Key, Keys
 from headwater.serve.grpc.messages import message
 from headwater.serve.http.handlers.pulls import Pulls
@@ -299,3 +300,19 @@ def test_waiting_poll_whose_key_is_revoked_ends_with_unauthorized(
         client.rows("INSERT INTO t VALUES (2, 'later')")
         said = asking.result(PATIENCE)
     assert said.json()["error"]["code"] == "unauthorized"
+
+
+def test_stream_of_a_key_revoked_on_a_full_disk_ends(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = made(client)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    headers = {"authorization": f"Bearer {key['token']}"}
+    with client.http.stream("GET", "/api/v1/changes/main/t", headers=headers) as stream:
+        assert stream.status_code == 200
+        with monkeypatch.context() as patch:
+            patch.setattr(api_keys, "write_whole", full)
+            assert client.rpc("security.token.revoke", id=key["id"])["error"]["code"] == "storage_full"
+        stream.read()  # until the server ends it
+    client.ok("security.token.revoke", id=key["id"])

@@ -49,6 +49,7 @@ class Keys:
         self._path, self._given = folder / "keys.json", pepper
         self._lock = threading.Lock()  # serialises changes
         self._known: dict[str, Key] = {key.id: key for key in _read(self._path)}
+        self._unwritten: dict[str, Key] = {}  # revoked keys that the file still has
 
     @property
     def signing(self) -> bytes:
@@ -85,15 +86,22 @@ class Keys:
         return sorted(self._known.values(), key=lambda key: (key.created_ms, key.id))
 
     def revoke(self, id: str, is_seen: Callable[[Key], bool] = lambda key: True) -> Key:
-        """Remove a key and return it; NotFound also for a key that the caller may not see."""
+        """Revoke a key and return it; NotFound also for a key that the caller may not see.
+
+        The key ends even if StorageFull is raised, until a restart reads the file again.
+        """
         with self._lock:
-            found = self._known.get(id)
+            found = self._known.get(id) or self._unwritten.get(id)
             if found is None or not is_seen(found):
                 raise NotFound(
                     f"there is no key {id!r}",
                     hint="List the keys with `headwater token list` or security.token.list.",
                 )
-            self._write({name: key for name, key in self._known.items() if name != id})
+            self._known = {name: key for name, key in self._known.items() if name != id}
+            self._unwritten[id] = found
+            self._write(
+                self._known, "The key is revoked until the next start: free space on the disk, revoke it again."
+            )
         return found
 
     def find(self, text: bytes) -> Key | None:
@@ -119,15 +127,13 @@ class Keys:
     def _hash(self, secret: bytes) -> bytes:
         return hmac.digest(self._pepper, secret, "sha256")
 
-    def _write(self, known: dict[str, Key]) -> None:
+    def _write(self, known: dict[str, Key], hint: str = "No key was changed: free space on the disk, retry.") -> None:
         try:
             write_whole(self._path, msgspec.json.encode(list(known.values())))
         except OSError as error:
-            raise StorageFull(
-                f"the API keys cannot be written: {error.strerror}",
-                hint="No key was changed: free space on the disk and retry.",
-            ) from error
+            raise StorageFull(f"the API keys cannot be written: {error.strerror}", hint=hint) from error
         self._known = known
+        self._unwritten.clear()
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, NotSupported
+from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, NotSupported, StorageFull
 from headwater.model.principal import OWNER, RANK, VIEWER, Principal, Scope, is_label
 from headwater.serve.api import Api
 from headwater.serve.auth.api_keys import Key, Keys
@@ -72,7 +72,11 @@ async def revoke(api: Api, who: Principal, p: params.TokenRevoke) -> Any:
         raise InvalidRequest(
             "`id` is missing, or differs from `token_id`", hint="Send the `id` of a key from security.token.list."
         )
-    await asyncio.to_thread(_keys(api).revoke, id, lambda key: _is_below(who, key))
+    try:
+        await asyncio.to_thread(_keys(api).revoke, id, lambda key: _is_below(who, key))
+    except StorageFull:
+        _gate(api).sessions.revoke(id)
+        raise
     return {"id": id, "token_id": id, "revoked": True, "streams_ended": _gate(api).sessions.revoke(id)}
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from headwater.errors import Forbidden, InvalidRequest
-from headwater.sources.postgres.query import predicate_names
 from headwater.model.principal import EDITOR, OWNER, VIEWER
+from headwater.sources.postgres.query import predicate_names
 from headwater.sources.postgres.query.analysis.parameters import marked, may_depend_on_clock
 from headwater.sources.postgres.query.analysis.volatile_calls import refuse
 from headwater.sources.postgres.query.predicate_names import KnownNames, has_foreign_type, has_own_calls
