@@ -13,9 +13,11 @@ import random
 import select
 import sqlite3
 import sys
+import time
 from typing import Any
 
 KEYS = 400
+OLD_SECONDS = 5.0  # age of a table that is dropped: capture has seen it by then, unless the server was away
 
 
 class Writer:
@@ -24,7 +26,7 @@ class Writer:
     def __init__(self, path: str, seed: str, name: str, works: str) -> None:
         self.random = random.Random(seed)
         self.name, self.count, self.changes = name, 0, 0
-        self.side: list[str] = []
+        self.side: list[tuple[str, float]] = []  # tables, and when each was created
         self.db = sqlite3.connect(path, isolation_level=None, timeout=30)
         self.db.execute("PRAGMA synchronous = NORMAL")  # as many applications do
         self.works = [self.small] * 12 + [self.replace] * 5 + [self.notes] * 5 + [self.bulk] + [self.delete]
@@ -83,8 +85,9 @@ class Writer:
         self.mark("INSERT INTO ledger(mark, n) VALUES (?, NULL)", mark)
 
     def schema(self, mark: str) -> None:
-        if self.side and self.random.random() < 0.5:
-            self.db.execute(f"DROP TABLE {self.side.pop()}")
+        # A table that is made and dropped between two looks of capture is a reason to ask for snapshots.
+        if self.side and time.monotonic() - self.side[0][1] > OLD_SECONDS:
+            self.db.execute(f"DROP TABLE {self.side.pop(0)[0]}")
             return
         if self.random.random() < 0.3:
             self.db.execute(f"ALTER TABLE line ADD COLUMN {self.name}_{self.count}")
@@ -92,7 +95,7 @@ class Writer:
         name = f"foreign_{self.name}_{self.count}"
         self.db.execute(f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, v)")
         self.db.execute(f"INSERT INTO {name} VALUES (1, 'unseen: our triggers are not there yet')")
-        self.side.append(name)
+        self.side.append((name, time.monotonic()))
 
 
 def tell(*words: object) -> None:

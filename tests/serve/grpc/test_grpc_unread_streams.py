@@ -168,7 +168,7 @@ def in_thread() -> bool:
 
 def test_large_values_are_encoded_in_a_thread(files: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[bool] = []
-    made = kv._made
+    made = kv.sochdb_v1
 
     def noted(name: str, **fields: Any) -> Any:
         if name not in ("KvEntry", "KvPutResponse"):
@@ -177,7 +177,7 @@ def test_large_values_are_encoded_in_a_thread(files: Whole, monkeypatch: pytest.
 
     with served(files) as client, calling(client, ADMIN) as caller:
         caller.call(f"{KV}/Put", key=b"small", value=b"x")
-        monkeypatch.setattr(kv, "_made", noted)
+        monkeypatch.setattr(kv, "sochdb_v1", noted)
         for name in (b"large", b"small"):
             caller.call(f"{KV}/Get", key=name)
             caller.call(f"{KV}/BatchGet", keys=[name])

@@ -21,6 +21,7 @@ from headwater.sources.sqlite.capture.trigger_plan import (
     Layout,
     Renew,
     Reshape,
+    SchemaObject,
     Step,
     Trigger,
     plan,
@@ -229,7 +230,7 @@ def _is_undone(db: apsw.Connection) -> bool:
     or a trigger that was dropped again, so changes that it caused may be missing or out of order."""
     if not (note := meta(db, "schema")):
         return False
-    version, before = msgspec.json.decode(note, type=tuple[int, dict[str, str]])
+    version, before = msgspec.json.decode(note, type=tuple[int, dict[str, SchemaObject]])
     return int(db.execute("PRAGMA schema_version").get) - version > visible_statements(before, _read_objects(db))
 
 
@@ -240,14 +241,17 @@ def _note_schema(db: apsw.Connection) -> None:
         set_meta(db, "schema", now)
 
 
-def _read_objects(db: apsw.Connection) -> dict[str, str]:
+def _read_objects(db: apsw.Connection) -> dict[str, SchemaObject]:
     """Return the objects of other programs as `visible_statements` takes them."""
     rows = db.execute(
         "SELECT type || ' ' || name, rowid, sql FROM sqlite_schema WHERE sql IS NOT NULL AND ?1 NOT IN "
         "(substr(name, 1, length(?1)), substr(tbl_name, 1, length(?1)))",
         (OURS,),
     )
-    return {name: f"{rowid} {hashlib.blake2b(sql.encode(), digest_size=6).hexdigest()}" for name, rowid, sql in rows}
+    return {
+        name: (rowid, sql.count(","), hashlib.blake2b(sql.encode(), digest_size=6).hexdigest())
+        for name, rowid, sql in rows
+    }
 
 
 def _reconcile_views(db: apsw.Connection, ddl: str) -> None:

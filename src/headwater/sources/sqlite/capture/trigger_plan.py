@@ -123,16 +123,21 @@ def plan(
     return gone + steps + [Add(shape, nests(name)) for name, shape in sorted(shapes.items()) if name not in claimed]
 
 
-def visible_statements(before: Mapping[str, str], now: Mapping[str, str]) -> int:
+SchemaObject = tuple[int, int, str]
+
+
+def visible_statements(before: Mapping[str, SchemaObject], now: Mapping[str, SchemaObject]) -> int:
     """Return how many schema changes can explain the difference between two schemas; more have left no trace.
 
-    The keys are type and name of each object, the values its rowid in sqlite_schema, a space and a digest of its text.
+    The keys are type and name of each object, the values its rowid in sqlite_schema, the number of commas in its text,
+    and a digest of the text.
     """
     found = len(before.keys() ^ now.keys())
     for name in before.keys() & now.keys():
         if before[name] != now[name]:
-            is_new = before[name].partition(" ")[0] != now[name].partition(" ")[0]
-            found += 3 if is_new and name.startswith("table ") else 2  # a rebuilt table was renamed, too
+            (rowid, commas, _), (had_rowid, had_commas, _) = now[name], before[name]
+            # A rebuilt table was renamed, too; columns are added one by one.
+            found += 3 if rowid != had_rowid and name.startswith("table ") else max(2, abs(commas - had_commas))
     return found
 
 

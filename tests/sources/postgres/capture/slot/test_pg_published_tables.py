@@ -149,7 +149,7 @@ def test_publication_of_listed_tables_is_refused_when_all_tables_are_configured(
     own = start(TABLE)
     own.source.close()
     own.config = PostgresConfig(heartbeat_seconds=0.05, publish_all=True)
-    with pytest.raises(SourceUnfit, match="is not of all tables"):
+    with pytest.raises(SourceUnfit, match="is not for all tables"):
         own.open()
 
 
@@ -290,7 +290,7 @@ def test_locked_table_is_reported_by_doctor(start: Start) -> None:
     own = start(TABLE)
     own.run("CREATE TABLE held(k int PRIMARY KEY)", "BEGIN", "LOCK TABLE held IN SHARE MODE")
     found = inspect("another", own.url, PostgresConfig()).findings
-    assert any("somebody holds a table" in each.problem for each in found)
+    assert any("locked by another session" in each.problem for each in found)
     own.run("ROLLBACK")
 
 
