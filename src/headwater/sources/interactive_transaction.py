@@ -10,12 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from headwater.errors import TxExpired
-from headwater.sources.write import Work, WriteResult
+from headwater.sources.write import Tx, Work, WriteResult
 
 T = TypeVar("T")
 
 
-class Interactive(ABC):
+class Interactive(Tx, ABC):
     """Common part of the implementations of `Tx`. Thread-safe.
 
     Steps run one by one on the transaction's own thread, so that a step that waits for other transactions never blocks
@@ -35,19 +35,15 @@ class Interactive(ABC):
 
     @property
     def is_over(self) -> bool:
-        """Return whether the transaction has ended, for any reason."""
         return self._state != "open"
 
     def run(self, work: Work[T]) -> Future[T]:
-        """Queue `work` as the next step of the transaction; its failure undoes only this step."""
         return self._submit(lambda: self._run(work))
 
     def commit(self) -> Future[WriteResult[None]]:
-        """Commit the transaction after the queued steps."""
         return self._submit(self._commit)
 
     def rollback(self) -> Future[None]:
-        """Roll back the transaction after the queued steps."""
         return self._submit(self._rollback)
 
     # --- implemented per database --------------------------------------------------------------------------------

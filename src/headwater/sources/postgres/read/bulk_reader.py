@@ -52,7 +52,6 @@ class PostgresReader(PostgresReads, BulkReader):
         return self._server.head()
 
     def status(self) -> dict[str, Any]:
-        """Return the names of the captured tables, under "tables"."""
         return {"tables": sorted(self._server.describe())}
 
     def wake(self) -> None:

@@ -17,13 +17,13 @@ from headwater.sources.postgres.sql import Renderer, create_table, order_by
 from headwater.sources.postgres.values import Bound
 from headwater.sources.query import Args
 from headwater.sources.request_checks import check_numbered, exists
-from headwater.sources.write import Result
+from headwater.sources.write import Result, Session
 
 MAX_PARAMS = 30_000  # of one INSERT; the protocol allows 65,535
 
 
-class PostgresSession:
-    """A session of a caller. Fulfils `Session`. `before_write` runs before a statement that may change something;
+class PostgresSession(Session):
+    """A session of a caller. `before_write` runs before a statement that may change something;
     `grants` returns the statements to run on a new table, `publish` publishes new tables."""
 
     def __init__(
@@ -40,7 +40,6 @@ class PostgresSession:
         self.has_read = False  # rows were read, and later statements may depend on them
 
     def describe(self, table: str) -> Table:
-        """Return the shape of the table; NotFound if there is none."""
         return self._shape(table).table
 
     def _shape(self, name: str) -> Shape:
@@ -50,7 +49,6 @@ class PostgresSession:
         return found
 
     def select(self, table: str, where: Expr | None, limit: int | None = None) -> list[Row]:
-        """Return the whole rows matching `where`, in key order."""
         shape = self._shape(table)
         text = Renderer(shape)
         sql = f"SELECT {shape.column_list} FROM {shape.own}{text.where(where)}{order_by(shape.table)}"
@@ -62,7 +60,6 @@ class PostgresSession:
     def insert(
         self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
     ) -> tuple[Result, list[Row]]:
-        """Insert all rows or none; the second value holds the stored rows, if `returning`."""
         self._before_write()
         shape = self._shape(table)
         lone = shape.table.lone_key  # numbered by the database if it is an i64 and `auto`
@@ -80,7 +77,6 @@ class PostgresSession:
         return Result(affected=len(rows), last_insert_id=last if isinstance(last, int) else 0), stored
 
     def update(self, table: str, where: Expr | None, values: dict[str, Value], limit: int | None) -> Result:
-        """Set `values` on matching rows, at most `limit`, the first in key order."""
         self._before_write()
         shape = self._shape(table)
         text = Renderer(shape)
@@ -88,7 +84,6 @@ class PostgresSession:
         return self._change(f"UPDATE {shape.own} SET {assign}{text.limited(where, limit)}", text)
 
     def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
-        """Delete matching rows, at most `limit`, the first in key order."""
         self._before_write()
         shape = self._shape(table)
         text = Renderer(shape)
@@ -98,7 +93,6 @@ class PostgresSession:
         return Result(affected=self._link.run(sql, text.params).affected)
 
     def execute(self, sql: str, args: Args = ()) -> Result:
-        """Run one statement, data or schema; InvalidRequest if it uses Headwater's tables."""
         statement, bound = examine(self._link, sql, args)
         if not statement.read_only:
             self._before_write()
@@ -112,11 +106,9 @@ class PostgresSession:
         return result
 
     def is_read_only(self, sql: str) -> bool:
-        """Return whether the engine itself reports that `sql` writes nothing."""
         return examine(self._link, sql, None)[0].read_only
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
-        """Create `table` and return True. If it exists: return False with `if_not_exists`, else raise Conflict."""
         parts = split_name(table.name)
         if parts is None or parts[0].startswith((OURS, "pg_")) or parts[1].startswith((OURS, "pg_")):
             raise InvalidRequest(
@@ -139,7 +131,6 @@ class PostgresSession:
         return True
 
     def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
-        """Drop `table` and return True. If it does not exist: return False with `if_exists`, else raise NotFound."""
         found = self._shapes.find(self._link, table)
         if found is None and if_exists:
             return False

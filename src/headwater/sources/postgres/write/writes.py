@@ -15,13 +15,13 @@ from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.logins import Logins
 from headwater.sources.postgres.write.interactive_transaction import PostgresTx
 from headwater.sources.postgres.write.writer import Writers
-from headwater.sources.write import Work, WriteResult
+from headwater.sources.write import Work, Writable, WriteResult
 
 T = TypeVar("T")
 
 
-class PostgresWrites:
-    """The writes of a source. Fulfils `Writable`; `publish` publishes the tables that a transaction created."""
+class PostgresWrites(Writable):
+    """The writes of a source. `publish` publishes the tables that a transaction created."""
 
     def __init__(
         self,
@@ -65,13 +65,11 @@ class PostgresWrites:
         return self._writers.submit(work, role, caller)
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> PostgresTx:
-        """Connect and begin an interactive transaction, which expires after its time limits."""
         tx = self._begin(role, read_only)
         self._transactions.add(tx)
         return tx
 
     def finish_writes(self) -> None:
-        """Expire open transactions, accept no more writes; return when the queued ones are answered."""
         for tx in list(self._transactions):
             tx.expire()
         self._writers.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 from headwater.errors import NotFound, SourceMismatch, Unavailable
 from headwater.model.table import Table
+from headwater.sources.read import BulkReader
 from headwater.sources.sqlite.capture.trigger_installation import is_installed, meta
 from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import open_file, sqlite_errors
@@ -23,8 +24,8 @@ CHUNK_ROWS = 10_000  # rows per chunk: rows are Python objects, and several jobs
 STATEMENT_SECONDS = 60.0  # no caller's statement runs here
 
 
-class SqliteReader(SqliteReads):
-    """Implementation of `BulkReader`: reads the file `inode` at `path` while it holds the history `generation`."""
+class SqliteReader(SqliteReads, BulkReader):
+    """The bulk reads of a database: reads the file `inode` at `path` while it holds the history `generation`."""
 
     chunk_rows = CHUNK_ROWS
 
@@ -64,7 +65,6 @@ class SqliteReader(SqliteReads):
             yield reader
 
     def shape(self, name: str, version: int | None = None) -> Table:
-        """Return the table as it is now, or as it was at `version`; NotFound if there is none."""
         with self._read() as reader:
             if version is None:
                 return reader.catalog.shape(name).table
@@ -75,7 +75,6 @@ class SqliteReader(SqliteReads):
         raise NotFound(f"table {name!r} never had a version {version}", hint="Leave `version` out for the current one.")
 
     def head(self) -> int:
-        """Return the newest offset in the file."""
         with self._read() as reader:
             return reader.offset()
 
@@ -84,7 +83,6 @@ class SqliteReader(SqliteReads):
         return Predicates().condition(table, where)
 
     def status(self) -> dict[str, Any]:
-        """Return the names of the captured tables, under "tables"."""
         with self._read() as reader:
             reader.catalog.refresh_unless_held()
             layouts = reader.catalog.layouts.values()
@@ -94,5 +92,4 @@ class SqliteReader(SqliteReads):
         """Do nothing: no capture thread waits in this process."""
 
     def close(self) -> None:
-        """Close the idle connections to the file."""
         self._pool.close()

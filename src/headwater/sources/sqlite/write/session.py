@@ -23,17 +23,14 @@ from headwater.sources.sqlite.query.statement_execution import run_statement
 from headwater.sources.sqlite.row_fetch import fetch
 from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
 from headwater.sources.sqlite.types import to_stored
-from headwater.sources.write import Result
+from headwater.sources.write import Result, Session
 
 T = TypeVar("T")
 
 
-class SqliteSession:
-    """Implementation of `Session`.
-
-    `before_write` runs before a statement that may change something; `known_good` is the offset up to which
-    changes were captured in the last known form of the schema.
-    """
+class SqliteSession(Session):
+    """A session of a caller. `before_write` runs before a statement that may change something; `known_good` returns
+    the offset up to which changes were captured in the last known form of the schema."""
 
     def __init__(
         self,
@@ -49,11 +46,9 @@ class SqliteSession:
         self._reconciled: tuple[int, int] | None = None  # the schema to which we adapted capture last
 
     def describe(self, table: str) -> Table:
-        """Return the shape of the table; NotFound if there is none."""
         return self._catalog.shape(table).table
 
     def select(self, table: str, where: Expr | None, limit: int | None = None) -> list[Row]:
-        """Return whole rows matching `where`, in key order."""
         shape = self._catalog.shape(table)
         text = Renderer(shape.table)
         sql = (
@@ -69,7 +64,6 @@ class SqliteSession:
     def insert(
         self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
     ) -> tuple[Result, list[Row]]:
-        """Insert all rows or none; the second value holds the stored rows, if `returning`."""
         self._before_write()
         shape = self._catalog.shape(table)
         stored: list[tuple[Any, ...]] = []
@@ -82,7 +76,6 @@ class SqliteSession:
         return Result(affected=len(rows), last_insert_id=last), self._catalog.decode(shape, stored) if stored else []
 
     def update(self, table: str, where: Expr | None, values: dict[str, Value], limit: int | None) -> Result:
-        """Set `values` on matching rows, at most `limit`, the first in key order."""
         self._before_write()
         shape = self._catalog.shape(table)
         text = Renderer(shape.table)
@@ -91,7 +84,6 @@ class SqliteSession:
         return self._change(sql, text)
 
     def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
-        """Delete matching rows, at most `limit`, the first in key order."""
         self._before_write()
         shape = self._catalog.shape(table)
         text = Renderer(shape.table)
@@ -108,7 +100,6 @@ class SqliteSession:
         return run_statement(self._connection, sql, args)
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
-        """Create `table` and return True. If it exists: return False with `if_not_exists`, else raise Conflict."""
         if table.name.lower().startswith((OURS, "sqlite_")):
             raise InvalidRequest(
                 f"table names beginning with {OURS!r} or 'sqlite_' are reserved", hint="Choose another name."
@@ -126,7 +117,6 @@ class SqliteSession:
         return True
 
     def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
-        """Drop `table` and return True. If it does not exist: return False with `if_exists`, else raise NotFound."""
         if if_exists and table not in self._catalog.tables():
             return False
         self._catalog.shape(table)
@@ -135,7 +125,6 @@ class SqliteSession:
         return True
 
     def is_read_only(self, sql: str) -> bool:
-        """Return whether SQLite itself reports that `sql` writes nothing."""
         self._catalog.refresh_unless_held()
         return self._guard.examine(sql).read_only
 

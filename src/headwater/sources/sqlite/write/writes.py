@@ -17,13 +17,13 @@ from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.write.interactive_transaction import SqliteTx
 from headwater.sources.sqlite.write.session import SqliteSession
 from headwater.sources.sqlite.write.writer import Writer
-from headwater.sources.write import Work, WriteResult
+from headwater.sources.write import Work, Writable, WriteResult
 
 T = TypeVar("T")
 
 
-class SqliteWrites:
-    """Implementation of `Writable`. `committed` is called after every commit; `known_good` is that of SqliteSession."""
+class SqliteWrites(Writable):
+    """The writes of a file. `committed` is called after every commit; `known_good` is that of SqliteSession."""
 
     def __init__(
         self, file: File, config: SqliteConfig, committed: Callable[[], None], known_good: Callable[[], int]
@@ -45,11 +45,9 @@ class SqliteWrites:
         )
 
     def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[WriteResult[T]]:
-        """Run `work` in a transaction of its own; the future is done when the write is durable."""
         return self._writer.submit(work, caller=caller)
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> SqliteTx:
-        """Open a connection and begin an interactive transaction on it, which expires after its time limits."""
         connection = self._file.connect()
         with sqlite_errors(self._file.path):
             if read_only:
@@ -74,7 +72,6 @@ class SqliteWrites:
             self._committed()
 
     def finish_writes(self) -> None:
-        """Expire open transactions, accept no more writes; return when the queued writes are durable or failed."""
         for tx in list(self._transactions):
             tx.expire()
         self._writer.close()
