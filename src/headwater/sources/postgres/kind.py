@@ -45,7 +45,6 @@ class PostgresKind(SourceKind):
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def list_tables(self, name: str, url: str, settings: PostgresConfig) -> list[CapturedTable]:
-        """Return the tables of a database, and whether they are captured."""
         findings = _module("setup.doctor").table_findings
         found = []
         for each in _module("setup.inspection").list_tables(name, url, settings):
@@ -56,7 +55,6 @@ class PostgresKind(SourceKind):
         return found
 
     def inspect(self, name: str, url: str, settings: PostgresConfig) -> Inspection:
-        """Return the checks of a database and its slot."""
         try:
             found: InspectionResult = _module("setup.inspection").inspect(name, url, settings)
         except HeadwaterError as error:

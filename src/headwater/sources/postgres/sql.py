@@ -35,7 +35,6 @@ class PostgresExpressions(Expressions):
     operators = {**OPERATORS, "is": "IS NOT DISTINCT FROM", "ilike": "ILIKE"}
 
     def operator(self, op: str, args: list[str]) -> str:
-        """Return an operator applied to operands that are SQL text."""
         return "false" if op == "in" and len(args) == 1 else super().operator(op, args)
 
     def function(self, name: str, args: tuple[Expr, ...]) -> str:

@@ -28,14 +28,12 @@ class SqliteKind(SourceKind):
     settings = SqliteConfig
 
     def address(self, url: str) -> str:
-        """Return the path of the file that `url` names."""
         for scheme in KINDS["sqlite"].schemes:
             if url.startswith(scheme):
                 return url.removeprefix(scheme)
         return url
 
     def library_version(self) -> str:
-        """Return the version of the SQLite library."""
         from apsw import sqlite_lib_version
 
         return sqlite_lib_version()
@@ -64,7 +62,6 @@ class SqliteKind(SourceKind):
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def list_tables(self, name: str, url: str, settings: SqliteConfig) -> list[CapturedTable]:
-        """Return the tables of the file, and whether they are captured; NotFound if there is no file."""
         from headwater.sources.sqlite.setup.inspection import list_tables
 
         path = self.address(url)
@@ -73,7 +70,6 @@ class SqliteKind(SourceKind):
         return list_tables(name, path)
 
     def inspect(self, name: str, url: str, settings: SqliteConfig) -> Inspection:
-        """Return the findings of `headwater doctor` about one file."""
         from headwater.sources.sqlite.setup.inspection import inspect
 
         return inspect(name, self.address(url), settings)

@@ -155,7 +155,6 @@ class ClientEnd(_End):
         self._measure()
 
     def resume_writing(self) -> None:
-        """Resume reading at the other end."""
         super().resume_writing()
         self._unread = None
 

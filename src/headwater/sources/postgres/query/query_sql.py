@@ -74,7 +74,6 @@ class _QueryText(PostgresExpressions, QueryText):
         self._withs: list[set[str]] = []  # names of WITH queries in scope
 
     def query(self, query: Query) -> str:
-        """Return a query or subquery as SQL."""
         self._withs.append({each.name for each in query.with_})  # each may read itself and the others
         try:
             return super().query(query)
@@ -82,11 +81,9 @@ class _QueryText(PostgresExpressions, QueryText):
             self._withs.pop()
 
     def ident(self, name: str) -> str:
-        """Return `name` quoted for SQL."""
         return ident(name)
 
     def named(self, name: str) -> str:
-        """Return the SQL name of a table, a view or a WITH query."""
         if any(name in known for known in self._withs):
             return ident(name)
         parts = split_name(name)
@@ -95,7 +92,6 @@ class _QueryText(PostgresExpressions, QueryText):
         return f"{ident(parts[0])}.{ident(parts[1])}"
 
     def set_op(self, body: SetOp) -> str:
-        """Return a set operation on two bodies, each in brackets."""
         return f"({self.body(body.left)}) {body.kind.upper()}{' ALL' if body.all else ''} ({self.body(body.right)})"
 
     def col(self, col: Col) -> str:
@@ -103,7 +99,6 @@ class _QueryText(PostgresExpressions, QueryText):
         return ident(col.name) if col.table is None else f"{_qualifier(col.table)}.{ident(col.name)}"
 
     def value(self, value: Value) -> str:
-        """Return `value` as an SQL constant."""
         return constant(value)
 
     def queried(self, expr: QueryExpression) -> str:

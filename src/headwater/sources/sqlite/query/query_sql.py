@@ -54,11 +54,9 @@ class _QueryText(SqliteExpressions, QueryText):
     parameter, no_limit = "?", "-1"
 
     def ident(self, name: str) -> str:
-        """Return `name` quoted for SQL."""
         return ident(name)
 
     def set_op(self, body: SetOp) -> str:
-        """Return a set operation of two bodies as SQL."""
         if body.all and body.kind != "union":
             raise NotSupported(
                 f"SQLite has no {body.kind.upper()} ALL", hint="Leave `all` out: duplicate rows are then returned once."
