@@ -9,9 +9,10 @@ from tests.feeds.feed_database import Fed
 
 from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.query_groups import InstanceGroups
-from headwater.feeds.query_feeds.query_instances import AnswerHash, Reason
 from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.model.change import Change, Op
+from headwater.model.dependencies.description import Reason
+from headwater.model.query.query import AnswerHash
 from headwater.model.table import Row
 
 Holds = Callable[[Row], bool]

@@ -30,9 +30,9 @@ from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.groups.log_reader import Page
 from headwater.feeds.query_feeds import relevant_changes
 from headwater.feeds.query_feeds.answer_confirmation import AnswerConfirmation
-from headwater.feeds.query_feeds.query_instances import AnswerHash
 from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.model.change import Change, Op
+from headwater.model.query.query import AnswerHash
 
 
 def update(old: Change, **new: Any) -> Change:

@@ -6,9 +6,10 @@ import threading
 from collections import OrderedDict
 
 from headwater.errors import OffsetExpired
-from headwater.feeds.query_feeds.query_instances import AnswerHash, QueryInstance
+from headwater.feeds.query_feeds.query_instances import QueryInstance
 from headwater.feeds.query_feeds.relevant_changes import relevant, transaction_of
 from headwater.log.live.live_log import LiveLog
+from headwater.model.query.query import AnswerHash
 
 KEPT = 1024  # offsets of needless invalidations that are remembered
 MOST_SCAN = 10_000  # changes scanned to confirm one invalidation

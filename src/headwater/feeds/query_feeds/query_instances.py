@@ -9,27 +9,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, Protocol
 
-import msgspec
-
 from headwater.model.change import Change
+from headwater.model.dependencies.description import Reason
 from headwater.model.principal import Principal, Reads
+from headwater.model.query.query import AnswerHash
 
 Args = list[Any] | dict[str, Any]  # Lits, by position or by name
-
-
-class Reason(msgspec.Struct, frozen=True):
-    """The reason why a change is relevant to an instance."""
-
-    table: str
-    columns: list[str] | None  # that differ, or that the query reads of an inserted or deleted row; None: all
-    condition: str  # described in words
-
-
-class AnswerHash(msgspec.Struct, frozen=True):
-    """The hash of a query result, and the offset at which the result was read."""
-
-    offset: int
-    digest: bytes
 
 
 class QueryInstance(Reads, Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from headwater.model.dependencies.dependency import (
     AllOf,
     Analysis,
@@ -20,6 +22,14 @@ from headwater.model.literal import Date, DateTime, Time, Value
 _SIGNS = {"eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "is": "is", "is_not": "is not"}
 _SHOWN = 8  # values shown of a list
 _LONG = 60  # characters shown of one value
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """The reason why a change is relevant to a query with its arguments."""
+
+    table: str
+    columns: list[str] | None  # that differ, or that the query reads of an inserted or deleted row; None: all
+    condition: str  # in words
 
 
 def words(analysis: Analysis) -> list[str]:

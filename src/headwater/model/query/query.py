@@ -138,3 +138,10 @@ class Query(msgspec.Struct, frozen=True):
     limit: Expr | None = None  # a Literal or a Param
     offset: Expr | None = None
     parameters: tuple[str, ...] = ()  # names of its arguments, "1" first; of the outermost query only
+
+
+class AnswerHash(msgspec.Struct, frozen=True):
+    """The hash of a query result, and the offset at which the result was read."""
+
+    offset: int
+    digest: bytes

@@ -12,10 +12,11 @@ import msgspec
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.change import Change, Op
 from headwater.model.dependencies.dependency import AllOf, AnyOf, Comparison, Condition, Const, Dependency, Param
-from headwater.model.dependencies.description import of_condition
+from headwater.model.dependencies.description import Reason, of_condition
 from headwater.model.formats import ANSWER_FORMATS
 from headwater.model.literal import Value, from_lit
 from headwater.model.principal import ADMIN, Principal
+from headwater.model.query.query import AnswerHash
 from headwater.model.row_msgpack import encode_row
 from headwater.queries.answers import ENCODED_AT_ONCE, Answering
 from headwater.queries.dependencies.instance_router import Router
@@ -28,21 +29,6 @@ from headwater.sources.query import Queryable
 
 ANY = ""  # any table
 Args = list[Any] | dict[str, Any]  # Lits
-
-
-class Reason(msgspec.Struct, frozen=True):
-    """The reason why a change is relevant to an instance."""
-
-    table: str
-    columns: list[str] | None
-    condition: str
-
-
-class AnswerHash(msgspec.Struct, frozen=True):
-    """A hash of an answer, and the offset at which it was read."""
-
-    offset: int
-    digest: bytes
 
 
 class AnalysedInstance:
