@@ -6,6 +6,7 @@ result is exactly that of checking every instance.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
@@ -38,7 +39,7 @@ class Router:
     def __init__(self, source: Queryable) -> None:
         self.source = source
         self._entries: dict[Hashable, tuple[_Entry, ...]] = {}
-        self._tables: dict[str, _Routes] = {}
+        self._tables: defaultdict[str, _Routes] = defaultdict(_Routes)
         self.failures = 0  # changes for which the index failed, so that every instance was checked
 
     def __len__(self) -> int:
@@ -47,13 +48,10 @@ class Router:
     def add(self, key: Hashable, bound: BoundDependencies) -> None:
         """Route to `key` the changes that are relevant to `bound`, in place of its earlier dependencies."""
         self.remove(key)
-        self._entries[key] = tuple(self._enter(key, number, each) for number, each in enumerate(bound.references))
-
-    def _enter(self, key: Hashable, number: int, reference: TableReference) -> _Entry:
-        name = reference.template.table
-        if name not in self._tables:
-            self._tables[name] = _Routes()
-        return self._tables[name].add(key, number, reference)
+        self._entries[key] = tuple(
+            self._tables[reference.template.table].add(key, number, reference)
+            for number, reference in enumerate(bound.references)
+        )
 
     def remove(self, key: Hashable) -> None:
         """Stop routing to `key`; it need not be known."""
