@@ -121,12 +121,8 @@ class _Reader:
             if _boolean(left) is not None or _boolean(right) is not None:
                 raise Unknown  # IS TRUE tests for truth, not for the number one
             match = f"{value} is None" if literal is None else self._matches(value, column, [literal])
-            is_not = operator == "IS NOT"
-            return (
-                PythonPredicate(sql, f"(not ({match}))", match)
-                if is_not
-                else PythonPredicate(sql, match, f"(not ({match}))")
-            )
+            same, differs = match, f"(not ({match}))"
+            return PythonPredicate(sql, same, differs) if operator == "IS" else PythonPredicate(sql, differs, same)
         part = self._is_one_of(sql, value, column, [literal])
         return part if operator == "=" else PythonPredicate(sql, part.false, part.true)
 

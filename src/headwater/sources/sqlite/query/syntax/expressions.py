@@ -119,11 +119,10 @@ class Expressions:
             elif word == "NOT" and self.ahead(1).word == "NULL":
                 self._at += 2
                 left = tree.Null(left, True, "NOT NULL")
+            elif (tested := self._test(left)) is not None:
+                left = tested
             else:
-                further = self._test(left)
-                if further is None:
-                    return left
-                left = further
+                return left
 
     def _is(self, left: Any) -> Any:
         self.advance()
