@@ -5,7 +5,7 @@ nothing ──begin──> spans missing ──load──> uneven ──apply─
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -131,7 +131,7 @@ def span_progress(state: State, span: Span) -> SpanProgress:
     """
     inside = [each for each in state.plan.spans if each.overlaps(span)]
     missing = set(state.missing)
-    loaded = _prefix(inside, missing)
+    loaded = list(takewhile(lambda each: each not in missing, inside))
     versions = [state.loaded.get(each, state.offset) for each in inside if each not in missing]
     if not missing.intersection(inside):
         reached = min((state.reached(each) for each in inside), default=state.offset)
@@ -139,12 +139,3 @@ def span_progress(state: State, span: Span) -> SpanProgress:
     last = max(span.start, loaded[-1].end or b"") if loaded else span.start
     stage = "snapshot" if len(missing) < len(state.plan.spans) else "register"
     return SpanProgress(stage, min(versions, default=state.plan.offset), last, 0)
-
-
-def _prefix(inside: Sequence[Span], missing: set[Span]) -> list[Span]:
-    found: list[Span] = []
-    for span in inside:
-        if span in missing:
-            break
-        found.append(span)
-    return found
