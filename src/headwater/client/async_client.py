@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx
@@ -32,7 +32,7 @@ NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no authority, and takes no time to load any
 
 
-class AsyncClient(Methods):
+class AsyncClient(Methods, AbstractAsyncContextManager["AsyncClient"]):
     """A client of one server. Methods, retries and errors are those of Client. Tasks of one loop may share it."""
 
     def _connect(self, timeout: float, tls: ssl.SSLContext | None) -> None:
@@ -45,9 +45,6 @@ class AsyncClient(Methods):
             trust_env=False,  # neither a proxy nor a netrc of the environment gets the credential
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
         )
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()

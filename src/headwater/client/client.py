@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from headwater.client.http_connections import Connections
@@ -16,7 +17,7 @@ from headwater.errors import HeadwaterError
 T = TypeVar("T")
 
 
-class Client(Methods):
+class Client(Methods, AbstractContextManager["Client"]):
     """A client of one server. It keeps its connections open until `close`. Not thread-safe: create one per thread.
 
     Transient failures (no connection, 503, 429, a truncated body) are retried with jitter until `patience` seconds
@@ -26,9 +27,6 @@ class Client(Methods):
 
     def _connect(self, timeout: float, tls: ssl.SSLContext | None) -> None:
         self._connections = Connections(self._server, self._token, timeout, tls)
-
-    def __enter__(self) -> Client:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -7,7 +7,7 @@ store any state the meta store also holds the state itself (the Ledger).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from headwater.pipeline.run.task import FAILED, STAGES, RangeProgress, Task
 from headwater.pipeline.sinks.sink import Plan, State
 
 
-class MetaStore:
+class MetaStore(AbstractContextManager["MetaStore"]):
     """The tables `headwater_subscribe` and `headwater_progress` of one database. Thread-safe."""
 
     def __init__(self, database: MetaDatabase) -> None:
@@ -42,9 +42,6 @@ class MetaStore:
     def close(self) -> None:
         """Close the connections."""
         self.database.close()
-
-    def __enter__(self) -> MetaStore:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -7,7 +7,7 @@ checks all three: the server itself rejects a range where log and source disagre
 from __future__ import annotations
 
 import secrets
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -79,7 +79,7 @@ def _table(
     return report
 
 
-class Verification:
+class Verification(AbstractContextManager["Verification"]):
     """The comparison of one table with its sink; a context manager."""
 
     def __init__(self, spark: SparkSession, spec: PipelineSpec, table: TableSpec, sink: Sink) -> None:
@@ -87,9 +87,6 @@ class Verification:
         self._server = Server(spec.server, spec.token_file)
         self._client = Client(spec.server, token_file=spec.token_file)
         self._reader = f"{spec.name[:100]}/verify-{secrets.token_hex(8)}"
-
-    def __enter__(self) -> Verification:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with suppress(HeadwaterError):  # the lease also expires by itself
