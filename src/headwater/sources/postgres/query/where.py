@@ -8,9 +8,9 @@ filter is lost.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 
-from headwater.model.bounded_cache import BoundedCache
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Row, Table
 from headwater.sources.postgres.key_order import order
@@ -71,19 +71,12 @@ class Predicates:
     """Factory of the conditions of a source, with a cache of engines by table shape. Thread-safe."""
 
     def __init__(self, pool: Pool, odd: Callable[[], Collection[str]]) -> None:
-        self._pool, self._odd = pool, odd
-        self._engines: BoundedCache[Table, Engine] = BoundedCache(MAX_SHAPES, MAX_SHAPES)
+        self._odd = odd
+        self._engine: Callable[[Table], Engine] = functools.lru_cache(MAX_SHAPES)(lambda table: Engine(table, pool))
 
     def condition(self, table: Table, where: str) -> PostgresCondition:
         """Return the predicate `where` over rows of `table`, which may be a current or an earlier shape."""
         return PostgresCondition(self._engine(table), where, self._odd())
-
-    def _engine(self, table: Table) -> Engine:
-        found = self._engines.get(table)
-        if found is None:
-            found = Engine(table, self._pool)
-            self._engines.put(table, found)
-        return found
 
 
 def _program(engine: Engine, found: NormalPredicate, odd: Collection[str]) -> Program | None:

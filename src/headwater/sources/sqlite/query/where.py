@@ -5,10 +5,10 @@ Python evaluates the parts with the same meaning in Python and SQLite; SQLite ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 from headwater.errors import InvalidRequest
-from headwater.model.bounded_cache import BoundedCache
 from headwater.model.table import Key, Row, Table
 from headwater.sources.python_predicate import Unknown, ask_at, narrowest_pin
 from headwater.sources.request_checks import check_predicate
@@ -54,7 +54,7 @@ class Predicates:
     """Factory of conditions and converter of values to their stored form. One per source; thread-safe."""
 
     def __init__(self) -> None:
-        self._engines: BoundedCache[Table, Engine] = BoundedCache(MAX_SHAPES, MAX_SHAPES)
+        self._engine: Callable[[Table], Engine] = functools.lru_cache(MAX_SHAPES)(Engine)
 
     def condition(self, table: Table, where: str) -> SqliteCondition:
         """Return the predicate `where` over rows of `table`; see Reader."""
@@ -64,13 +64,6 @@ class Predicates:
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
         """Return `values` as `columns` of `table` would hold them; see Readable."""
         return self._engine(table).stored(columns, values)
-
-    def _engine(self, table: Table) -> Engine:
-        found = self._engines.get(table)
-        if found is None:
-            found = Engine(table)
-            self._engines.put(table, found)
-        return found
 
 
 def _check_text(where: str) -> None:
