@@ -15,7 +15,7 @@ from headwater.sources.postgres.schema.table_shapes import ident
 _SAME = ("jointree", "cteList", "windowClause", "hasSubLinks")
 
 
-def dependencies(facts: StatementFacts, conditions: Conditions | None, *, is_total: bool) -> tuple[Dependency, ...]:
+def dependencies(facts: StatementFacts, conditions: Conditions, *, is_total: bool) -> tuple[Dependency, ...]:
     """Return the dependencies on each table. Unless the order is total, an update of any column may move a row."""
     found: dict[str, tuple[set[str] | None, Condition]] = {}
     for oid, numbers in sorted(facts.used.columns.items()):
@@ -23,16 +23,13 @@ def dependencies(facts: StatementFacts, conditions: Conditions | None, *, is_tot
         if relation.kind == "v":
             continue
         columns = None if WHOLE_ROW in numbers or not is_total else {relation.columns[n] for n in numbers if n > 0}
-        condition = ALWAYS if conditions is None else conditions.of(oid)
+        condition = conditions.of(oid)
         for table in _tables(facts, relation):
-            # A child that is also named occurs in several places, which have no common condition.
-            was = found.get(table.called)
-            both = (
-                None
-                if columns is None or (was is not None and was[0] is None)
-                else columns | ((was or [set()])[0] or set())
-            )
-            found[table.called] = both, condition if was is None else ALWAYS
+            if table.called not in found:
+                found[table.called] = columns, condition
+            else:  # a child that is also named occurs in several places, which have no common condition
+                others, _ = found[table.called]
+                found[table.called] = None if columns is None or others is None else columns | others, ALWAYS
     return tuple(
         Dependency(name, None if columns is None else frozenset(columns | columns_of(condition)), condition)
         for name, (columns, condition) in sorted(found.items())
