@@ -291,7 +291,6 @@ class _QueryReader(ExprReader):
         return text
 
     def lit(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        """Parse a literal."""
         found = super().lit(body, path, depth)
         value = found.value if isinstance(found, Literal) else None
         text = value.text if isinstance(value, Json) else value

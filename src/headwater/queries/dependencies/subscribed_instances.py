@@ -170,7 +170,6 @@ class VolatileInstance(UnusableInstance):
         return None
 
     def reason(self, change: Change, dependency: int) -> Reason:
-        """Return why `change` is relevant to the table reference number `dependency`."""
         why = "the schema changed" if change.op is Op.SCHEMA_CHANGE else self._why
         return Reason(change.table.name, None, why)
 

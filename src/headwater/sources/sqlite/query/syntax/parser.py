@@ -218,7 +218,6 @@ class _Parser(Expressions):
         return self.name() if self._is_alias() else None
 
     def table_as_query(self) -> tree.Query:
-        """Parse IN t as IN (SELECT * FROM t)."""
         source = self._named()
         if source.args is not None or source.alias is not None:
             raise NotAnalysed("our parser does not analyse IN with a table-valued function")
@@ -227,7 +226,6 @@ class _Parser(Expressions):
     # --- ORDER BY and windows --------------------------------------------------------------------------------
 
     def terms(self) -> list[tree.Term]:
-        """Parse the terms of ORDER BY, separated by commas."""
         return self.separated(self._term)
 
     def _term(self) -> tree.Term:
