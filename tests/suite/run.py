@@ -218,7 +218,7 @@ def report(running: Sequence[Running], seconds: float, cores: str = "") -> Itera
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all parts; return the exit status."""
+    """Run the requested parts, by default all; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rooms", nargs="*", help="folders of tests/ to run; default: everything, with lint and types")
     parser.add_argument("--fast", action="store_true", help="only the fast tests, with lint and types")

@@ -295,7 +295,7 @@ class Answering:
         return found
 
     def read(self, instance: Instance) -> ReadResult | None:
-        """Return the answer of now, None if the schema has changed; record its guards if it is watched. Blocks."""
+        """Return the answer of now, None if the schema has changed; record its guards if they are wanted. Blocks."""
         source, analysis, versions = self.database.source, instance.analysis, self.versions
         is_asked_about = instance.returned or instance.key in self._held
         can_use_guards = is_asked_about and bool(analysis.guards) and instance.unguarded < MAX_UNGUARDED

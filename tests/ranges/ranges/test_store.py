@@ -70,7 +70,7 @@ def test_change_of_outdated_ranges_has_no_effect(store: Store) -> None:
     assert not store.change("main", "t", CUT, held, lambda new_id: pytest.fail("never asked"))
 
 
-def test_concurrent_first_requests_split_a_table_once(store: Store) -> None:
+def test_later_first_request_keeps_the_split_of_the_earlier(store: Store) -> None:
     first = begin(store, b"m")
     assert begin(store, b"a", b"b") == first
 

@@ -164,7 +164,7 @@ class NewestOffsets:
         self._silent: set[str] = set()
 
     def latest(self, task: Task) -> int | None:
-        """Return the newest offset of the task's log; None if its server does not answer."""
+        """Return the newest offset of the task's log; None if its server refuses or does not answer."""
         from headwater.client import Client
 
         if task.server in self._silent:

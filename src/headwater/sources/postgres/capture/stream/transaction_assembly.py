@@ -364,7 +364,7 @@ class Assembly:
     def _stream_commit(self, message: bytes) -> Iterable[Item]:
         found = _expect(StreamCommit, message)
         if found.xid not in self._ahead or self._head is not None or self._stream is not None:
-            raise BadMessage(f"a commit of transaction {found.xid}, which was not sent")
+            raise BadMessage(f"a commit of transaction {found.xid}, which was not sent before, or inside another one")
         return self._replay(self._ahead.pop(found.xid), found)
 
     def _replay(self, ahead: StreamedTransaction, commit: StreamCommit) -> Iterator[Item]:

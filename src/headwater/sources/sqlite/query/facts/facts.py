@@ -18,7 +18,7 @@ from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 
 _EXACT = 2**53  # floats represent all integers up to this exactly
 MAX_FORMULA = 2_000  # maximum number of tests for one occurrence of a table
-MAX_WORK = 200_000  # maximum number of tests and operands: about a second of work
+MAX_WORK = 200_000  # maximum number of comparisons and operands: about a second of work
 
 
 class ComparisonRule(tuple[str, str, bool, str]):
@@ -94,13 +94,13 @@ def fact_of(formula: Formula) -> Fact:
 
 
 class WorkLimit:
-    """Limit on the number of tests that one analysis handles; a test counts each time it is handled."""
+    """Limit on the comparisons and operands that one analysis handles, each counted every time it is handled."""
 
     def __init__(self) -> None:
         self._left = MAX_WORK
 
     def spend(self, facts: Iterable[Fact]) -> None:
-        """Count the tests of `facts`; raise NotAnalysed above the limit."""
+        """Count the comparisons and operands in `facts`; raise NotAnalysed above the limit."""
         self._left -= sum(1 if fact.formula is None else _size(fact.formula) for fact in facts)
         if self._left < 0:
             raise NotAnalysed("the query has too many conditions for its joins and subqueries")
