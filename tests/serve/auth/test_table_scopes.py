@@ -56,6 +56,10 @@ BEYOND = [
     "SELECT * FROM sqlite_sequence",
     "SELECT tbl, idx, stat FROM sqlite_stat1",
     "SELECT name FROM dbstat",
+    "SELECT value FROM json_tree",
+    "SELECT count(*) FROM JSON_TREE",
+    "SELECT count(*) FROM json_tree('great')",
+    "SELECT value FROM json_tree WHERE json_tree MATCH 'great'",
     "SELECT name FROM pragma_table_list",
     "SELECT name FROM pragma_table_info('payroll')",
     "SELECT term FROM vocabulary",
@@ -121,6 +125,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             "INSERT INTO pay VALUES (1, 'one')",
             f"INSERT INTO payroll VALUES (1, '{SECRET}')",
             f"INSERT INTO diary VALUES ('{SECRET}')",
+            "CREATE VIRTUAL TABLE json_tree USING fts5(value)",
+            f"INSERT INTO json_tree VALUES ('{SECRET}')",
             "ANALYZE",
         ):
             files.run(sql)

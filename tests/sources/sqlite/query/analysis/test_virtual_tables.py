@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,41 @@ def test_names_of_virtual_tables_that_are_not_opened_do_not_count(source: Sqlite
 
 def test_named_virtual_table_is_reported_once_as_the_schema_writes_it(source: SqliteSource) -> None:
     assert source.analyse("SELECT body FROM NOTES").beyond == ("Notes",)
+
+
+@pytest.mark.parametrize("name", ["json_each", "JSON_Tree"])
+@pytest.mark.parametrize(
+    ("module", "row"), [("fts4(value)", "'s'"), ("fts5(value)", "'s'"), ("rtree(value, a, b)", "1, 2, 3")]
+)
+def test_virtual_table_with_the_name_of_a_json_function_is_beyond_the_tables(
+    tmp_path: Path, name: str, module: str, row: str
+) -> None:
+    schema = (*SCHEMA, f"CREATE VIRTUAL TABLE {name} USING {module}", f"INSERT INTO {name} VALUES ({row})")
+    with opened(tmp_path, schema) as source:
+        settle(source)
+        for sql in (
+            f"SELECT value FROM {name.lower()}",
+            f"SELECT count(*) FROM {name.upper()}",
+            f"SELECT t.id FROM t, (SELECT 1 AS value) JOIN {name} USING (value)",
+        ):
+            found = source.analyse(sql)
+            assert name.lower() in {each.lower() for each in found.beyond}, sql
+            assert not found.is_cacheable
+
+
+def test_json_function_of_another_name_than_the_virtual_table_stays_cacheable(tmp_path: Path) -> None:
+    with opened(tmp_path, (*SCHEMA, "CREATE VIRTUAL TABLE json_tree USING fts5(value)")) as source:
+        settle(source)
+        found = source.analyse("SELECT t.id, value FROM t, json_each('[1]')")
+        assert found.beyond == ()
+        assert found.is_cacheable
+
+
+def test_epoch_differs_once_a_virtual_table_has_the_name_of_a_json_function(tmp_path: Path) -> None:
+    with opened(tmp_path, SCHEMA) as source:
+        settle(source)
+        found = source.analyse("SELECT t.id, value FROM t, json_tree('[1]')")
+        with closing(sqlite3.connect(source.path)) as db:
+            db.execute("CREATE VIRTUAL TABLE json_tree USING fts5(value)")
+        settle(source)
+        assert source.answer(found, {}) is None

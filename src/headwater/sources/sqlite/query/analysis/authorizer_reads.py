@@ -21,6 +21,8 @@ from headwater.sources.sqlite.query.syntax.name_resolution import FUNCTIONS_OF_R
 
 MAX_PARAMETERS = 999
 UNKNOWN_VIRTUAL_TABLE = "a virtual table ()"  # no table can have this name
+# Selects the objects of a schema that have the name of a function of rows: a virtual table replaces the function.
+_SHADOWS = "lower(name) IN ({})".format(", ".join(f"'{name}'" for name in sorted(FUNCTIONS_OF_ROWS)))
 Step = tuple[Any, ...]
 Program = list[Step]
 T = TypeVar("T")
@@ -105,6 +107,8 @@ def _facts(
         else:
             foreign.add(name)
     foreign |= _virtual_tables(reader, program, [sql, *definitions.values()], foreign)
+    shadowed = {folded(str(name)) for (name,) in reader.guard.run(f"SELECT name FROM sqlite_schema WHERE {_SHADOWS}")}
+    harmless = FUNCTIONS_OF_ROWS.keys() - shadowed
     return StatementFacts(
         statement,
         frozenset(columns),
@@ -112,7 +116,7 @@ def _facts(
         tuple(sorted(seen)),
         frozenset(functions),
         any(access.op == apsw.SQLITE_RECURSIVE for access in accesses),
-        tuple(sorted(name for name in foreign if name.lower() not in FUNCTIONS_OF_ROWS)),
+        tuple(sorted(name for name in foreign if folded(name) not in harmless)),
         program,
         frozenset(name for name in (*tables, *seen) if folded(name) not in certain),
     )
@@ -155,12 +159,10 @@ def _steps(rows: Iterable[Step]) -> Iterator[Step]:
 def _opened(reader: GuardedConnection, program: Program) -> set[str]:
     """Return the tables whose rows or indexes the program opens: the authorizer misses columns named only in USING."""
     roots = {step[2] for step in program if step[0] in ("OpenRead", "ReopenIdx") and step[3] == 0}
-    found = reader.guard.run(
-        "SELECT tbl_name FROM sqlite_schema WHERE rootpage IN (SELECT value FROM json_each(?))"
-        " UNION ALL SELECT 'sqlite_schema' WHERE 1 IN (SELECT value FROM json_each(?))",
-        (roots_text := msgspec.json.encode(sorted(roots)).decode(), roots_text),
-    )
-    return {str(name) for (name,) in found.fetchall()}
+    # Without json_each(), whose name a table of the user may have.
+    pages = ", ".join(str(int(root)) for root in sorted(roots))
+    found = reader.guard.run(f"SELECT tbl_name FROM sqlite_schema WHERE rootpage IN ({pages})")
+    return {str(name) for (name,) in found.fetchall()} | ({"sqlite_schema"} if 1 in roots else set())
 
 
 def _other_names(reader: GuardedConnection) -> set[str]:
@@ -251,10 +253,9 @@ def bare_rowids(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, 
 def epoch_of(reader: GuardedConnection, objects: tuple[str, ...]) -> str:
     """Return a digest of the definitions of `objects`; it differs where a query may mean something else."""
     kinds = "type IN ('table', 'view')"
+    names = f"name IN ({', '.join('?' * len(objects))}) OR {_SHADOWS}"
     found = reader.guard.run(
-        f"SELECT type, name, sql FROM sqlite_schema WHERE {kinds} AND name IN (SELECT value FROM json_each(?))"
-        " ORDER BY name",
-        (msgspec.json.encode(objects).decode(),),
+        f"SELECT type, name, sql FROM sqlite_schema WHERE {kinds} AND ({names}) ORDER BY name", objects
     ).fetchall()
     tables = reader.catalog.tables()
     shapes = [msgspec.structs.replace(tables[name], version=0) for name in objects if name in tables]
