@@ -29,7 +29,7 @@ class HeadwaterError(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
     default_hint: ClassVar[str] = ""
-    names_tables = False  # whether the message is the database's refusal of a change, which may name any table
+    names_tables = False  # whether the message is the database's, and may name any table or show its values
     depends_on_functions = False  # whether the refusal of a filter may reveal which functions of users exist
 
     def __init_subclass__(

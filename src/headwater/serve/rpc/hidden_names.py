@@ -13,8 +13,8 @@ HOW = "Set the database with `db` (--db on the command line, `namespace` in gRPC
 def without_hidden_names(error: HeadwaterError, who: Principal, databases: ManagedDatabases) -> HeadwaterError:
     """Return `error` without names that `who` may not see."""
     if error.names_tables and any(scope.tables for scope in who.scopes or ()):
-        # A foreign key or a trigger may name tables that the caller did not write to.
-        return type(error)("a constraint or a trigger rejects the change", hint="Nothing was written.")
+        # The reason may name tables that the caller did not write to, or show their values.
+        return type(error)("a constraint, trigger, rule or value stops the statement", hint="Nothing was written.")
     if not isinstance(error, NotFound) or "database" not in error.extra:
         return error
     name = error.extra["database"]

@@ -99,7 +99,9 @@ def from_result(result: pq.abc.PGresult) -> HeadwaterError:
     found = fault(state, f"{text} ({detail})" if detail and state[:2] in ("23", "22") else text, hint)
     found.__dict__["sqlstate"] = state
     is_own = len(context) < MAX_TEXT and all(map(_OWN_INPUT.fullmatch, context.splitlines()))
-    found.names_tables = not is_own or state[:2] not in _NAMELESS
+    # Policies and rules leave no context: without one, the values may be those of other tables.
+    found.__dict__["is_of_unknown_values"] = is_unknown = not context and state[:2] in ("22", "54")
+    found.names_tables = is_unknown or not is_own or state[:2] not in _NAMELESS
     return found
 
 

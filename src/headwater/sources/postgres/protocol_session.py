@@ -414,6 +414,17 @@ def _check(result: pq.abc.PGresult) -> None:
         raise from_result(result)
 
 
+@contextlib.contextmanager
+def own_values(are_own: bool) -> Iterator[None]:
+    """Show value errors without a context to every caller, if no policy and no rule runs in the statement."""
+    try:
+        yield
+    except HeadwaterError as error:
+        if are_own and getattr(error, "is_of_unknown_values", False):
+            error.names_tables = False
+        raise
+
+
 class RunningLinks:
     """The links that are in use. Thread-safe."""
 

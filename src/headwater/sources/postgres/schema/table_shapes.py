@@ -40,6 +40,7 @@ class Shape(msgspec.Struct, frozen=True):
     casts: tuple[str, ...]
     types: tuple[int, ...]  # base types, with domains resolved
     is_partitioned: bool = False
+    has_rules: bool = True  # has, or may have, rules or row security, whose expressions may read other tables
 
     def cast(self, name: str) -> str:
         """Return the type of column `name` as SQL, without its length limit."""
@@ -90,7 +91,7 @@ _COLUMNS = """
 SELECT c.oid, c.relkind, a.attname, a.atttypid, a.atttypmod, NOT a.attnotnull, a.attgenerated,
        a.attidentity <> '' OR coalesce({counts}, false), d.adbin IS NOT NULL,
        {collation},
-       k.place, format_type(a.atttypid, -1)
+       k.place, format_type(a.atttypid, -1), c.relhasrules OR c.relrowsecurity
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -142,7 +143,7 @@ class Shapes:
     def _made(self, parts: tuple[str, str], rows: Sequence[tuple[object, ...]]) -> Shape:
         types = self._types
         columns, casts, oids = [], [], []
-        for _, _, column, oid, typmod, nullable, generated, auto, default, collation, _, cast in rows:
+        for _, _, column, oid, typmod, nullable, generated, auto, default, collation, _, cast, _ in rows:
             assert isinstance(oid, int) and isinstance(typmod, int)
             fact = ColumnFact(bool(nullable), generated != "", bool(auto), bool(default), str(collation))
             columns.append(column_of(str(column), oid, typmod, fact, types))
@@ -157,6 +158,7 @@ class Shapes:
             tuple(casts),
             tuple(oids),
             rows[0][1] == "p",
+            bool(rows[0][12]),
         )
         return self._as_known(shape)
 

@@ -9,7 +9,7 @@ from headwater.errors import InvalidRequest
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
-from headwater.sources.postgres.protocol_session import Link
+from headwater.sources.postgres.protocol_session import Answer, Link, own_values
 from headwater.sources.postgres.query.statement_rules import check_ours, examine, run_statement
 from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.table_shapes import OURS, Shape, Shapes, ident
@@ -55,7 +55,7 @@ class PostgresSession(Session):
         if limit is not None:
             sql += f" LIMIT {int(limit)}"
         self.has_read = True
-        return shape.rows(self._link.run(sql, text.params))
+        return shape.rows(self._run(shape, sql, text.params))
 
     def insert(
         self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
@@ -69,7 +69,7 @@ class PostgresSession(Session):
         last: Value = 0
         for names, some in _batches(rows):
             sql, params = _insert(shape, names, some)
-            answer = self._link.run(f"{sql} RETURNING {back}" if back else sql, params)
+            answer = self._run(shape, f"{sql} RETURNING {back}" if back else sql, params)
             if returning:
                 stored += shape.rows(answer)
             if numbered and answer.rows:
@@ -81,16 +81,19 @@ class PostgresSession(Session):
         shape = self._shape(table)
         text = Renderer(shape)
         assign = ", ".join(f"{text.column(name)} = {text.bind(value, name)}" for name, value in values.items())
-        return self._change(f"UPDATE {shape.own} SET {assign}{text.limited(where, limit)}", text)
+        sql = f"UPDATE {shape.own} SET {assign}{text.limited(where, limit)}"
+        return Result(affected=self._run(shape, sql, text.params).affected)
 
     def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
         self._before_write()
         shape = self._shape(table)
         text = Renderer(shape)
-        return self._change(f"DELETE FROM {shape.own}{text.limited(where, limit)}", text)
+        sql = f"DELETE FROM {shape.own}{text.limited(where, limit)}"
+        return Result(affected=self._run(shape, sql, text.params).affected)
 
-    def _change(self, sql: str, text: Renderer) -> Result:
-        return Result(affected=self._link.run(sql, text.params).affected)
+    def _run(self, shape: Shape, sql: str, params: Sequence[Bound]) -> Answer:
+        with own_values(not shape.has_rules):
+            return self._link.run(sql, params)
 
     def execute(self, sql: str, args: Args = ()) -> Result:
         statement, bound = examine(self._link, sql, args)

@@ -15,7 +15,7 @@ from headwater.model.principal import OWNER
 from headwater.model.work.answer_limits import MAX_ROWS
 from headwater.sources.postgres.capture.log_positions import Positions
 from headwater.sources.postgres.errors import state_of
-from headwater.sources.postgres.protocol_session import Link, Pool
+from headwater.sources.postgres.protocol_session import Link, Pool, own_values
 from headwater.sources.postgres.query.analysis.dependencies import dependencies, differs_only_in_order, in_order
 from headwater.sources.postgres.query.analysis.parameters import (
     NumberedStatement,
@@ -219,7 +219,8 @@ def _read(link: Link, known: _CachedAnalysis, bound: list[bytes | None]) -> tupl
     state = state_in(link)
     if (state.number, state.session) != (known.state.number, known.state.session):
         return None
-    answer = link.run(known.analysis.sql, bound, known.types, max_rows=MAX_ROWS, to_end=False)
+    with own_values(known.relations is not None):  # None: tables with policies, or functions that may read anything
+        answer = link.run(known.analysis.sql, bound, known.types, max_rows=MAX_ROWS, to_end=False)
     # A truncated answer has ended the transaction, and its further reads are unknown: it has no tag.
     read = ReadResult(answer.columns, answer.answer_rows(), 0, answer.truncated, settled=not answer.truncated)
     if not answer.truncated:
