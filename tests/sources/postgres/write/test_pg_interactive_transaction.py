@@ -118,6 +118,21 @@ def test_write_over_a_row_changed_since_its_read_is_refused_as_busy(pg_rig: Atta
     assert "begin again" in found.value.hint
 
 
+@pytest.mark.parametrize("timing", ["", "DEFERRABLE INITIALLY DEFERRED"])
+def test_conflict_that_a_trigger_raises_keeps_its_mark_of_naming_tables(pg_rig: Attach, timing: str) -> None:
+    r = pg_rig(
+        T,
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " RAISE EXCEPTION USING errcode = '40001', message = 'canary'; END $$",
+        f"CREATE CONSTRAINT TRIGGER f AFTER INSERT ON t {timing} FOR EACH ROW EXECUTE FUNCTION f()",
+    )
+    tx = r.begin()
+    with pytest.raises(Busy, match="canary") as found:
+        tx.run(lambda s: s.insert("t", [{"id": 1}])).result(PATIENCE)
+        tx.commit().result(PATIENCE)
+    assert found.value.names_tables and "begin again" in found.value.hint
+
+
 def test_read_only_transaction_keeps_its_snapshot_and_refuses_writes(pg_rig: Attach) -> None:
     r = pg_rig(T, "CREATE FUNCTION f() RETURNS void LANGUAGE sql STABLE AS 'SELECT 1'")
     tx = r.begin(read_only=True)

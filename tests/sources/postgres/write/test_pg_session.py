@@ -21,6 +21,8 @@ from headwater.errors import (
     InvalidRequest,
     NotFound,
     NotSupported,
+    SourceError,
+    Unavailable,
 )
 from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
 from headwater.model.predicate import Call, Col, Literal, eq, key_is
@@ -144,6 +146,32 @@ def test_violated_deferred_constraint_is_reported_at_the_commit(pg_rig: Attach) 
     with pytest.raises(InvalidRequest, match="foreign key"):
         r.do(lambda s: s.insert("c", [{"id": 1, "p": 1}]))
     assert r.log.ops() == []
+
+
+def test_commit_that_a_trigger_fails_is_reported_as_rolled_back(pg_rig: Attach) -> None:
+    r = pg_rig(
+        T,
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " RAISE EXCEPTION USING errcode = new.v, message = 'canary'; END $$",
+        "CREATE CONSTRAINT TRIGGER f AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION f()",
+    )
+    for state in ("XX000", "57P01", "08006", "58030"):
+        with pytest.raises(SourceError, match="canary") as found:
+            r.do(lambda s, state=state: s.insert("t", [{"id": 1, "v": state}]))
+        assert found.value.names_tables and "check whether" not in found.value.hint, state
+    assert r.log.ops() == []
+
+
+def test_connection_that_ends_during_the_commit_is_reported_as_unsure(pg_rig: Attach) -> None:
+    r = pg_rig(
+        T,
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$",
+        "CREATE CONSTRAINT TRIGGER f AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION f()",
+    )
+    with pytest.raises(Unavailable) as found:
+        r.do(lambda s: s.insert("t", [{"id": 1}]))
+    assert "check whether" in found.value.hint and not found.value.names_tables
 
 
 def test_updates_and_deletes_affect_at_most_the_limit(pg_rig: Attach) -> None:

@@ -154,5 +154,5 @@ class PostgresTx(Interactive):
 
 def _advised(error: BaseException) -> BaseException:
     if state_of(error) == SERIALIZATION and isinstance(error, Busy):
-        return Busy(error.message, hint="Roll back and begin again: rows that the transaction read have changed.")
+        error.hint = "Roll back and begin again: rows that the transaction read have changed."
     return error

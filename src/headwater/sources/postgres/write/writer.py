@@ -72,7 +72,10 @@ def finish(link: Link, positions: Positions) -> int | None:
     try:
         kept = link.commit()
     except SourceError as error:
-        raise Unavailable(error.message, hint=_UNSURE) if xid is not None else error from None
+        if xid is None or (state_of(error) and link.is_alive):  # PostgreSQL answered: the transaction is rolled back
+            raise
+        text = "PostgreSQL ended the connection" if error.names_tables else error.message
+        raise Unavailable(text, hint=_UNSURE) from None
     if not kept:
         raise InvalidRequest("an earlier statement of the transaction failed", hint="Nothing was kept.")
     return xid
