@@ -117,9 +117,9 @@ def check_format(db: apsw.Connection) -> None:
 
 def add_columns(db: apsw.Connection) -> None:
     """Add columns that tables of an older version lack; that version can still use the tables."""
-    if not list(db.execute("SELECT 1 FROM pragma_table_info(?) WHERE name = 'us'", (TXN,))):
+    if not list(db.execute("SELECT 1 FROM temp.pragma_table_info(?) WHERE name = 'us'", (TXN,))):
         db.execute(f"ALTER TABLE {TXN} ADD COLUMN us INTEGER")
-    if not list(db.execute("SELECT 1 FROM pragma_table_info(?) WHERE name = 'updated'", (STASH,))):
+    if not list(db.execute("SELECT 1 FROM temp.pragma_table_info(?) WHERE name = 'updated'", (STASH,))):
         db.execute(f"ALTER TABLE {STASH} ADD COLUMN updated")
 
 
@@ -161,7 +161,7 @@ def read_triggers(db: apsw.Connection) -> list[Trigger]:
 def read_parents(db: apsw.Connection) -> set[str]:
     """Return the tables, in lower case, whose changes cause actions of foreign keys."""
     rows = db.execute(
-        'SELECT DISTINCT lower(k."table") FROM sqlite_schema AS s, pragma_foreign_key_list(s.name) AS k'
+        'SELECT DISTINCT lower(k."table") FROM sqlite_schema AS s, temp.pragma_foreign_key_list(s.name) AS k'
         " WHERE s.type = 'table' AND NOT (k.on_update IN (?1, ?2) AND k.on_delete IN (?1, ?2))",
         ("NO ACTION", "RESTRICT"),
     )
@@ -357,7 +357,7 @@ def _retire(db: apsw.Connection, layout: int) -> None:
 
 def capture_cells(db: apsw.Connection) -> int:
     """Return how many value columns the capture table has."""
-    (columns,) = next(db.execute("SELECT count(*) FROM pragma_table_info(?)", (CAPTURE,)))
+    (columns,) = next(db.execute("SELECT count(*) FROM temp.pragma_table_info(?)", (CAPTURE,)))
     return int(columns) - 3
 
 
@@ -374,7 +374,7 @@ def _rebuild(db: apsw.Connection, width: int) -> None:
     """Re-create the tables that hold cells with more columns, and keep their rows."""
     for name, statement in create_cell_tables(width).items():
         kept = f"{name}_kept"
-        columns = [column for (column,) in db.execute("SELECT name FROM pragma_table_info(?)", (name,))]
+        columns = [column for (column,) in db.execute("SELECT name FROM temp.pragma_table_info(?)", (name,))]
         db.execute(f"CREATE TEMP TABLE {kept} AS SELECT * FROM {name}")
         db.execute(f"DROP TABLE {name}")
         db.execute(statement)
@@ -405,7 +405,7 @@ def _captured_since(db: apsw.Connection, layout: int, after: int) -> bool:
 def _fills_rows(db: apsw.Connection, old: Table, shape: Shape) -> bool:
     """Return whether existing rows have values in columns that `old` lacks, which no change contains."""
     rows = db.execute(
-        "SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3) OR upper(dflt_value) <> 'NULL'",
+        "SELECT name FROM temp.pragma_table_xinfo(?) WHERE hidden IN (2, 3) OR upper(dflt_value) <> 'NULL'",
         (shape.table.name,),
     )
     return any(name not in old.names for (name,) in list(rows)) and _has_rows(db, shape)

@@ -446,7 +446,7 @@ def harden(db: apsw.Connection) -> None:
     """
     db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # only SQLite itself may write shadow tables and the schema
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER, 0)
-    modules = [str(name) for (name,) in db.execute("SELECT name FROM pragma_module_list")]
+    modules = [str(name) for (name,) in db.execute("SELECT name FROM temp.pragma_module_list")]
     db.drop_modules([name for name in modules if name not in _BAD_MODULES])
 
 

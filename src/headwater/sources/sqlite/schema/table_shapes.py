@@ -44,24 +44,26 @@ class Shape(msgspec.Struct, frozen=True):
         return all(c.collation in PLAIN_COLLATIONS for c in self.table.columns if c.name in names)
 
 
+# `temp.` in all our statements: a table of the user may have the name of a table function, and this skips it.
 def table_names(db: apsw.Connection) -> list[str]:
     """Return the user's ordinary tables: no views, no virtual tables or their shadow tables, none of ours."""
-    rows = db.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' ORDER BY name")
+    rows = db.execute("SELECT name FROM temp.pragma_table_list WHERE schema = 'main' AND type = 'table' ORDER BY name")
     return [name for (name,) in rows if not name.startswith(("sqlite_", OURS))]
 
 
 def virtual_names(db: apsw.Connection) -> list[str]:
     """Return the virtual tables, on which SQLite allows no triggers."""
-    rows = db.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'virtual' ORDER BY name")
+    rows = db.execute("SELECT name FROM temp.pragma_table_list WHERE schema = 'main' AND type = 'virtual' ORDER BY 1")
     return [name for (name,) in rows]
 
 
 def read_shape(db: apsw.Connection, name: str, kinds: Mapping[str, str] | None = None) -> Shape:
     """Return the current shape of table `name`; `kinds` gives kinds that the declared types do not express."""
-    info = list(db.execute('SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid', (name,)))
+    text = 'SELECT name, type, "notnull", pk, hidden FROM temp.pragma_table_xinfo(?) ORDER BY cid'
+    info = list(db.execute(text, (name,)))
     key = tuple(column for column, _, _, pk, _ in sorted(info, key=lambda row: row[3]) if pk)
     rowid = _rowid_name(db, name, {column.lower() for column, *_ in info})
-    indexed = bool(list(db.execute("SELECT 1 FROM pragma_index_list(?) WHERE origin = 'pk'", (name,))))
+    indexed = bool(list(db.execute("SELECT 1 FROM temp.pragma_index_list(?) WHERE origin = 'pk'", (name,))))
     columns = tuple(
         Column(
             name=column,
@@ -84,12 +86,12 @@ def read_shape(db: apsw.Connection, name: str, kinds: Mapping[str, str] | None =
 
 
 def _rowid_name(db: apsw.Connection, name: str, taken: set[str]) -> str | None:
-    (without,) = next(db.execute("SELECT wr FROM pragma_table_list(?) WHERE schema = 'main'", (name,)))
+    (without,) = next(db.execute("SELECT wr FROM temp.pragma_table_list(?) WHERE schema = 'main'", (name,)))
     return None if without else next((n for n in ROWID_NAMES if n not in taken), None)
 
 
 def _uniques(db: apsw.Connection, name: str) -> Iterator[Unique]:
-    indexes = db.execute("SELECT name FROM pragma_index_list(?) WHERE \"unique\" AND origin <> 'pk'", (name,))
+    indexes = db.execute("SELECT name FROM temp.pragma_index_list(?) WHERE \"unique\" AND origin <> 'pk'", (name,))
     for (index,) in list(indexes):
         terms = _terms(db, index)
         (sql,) = next(db.execute("SELECT sql FROM sqlite_schema WHERE type='index' AND name=?", (index,)))
@@ -105,13 +107,13 @@ def _uniques(db: apsw.Connection, name: str) -> Iterator[Unique]:
 
 def _terms(db: apsw.Connection, index: str) -> list[tuple[str | None, str]]:
     """Return the column (None for an expression) and the collation of each term of an index."""
-    return list(db.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key ORDER BY seqno", (index,)))
+    return list(db.execute("SELECT name, coll FROM temp.pragma_index_xinfo(?) WHERE key ORDER BY seqno", (index,)))
 
 
 def key_compares_as_columns_do(db: apsw.Connection, table: Table) -> bool:
     """Return False for PRIMARY KEY (k COLLATE x) on a column of another collation, which we cannot compare."""
     own = {column.name: column.collation for column in table.columns}
-    indexes = db.execute("SELECT name FROM pragma_index_list(?) WHERE origin = 'pk'", (table.name,))
+    indexes = db.execute("SELECT name FROM temp.pragma_index_list(?) WHERE origin = 'pk'", (table.name,))
     terms = [term for (index,) in list(indexes) for term in _terms(db, index)]
     return all(collation.upper() == own[column] for column, collation in terms if column is not None)
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.sources.sqlite.query.shop_analysis import opened, settle
+from tests.sources.sqlite.query.shop_analysis import opened, run, settle
 
 from headwater.sources.sqlite.query.analysis import authorizer_reads
 from headwater.sources.sqlite.source import SqliteSource
@@ -120,3 +120,30 @@ def test_epoch_differs_once_a_virtual_table_has_the_name_of_a_json_function(tmp_
             db.execute("CREATE VIRTUAL TABLE json_tree USING fts5(value)")
         settle(source)
         assert source.answer(found, {}) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pragma_table_xinfo", "pragma_table_info", "pragma_table_list", "pragma_index_list", "pragma_index_xinfo"),
+        *("pragma_schema_version", "pragma_module_list", "pragma_foreign_key_list", "json_each", "json_tree"),
+    ],
+)
+def test_table_with_the_name_of_a_table_function_of_sqlite_stops_nothing(tmp_path: Path, name: str) -> None:
+    tables = ("CREATE TABLE t(id INTEGER PRIMARY KEY, a REFERENCES u(b))", "CREATE TABLE u(b UNIQUE)")
+    with opened(tmp_path, tables) as source:
+        settle(source)
+        before = source.analyse("SELECT a FROM t")
+        run(source, f"CREATE TABLE {name}(value, name, type, id, schema, wr)")
+        run(source, f"INSERT INTO {name} VALUES (1, 't', 'table', 1, 'main', 0)")
+        run(source, "INSERT INTO t VALUES (1, NULL)")
+        settle(source)
+        answer = source.answer(source.analyse(before.sql), {})
+        assert answer is not None and list(answer.rows) == [(None,)]
+        assert source.analyse(f"SELECT name FROM {name}").tables == (name,)
+    (tmp_path / "later").mkdir()
+    with closing(sqlite3.connect(tmp_path / "later" / "app.db")) as db:
+        for sql in (*tables, f"CREATE TABLE {name}(value, name, type, id, schema, wr)"):
+            db.execute(sql)
+    with opened(tmp_path / "later", ("INSERT INTO t VALUES (2, NULL)",)) as source:
+        assert source.analyse("SELECT a FROM t").tables == ("t",)

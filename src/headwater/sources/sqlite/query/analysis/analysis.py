@@ -32,7 +32,7 @@ from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed
 
 MAX_EPOCHS = 10_000
 UNNAMED = ""  # name for a table that cannot be named: no scope includes it
-_READ_HEAD = f"SELECT (SELECT coalesce(max(seq), 0) FROM {CAPTURE}), (SELECT schema_version FROM pragma_schema_version)"
+_READ_HEAD = f"SELECT (SELECT coalesce(max(seq), 0) FROM {CAPTURE}), (SELECT * FROM temp.pragma_schema_version)"
 LEAST_SECONDS = 0.005  # minimum time allowed for guards, however fast the answer was
 
 

@@ -168,7 +168,7 @@ def _opened(reader: GuardedConnection, program: Program) -> set[str]:
 def _other_names(reader: GuardedConnection) -> set[str]:
     """Return every name that FROM may contain and that is neither a table of the user nor a view."""
     found = reader.guard.run(
-        "SELECT name FROM sqlite_schema WHERE type = 'table' UNION SELECT name FROM pragma_module_list"
+        "SELECT name FROM sqlite_schema WHERE type = 'table' UNION SELECT name FROM temp.pragma_module_list"
     )
     return {str(name) for (name,) in found.fetchall()}
 
