@@ -1,6 +1,7 @@
 """The compiled Debezium encoder writes the same bytes as the Python encoder, for one change and for many."""
 
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -141,6 +142,15 @@ def test_full_page_takes_no_more_changes() -> None:
     small = Compiled(ALIKE).frames(transport_frames.sse.enclosing, 100, 1)
     assert (small.take(part, ops), small.count, small.last, small.is_full) == (2, 1, 12, True)
     assert small.take(part, [None] * 5) == 5
+
+
+def test_encoded_part_is_not_kept_by_the_encoder() -> None:
+    part = Transaction("1", (Change(Op.INSERT, WIDE, None, (1, "a", 0.5, True, "b", None)),), 1, 1 << 16)
+    encoder, references = Compiled(ALIKE), sys.getrefcount(part)
+    page = encoder.frames(transport_frames.sse.enclosing, 2, 2**30)
+    assert page.take(part, [Op.INSERT]) == 1 == page.count
+    assert encoder.change(part, 1, part.changes[0], Op.INSERT) in page.data()
+    assert sys.getrefcount(part) == references
 
 
 def test_row_with_too_few_values_is_rejected() -> None:

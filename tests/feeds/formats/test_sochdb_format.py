@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.suite.examples import examples
 
 from headwater.errors import HeadwaterError
 from headwater.feeds.formats.images import Image, image_columns
-from headwater.feeds.formats.registry import MAKERS, encoder
+from headwater.feeds.formats.registry import MAKERS, OWN, encoder
 from headwater.feeds.formats.sochdb import EVENT, WATCH, varint
 from headwater.feeds.formats.values import PLAIN
 from headwater.feeds.options import Shape
@@ -108,6 +109,15 @@ def test_bytes_equal_those_of_the_protobuf_library(case: tuple[Transaction, int,
     wanted = defined(*case)
     for name, shape in SHAPES.items():
         assert encoder(shape).change(*case) == wanted[name], name
+
+
+@pytest.mark.parametrize("name", [*MAKERS, *OWN, *SHAPES])
+def test_encoded_part_is_not_kept_by_the_encoder(name: str) -> None:
+    """An encoder is cached for each selection of columns, and a part has all rows of a transaction."""
+    part = Transaction("1", (Change(Op.INSERT, PLAIN_TABLE, None, (1, 2, 3)),), 1, 1 << 16)
+    cached, references = encoder(Shape("main", name, True, True)), sys.getrefcount(part)
+    assert cached.change(part, 1, part.changes[0], Op.INSERT)
+    assert sys.getrefcount(part) == references
 
 
 @pytest.mark.parametrize("name", list(SHAPES))

@@ -45,7 +45,9 @@ cdef class Plan:
     cdef bint before, after
     cdef tuple columns, keys  # the bytes before each value
     cdef Py_ssize_t *places  # indexes in a row: of the columns, then of the keys
-    cdef tuple shared  # the newest part and the bytes that its changes share; any thread may replace it, as one object
+    # The `_facts` of the newest part and the bytes that its changes share; any thread may replace it, as one object. The
+    # part itself is not stored: a plan is cached, and would keep all rows of the part in memory.
+    cdef tuple shared
 
     def __cinit__(self, plan):
         self.places = <Py_ssize_t *> PyMem_Malloc((len(plan.columns) + len(plan.keys) + 1) * sizeof(Py_ssize_t))
@@ -66,16 +68,17 @@ cdef class Plan:
     def change(self, part, Py_ssize_t offset, change, int op):
         """Return the envelope of one change, which is not a schema change."""
         cdef Frames out = Frames(None, None, None, 1, 0)
-        self.write(out, part, offset, change, op)
+        self.write(out, part, _facts(part), offset, change, op)
         return out.data()
 
-    cdef int write(self, Frames out, part, Py_ssize_t offset, change, int op) except -1:
+    cdef int write(self, Frames out, part, tuple facts, Py_ssize_t offset, change, int op) except -1:
         cdef object before = None if op == INSERT else change.before
         cdef object after = None if op == DELETE else change.after
         cdef object row = before if after is None else after
         cdef tuple shared = self.shared
-        if <object> PyTuple_GET_ITEM(shared, 0) is not part:
-            self.shared = shared = (part, *self.around(part))
+        known = <object> PyTuple_GET_ITEM(shared, 0)
+        if known is not facts and known != facts:
+            self.shared = shared = (facts, *self.around(part))
         out.put(b'{"before":', 10)
         self.image(out, before if self.before else None)
         out.put(b',"after":', 9)
@@ -87,7 +90,7 @@ cdef class Plan:
         out.put(b'},"op":"', 8)
         out.put(LETTERS + op, 1)
         out.text(<object> PyTuple_GET_ITEM(shared, 3))
-        out.number(<Py_ssize_t> part.start + offset - <Py_ssize_t> part.first + 1)
+        out.number(offset - <Py_ssize_t> (<object> PyTuple_GET_ITEM(facts, 0)) + 1)
         out.put(b"}", 1)
         if row is not None:
             self.key(out, before, row)
@@ -197,6 +200,7 @@ cdef class Frames:
         Return the number of changes processed, those without an op included.
         """
         cdef tuple changes = part.changes
+        cdef tuple facts = _facts(part)
         cdef Py_ssize_t first = part.first
         cdef Py_ssize_t place
         cdef int number
@@ -221,7 +225,7 @@ cdef class Frames:
                 table = change.table
                 if table is not self.table:
                     self.table, self.plan = table, self.find(table)
-                self.plan.write(self, part, self.last, change, number)
+                self.plan.write(self, part, facts, self.last, change, number)
             self.text(self.end)
             if self.count >= self.limit or self.size >= self.most:
                 return place + 1
@@ -314,6 +318,11 @@ cdef class Frames:
         self.at[self.size + size + 1] = c'"'
         self.size += size + 2
         return True
+
+
+cdef tuple _facts(part):
+    """Return the fields of a part that `around` writes; the first is the offset of its transaction's first change."""
+    return (part.first - part.start, part.ts, part.commit_ts_ms, part.id)
 
 
 cdef bint _is_plain(const unsigned char *at, Py_ssize_t size) noexcept:

@@ -113,16 +113,18 @@ class Events(Encoder):
 
     def __init__(self, shape: Shape, source: Readable | None) -> None:
         self._plans = PerTable(lambda table: _Plan(table, shape, source))
-        self._last: tuple[Transaction | None, bytes] = None, b""  # a part, and the fields that its changes share
+        # The facts of the newest part and the fields made of them; the part itself would keep all its rows in memory.
+        self._last: tuple[tuple[object, ...], bytes] = (), b""
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         plan = self._plans(change.table)
         before, after = delivered_images(change, op)
         row = before if after is None else after
         last, unknown = self._last, set[str]()
-        if last[0] is not part:
+        facts = part.commit_ts_ms, part.commit_us_rest, part.id, part.first - part.start
+        if last[0] != facts:
             common = _number(b"\x10", part.commit_ts_us) + _number(b"\x18", txn_id(part))
-            last = self._last = part, common
+            last = self._last = facts, common
         key = b"" if row is None else plan.key(row)
         parts = (
             b"\x08" + varint(offset),
