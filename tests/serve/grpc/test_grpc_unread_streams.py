@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import pytest
 from tests.queries.open_databases import Whole
-from tests.serve.grpc_calls import KV, Caller, Reading, calling
+from tests.serve.grpc_calls import KV, SUBSCRIPTIONS, Caller, Reading, calling
 from tests.serve.server_fixture import Client, serving
 from tests.suite.deadlines import wait_until
 
 from headwater.config import FeedsConfig, LogConfig, Secret
-from headwater.serve.grpc import calls, changefeed_messages, kv
+from headwater.serve.grpc import calls, changefeed_messages, kv, sochdb
 from headwater.serve.grpc.calls import SMALL
 from headwater.serve.grpc.messages import LARGE
 from headwater.serve.limits.unread_answers import UNREAD
@@ -204,6 +204,26 @@ def test_large_row_of_a_change_feed_is_encoded_in_a_thread(files: Whole, monkeyp
         (value,) = [event.value for event in events if event.HasField("value")]
         assert len(value.value) > LENGTH
         assert threads == {True: True, False: False}
+
+
+def test_piece_of_a_subscription_with_a_large_row_is_split_in_a_thread_and_not_cached(
+    files: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+    messages = sochdb.messages
+
+    def noted(piece: bytes) -> list[bytes]:
+        threads.append(in_thread())
+        return messages(piece)
+
+    monkeypatch.setattr(sochdb, "messages", noted)
+    with served(files) as client, calling(client, ADMIN) as caller:
+        (found,) = caller.stream(f"{SUBSCRIPTIONS}/Subscribe", tables=["t"], operations=[1], start_sequence=1).take(1)
+        assert len(found.after_value) > LENGTH and threads == [True]
+        monkeypatch.setattr(sochdb, "small_messages", noted)
+        client.rows("INSERT INTO t VALUES (2, 'small')")
+        caller.stream(f"{SUBSCRIPTIONS}/Subscribe", tables=["t"], start_sequence=found.sequence + 1).take(1)
+        assert threads == [True, False]
 
 
 def test_pull_answers_with_large_rows_are_encoded_outside_the_event_loop(

@@ -14,6 +14,7 @@ from headwater.feeds.deliver.end_reason import STOPPING
 from headwater.feeds.deliver.stream import PAGE, Stream
 from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
 from headwater.feeds.formats.sochdb import EVENT, WATCH
+from headwater.feeds.groups.group import PIECE
 from headwater.feeds.subscriptions.registry import may_see
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
 from headwater.model import kv_table
@@ -40,7 +41,6 @@ def frame(id: int | str, word: str, data: bytes) -> bytes:
     return len(data).to_bytes(SIZE, "big") + data if word in WORDS else b""
 
 
-@functools.lru_cache(maxsize=8)  # streams at the same position receive the same piece
 def messages(piece: bytes) -> list[bytes]:
     """Return the messages in `piece`, the joined results of `frame`."""
     found, at = [], 0
@@ -50,6 +50,9 @@ def messages(piece: bytes) -> list[bytes]:
         at = end
     return found
 
+
+SMALL = 2 * PIECE  # bytes of a piece; a larger one has a large row
+small_messages = functools.lru_cache(maxsize=8)(messages)  # streams at the same position receive the same piece
 
 EVENTS = Transport("grpc", frame, format=EVENT)
 
@@ -117,7 +120,7 @@ class SubscriptionService(Service):
         self._open_subscriptions[id] = subscription
         del request, params
         try:
-            async for some in _pieces(caller, stream):
+            async for some in _pieces(caller, stream, self._bridge):
                 for each in some:
                     if subscription.cancelled:
                         return
@@ -136,7 +139,7 @@ class SubscriptionService(Service):
         params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS)
         stream = await self._open(caller, params, opening)
         try:
-            async for some in _pieces(caller, stream):
+            async for some in _pieces(caller, stream, self._bridge):
                 for each in await self._of_key(some, key) if everywhere else some:
                     yield each
             raise _why(stream, db)
@@ -250,8 +253,8 @@ def _seen(event: bytes, key: bytes) -> bytes:
     return bytes(sochdb_v1("WatchKeyEvent", **fields).SerializeToString())
 
 
-async def _pieces(caller: Caller, stream: Stream) -> AsyncIterator[list[bytes]]:
-    """Yield the messages of `stream` until it ends."""
+async def _pieces(caller: Caller, stream: Stream, bridge: Bridge) -> AsyncIterator[list[bytes]]:
+    """Yield the messages of `stream` until it ends; a large piece is split in a thread."""
     await caller.context.send_initial_metadata(())  # from here on no event is missed
     while True:
         piece = stream.ready()
@@ -262,7 +265,7 @@ async def _pieces(caller: Caller, stream: Stream) -> AsyncIterator[list[bytes]]:
         elif not piece:
             await stream.news()
             continue
-        yield messages(piece)
+        yield small_messages(piece) if len(piece) <= SMALL else await bridge.call(messages, piece)
 
 
 def _why(stream: Stream, db: str) -> HeadwaterError:
