@@ -869,6 +869,54 @@ def test_backpressure_is_sent_once_per_change_of_state(registry: Registry, clock
     in_loop(work)
 
 
+def test_many_acks_between_two_reads_report_each_change_of_state_once(registry: Registry) -> None:
+    async def work() -> None:
+        fed = Fed(retention=1000)
+        async with place(fed, registry=registry) as here:
+            held = here.subscribe()
+            reading = here.read(consumer=here.consumer(held))
+            await reading.idle()
+            for id in range(800):
+                fed.commit(insert(id))
+            for offset in range(1, 700):
+                registry.ack(held.id, offset)
+                reading.stream.changed()
+            assert [peak.state for peak in reading.stream._peaks] == ["throttle", "pressure", "healthy"]
+            await reading.idle()
+            states = [frame.json["state"] for frame in reading.take() if frame.word == "backpressure"]
+            assert states == ["pressure", "throttle", "pressure"]
+
+    in_loop(work)
+
+
+def test_unread_changes_of_state_are_limited_and_no_state_is_lost(registry: Registry) -> None:
+    async def work() -> None:
+        fed = Fed(retention=100)
+        async with place(fed, registry=registry) as here:
+            held = here.subscribe()
+            reading = here.read(consumer=here.consumer(held))
+            await reading.idle()
+
+            def lag_and_ack(lag: int) -> None:
+                for _ in range(lag):
+                    fed.commit(insert(fed.log.latest))
+                for offset in (fed.log.latest - 1, fed.log.latest):
+                    registry.ack(held.id, offset)
+                    reading.stream.changed()
+
+            for _ in range(100):
+                lag_and_ack(60)
+            assert len(reading.stream._peaks) == stream_module.MAX_PEAKS
+            lag_and_ack(80)
+            assert len(reading.stream._peaks) == stream_module.MAX_PEAKS + 1
+            await reading.idle()
+            states = [frame.json["state"] for frame in reading.take() if frame.word == "backpressure"]
+            repeats = ["pressure"] * (stream_module.MAX_PEAKS // 2)
+            assert states == [*repeats, "pressure", "throttle", "resnapshot_required"]
+
+    in_loop(work)
+
+
 def test_stream_without_subscription_has_no_backpressure(clock: Clock) -> None:
     async def work() -> None:
         fed = Fed(retention=50)

@@ -44,6 +44,7 @@ from headwater.model.control_events import ControlEvent
 
 PAGE = 1024  # changes in one page of catch-up
 CHECK_SECONDS = 1.0  # between two checks whether changes were evicted, where retention is by age
+MAX_PEAKS = 64  # changes of the backpressure state that a stream keeps until they are sent; later repeats are dropped
 PING_SECONDS = 15.0  # proxies cut a silent connection after 30 to 60
 _encode = msgspec.json.Encoder().encode
 
@@ -411,7 +412,9 @@ class Stream:
     def _note_peak(self) -> None:
         """Keep the state before an ack: the ack may end a state that was not reported yet."""
         if self._reported is not None and self._snapshot is None and self.consumer.acked(self.cursor) != self._acked:
-            self._peaks.append(self.consumer.pressure_at(self._acked))
+            peak, states = self.consumer.pressure_at(self._acked), [self._reported, *[one.state for one in self._peaks]]
+            if peak.state != states[-1] and (len(self._peaks) < MAX_PEAKS or peak.state not in states):
+                self._peaks.append(peak)
         self._acked = self.consumer.acked(self.cursor)
 
     def _skip_acked(self) -> None:
