@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -224,6 +225,24 @@ def test_piece_of_a_subscription_with_a_large_row_is_split_in_a_thread_and_not_c
         client.rows("INSERT INTO t VALUES (2, 'small')")
         caller.stream(f"{SUBSCRIPTIONS}/Subscribe", tables=["t"], start_sequence=found.sequence + 1).take(1)
         assert threads == [True, False]
+
+
+def test_idle_subscription_does_not_keep_its_last_message(files: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bytes] = []
+    messages = sochdb.messages
+
+    def noted(piece: bytes) -> list[bytes]:
+        found.extend(messages(piece))
+        return found[:]
+
+    monkeypatch.setattr(sochdb, "messages", noted)
+    with served(files) as client, calling(client, ADMIN) as caller:
+        asked: dict[str, Any] = {"tables": ["t"], "operations": [1], "start_sequence": 1}
+        stream = caller.stream(f"{SUBSCRIPTIONS}/Subscribe", **asked)
+        assert stream.take(1)
+        wait_until(lambda: sys.getrefcount(found[0]) == 2, "only the test has the message")
+        assert stream.call.is_active()
+        stream.call.cancel()
 
 
 def test_pull_answers_with_large_rows_are_encoded_outside_the_event_loop(

@@ -125,6 +125,8 @@ class SubscriptionService(Service):
                     if subscription.cancelled:
                         return
                     yield each
+                    del each  # the next one may follow much later
+                del some
             if not subscription.cancelled:
                 raise _why(stream, db)
         finally:
@@ -142,6 +144,8 @@ class SubscriptionService(Service):
             async for some in _pieces(caller, stream, self._bridge):
                 for each in await self._of_key(some, key) if everywhere else some:
                     yield each
+                    del each
+                del some
             raise _why(stream, db)
         finally:
             self._api.feeding().close_stream(stream)
