@@ -235,6 +235,7 @@ class SubscribedInstances:
         key = query_id, msgspec.json.encode(args)
         is_small = len(key[1]) <= ENCODED_AT_ONCE
         url = _url(*key) if is_small else await self._queries.run(_url, *key)
+        head = 0 if strict else await answering.head()  # a schema change after it makes hubs analyse the query again
         try:
             values = _values(args) if is_small else await self._queries.run(_values, args)
             instance, head = await answering.understood(prepared, values)
@@ -251,7 +252,7 @@ class SubscribedInstances:
         except InvalidRequest:
             if strict:
                 raise
-            return UnusableInstance(prepared, key, url, await answering.head())
+            return UnusableInstance(prepared, key, url, head)
         found = AnalysedInstance(instance, key, url, head, answering)
         if (prepared.db, key) in self._held:
             self._held[prepared.db, key] = found
