@@ -11,6 +11,7 @@ UNREACHABLE = 3  # no server answers
 class Failure(Exception):
     """The failure of a command: `main` prints message and hint, and returns `exit_code`."""
 
-    def __init__(self, message: str, *, hint: str = "", exit_code: int = FAILED) -> None:
+    def __init__(self, message: str, *, hint: str = "", exit_code: int = FAILED, code: str = "") -> None:
+        """Describe the failure; `code` is that of a server's error."""
         super().__init__(message)
-        self.message, self.hint, self.exit_code = message, hint, exit_code
+        self.message, self.hint, self.exit_code, self.code = message, hint, exit_code, code

@@ -90,8 +90,9 @@ def _here(serve: ServeConfig) -> str:
 
 def _refusal(error: dict[str, Any]) -> Failure:
     details = error.get("details") or {}
-    message = f"{error.get('message', 'the server refused')} ({error.get('code', 'internal')})"
+    code = str(error.get("code", "internal"))
+    message = f"{error.get('message', 'the server refused')} ({code})"
     hint = str(details.get("hint", ""))
-    if error.get("code") == "unauthorized":
+    if code == "unauthorized":
         hint = "Set HEADWATER_TOKEN, or name a file that holds the credential with --token-file."
-    return Failure(message, hint=hint, exit_code=FAILED)
+    return Failure(message, hint=hint, exit_code=FAILED, code=code)

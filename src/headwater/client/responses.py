@@ -19,6 +19,7 @@ class Described(msgspec.Struct, frozen=True):
     latest: int
     table: Table
     version: str  # `<generation>.<latest>`: the rows of this moment, for `snapshot`
+    caught_up: bool = True  # whether `latest` holds every commit from before the request
     db: str = ""
     key: tuple[str, ...] = ()
     closed_ts: str | None = None

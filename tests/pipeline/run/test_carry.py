@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from tests.conformance.live_server import Live
 from tests.pipeline.lakes import Lake, Watching, break_at, fill
 from tests.sources.sqlite_writer_process import Foreign
 
-from headwater.client import Client, Registered
+from headwater.client import Client, Described, Registered
 from headwater.errors import Conflict, NotFound, PipelineError, SinkUnfit
 from headwater.pipeline import runner as running
 from headwater.pipeline.run import carry, resources
@@ -52,6 +54,36 @@ def test_changes_made_while_the_snapshot_is_read_are_neither_lost_nor_doubled(la
     assert lake.carry(watcher=watcher).rows == 1 and watcher.loads == []  # two images, one change
     assert lake.is_equal()
     assert lake.carry(watcher=watcher).rows == 0
+
+
+def test_run_once_waits_until_the_log_has_the_commits_from_before_it(
+    lake: Lake, server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.sql(T)
+    fill(server, 5)
+    old = lake.carry().offset
+    fill(server, 5, first=50)
+    describe, calls = Client.describe, itertools.count()
+
+    def behind(*args: Any, **named: Any) -> Described:
+        found = describe(*args, **named)
+        return msgspec.structs.replace(found, latest=old, caught_up=False) if next(calls) < 4 else found
+
+    monkeypatch.setattr(Client, "describe", behind)
+    lake.carry()
+    assert next(calls) > 4 and lake.is_equal()
+
+
+def test_run_once_fails_if_the_log_stays_behind(lake: Lake, server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.sql(T)
+    fill(server, 5)
+    describe = Client.describe
+    monkeypatch.setattr(
+        Client, "describe", lambda *args, **named: msgspec.structs.replace(describe(*args, **named), caught_up=False)
+    )
+    monkeypatch.setattr(carry, "BEHIND_SECONDS", 0.0)
+    assert "is behind its database" in lake.failure().message
+    assert lake.is_equal()  # what the log has is carried
 
 
 def ranges(server: Live) -> list[dict[str, Any]]:

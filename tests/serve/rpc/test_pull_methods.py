@@ -40,12 +40,33 @@ def client(files: Whole) -> Iterator[Client]:
 def test_described_table_has_its_key_and_column_types(client: Client, files: Whole) -> None:
     seen = client.ok("pull.describe", db="main", table="t")
     log = files.database("main").log
-    assert set(seen) - {"closed_ts"} == {"db", "generation", "horizon", "latest", "version", "key", "table"}
+    assert set(seen) - {"closed_ts"} == {
+        "db",
+        "generation",
+        "horizon",
+        "latest",
+        "caught_up",
+        "version",
+        "key",
+        "table",
+    }
     assert (seen["db"], seen["generation"], seen["latest"]) == ("main", log.generation, log.durable)
+    assert seen["caught_up"] is True
     assert (seen["version"], seen["key"]) == (f"{log.generation}.{log.durable}", ["k"])
     assert msgspec.convert(seen["table"], Table) == files.get("main").describe()["t"]
     loose = client.ok("pull.describe", table="loose")
     assert loose["key"] == [] and loose["table"]["key"] == ["rowid"]
+
+
+def test_describe_while_the_log_is_behind_says_so(
+    client: Client, files: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(files.database("main")), "catch_up", lambda self, timeout: False)
+    assert client.ok("pull.describe", table="t")["caught_up"] is False
+    error = client.error("pull.describe", table="late")  # perhaps created by a commit that the log does not have yet
+    assert error["code"] == "unavailable"
+    monkeypatch.undo()
+    assert client.error("pull.describe", table="late")["code"] == "not_found"
 
 
 def test_describe_after_an_offset_reports_where_the_shape_changed_and_the_new_shape(

@@ -261,7 +261,7 @@ class DemoSteps:
 
     def _web(self) -> int:
         """Return the newest offset of the second database, once all commits are in its log."""
-        return int(self._child.remote.call("pull.describe", db="web", table="visits")["latest"])
+        return self._caught_up("web", "visits")
 
     def _sum_up(self) -> None:
         parts = list(self._log.scan(after=0))
@@ -302,12 +302,20 @@ class DemoSteps:
         return new
 
     def _latest(self) -> int:
-        """Return the newest offset, once the log file holds every commit; Failure after PATIENCE_SECONDS."""
+        """Return the newest offset, once the log holds every commit."""
+        return max(self._caught_up("main", "orders"), self._log.latest)
+
+    def _caught_up(self, db: str, table: str) -> int:
+        """Return the newest offset of the log, once it holds every commit; Failure after PATIENCE_SECONDS."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            found = self._child.remote.call("pull.describe", db="main", table="orders")  # which asks the source
-            if self._log.latest >= found["latest"]:
-                return self._log.latest
+            try:
+                found = self._child.remote.call("pull.describe", db=db, table=table)
+                if found["caught_up"]:
+                    return int(found["latest"])
+            except Failure as failure:
+                if failure.code != "unavailable":  # the table of another program may not be captured yet
+                    raise
             time.sleep(0.02)
         raise Failure("the log did not catch up", hint="Is the disk very slow? Try again.")
 

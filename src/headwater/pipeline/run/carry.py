@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 WAIT_MS = 1000  # how often a quiet table checks for a cancel or a stop
 SMALL = 65_536  # changes, too few for a second task
 ATTEMPTS = 8  # failures in a row (with `once`), or unfinished snapshots in a row, before giving up
+BEHIND_SECONDS = 30.0  # with `once`: longest wait until the log holds the commits from before the run
 RESET = "reset"
 
 
@@ -88,7 +89,8 @@ class Carry:
         self._server = Server(spec.server, spec.token_file)
         self._client = Client(spec.server, token_file=spec.token_file)
         self._ranges: list[Range] = []
-        self._goal: int | None = None  # with `once`: the head of the log at the first request
+        self._goal: int | None = None  # with `once`: the head of the log once it held the commits from before the run
+        self._behind_since = time.monotonic()
         self._rows = 0
         self._copied: State | None = None
         self._reported_stage = ""
@@ -127,7 +129,7 @@ class Carry:
         if isinstance(action, Wait):
             self._release()
             if self._once:
-                return None
+                return None if self._has_goal() or self._stop.wait(0.1) else action
         self._do(action, state)
         return action
 
@@ -165,10 +167,12 @@ class Carry:
         if not self._keeps:
             check_whole(status)
         if self._once:
-            self._goal = status.latest if self._goal is None else self._goal
+            if self._goal is None and status.caught_up:
+                self._goal = status.latest
+            goal = status.latest if self._goal is None else self._goal
             # Whatever the goal is, the log must be read until all spans are even.
             even_at = 0 if state is None else max(state.loaded.values(), default=0)
-            status = msgspec.structs.replace(status, latest=min(status.latest, max(self._goal, even_at)))
+            status = msgspec.structs.replace(status, latest=min(status.latest, max(goal, even_at)))
         if state is None:
             return Begin(FIRST)
         check_choice(state.plan, self._table)
@@ -179,6 +183,15 @@ class Carry:
             policy=self._table.schema,
             wave=2 * self._spec.parallelism,
         )
+
+    def _has_goal(self) -> bool:
+        """Return whether the goal is known; raise PipelineError if the log stays behind its database."""
+        if self._goal is None and time.monotonic() - self._behind_since > BEHIND_SECONDS:
+            raise PipelineError(
+                f"the log of {self._table.db!r} is behind its database: commits from before this run may be missing",
+                hint="Run `headwater doctor`, and the pipeline again.",
+            )
+        return self._goal is not None
 
     @property
     def _keeps(self) -> bool:

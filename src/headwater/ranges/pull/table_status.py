@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.database import Database
-from headwater.errors import HeadwaterError, Unavailable
+from headwater.errors import HeadwaterError, NotFound, Unavailable
 from headwater.log.live.live_log import LiveLog
 from headwater.model.change import Op
 from headwater.model.principal import Principal
@@ -28,6 +28,7 @@ class Described(msgspec.Struct, frozen=True):
     generation: str
     horizon: int
     latest: int
+    caught_up: bool  # whether the log holds every commit from before the request
     closed: int  # a time that all changes after `latest` exceed; 0 if none is known
     schema_changed_at: int | None = None
     changed_to: Table | None = None  # the table version after that change
@@ -45,26 +46,40 @@ class Step(NamedTuple):
 
 def wait_for_status(database: Database, who: Principal, db: str, table: str) -> Described:
     """Return the table and the state of its log, after a short wait for commits from before this call."""
-    database.catch_up(CATCH_UP_SECONDS)
-    return read_status(database, who, db, table)
+    caught_up = database.catch_up(CATCH_UP_SECONDS)
+    try:
+        return read_status(database, who, db, table, caught_up=caught_up)
+    except NotFound as error:
+        if caught_up:
+            raise
+        raise Unavailable(f"{error.message} yet: the log is behind its database", hint="Retry in a moment.") from None
 
 
-def read_status(database: Database, who: Principal, db: str, table: str, status: Described | None = None) -> Described:
+def read_status(
+    database: Database,
+    who: Principal,
+    db: str,
+    table: str,
+    status: Described | None = None,
+    *,
+    caught_up: bool = True,
+) -> Described:
     """Return a table version and an end of the log that are consistent, without a wait for earlier commits.
 
     If the table changed in between, the end may be after the schema change, and readers would not notice it.
+    `caught_up`: whether the log, with what is not durable yet, holds the earlier commits.
     """
     shape = captured_table(database.source, table, who, db)  # after the catch-up, which applies DDL of other programs
     for _ in range(ATTEMPTS):
-        found = _described(database, db, shape, status)
+        found = _described(database, db, shape, status, caught_up)
         was, shape = shape, captured_table(database.source, table, who, db)
         if shape == was:
             return found
     raise Unavailable(f"the schema of {table!r} keeps changing", hint="Retry.")
 
 
-def _described(database: Database, db: str, shape: Table, status: Described | None) -> Described:
-    log = database.log
+def _described(database: Database, db: str, shape: Table, status: Described | None, caught_up: bool) -> Described:
+    log, latest = database.log, database.log.latest
     (closed, at), generation = log.closed, log.generation
     if status is None:
         with suppress(HeadwaterError):  # the disk may be full: report the state of the durable log anyway
@@ -73,7 +88,10 @@ def _described(database: Database, db: str, shape: Table, status: Described | No
     else:
         remedy = status.remedy
     closed = closed if at <= log.durable else status.closed if status is not None else 0
-    return Described(db, shape, generation, log.horizon, log.durable, closed, remedy=remedy)
+    durable = log.durable
+    return Described(
+        db, shape, generation, log.horizon, durable, caught_up and durable >= latest, closed, remedy=remedy
+    )
 
 
 def find_change(database: Database, who: Principal, status: Described, after: int) -> Described:
@@ -83,8 +101,8 @@ def find_change(database: Database, who: Principal, status: Described, after: in
     """
     found = _first_change(database.log, status, after)
     if found.schema_changed_at is None:
-        database.catch_up(SCHEMA_SECONDS)
-        now = read_status(database, who, status.db, status.table.name)
+        caught_up = database.catch_up(SCHEMA_SECONDS)
+        now = read_status(database, who, status.db, status.table.name, caught_up=caught_up)
         if now.latest > status.latest:
             return _first_change(database.log, now, after)
     return found

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -352,7 +353,8 @@ class Ranges:
         if after is not None and wait_ms and status.latest <= after:
             log = self._databases.database(name).log
             await self._waiting.beyond(log, after, wait_ms / 1000, lambda: name in self._databases.names())
-            status = await run(read_status, self._databases.database(name), who, name, status.table.name, status)
+            again = partial(read_status, caught_up=status.caught_up)
+            status = await run(again, self._databases.database(name), who, name, status.table.name, status)
         if after is not None and shape is not None and shape != status.table.version:
             status = await run(find_change, self._databases.database(name), who, status, after)
         if after is not None and step is not None and status.horizon <= after + 1 <= status.latest:

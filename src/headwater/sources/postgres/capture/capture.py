@@ -67,7 +67,8 @@ class PostgresCapture(Capturable):
         self._stream: Stream | None = None
         self._monitor: SlotMonitor | None = None
         self._checked_at = 0.0
-        self._schema = 0
+        self._schema = 0  # as last noticed
+        self._checked_schema: int | None = None  # the newest one whose new tables are published
 
     def _is_up(self) -> bool:
         stream = self._stream
@@ -162,19 +163,27 @@ class PostgresCapture(Capturable):
 
     def head(self) -> int:
         """Return the offset of the newest change committed before this call; Unavailable if the stream is behind."""
-        found = self.read_head()
-        if not found.settled:
+        found = self._pass_barrier()
+        if found.offset is None:
             raise Unavailable(f"the stream of {self.name!r} is behind", hint="Try again in a moment.")
-        return found.head
+        return found.offset
 
     def read_head(self) -> SourceHead:
-        """Return the head and the schema number; not settled if the stream is behind."""
+        """Return the head and the schema number.
+
+        It is not settled if the stream is behind, or if a new table may not be published yet.
+        """
         held, _ = self._running()
-        found = self._barriers.set()
-        self._notice(found)
+        found = self._pass_barrier()
         if found.offset is None:
             return SourceHead(held.latest + 1, found.schema, settled=False)
-        return SourceHead(found.offset, found.schema)
+        return SourceHead(found.offset, found.schema, settled=self._checked_schema == self._schema)
+
+    def _pass_barrier(self) -> BarrierResult:
+        self._running()
+        found = self._barriers.set()
+        self._notice(found)
+        return found
 
     def _notice(self, found: BarrierResult) -> None:
         self._visibility.notice(found.snapshot)
@@ -223,8 +232,9 @@ class PostgresCapture(Capturable):
         if due(point, idle=stream.idle, confirmed=stream.confirmed, is_asked=stream.is_asked):
             self._attachment.save(point, stream)
         if time.monotonic() - self._checked_at > CHECK_SECONDS:
-            self._checked_at = time.monotonic()
+            self._checked_at, schema = time.monotonic(), self._schema
             self._check_unstreamed(held, stream)
+            self._checked_schema = schema  # even if the check failed: it is repeated
 
     def _check_unstreamed(self, held: ReplicationBuffer, stream: Stream) -> None:
         with suppress(HeadwaterError):

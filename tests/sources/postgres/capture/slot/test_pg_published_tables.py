@@ -70,6 +70,15 @@ def test_table_that_another_program_creates_is_captured_and_readers_must_resnaps
     assert [change.after for change in own.changes_until()] == [(2,)]
 
 
+def test_head_is_not_settled_until_a_table_of_another_program_is_published(start: Start) -> None:
+    own = start(TABLE)
+    own.changes_until(lambda changes: own.source.read_head().settled)
+    own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
+    assert not own.source.read_head().settled
+    own.changes_until(lambda changes: own.source.read_head().settled)
+    assert "late" in own.source.describe()
+
+
 def test_table_created_while_headwater_is_stopped_is_captured_and_readers_must_resnapshot(start: Start) -> None:
     own = start(TABLE)
     own.source.close()
