@@ -7,25 +7,7 @@ from collections.abc import Mapping
 from headwater.errors import InvalidRequest
 from headwater.model.literal import Value
 from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, QueryExpression
-from headwater.model.query.query import (
-    Aggregate,
-    Body,
-    Derived,
-    Exists,
-    InQuery,
-    Item,
-    Join,
-    NamedTable,
-    Order,
-    Param,
-    Query,
-    Select,
-    SetOp,
-    Star,
-    Subquery,
-    TableRef,
-    check_length,
-)
+from headwater.model.query import query as tree
 
 _JOINS = {"inner": "JOIN", "left": "LEFT JOIN", "right": "RIGHT JOIN", "full": "FULL JOIN", "cross": "CROSS JOIN"}
 
@@ -130,14 +112,14 @@ class QueryText(Expressions):
         text = super().expr(expr)
         if isinstance(expr, Literal):
             self._constants += len(text)
-            check_length(self._constants)
+            tree.check_length(self._constants)
         return text
 
     def ident(self, name: str) -> str:
         """Return `name` quoted for SQL; implemented by the subclass."""
         raise NotImplementedError
 
-    def set_op(self, body: SetOp) -> str:
+    def set_op(self, body: tree.SetOp) -> str:
         """Return a set operation of two bodies as SQL."""
         raise NotImplementedError
 
@@ -145,7 +127,7 @@ class QueryText(Expressions):
         """Return the name of a table, a view or a WITH query as SQL."""
         return self.ident(name)
 
-    def query(self, query: Query) -> str:
+    def query(self, query: tree.Query) -> str:
         """Return a whole query or a subquery as SQL."""
         withs = [f"{self.ident(each.name)} AS ({self.query(each.query)})" for each in query.with_]
         return (
@@ -155,22 +137,22 @@ class QueryText(Expressions):
             + self.window(query)
         )
 
-    def order(self, order: Order) -> str:
+    def order(self, order: tree.Order) -> str:
         """Return one term of ORDER BY as SQL."""
         return self.expr(order.expr) + (" DESC" if order.descending else "")
 
-    def window(self, query: Query) -> str:
+    def window(self, query: tree.Query) -> str:
         """Return ` LIMIT … OFFSET …` of a query as SQL; "" without both."""
         if query.limit is None and query.offset is None:
             return ""
         limit = self.no_limit if query.limit is None else self.expr(query.limit)
         return f" LIMIT {limit}" + ("" if query.offset is None else f" OFFSET {self.expr(query.offset)}")
 
-    def body(self, body: Body) -> str:
+    def body(self, body: tree.Body) -> str:
         """Return the SELECT or UNION of a query as SQL: without WITH, ORDER BY and LIMIT."""
-        return self.select(body) if isinstance(body, Select) else self.set_op(body)
+        return self.select(body) if isinstance(body, tree.Select) else self.set_op(body)
 
-    def select(self, body: Select) -> str:
+    def select(self, body: tree.Select) -> str:
         """Return one SELECT, from its result columns to HAVING, as SQL."""
         return (
             ("SELECT DISTINCT " if body.distinct else "SELECT ")
@@ -188,18 +170,18 @@ class QueryText(Expressions):
     def _as(self, alias: str | None) -> str:
         return "" if alias is None else f" AS {self.ident(alias)}"
 
-    def item(self, item: Item) -> str:
+    def item(self, item: tree.Item) -> str:
         """Return one result column with its alias as SQL."""
         return self.expr(item.expr) + self._as(item.alias)
 
-    def table(self, table: TableRef, *, alone: bool) -> str:
+    def table(self, table: tree.TableRef, *, alone: bool) -> str:
         """Return one table of FROM as SQL."""
         match table:
-            case NamedTable(name, alias):
+            case tree.NamedTable(name, alias):
                 return self.named(name) + self._as(alias)
-            case Derived(query, alias):
+            case tree.Derived(query, alias):
                 return f"({self.query(query)}){self._as(alias)}"
-            case Join(kind, left, right, on, using):
+            case tree.Join(kind, left, right, on, using):
                 names = f" USING ({', '.join(map(self.ident, using))})" if using else ""
                 sides = f"{self.table(left, alone=True)} {_JOINS[kind]} {self.table(right, alone=False)}"
                 text = sides + self._clause(" ON ", on) + names
@@ -208,19 +190,19 @@ class QueryText(Expressions):
     def queried(self, expr: QueryExpression) -> str:
         """Return a parameter, an aggregate or a subquery as SQL."""
         match expr:
-            case Param(place):
+            case tree.Param(place):
                 return f"{self.parameter}{place + 1}"
-            case Star(table):
+            case tree.Star(table):
                 return "*" if table is None else f"{self.ident(table)}.*"
-            case Aggregate(name, (), _):
+            case tree.Aggregate(name, (), _):
                 return f"{name}(*)"
-            case Aggregate(name, args, distinct):
+            case tree.Aggregate(name, args, distinct):
                 return f"{name}({'DISTINCT ' if distinct else ''}{', '.join(map(self.expr, args))})"
-            case Subquery(query):
+            case tree.Subquery(query):
                 return f"({self.query(query)})"
-            case Exists(query, negated):
+            case tree.Exists(query, negated):
                 return f"({'NOT ' if negated else ''}EXISTS ({self.query(query)}))"
-            case InQuery(inner, query):
+            case tree.InQuery(inner, query):
                 return f"({self.expr(inner)} IN ({self.query(query)}))"
         raise InvalidRequest(f"{type(expr).__name__} is not known to {self.database}")
 

@@ -16,7 +16,7 @@ from tests.pipeline.lakes import Lake
 from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
 from headwater.pipeline.run.table_report import Difference
-from headwater.pipeline.verify import verify as verifying
+from headwater.pipeline.verify import compare
 from headwater.pipeline.verify.compare import comparable
 
 if TYPE_CHECKING:
@@ -83,17 +83,17 @@ def test_damage_is_found_and_repaired_only_in_its_range(lake: Lake) -> None:
 
 
 def test_sink_that_advances_during_verify_is_compared_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = verifying.digests
+    digests = compare.digests
     first = lake.carry().offset
 
     def slow(frame: Any) -> Any:
-        monkeypatch.setattr(verifying, "digests", digests)
+        monkeypatch.setattr(compare, "digests", digests)
         found = digests(frame)
         lake.server.sql("UPDATE t SET v = 'moved' WHERE id < 50")
         lake.carry()
         return found
 
-    monkeypatch.setattr(verifying, "digests", slow)
+    monkeypatch.setattr(compare, "digests", slow)
     report = lake.verify()
     assert report.is_good and report.offset > first
 

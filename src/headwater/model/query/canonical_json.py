@@ -12,29 +12,15 @@ import msgspec
 
 from headwater.model.literal import Json, Value, to_lit
 from headwater.model.predicate import OPS, Call, Case, Cast, Col, Expr, Function, Literal, QueryExpression
-from headwater.model.query.query import (
-    Aggregate,
-    Body,
-    Derived,
-    Exists,
-    InQuery,
-    Join,
-    NamedTable,
-    Param,
-    Query,
-    Select,
-    Star,
-    Subquery,
-    TableRef,
-)
+from headwater.model.query import query as tree
 
 
-def canonical_bytes(query: Query) -> bytes:
+def canonical_bytes(query: tree.Query) -> bytes:
     """Return the canonical bytes of a parsed query."""
     return msgspec.json.encode(form_of(query), order="sorted")
 
 
-def form_of(query: Query) -> dict[str, Any]:
+def form_of(query: tree.Query) -> dict[str, Any]:
     """Return the JSON form of `query`, which parses to the same query; defaults are omitted."""
     limit = _some(limit=_maybe(query.limit), offset=_maybe(query.offset))
     return _some(
@@ -53,13 +39,13 @@ def _maybe(expr: Expr | None) -> Any:
     return None if expr is None else _expr(expr)
 
 
-def _body(body: Body) -> dict[str, Any]:
-    if isinstance(body, Select):
+def _body(body: tree.Body) -> dict[str, Any]:
+    if isinstance(body, tree.Select):
         return {"select": _select(body)}
     return {"setop": _some(kind=body.kind, all=body.all, left=_body(body.left), right=_body(body.right))}
 
 
-def _select(body: Select) -> dict[str, Any]:
+def _select(body: tree.Select) -> dict[str, Any]:
     return _some(
         distinct=body.distinct,
         projection=[{"expr": _expr(item.expr)} | _some(**{"as": item.alias}) for item in body.items],
@@ -69,13 +55,13 @@ def _select(body: Select) -> dict[str, Any]:
     ) | _some(**{"from": [_table(table) for table in body.tables]})
 
 
-def _table(table: TableRef) -> dict[str, Any]:
+def _table(table: tree.TableRef) -> dict[str, Any]:
     match table:
-        case NamedTable(name, alias):
+        case tree.NamedTable(name, alias):
             return {"table": name} | _some(**{"as": alias})
-        case Derived(query, alias):
+        case tree.Derived(query, alias):
             return {"subquery": {"query": form_of(query), "as": alias}}
-        case Join(kind, left, right, on, using):
+        case tree.Join(kind, left, right, on, using):
             sides = {"left": _table(left), "right": _table(right)}
             return {"join": {"type": kind, **sides, **_some(on=_maybe(on), using_columns=list(using))}}
 
@@ -115,16 +101,16 @@ def _call(op: str, args: list[Any]) -> dict[str, Any]:
 
 def _queried(expr: QueryExpression) -> dict[str, Any]:
     match expr:
-        case Param(place):
+        case tree.Param(place):
             return {"param": place}
-        case Star(table):
+        case tree.Star(table):
             return {"col": "*"} | _some(table=table)
-        case Aggregate(name, args, distinct):
+        case tree.Aggregate(name, args, distinct):
             return {"fn": name, "args": [_expr(arg) for arg in args]} | _some(distinct=distinct)
-        case Subquery(query):
+        case tree.Subquery(query):
             return {"subquery": {"query": form_of(query)}}
-        case Exists(query, negated):
+        case tree.Exists(query, negated):
             return {"exists": {"query": form_of(query)} | _some(negated=negated)}
-        case InQuery(inner, query):
+        case tree.InQuery(inner, query):
             return {"op": "in", "a": _expr(inner), "b": {"subquery": {"query": form_of(query)}}}
     raise TypeError(f"{type(expr).__name__} has no form")

@@ -29,28 +29,7 @@ from headwater.model.predicate import (
     check_fields,
     field,
 )
-from headwater.model.query.query import (
-    JOINS,
-    SET_OPS,
-    Aggregate,
-    Body,
-    Derived,
-    Exists,
-    InQuery,
-    Item,
-    Join,
-    NamedTable,
-    Order,
-    Param,
-    Query,
-    Select,
-    SetOp,
-    Star,
-    Subquery,
-    TableRef,
-    With,
-    check_length,
-)
+from headwater.model.query import query as tree
 
 MAX_PARAMETERS = 999
 LOCKS = ("none", "for_update", "for_share")
@@ -71,7 +50,7 @@ QUERY_FUNCTIONS = FUNCTIONS | {
 STAR = "*"
 
 
-def parse_query_of(body: Any, *, db: str | None = None, path: str = "query") -> tuple[Query, str]:
+def parse_query_of(body: Any, *, db: str | None = None, path: str = "query") -> tuple[tree.Query, str]:
     """Return the query that the JSON `body` describes, and its database: `db`, else that of its tables, else `main`.
 
     Raise InvalidRequest or NotSupported with the path of the fault.
@@ -106,7 +85,7 @@ class _QueryReader(ExprReader):
         self.parameters = 0
         self.characters = 0  # of names and values: the SQL has at least as many
         self.forms |= {"subquery": self.subquery, "exists": self.exists}
-        self.tables: dict[str, Callable[[dict[str, Any], str, int], TableRef]] = {
+        self.tables: dict[str, Callable[[dict[str, Any], str, int], tree.TableRef]] = {
             "table": self.named,
             "join": self.join,
             "subquery": self.derived,
@@ -114,7 +93,7 @@ class _QueryReader(ExprReader):
 
     # The query and its body
 
-    def query(self, body: Any, path: str, depth: int) -> Query:
+    def query(self, body: Any, path: str, depth: int) -> tree.Query:
         self.enter(path, depth)
         body = _object(body, path, ["body"], ["with", "order_by", "limit", "lock"])
         if "lock" in body and _one_of(body, "lock", LOCKS, path) != "none":
@@ -122,7 +101,7 @@ class _QueryReader(ExprReader):
                 f"{path}.lock: a query cannot lock rows", hint="Omit it, or use a transaction (tx.begin)."
             )
         limit, offset = self.limits(body, path, depth)
-        return Query(
+        return tree.Query(
             self.body(body["body"], f"{path}.body", depth + 1),
             tuple(self.each(body, "with", path, depth, self.with_name)),
             tuple(self.each(body, "order_by", path, depth, self.order)),
@@ -137,14 +116,14 @@ class _QueryReader(ExprReader):
         items = enumerate(field(body, name, list, path) if name in body else ())
         return [read(item, f"{path}.{name}[{place}]", depth + 1) for place, item in items]
 
-    def with_name(self, body: Any, path: str, depth: int) -> With:
+    def with_name(self, body: Any, path: str, depth: int) -> tree.With:
         body = _object(body, path, ["name", "query"])
-        return With(self.name(body, "name", path), self.query(body["query"], f"{path}.query", depth))
+        return tree.With(self.name(body, "name", path), self.query(body["query"], f"{path}.query", depth))
 
-    def order(self, body: Any, path: str, depth: int) -> Order:
+    def order(self, body: Any, path: str, depth: int) -> tree.Order:
         body = _object(body, path, ["expr"], ["dir"])
         descending = "dir" in body and _one_of(body, "dir", ("asc", "desc"), path) == "desc"
-        return Order(self.varying(body["expr"], f"{path}.expr", depth), descending)
+        return tree.Order(self.varying(body["expr"], f"{path}.expr", depth), descending)
 
     def varying(self, body: Any, path: str, depth: int) -> Expr:
         """Parse an expression to sort or group by; a constant is rejected, because SQL would take it for a column."""
@@ -152,7 +131,7 @@ class _QueryReader(ExprReader):
         bare = found
         while isinstance(bare, Call) and len(bare.args) == 1 and bare.op in ("and", "or"):
             bare = bare.args[0]  # SQL takes a number in brackets for a column, too
-        if isinstance(bare, Literal | Param):
+        if isinstance(bare, Literal | tree.Param):
             raise bad(path, "a constant neither sorts nor groups", "Send a column, or the `as` of one.")
         return found
 
@@ -169,7 +148,7 @@ class _QueryReader(ExprReader):
             return None
         given = body[name]
         found = self.read(given if isinstance(given, dict) else {"lit": given}, f"{path}.{name}", depth)
-        if isinstance(found, Param):
+        if isinstance(found, tree.Param):
             return found
         value = found.value if isinstance(found, Literal) else None
         count = getattr(value, "v", value)  # a u64 is accepted like an i64
@@ -177,7 +156,7 @@ class _QueryReader(ExprReader):
             raise bad(f"{path}.{name}", "a count of rows was expected: 0 or more, or a param")
         return Literal(count)
 
-    def body(self, body: Any, path: str, depth: int) -> Body:
+    def body(self, body: Any, path: str, depth: int) -> tree.Body:
         self.enter(path, depth)
         body = _object(body, path, [], ["select", "setop"])
         if len(body) != 1:
@@ -186,19 +165,19 @@ class _QueryReader(ExprReader):
             return self.select(body["select"], f"{path}.select", depth)
         return self.set_op(body["setop"], f"{path}.setop", depth)
 
-    def set_op(self, body: Any, path: str, depth: int) -> Body:
+    def set_op(self, body: Any, path: str, depth: int) -> tree.Body:
         body = _object(body, path, ["kind", "left", "right"], ["all"])
-        kind = _one_of(body, "kind", SET_OPS, path)
+        kind = _one_of(body, "kind", tree.SET_OPS, path)
         every = "all" in body and field(body, "all", bool, path)
         left = self.body(body["left"], f"{path}.left", depth + 1)
-        return SetOp(kind, every, left, self.body(body["right"], f"{path}.right", depth + 1))
+        return tree.SetOp(kind, every, left, self.body(body["right"], f"{path}.right", depth + 1))
 
-    def select(self, body: Any, path: str, depth: int) -> Body:
+    def select(self, body: Any, path: str, depth: int) -> tree.Body:
         body = _object(body, path, ["projection"], ["distinct", "from", "where", "group_by", "having"])
         items = tuple(self.each(body, "projection", path, depth, self.item))
         if not items:
             raise bad(f"{path}.projection", "at least one column was expected")
-        return Select(
+        return tree.Select(
             items,
             tuple(self.each(body, "from", path, depth, self.table)),
             self.maybe(body, "where", path, depth),
@@ -210,31 +189,31 @@ class _QueryReader(ExprReader):
     def maybe(self, body: dict[str, Any], name: str, path: str, depth: int) -> Expr | None:
         return self.read(body[name], f"{path}.{name}", depth + 1) if name in body else None
 
-    def item(self, body: Any, path: str, depth: int) -> Item:
+    def item(self, body: Any, path: str, depth: int) -> tree.Item:
         body = _object(body, path, ["expr"], ["as"])
         alias = self.name(body, "as", path) if "as" in body else None
         star = self.star(body["expr"], f"{path}.expr")
         if star is not None and alias is not None:
             raise bad(path, "all columns cannot have one name")
-        return Item(star or self.read(body["expr"], f"{path}.expr", depth), alias)
+        return tree.Item(star or self.read(body["expr"], f"{path}.expr", depth), alias)
 
-    def star(self, body: Any, path: str) -> Star | None:
+    def star(self, body: Any, path: str) -> tree.Star | None:
         """Parse `{"col": "*"}`, with or without a table; return None for anything else."""
         if not isinstance(body, dict) or body.get("col") != STAR:
             return None
         body = _object(body, path, ["col"], ["table"])
-        return Star(self.name(body, "table", path) if "table" in body else None)
+        return tree.Star(self.name(body, "table", path) if "table" in body else None)
 
     # Tables
 
-    def table(self, body: Any, path: str, depth: int) -> TableRef:
+    def table(self, body: Any, path: str, depth: int) -> tree.TableRef:
         self.enter(path, depth)
         forms = [form for form in self.tables if form in body] if isinstance(body, dict) else []
         if len(forms) != 1:
             raise bad(path, f"an object with one of {', '.join(self.tables)} was expected")
         return self.tables[forms[0]](body, path, depth)
 
-    def named(self, body: dict[str, Any], path: str, depth: int) -> TableRef:
+    def named(self, body: dict[str, Any], path: str, depth: int) -> tree.TableRef:
         body = _object(body, path, ["table"], ["db", "as"])
         if "db" in body:
             named = real_name(field(body, "db", str, path))
@@ -245,32 +224,32 @@ class _QueryReader(ExprReader):
                     f"{path}.db: a query can read only one database, and this one reads {self.db!r}",
                     hint="Send one query for each database.",
                 )
-        return NamedTable(self.name(body, "table", path), self.name(body, "as", path) if "as" in body else None)
+        return tree.NamedTable(self.name(body, "table", path), self.name(body, "as", path) if "as" in body else None)
 
-    def derived(self, body: dict[str, Any], path: str, depth: int) -> TableRef:
+    def derived(self, body: dict[str, Any], path: str, depth: int) -> tree.TableRef:
         check_fields(body, path, ["subquery"])
         path = f"{path}.subquery"
         inner = _object(body["subquery"], path, ["query", "as"])
-        return Derived(self.query(inner["query"], f"{path}.query", depth + 1), self.name(inner, "as", path))
+        return tree.Derived(self.query(inner["query"], f"{path}.query", depth + 1), self.name(inner, "as", path))
 
-    def join(self, body: dict[str, Any], path: str, depth: int) -> TableRef:
+    def join(self, body: dict[str, Any], path: str, depth: int) -> tree.TableRef:
         check_fields(body, path, ["join"])
         path = f"{path}.join"
         inner = _object(body["join"], path, ["type", "left", "right"], ["on", "using_columns"])
-        kind = _one_of(inner, "type", JOINS, path)
+        kind = _one_of(inner, "type", tree.JOINS, path)
         names = self.each(inner, "using_columns", path, depth, self.column_name)
         if ("on" in inner) + bool(names) != (kind != "cross"):
             raise bad(path, "a cross join has no condition, every other one has either `on` or `using_columns`")
         left = self.table(inner["left"], f"{path}.left", depth + 1)
         right = self.table(inner["right"], f"{path}.right", depth + 1)
-        return Join(kind, left, right, self.maybe(inner, "on", path, depth), tuple(names))
+        return tree.Join(kind, left, right, self.maybe(inner, "on", path, depth), tuple(names))
 
     # Names and values
 
     def count(self, size: int) -> None:
         """Count characters that the SQL will have; InvalidRequest if it becomes too long."""
         self.characters += size
-        check_length(self.characters)
+        tree.check_length(self.characters)
 
     def name(self, body: dict[str, Any], name: str, path: str) -> str:
         """Return a field that is the name of an object in the database."""
@@ -313,7 +292,7 @@ class _QueryReader(ExprReader):
         if not 0 <= place < MAX_PARAMETERS:
             raise bad(path, f"params are counted from 0 to {MAX_PARAMETERS - 1}")
         self.parameters = max(self.parameters, place + 1)
-        return Param(place)
+        return tree.Param(place)
 
     def op(self, body: dict[str, Any], path: str, depth: int) -> Expr:
         """Parse an operator; `in` has a list, or a subquery as `b`."""
@@ -327,9 +306,9 @@ class _QueryReader(ExprReader):
         check_fields(body, path, ["op", "a", "b"])
         expr = self.read(body["a"], f"{path}.a", depth + 1)
         rows = self.read(body["b"], f"{path}.b", depth + 1)
-        if not isinstance(rows, Subquery):
+        if not isinstance(rows, tree.Subquery):
             raise bad(f"{path}.b", "a subquery was expected", "Send values in `list`.")
-        return InQuery(expr, rows.query)
+        return tree.InQuery(expr, rows.query)
 
     def function(self, body: dict[str, Any], path: str, depth: int) -> Expr:
         """Parse a call of a scalar function or of an aggregate."""
@@ -337,7 +316,7 @@ class _QueryReader(ExprReader):
         name = field(body, "fn", str, path).lower()
         distinct = "distinct" in body and field(body, "distinct", bool, path)
         given = field(body, "args", list, path) if "args" in body else []
-        if name == "count" and len(given) == 1 and self.star(given[0], f"{path}.args[0]") == Star():
+        if name == "count" and len(given) == 1 and self.star(given[0], f"{path}.args[0]") == tree.Star():
             given = []
         args = self.many({"args": given}, "args", path, depth)
         if name in AGGREGATES and (name not in FUNCTIONS or len(args) < 2):  # min and max of many are scalar
@@ -355,7 +334,7 @@ class _QueryReader(ExprReader):
         check_fields(body, path, ["subquery"])
         path = f"{path}.subquery"
         inner = _object(body["subquery"], path, ["query"])
-        return Subquery(self.query(inner["query"], f"{path}.query", depth + 1))
+        return tree.Subquery(self.query(inner["query"], f"{path}.query", depth + 1))
 
     def exists(self, body: dict[str, Any], path: str, depth: int) -> Expr:
         """Parse an EXISTS test."""
@@ -363,11 +342,11 @@ class _QueryReader(ExprReader):
         path = f"{path}.exists"
         inner = _object(body["exists"], path, ["query"], ["negated"])
         negated = "negated" in inner and field(inner, "negated", bool, path)
-        return Exists(self.query(inner["query"], f"{path}.query", depth + 1), negated)
+        return tree.Exists(self.query(inner["query"], f"{path}.query", depth + 1), negated)
 
 
 def _aggregate(name: str, args: tuple[Expr, ...], distinct: bool, path: str) -> Expr:
     check_count(name, AGGREGATES[name], len(args), path)
     if distinct and len(args) != 1:
         raise bad(f"{path}.distinct", "exactly one argument can be distinct")
-    return Aggregate(name, args, distinct)
+    return tree.Aggregate(name, args, distinct)

@@ -19,24 +19,12 @@ from headwater.errors import HeadwaterError, NotOwner, OffsetExpired, PipelineEr
 from headwater.model.keys.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.failure import cause_of
+from headwater.pipeline.run import stages
 from headwater.pipeline.run.events import Watcher
 from headwater.pipeline.run.ownership import LeaseRenewal
 from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.shape_changes import following, has_initial_values, with_next_shape_change
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
-from headwater.pipeline.run.stages import (
-    FIRST,
-    SCHEMA_CHANGED,
-    Action,
-    Apply,
-    Begin,
-    Evolve,
-    Load,
-    Wait,
-    decide,
-    lowest,
-    span_progress,
-)
 from headwater.pipeline.run.table_plan import carried_table, check_choice, check_origin
 from headwater.pipeline.run.task import SNAPSHOT, STAGES, RangeProgress, Task
 from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Sink, State
@@ -117,16 +105,16 @@ class Carry:
             self._copy(state)
             return CarryResult(self._task, 0 if state is None else state.offset, self._rows)
 
-    def _turn(self) -> Action | None:
+    def _turn(self) -> stages.Action | None:
         """Read the state and take the next action; return None if nothing is left to do."""
         state = self._sink.state()
         if state is not None:
             check_origin(state.plan, self._spec, self._table)
         self._copy(state)
         action = self._due() or self._next(state)
-        if isinstance(action, (Apply, Wait)):
+        if isinstance(action, (stages.Apply, stages.Wait)):
             self._begun = 0
-        if isinstance(action, Wait):
+        if isinstance(action, stages.Wait):
             self._release()
             if self._once:
                 return None if self._has_goal() or self._stop.wait(0.1) else action
@@ -142,7 +130,7 @@ class Carry:
         """Handle a failure: schedule a new snapshot, wait before a retry, or raise the error to give up."""
         reason = str(error.extra.get("resnapshot_reason") or "")
         if isinstance(error, SchemaChanged) and self._table.schema != FAIL:
-            reason = SCHEMA_CHANGED  # raised by a snapshot read: changes are always converted to the sink's shape
+            reason = stages.SCHEMA_CHANGED  # of a snapshot read: changes are always converted to the sink's shape
         if isinstance(error, OffsetExpired) or reason:
             self._resnapshot = reason or error.code
         elif not error.retryable and not error.extra.get(READ_AGAIN):
@@ -155,13 +143,13 @@ class Carry:
 
     # Deciding
 
-    def _due(self) -> Begin | None:
+    def _due(self) -> stages.Begin | None:
         """Return Begin if a snapshot was requested, or a failure made one necessary; else None."""
         if self._resnapshot:
-            return Begin(self._resnapshot)
-        return Begin(RESET) if self._meta.is_reset(self._task) else None
+            return stages.Begin(self._resnapshot)
+        return stages.Begin(RESET) if self._meta.is_reset(self._task) else None
 
-    def _next(self, state: State | None) -> Action:
+    def _next(self, state: State | None) -> stages.Action:
         status = self._describe(state)
         self._is_sparing = bool(status.remedy)
         if not self._keeps:
@@ -174,9 +162,9 @@ class Carry:
             even_at = 0 if state is None else max(state.loaded.values(), default=0)
             status = msgspec.structs.replace(status, latest=min(status.latest, max(goal, even_at)))
         if state is None:
-            return Begin(FIRST)
+            return stages.Begin(stages.FIRST)
         check_choice(state.plan, self._table)
-        return decide(
+        return stages.decide(
             state,
             status,
             shape=self._shape(state, status),
@@ -215,20 +203,20 @@ class Carry:
 
     # Doing
 
-    def _do(self, action: Action, state: State | None) -> None:
+    def _do(self, action: stages.Action, state: State | None) -> None:
         match action:
-            case Begin(reason):
+            case stages.Begin(reason):
                 self._begin(reason, state)
-            case Load(spans):
+            case stages.Load(spans):
                 assert state is not None
                 self._load(state, spans)
-            case Apply():
+            case stages.Apply():
                 assert state is not None
                 self._apply(action, state)
-            case Evolve():
+            case stages.Evolve():
                 assert state is not None
                 self._evolve(state)
-            case Wait(after):
+            case stages.Wait(after):
                 status = self._client.describe(self._table.db, self._table.table, after=after, wait_ms=WAIT_MS)
                 self._watcher.live(self._task, after, status.latest)
 
@@ -268,7 +256,7 @@ class Carry:
         self._meta.begun(self._task, self._heart.fence)
 
     def _load(self, state: State, spans: Sequence[Span]) -> None:
-        version = self._register(state.plan.id, keep=lowest(state)).version
+        version = self._register(state.plan.id, keep=stages.lowest(state)).version
         parts = [Part(span, version) for span in spans]
         frame = rows_frame(
             self._spark,
@@ -289,7 +277,7 @@ class Carry:
         self._rows += rows
         self._watcher.loaded(self._task, len(parts), rows, time.monotonic() - began)
 
-    def _apply(self, action: Apply, state: State) -> None:
+    def _apply(self, action: stages.Apply, state: State) -> None:
         step, shape = action.step, state.plan.table
         frame = changes_frame(
             self._spark,
@@ -319,7 +307,7 @@ class Carry:
         status = self._describe(state)
         shape = following(self._table, state.plan.table, status)
         if self._sink.mode == UPSERT and has_initial_values(self._client, self._table, state, status, shape):
-            self._resnapshot = SCHEMA_CHANGED
+            self._resnapshot = stages.SCHEMA_CHANGED
         else:
             self._sink.evolve(shape)
 
@@ -367,7 +355,7 @@ class Carry:
 
 
 def _row(state: State, each: Range) -> RangeProgress:
-    found = span_progress(state, each.span)
+    found = stages.span_progress(state, each.span)
     return RangeProgress(
         range_id=each.id,
         epoch=each.epoch,

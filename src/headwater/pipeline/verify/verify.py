@@ -28,17 +28,7 @@ from headwater.pipeline.sinks.sink import Part, Sink, State, Step
 from headwater.pipeline.spark.frames import Server, rows_frame
 from headwater.pipeline.transform.compaction import quoted
 from headwater.pipeline.transform.schema import changes_schema, identity_of, rows_schema
-from headwater.pipeline.verify.compare import (
-    RANGE,
-    changes,
-    comparable,
-    difference,
-    differences,
-    digests,
-    hashed,
-    placed,
-    repeated,
-)
+from headwater.pipeline.verify import compare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,11 +101,13 @@ class Verification(AbstractContextManager["Verification"]):
 
         spans = [each.span for each in report.ranges]
         numbers = [place for place, each in enumerate(report.ranges) if not each.is_good]
-        placed_among_all = array(*map(lit, numbers))[col(RANGE)]
+        placed_among_all = array(*map(lit, numbers))[col(compare.RANGE)]
         try:
-            source = self._source(state, [spans[number] for number in numbers]).withColumn(RANGE, placed_among_all)
-            held = self._held(state, spans).where(col(RANGE).isin(numbers))
-            found = difference(source, held, identity_of(state.plan.table))
+            source = self._source(state, [spans[number] for number in numbers]).withColumn(
+                compare.RANGE, placed_among_all
+            )
+            held = self._held(state, spans).where(col(compare.RANGE).isin(numbers))
+            found = compare.difference(source, held, identity_of(state.plan.table))
             if self._state() != state:
                 return report
         except Exception:  # the ranges differ in any case; only the details are missing
@@ -130,8 +122,8 @@ class Verification(AbstractContextManager["Verification"]):
             state = self._state()
             spans = self._spans(state)
             try:
-                source = digests(self._source(state, spans))
-                sink = digests(self._held(state, spans))
+                source = compare.digests(self._source(state, spans))
+                sink = compare.digests(self._held(state, spans))
             except Exception as error:
                 if not cause_of(error).retryable or attempt == ATTEMPTS - 1:
                     raise
@@ -155,7 +147,7 @@ class Verification(AbstractContextManager["Verification"]):
         # The server undoes later changes to read the rows at this offset, so the log must keep those changes.
         self._client.register(self._table.db, self._table.table, self._reader, keep=state.offset)
         ranges = self._client.ranges(self._table.db, self._table.table, self._spec.range_bytes)
-        return comparable(state.plan.table, [each.span for each in ranges])
+        return compare.comparable(state.plan.table, [each.span for each in ranges])
 
     def _source(self, state: State, spans: list[Span]) -> DataFrame:
         """Return the rows of the source at the sink's offset; partition i is span i."""
@@ -172,13 +164,13 @@ class Verification(AbstractContextManager["Verification"]):
             columns=columns_of_both(state.plan.table, present),
             where=self._table.where,
         )
-        return hashed(frame).withColumn(RANGE, spark_partition_id())
+        return compare.hashed(frame).withColumn(compare.RANGE, spark_partition_id())
 
     def _held(self, state: State, spans: list[Span]) -> DataFrame:
         present = self._client.describe(self._table.db, self._table.table).table
         names = rows_schema(present, columns_of_both(state.plan.table, present)).names
         rows = self._sink.rows(self._spark).select(*map(quoted, names))
-        return placed(hashed(rows), identity_of(state.plan.table), spans)
+        return compare.placed(compare.hashed(rows), identity_of(state.plan.table), spans)
 
     def _repair(self, state: State, bad: list[Span], spans: list[Span]) -> None:
         from pyspark.sql.functions import col
@@ -186,18 +178,18 @@ class Verification(AbstractContextManager["Verification"]):
         numbers, identity = [spans.index(span) for span in bad], identity_of(state.plan.table)
 
         def held() -> DataFrame:
-            return self._held(state, spans).where(col(RANGE).isin(numbers))
+            return self._held(state, spans).where(col(compare.RANGE).isin(numbers))
 
-        twice = repeated(held(), identity)
+        twice = compare.repeated(held(), identity)
         if not twice.isEmpty():  # an upsert would update both rows and keep both
             self._change(state, twice)
-        gone, lacking = differences(self._source(state, bad), held(), identity)
+        gone, lacking = compare.differences(self._source(state, bad), held(), identity)
         self._change(state, gone, lacking)
 
     def _change(self, state: State, deleted: DataFrame, inserted: DataFrame | None = None) -> None:
         names = changes_schema(state.plan.table).names[-5:]
         step = Step(state.plan.id, state.plan.generation, state.offset, state.offset, repair=True)
-        self._sink.apply(changes(deleted, inserted, names, state.offset), step, state.plan.table)
+        self._sink.apply(compare.changes(deleted, inserted, names, state.offset), step, state.plan.table)
 
 
 def columns_of_both(held: Table, present: Table) -> tuple[str, ...]:

@@ -16,18 +16,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from headwater.errors import HeadwaterError, Unavailable
-from headwater.ranges.pull.jobs import (
-    END,
-    FAILURE,
-    HEAD,
-    PIECE,
-    CacheCounters,
-    DatabaseLocation,
-    Failed,
-    Job,
-    encode_job,
-    error_in,
-)
+from headwater.ranges.pull import jobs
 from headwater.ranges.worker.position_requests import PositionServer
 
 READY = b"ready\n"
@@ -72,7 +61,7 @@ class WorkerProcess:
         self._folder: str | None = None
         self._starting = asyncio.Lock()
         self._is_over = False
-        self._reported = CacheCounters()  # the last counters of the running worker
+        self._reported = jobs.CacheCounters()  # the last counters of the running worker
         self.numbers = WorkerCounters()
 
     @property
@@ -80,9 +69,9 @@ class WorkerProcess:
         """Return the id of the process; None if it does not run."""
         return None if self._process is None or self._process.poll() is not None else self._process.pid
 
-    async def answer(self, job: Job) -> Answer:
+    async def answer(self, job: jobs.Job) -> Answer:
         """Send `job` and return its answer, to be read frame by frame; Unavailable if no worker can be started."""
-        data = encode_job(job)
+        data = jobs.encode_job(job)
         for _ in range(2):  # the second time with a new process: the first may have died unnoticed
             path = await self._running()
             try:
@@ -136,7 +125,7 @@ class WorkerProcess:
             self._end()
             raise Unavailable("the bulk worker did not start", hint="See the server's standard error for the cause.")
         self.numbers.starts += 1
-        self._reported = CacheCounters()
+        self._reported = jobs.CacheCounters()
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -162,20 +151,22 @@ class WorkerProcess:
         async with self._starting:
             await asyncio.to_thread(self._end)
 
-    def report(self, done: CacheCounters) -> None:
+    def report(self, done: jobs.CacheCounters) -> None:
         """Add the counters that the worker sent at the end of a job; they start at 0 in each process."""
         numbers, before = self.numbers, self._reported
         numbers.hits += max(done.hits - before.hits, 0)
         numbers.misses += max(done.misses - before.misses, 0)
         numbers.cache_bytes = done.cache_bytes
-        self._reported = CacheCounters(max(done.hits, before.hits), max(done.misses, before.misses), done.cache_bytes)
+        self._reported = jobs.CacheCounters(
+            max(done.hits, before.hits), max(done.misses, before.misses), done.cache_bytes
+        )
 
 
 @runtime_checkable
 class BulkDatabases(Protocol):
     """Databases that can be read in bulk."""
 
-    def place(self, name: str) -> DatabaseLocation:
+    def place(self, name: str) -> jobs.DatabaseLocation:
         """Return the location of the database `name`; NotFound if there is none. May access files."""
 
     def open_worker(self) -> WorkerProcess:
@@ -196,20 +187,20 @@ class Answer:
         numbers = self._process.numbers
         while True:
             try:
-                kind, rows, length = HEAD.unpack(await self._reader.readexactly(HEAD.size))
+                kind, rows, length = jobs.HEAD.unpack(await self._reader.readexactly(jobs.HEAD.size))
                 data = await self._reader.readexactly(length)
             except (asyncio.IncompleteReadError, OSError):
                 self.died = not self.has_left
                 raise Unavailable("the bulk worker died", hint="Retry: the next request starts a new one.") from None
-            if kind == PIECE:
+            if kind == jobs.PIECE:
                 numbers.rows += rows
                 numbers.bytes += length
                 yield data
-            elif kind == END:
-                self._process.report(msgspec.msgpack.decode(data, type=CacheCounters))
+            elif kind == jobs.END:
+                self._process.report(msgspec.msgpack.decode(data, type=jobs.CacheCounters))
                 return
-            elif kind == FAILURE:
-                raise error_in(msgspec.msgpack.decode(data, type=Failed))
+            elif kind == jobs.FAILURE:
+                raise jobs.error_in(msgspec.msgpack.decode(data, type=jobs.Failed))
             else:
                 raise HeadwaterError(f"the bulk worker sent a frame of unknown kind {kind}")
 

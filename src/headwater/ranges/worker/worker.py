@@ -19,19 +19,8 @@ from headwater.model.arrow import release_unused
 from headwater.model.work.answer_limits import AnswerMemory
 from headwater.model.work.fair_shares import FairPlaces
 from headwater.model.work.work_context import CALLER, Holder
+from headwater.ranges.pull import jobs
 from headwater.ranges.pull.arrow_pieces import BodyPiece, snapshot_pieces, tables_pieces
-from headwater.ranges.pull.jobs import (
-    HEAD,
-    JOB_HEAD,
-    MAX_JOB,
-    PIECE,
-    CacheCounters,
-    Job,
-    LogJob,
-    SnapshotJob,
-    decode_job,
-    encode_end,
-)
 from headwater.ranges.pull.log_slices import log_pieces
 from headwater.ranges.pull.slice_cache import Cache, Slice
 from headwater.ranges.worker.open_databases import Databases, OpenDatabase, OpenReader
@@ -62,18 +51,18 @@ class Worker:
         with connection, contextlib.suppress(OSError):  # the reader closed the connection
             try:
                 self._run(connection, _read_job(connection))
-                done = CacheCounters(self._cache.hits, self._cache.misses, self._cache.bytes)
-                connection.sendall(encode_end(done))
+                done = jobs.CacheCounters(self._cache.hits, self._cache.misses, self._cache.bytes)
+                connection.sendall(jobs.encode_end(done))
             except HeadwaterError as error:
-                connection.sendall(encode_end(error))
+                connection.sendall(jobs.encode_end(error))
             except OSError:
                 raise
             except Exception as error:
                 logger.exception("a bulk job failed")
                 failure = HeadwaterError(f"the bulk worker failed: {type(error).__name__}")
-                connection.sendall(encode_end(failure))
+                connection.sendall(jobs.encode_end(failure))
 
-    def _run(self, connection: socket.socket, job: Job) -> None:
+    def _run(self, connection: socket.socket, job: jobs.Job) -> None:
         CALLER.set(job.caller)  # for this thread, which runs only this job
         with (
             self._databases.use(job.place) as opened,
@@ -99,34 +88,36 @@ class Worker:
                 release_unused()
         return piece
 
-    def _pieces(self, connection: socket.socket, job: Job, opened: OpenDatabase) -> Generator[BodyPiece, None, None]:
+    def _pieces(
+        self, connection: socket.socket, job: jobs.Job, opened: OpenDatabase
+    ) -> Generator[BodyPiece, None, None]:
         def left() -> bool:
             """Return whether the reader left. Every long loop calls this, so other jobs get their turn here."""
             self._places.yield_turn(whose_job(job))
             return _has_left(connection)
 
         match job:
-            case SnapshotJob():
+            case jobs.SnapshotJob():
                 yield from snapshot_pieces(opened.reader, opened.log, job, left)
-            case LogJob():
+            case jobs.LogJob():
                 yield from log_pieces(opened.reader, opened.log, self._cache, job, left)
             case _:
                 yield from tables_pieces(opened.reader, opened.log, job, left)
 
 
-def whose_job(job: Job) -> Holder:
+def whose_job(job: jobs.Job) -> Holder:
     """Return the database and the caller whose share `job` uses."""
     return job.place.db, job.caller
 
 
-def _read_job(connection: socket.socket) -> Job:
-    length = int.from_bytes(receive_exactly(connection, JOB_HEAD), "big")
-    if length > MAX_JOB:
+def _read_job(connection: socket.socket) -> jobs.Job:
+    length = int.from_bytes(receive_exactly(connection, jobs.JOB_HEAD), "big")
+    if length > jobs.MAX_JOB:
         raise InvalidRequest(
-            f"the request exceeds {MAX_JOB} bytes", hint="Select fewer columns, or use a shorter condition."
+            f"the request exceeds {jobs.MAX_JOB} bytes", hint="Select fewer columns, or use a shorter condition."
         )
     try:
-        return decode_job(receive_exactly(connection, length))
+        return jobs.decode_job(receive_exactly(connection, length))
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"the job cannot be decoded: {error}") from None
 
@@ -154,7 +145,7 @@ def _send(connection: socket.socket, piece: BodyPiece) -> None:
     body, rows = memoryview(piece.data), piece.rows
     for place in range(0, len(body), FRAME):
         part = body[place : place + FRAME]
-        connection.sendall(HEAD.pack(PIECE, rows, len(part)))
+        connection.sendall(jobs.HEAD.pack(jobs.PIECE, rows, len(part)))
         connection.sendall(part)
         rows = 0
 
@@ -164,7 +155,7 @@ def _send_file(connection: socket.socket, kept: Slice) -> None:
     place, end, rows = kept.start, kept.start + kept.length, kept.rows
     while place < end:
         edge = min(place + FRAME, end)
-        connection.sendall(HEAD.pack(PIECE, rows, edge - place))
+        connection.sendall(jobs.HEAD.pack(jobs.PIECE, rows, edge - place))
         while place < edge:
             sent = os.sendfile(connection.fileno(), kept.file.fileno(), place, edge - place)
             if not sent:

@@ -16,20 +16,7 @@ import msgspec
 from headwater.errors import SinkFenced, SinkUnfit
 from headwater.model.table import Table
 from headwater.pipeline.sinks.columns import numbered
-from headwater.pipeline.sinks.delta.layout import (
-    BEGUN,
-    OVER,
-    PLAN,
-    Merge,
-    added,
-    check_identity,
-    held_schema,
-    merge_of,
-    plan_of,
-    plan_text,
-    state_of,
-    step_app,
-)
+from headwater.pipeline.sinks.delta import layout
 from headwater.pipeline.sinks.delta.merge import TooLarge, collect, filled, keeping, merge_rows, ours, tries
 from headwater.pipeline.sinks.delta.part import DONE, FENCED, REPORT, UNFIT, PartWriter, TableLocation, committing
 from headwater.pipeline.sinks.delta.rows import read_rows, refuse_values
@@ -79,10 +66,10 @@ class DeltaSink(Sink):
             return None if table is None else self._state(table)
 
     def _state(self, table: DeltaTable) -> State | None:
-        plan = plan_of(table.metadata().configuration)
+        plan = layout.plan_of(table.metadata().configuration)
         if plan is None:
             return None
-        found = state_of(plan, table.transaction_version, is_even=plan.id == self._even)
+        found = layout.state_of(plan, table.transaction_version, is_even=plan.id == self._even)
         if found.is_even and found.offset > plan.offset:
             self._even = plan.id
         return found
@@ -116,11 +103,13 @@ class DeltaSink(Sink):
             # No retries: delta-rs would replace the table again, but keep the rows of concurrent commits.
             DeltaTable.create(
                 self._location.path,
-                held_schema(plan.table, self.mode),
+                layout.held_schema(plan.table, self.mode),
                 mode="overwrite",
                 configuration=self._properties(plan, before),
                 storage_options=self._location.storage_options or None,
-                commit_properties=committing(step_app(old.id) if old and old.id != plan.id else None, OVER),
+                commit_properties=committing(
+                    layout.step_app(old.id) if old and old.id != plan.id else None, layout.OVER
+                ),
                 raise_if_key_not_exists=False,
             )
         except CommitFailedError:
@@ -136,13 +125,13 @@ class DeltaSink(Sink):
             return
         options = self._location.storage_options or None
         for version in range(before.version() + 1, table.version()):
-            old = plan_of(DeltaTable(self._location.path, version, options).metadata().configuration)
+            old = layout.plan_of(DeltaTable(self._location.path, version, options).metadata().configuration)
             if old is not None and old.id != plan.id:
-                self._append_nothing(self._table(), step_app(old.id), OVER)
+                self._append_nothing(self._table(), layout.step_app(old.id), layout.OVER)
 
     def _own(self, table: DeltaTable | None) -> Plan | None:
         """Return the plan of the table; raise SinkUnfit for a table with rows that no pipeline wrote."""
-        plan = plan_of(table.metadata().configuration) if table else None
+        plan = layout.plan_of(table.metadata().configuration) if table else None
         if table is not None and plan is None and table.file_uris():
             raise SinkUnfit(
                 f"the table at {self._location.path} contains rows that no pipeline wrote; the sink would delete them",
@@ -153,8 +142,8 @@ class DeltaSink(Sink):
     def _properties(self, plan: Plan, before: DeltaTable | None) -> Mapping[str, str | None]:
         kept = before.metadata().configuration if before else {}
         own = {
-            PLAN: plan_text(plan),
-            BEGUN: str(time.time_ns() // 1_000_000),
+            layout.PLAN: layout.plan_text(plan),
+            layout.BEGUN: str(time.time_ns() // 1_000_000),
             "delta.checkpointInterval": str(self._settings.checkpoint_every),
         }
         if self._settings.change_data_feed:
@@ -195,7 +184,7 @@ class DeltaSink(Sink):
         offset = quoted(changes_schema(table).names[-2])
         left = frame if todo.repair else frame.where(f"{offset} > {todo.after}")
         names = [field.name for field in held.schema().fields]
-        lacking = [name for name in held_schema(table, self.mode).names if name not in names]
+        lacking = [name for name in layout.held_schema(table, self.mode).names if name not in names]
         if lacking:
             raise SinkUnfit(f"the Delta table has no column {lacking[0]!r}", hint="Start the pipeline again.")
         if todo.repair and self.mode == HISTORY:
@@ -203,7 +192,7 @@ class DeltaSink(Sink):
         make = versions if self.mode == HISTORY else last_per_key
         source = make(left, identity_of(table))
         try:
-            return self._merged(source, todo, merge_of(table, self.mode, names), held)
+            return self._merged(source, todo, layout.merge_of(table, self.mode, names), held)
         except TooLarge:
             middle = (todo.after + todo.upto) // 2
             if middle == todo.after or todo.repair:
@@ -215,11 +204,11 @@ class DeltaSink(Sink):
             self.apply(left, todo, table)
             return True
 
-    def _merged(self, source: DataFrame, todo: Step, merge: Merge, held: DeltaTable) -> bool:
+    def _merged(self, source: DataFrame, todo: Step, merge: layout.Merge, held: DeltaTable) -> bool:
         """Merge in one commit that moves the offset; return False if the table changed concurrently."""
         from deltalake.exceptions import CommitFailedError
 
-        app = None if todo.repair else step_app(todo.plan)
+        app = None if todo.repair else layout.step_app(todo.plan)
         version = held.version()
         rows = collect(source)
         try:
@@ -276,30 +265,32 @@ class DeltaSink(Sink):
         import pyarrow as pa
 
         held = self._table()
-        plan = plan_of(held.metadata().configuration)
+        plan = layout.plan_of(held.metadata().configuration)
         if plan is None:
             raise SinkFenced("the sink holds no snapshot")
-        check_identity(plan.table, table)
-        wanted = held_schema(table, self.mode)
-        new = added(pa.schema(held.schema().to_arrow()), wanted)
+        layout.check_identity(plan.table, table)
+        wanted = layout.held_schema(table, self.mode)
+        new = layout.added(pa.schema(held.schema().to_arrow()), wanted)
         if self.mode == UPSERT:
-            known = {*held_schema(plan.table, self.mode).names, *(field.name for field in new)}
+            known = {*layout.held_schema(plan.table, self.mode).names, *(field.name for field in new)}
             refuse_values(held, [name for name in wanted.names if name not in known])
         if new:
             fields = deltalake.Schema.from_arrow(pa.schema(new)).fields
             held.alter.add_columns(fields, commit_properties=committing(None))
-        text = plan_text(msgspec.structs.replace(plan, table=table))
-        held.alter.set_table_properties({PLAN: text}, raise_if_not_exists=False, commit_properties=committing(None))
+        text = layout.plan_text(msgspec.structs.replace(plan, table=table))
+        held.alter.set_table_properties(
+            {layout.PLAN: text}, raise_if_not_exists=False, commit_properties=committing(None)
+        )
 
     # Reading and closing
 
     def rows(self, spark: SparkSession) -> DataFrame:
         with ours():
             table = self._location.open()
-            plan = plan_of(table.metadata().configuration) if table else None
+            plan = layout.plan_of(table.metadata().configuration) if table else None
             if self.mode != UPSERT or table is None or plan is None:
                 raise SinkUnfit("only a table in mode upsert that has a snapshot can be read back")
-            return read_rows(spark, self._location, table, held_schema(plan.table, self.mode))
+            return read_rows(spark, self._location, table, layout.held_schema(plan.table, self.mode))
 
 
 def open_delta(settings: dict[str, Any], context: SinkContext) -> DeltaSink:
