@@ -77,7 +77,7 @@ def test_web_socket_behind_the_horizon_receives_resnapshot_and_is_closed_with_44
 
 
 @pytest.mark.parametrize("by", ["ticket", "header"])
-def test_page_fetches_the_current_rows_through_the_redirect(
+def test_page_follows_the_redirect_of_a_snapshot_url_without_a_version(
     browser: Browser, outrun: tuple[KeptServer, str], by: str
 ) -> None:
     server, _ = outrun

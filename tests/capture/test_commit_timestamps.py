@@ -111,7 +111,9 @@ moves = st.lists(
 
 
 @given(moves)
-def test_commits_after_a_close_have_later_times_whatever_the_wall_clock_does(moves: list[tuple[str, int]]) -> None:
+def test_commits_after_a_closed_time_have_later_times_even_if_the_wall_clock_goes_back(
+    moves: list[tuple[str, int]],
+) -> None:
     wall, wrapped = Wall(), MemoryLog()
     log = LiveLog(wrapped)
     stamper = Stamper(log, wall)

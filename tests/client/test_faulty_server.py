@@ -289,7 +289,7 @@ def test_connection_closed_between_requests_loses_no_write(faulty: Faulty, ask: 
 
 
 def test_reused_connection_is_checked_before_its_next_request(faulty: Faulty) -> None:
-    """A request sent in one piece causes no error even if the server has closed the connection."""
+    """Sending on a connection that the server has closed may raise no error, so the client checks it before."""
     faulty.answer = lambda asked: result(len(faulty.asked), hang_up=True)
     with closing(Connections(parse_url(faulty.url), None, 10, None)) as connections:
         for number in (1, 2):

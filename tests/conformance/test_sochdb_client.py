@@ -46,8 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def told(python: str, server: ServerProcess) -> dict[str, Any]:
-    """Return the JSON that the script prints."""
+def script_results(python: str, server: ServerProcess) -> dict[str, Any]:
+    """Run the script against the server; return its results, parsed from the JSON that it prints."""
     for sql in (
         "CREATE TABLE orders(id INTEGER PRIMARY KEY, total)",
         "INSERT INTO orders VALUES (1, 10), (2, 20), (3, NULL)",
@@ -65,8 +65,8 @@ def told(python: str, server: ServerProcess) -> dict[str, Any]:
     return found
 
 
-def test_sochdb_client_receives_the_rows_of_a_table_from_an_offset(told: dict[str, Any]) -> None:
-    found = told["rows"]
+def test_sochdb_client_receives_the_rows_of_a_table_from_an_offset(script_results: dict[str, Any]) -> None:
+    found = script_results["rows"]
     assert [event["sequence"] for event in found] == [2, 3, 4]
     assert [json.loads(event["after_value"]) for event in found] == [
         {"id": 1, "total": 10},
@@ -78,12 +78,12 @@ def test_sochdb_client_receives_the_rows_of_a_table_from_an_offset(told: dict[st
     assert len({event["txn_id"] for event in found}) == 1
 
 
-def test_sochdb_client_receives_only_changes_that_match_its_predicate(told: dict[str, Any]) -> None:
-    assert told["predicate"]["sequence"] == 4
+def test_sochdb_client_receives_only_changes_that_match_its_predicate(script_results: dict[str, Any]) -> None:
+    assert script_results["predicate"]["sequence"] == 4
 
 
-def test_sochdb_client_receives_keys_and_values_in_their_written_form(told: dict[str, Any]) -> None:
-    created, *events = told["pairs"]["events"]
+def test_sochdb_client_receives_keys_and_values_in_their_written_form(script_results: dict[str, Any]) -> None:
+    created, *events = script_results["pairs"]["events"]
     assert created["operation"] == SCHEMA_CHANGE and created["ddl"].startswith("CREATE TABLE") and not created["key"]
     assert [(each["operation"], each["key"], each["before_value"], each["after_value"]) for each in events] == [
         (INSERT, "user:ÿ", "", "one"),
@@ -91,7 +91,7 @@ def test_sochdb_client_receives_keys_and_values_in_their_written_form(told: dict
         (UPDATE, "user:ÿ", "one", "two"),
         (DELETE, "user:ÿ", "two", ""),
     ]
-    watched = told["pairs"]["watched"]
+    watched = script_results["pairs"]["watched"]
     assert [(each["operation"], each["before_value"], each["after_value"]) for each in watched] == [
         (INSERT, "", "one"),
         (UPDATE, "one", "two"),
@@ -100,8 +100,8 @@ def test_sochdb_client_receives_keys_and_values_in_their_written_form(told: dict
     assert [each["sequence"] for each in watched] == [events[place]["sequence"] for place in (0, 2, 3)]
 
 
-def test_sochdb_client_puts_gets_scans_and_deletes_keys(told: dict[str, Any]) -> None:
-    found = told["store"]
+def test_sochdb_client_puts_gets_scans_and_deletes_keys(script_results: dict[str, Any]) -> None:
+    found = script_results["store"]
     assert found["put"] == {"success": True, "error": ""}
     assert found["get"] == {"value": "\0ÿ", "found": True, "error": ""}
     assert found["absent"] == {"value": "", "found": False, "error": ""}
@@ -115,8 +115,8 @@ def test_sochdb_client_puts_gets_scans_and_deletes_keys(told: dict[str, Any]) ->
     assert found["namespace"]["code"] == "NOT_FOUND"
 
 
-def test_open_sochdb_subscription_is_listed_and_cancelled(told: dict[str, Any]) -> None:
-    found = told["listing"]
+def test_open_sochdb_subscription_is_listed_and_cancelled(script_results: dict[str, Any]) -> None:
+    found = script_results["listing"]
     assert found["before"] == found["after"] == []
     during = found["during"]
     assert during["subscription_id"].startswith("sub-") and during["namespace"] == "default"
@@ -129,15 +129,15 @@ def test_open_sochdb_subscription_is_listed_and_cancelled(told: dict[str, Any]) 
     assert found["code"] == "OK" and found["rest"] <= 2
 
 
-def test_sochdb_overrun_is_reported_as_out_of_range_with_the_oldest_sequence(told: dict[str, Any]) -> None:
-    found = told["overrun"]
+def test_sochdb_overrun_is_reported_as_out_of_range_with_the_oldest_sequence(script_results: dict[str, Any]) -> None:
+    found = script_results["overrun"]
     oldest = found["trailers"]["oldest-available"]
     assert found["code"] == "OUT_OF_RANGE" and int(oldest) > 1
     assert found["details"] == f"CDC overrun: requested seq 1 but oldest available is {oldest}"
 
 
-def test_sochdb_calls_without_a_valid_key_are_refused(told: dict[str, Any]) -> None:
-    found = told["doors"]
+def test_sochdb_calls_without_a_valid_key_are_refused(script_results: dict[str, Any]) -> None:
+    found = script_results["doors"]
     for name in ("kv", "stream", "wrong"):
         assert found[name]["code"] == "UNAUTHENTICATED"
         assert found[name]["details"] == "Authentication required. Provide a Bearer token or API key."

@@ -28,7 +28,7 @@ KEYED = {"item": ("id",), "pair": ("a", "b"), "line": ("rowid",), "ledger": ("ma
 
 
 class Foreigner:
-    """Another process that runs the writer `module` on the file; at most one runs at a time."""
+    """Runs the writer `module` on the file in another process; call `end` before the next `begin`."""
 
     def __init__(self, folder: Path, database: Path, seed: str, module: str, works: str) -> None:
         self._folder, self._database, self._seed = folder, database, seed

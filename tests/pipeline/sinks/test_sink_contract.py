@@ -368,7 +368,7 @@ def test_step_keeps_the_last_change_of_each_key_when_keys_move_and_swap(
     assert_holds(target, factory, story.rows)
 
 
-def test_spans_at_different_offsets_become_even(
+def test_spans_loaded_at_different_offsets_are_brought_to_the_same_offset(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
     plan = story.plan("p1")

@@ -40,7 +40,7 @@ def test_batch_of_every_column_kind_fits_the_spark_schema() -> None:
     assert fitted.column("_commit_timestamp")[0].value == 1_700_000_000_123_000
 
 
-def test_batch_that_fits_is_returned_unchanged() -> None:
+def test_batch_that_already_has_the_wanted_schema_is_returned_unchanged() -> None:
     table = Table("t", (Column("id", "i64"),), ("id",))
     batch = arrow.rows_batch(table, [(1,)])
     assert schema.fit(batch, schema.rows_schema(table)) is batch

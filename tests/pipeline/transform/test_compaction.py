@@ -1,4 +1,4 @@
-"""The last change per key, and versions of rows, against models in plain Python."""
+"""The last change per key, and SCD2 versions of rows, against models in plain Python."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def modelled(story: Story, after: int, upto: int) -> tuple[list[tuple[Any, ...]]
     return sorted(map(tuple, opened), key=str), closed
 
 
-def test_versions_of_random_changes_match_the_model(spark: SparkSession) -> None:
+def test_scd2_versions_of_random_changes_match_a_simple_model(spark: SparkSession) -> None:
     for seed in range(3):
         story = random_story(seed)
         found = versions(story.changes(spark, 10, 50), ["id"]).toArrow().to_pylist()

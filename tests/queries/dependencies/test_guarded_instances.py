@@ -235,7 +235,7 @@ def test_answer_read_with_guards_has_the_keys_that_its_guards_need(shop: Shop) -
     assert plain is not None and plain.keys == ()
 
 
-def test_answer_with_more_keys_than_the_limit_has_no_guard_keys(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guard_with_more_keys_than_the_limit_is_not_recorded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analyse, "MAX_KEYS", 2)
     for id in (2, 3):
         assert shop.read()[0].keys[0] is not None

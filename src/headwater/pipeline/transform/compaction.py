@@ -65,7 +65,7 @@ def last_per_key(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
 
 
 def image_order(about: ChangeColumns) -> Column:
-    """Return the sort order of the images of one key: by offset, the preimage of a change first."""
+    """Return a column that sorts the images of one key: by offset, the preimage of a change before its postimage."""
     from pyspark.sql import functions as f
 
     return f.struct(f.col(quoted(about.offset)), f.col(quoted(about.change_type)) != PREIMAGE)

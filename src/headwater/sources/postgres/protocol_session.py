@@ -503,7 +503,9 @@ class Pool:
     def _take(self) -> tuple[Link, bool, int]:
         with self._lock:
             if self._closed:
-                raise Unavailable("the database is closed", hint="Try again in a moment.")
+                raise Unavailable(
+                    "Headwater has closed its connections to this database", hint="Try again in a moment."
+                )
             epoch = self._epoch
             if self._idle:
                 return self._idle.pop(), True, epoch

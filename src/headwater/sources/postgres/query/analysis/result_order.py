@@ -115,7 +115,7 @@ class _QueryLevel:
         by = [bare(entries[each.number("tleSortGroupRef")]["expr"]) for each in node.items("aggorder")]
         if node["aggorder"] is None and node["aggdistinct"] is None:
             return False
-        if self._decides(by):
+        if self._are_unique(by):
             return True
         sorted_ = {each.number("tleSortGroupRef") for each in node.items("aggorder") + node.items("aggdistinct")}
         taken = [each for each in node.items("args") if not each.is_true("resjunk")]
@@ -132,7 +132,7 @@ class _QueryLevel:
         (clause,) = [each for each in self._query.items("windowClause") if each["winref"] == node["winref"]]
         options = clause.number("frameOptions")
         is_by_place = name in _BY_PLACE or name in _IN_ORDER or options & (_ROWS | _GROUPS | _EXCLUDE)
-        if is_by_place and not self._decides(
+        if is_by_place and not self._are_unique(
             self._sorted(clause.items("partitionClause") + clause.items("orderClause"))
         ):
             yield f"{name}() OVER without a total order: add a key to its ORDER BY"
@@ -188,14 +188,14 @@ class _QueryLevel:
         if is_grouped:
             groups = query.items("groupClause")
             return bool(groups) and all(each.number("tleSortGroupRef") in refs for each in groups)
-        return self._decides(self._sorted(query.items("sortClause")))
+        return self._are_unique(self._sorted(query.items("sortClause")))
 
-    def _decides(self, by: list[Item]) -> bool:
-        """Return whether these expressions identify all rows of FROM."""
+    def _are_unique(self, by: list[Item]) -> bool:
+        """Return whether no two rows of FROM can have the same values in all these expressions."""
         if self._query["setOperations"] is not None:
             return False
         try:
-            return _Keys(self._query, self._known).are_decided(by)
+            return _Keys(self._query, self._known).are_unique(by)
         except _NoRowKeys:
             return False
 
@@ -277,8 +277,8 @@ class _Keys:
         """Return the columns that identify all rows."""
         return [(place, number) for place, key in sorted(self._keys.items()) for number in key]
 
-    def are_decided(self, by: list[Item]) -> bool:
-        """Return whether these expressions identify all rows."""
+    def are_unique(self, by: list[Item]) -> bool:
+        """Return whether no two rows can have the same values in all these expressions."""
         known = {cell for node in by if (cell := _cell(node)) is not None}
         whole: set[int] = set()
         while True:

@@ -17,11 +17,11 @@ from headwater.sources.sqlite.capture.triggers import CAPTURE
 from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.analysis.authorizer_reads import (
     StatementFacts,
-    bare_rowids,
     beyond,
     epoch_of,
     facts_of,
     schema_version,
+    uncaptured_rowids,
     unseen,
     volatility,
 )
@@ -37,7 +37,7 @@ LEAST_SECONDS = 0.005  # minimum time allowed for guards, however fast the answe
 
 
 class Analyses:
-    """Analyser of one source's queries. Thread-safe: each call has its own reader inside a read transaction.
+    """Analyser of one source's queries. Thread-safe: each caller passes its own reader, inside a read transaction.
 
     `vouched` returns the schema version for which capture was last reconciled: under any other version, rows may have
     changed without an offset.
@@ -159,6 +159,6 @@ def _whole(reader: GuardedConnection, sql: str, facts: StatementFacts) -> Analys
         objects=facts.objects,
         dependencies=tuple(Dependency(name) for name in facts.tables),
         epoch="",
-        volatile=(*volatility(reader, facts), *bare_rowids(reader, facts)),
+        volatile=(*volatility(reader, facts), *uncaptured_rowids(reader, facts)),
         unseen=unseen(reader, facts),
     )

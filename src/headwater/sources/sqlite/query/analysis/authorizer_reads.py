@@ -242,8 +242,8 @@ def _reads_table(reader: GuardedConnection, view: str) -> bool:
         return False
 
 
-def bare_rowids(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:
-    """Return reasons for rowids that the statement reads and that are neither a key nor part of captured changes."""
+def uncaptured_rowids(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:
+    """Return reasons why answers are not cacheable: rowids that are read, but neither keys nor in captured changes."""
     tables = reader.catalog.tables()
     asked = {table for table, column in facts.columns if column == "ROWID" and column not in tables[table].index}
     found = {name for name in asked if not any(c.auto or c.hidden for c in tables[name].columns)}

@@ -38,7 +38,7 @@ class _LoadedInputs(msgspec.Struct, frozen=True):
 
 
 class PlannerInputs:
-    """Planner inputs of one source. Thread-safe: each call has its own reader inside a read transaction."""
+    """Digests of planner inputs. Thread-safe: each caller passes its own reader, inside a read transaction."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _indexes and _loaded

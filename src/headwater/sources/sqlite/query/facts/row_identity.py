@@ -91,7 +91,7 @@ class RowIdentity:
             return None
         kept: list[tree.Source] = []
         for source in self._sources:
-            if not self._is_decided(keys[id(source)] or [], source, kept):
+            if not self._is_determined(keys[id(source)] or [], source, kept):
                 kept.append(source)
         return [ref for source in kept for ref in keys[id(source)] or []]
 
@@ -99,10 +99,10 @@ class RowIdentity:
         """Return whether there can be only one row: constants and outer columns determine all keys."""
         return self._is_plain and self.columns() == []
 
-    def _is_decided(self, key: list[tree.Ref], source: tree.Source, known: list[tree.Source]) -> bool:
+    def _is_determined(self, key: list[tree.Ref], source: tree.Source, known: list[tree.Source]) -> bool:
         """Return whether constants and the sources in `known` determine the row of `source`."""
         others = [one for one in self._sources if one not in known]
-        return bool(key) and all(any(_decides(pair, ref, others) for pair in self._equals) for ref in key)
+        return bool(key) and all(any(_determines(pair, ref, others) for pair in self._equals) for ref in key)
 
 
 def _key(source: tree.Source) -> list[tree.Ref] | None:
@@ -150,7 +150,7 @@ def _pairs(root: Any, among: list[tree.Source] | None) -> Iterator[tuple[Any, An
                     yield mine, value
 
 
-def _decides(pair: tuple[Any, Any], ref: tree.Ref, others: list[tree.Source]) -> bool:
+def _determines(pair: tuple[Any, Any], ref: tree.Ref, others: list[tree.Source]) -> bool:
     mine, value = pair
     if not is_same(mine, ref):
         return False
