@@ -331,11 +331,11 @@ def test_status_reports_readiness_latest_offset_and_lag_of_each_database(tmp_pat
 
 
 def test_closed_app_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
-    def left() -> tuple[set[str], list[str]]:
+    def threads_and_files() -> tuple[set[str], list[str]]:
         files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_there(fd)]
         return {thread.name for thread in threading.enumerate()}, sorted(f for f in files if str(tmp_path) in f)
 
-    before = left()
+    before = threads_and_files()
     for _ in range(3):
         with app(tmp_path) as one:
             run(one.database("main"), "CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, v)")
@@ -343,7 +343,7 @@ def test_closed_app_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
                 tx = one.get("main").begin()
                 tx.run(lambda session: session.select("t", None)).result(PATIENCE)
                 tx.rollback().result(PATIENCE)
-    wait_until(lambda: left() == before, "the end of the last threads")
+    wait_until(lambda: threads_and_files() == before, "the end of the last threads")
 
 
 def _is_there(fd: str) -> bool:

@@ -72,8 +72,8 @@ class KeptServer(ServerProcess):
     def ws(self, sub_id: str) -> str:
         return f"{self.url.replace('http', 'ws', 1)}/api/v1/cdc/ws/{sub_id}"
 
-    def held(self, sub_id: str) -> dict[str, Any]:
-        """Return the subscription as it is stored."""
+    def stored_subscription(self, sub_id: str) -> dict[str, Any]:
+        """Return the subscription as `cdc.list` shows it."""
         found = self.ask("cdc.list")["subscriptions"]
         return next(one for one in found if one["sub_id"] == sub_id)
 

@@ -40,7 +40,7 @@ def test_event_source_resumes_by_itself_after_a_server_restart(browser: Browser,
     assert browser.ids() == texts(8)
     assert browser.value("opened.length") == 2
     # Had the browser not named where it was, everything after the acked cursor would have come again.
-    assert server.held(sub_id)["acked_offset"] == 1
+    assert server.stored_subscription(sub_id)["acked_offset"] == 1
 
 
 def test_event_source_with_an_expired_ticket_ends_and_a_new_ticket_continues(browser: Browser, serve: Serve) -> None:

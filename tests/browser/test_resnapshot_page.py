@@ -20,8 +20,8 @@ def outrun(request: pytest.FixtureRequest, serve: Serve) -> tuple[KeptServer, st
     sub_id = server.subscribe()
     server.insert(*range(1, ROWS + 1))
     wait_for(
-        lambda: server.held(sub_id)["state"] == "resnapshot_required",
-        lambda: f"the loss: {server.held(sub_id)}",
+        lambda: server.stored_subscription(sub_id)["state"] == "resnapshot_required",
+        lambda: f"the loss: {server.stored_subscription(sub_id)}",
     )
     return server, sub_id
 

@@ -48,7 +48,7 @@ class Small:
     def sql(self, statement: str) -> None:
         self.live.sql(statement.replace("$", self.name))
 
-    def seen(self, after: int | None = None) -> Described:
+    def description(self, after: int | None = None) -> Described:
         """Return the description of the table, once there is a change after `after`."""
         with Client(self.url) as client:
             return client.describe("main", self.name, after=after, wait_ms=60_000 if after else 0)
@@ -126,7 +126,7 @@ def test_ranges_split_and_merged_during_a_read_deliver_every_row_once(large: Liv
 
 
 def test_snapshot_of_an_older_version_ignores_later_writes(small: Small, ask: Any) -> None:
-    version = small.seen().version
+    version = small.description().version
     small.sql("UPDATE $ SET name = 'x'")
     small.sql("DELETE FROM $ WHERE id = 2")
     old = ask(small.url, lambda client: client.snapshot("main", small.name, version=version))
@@ -158,10 +158,10 @@ def test_span_that_cuts_ranges_delivers_exactly_its_rows(large: Live, ask: Any) 
 
 
 def test_log_slice_delivers_both_images_of_an_update(small: Small, ask: Any) -> None:
-    before = small.seen()
+    before = small.description()
     small.sql("UPDATE $ SET name = 'x' WHERE id = 1")
     small.sql("DELETE FROM $ WHERE id = 3")
-    seen = small.seen(after=before.latest + 1)
+    seen = small.description(after=before.latest + 1)
     bounds = {"generation": seen.generation, "after": before.latest, "upto": seen.latest}
     found = ask(small.url, lambda c: c.log("main", small.name, **bounds))
     shown = zip(column(found, "_change_type"), column(found, "name"), strict=True)
@@ -196,9 +196,9 @@ def test_log_slice_over_a_killed_worker_is_delivered_completely(large: Live, ask
 
 
 def test_changes_of_several_tables_are_delivered_as_json(small: Small, ask: Any) -> None:
-    before, other = small.seen(), Small(small.live)
+    before, other = small.description(), Small(small.live)
     small.sql("DELETE FROM $ WHERE id = 1")
-    seen = small.seen(after=before.latest + 4)
+    seen = small.description(after=before.latest + 4)
     bounds = {"generation": seen.generation, "after": before.latest, "upto": seen.latest}
     for tables in ([], [small.name, other.name]):
         found = ask(small.url, lambda c, tables=tables: c.log_tables("main", tables, **bounds))
@@ -215,7 +215,7 @@ def test_changes_of_several_tables_are_delivered_as_json(small: Small, ask: Any)
 
 def test_registered_version_stays_readable(small: Small, ask: Any) -> None:
     registered = ask(small.url, lambda c: c.register("main", small.name, "copy"))
-    assert registered.version == small.seen().latest and registered.lease_seconds > 0
+    assert registered.version == small.description().latest and registered.lease_seconds > 0
     small.sql("DELETE FROM $")
     found = ask(small.url, lambda c: c.snapshot("main", small.name, version=registered.snapshot_version))
     assert column(found, "id") == [1, 2, 3]
@@ -225,7 +225,7 @@ def test_registered_version_stays_readable(small: Small, ask: Any) -> None:
 
 
 def test_unreadable_table_version_or_slice_is_refused_with_its_reason(small: Small, ask: Any) -> None:
-    seen = small.seen()
+    seen = small.description()
     with pytest.raises(NotFound):
         ask(small.url, lambda c: c.snapshot("main", "nowhere", version=seen.version))
     with pytest.raises(OffsetExpired) as lost:
@@ -258,7 +258,7 @@ def test_expired_changes_are_refused(tmp_path: Path, ask: Any) -> None:
 
 
 def test_describe_reports_the_offset_of_a_schema_change(small: Small, ask: Any) -> None:
-    seen = small.seen()
+    seen = small.description()
     small.sql("ALTER TABLE $ ADD COLUMN colour TEXT")
     told = ask(
         small.url, lambda c: c.describe("main", small.name, after=seen.latest, wait_ms=60_000, shape=seen.table.version)

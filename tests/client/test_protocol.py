@@ -41,7 +41,8 @@ def test_error_kinds_of_the_client_are_exactly_the_shared_kinds() -> None:
     assert set(errors.CLASSES.values()) == set(KINDS)
 
 
-def made(kind: type[HeadwaterError]) -> HeadwaterError:
+def example_error(kind: type[HeadwaterError]) -> HeadwaterError:
+    """Return an error of this class with a hint and further fields."""
     if kind is OffsetExpired:
         error = OffsetExpired(3, 10, 90)
         error.extra["resnapshot_reason"] = "wal_horizon_exceeded"
@@ -54,7 +55,7 @@ def made(kind: type[HeadwaterError]) -> HeadwaterError:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)
 def test_error_survives_rpc_and_problem_encoding_unchanged(kind: type[HeadwaterError]) -> None:
-    told = made(kind)
+    told = example_error(kind)
     with pytest.raises(kind) as raised:
         rpc_result(200, {}, error_body(1, told))
     for error in (raised.value, refusal(kind.status, {}, problem(told, kind.status))):
@@ -64,7 +65,7 @@ def test_error_survives_rpc_and_problem_encoding_unchanged(kind: type[HeadwaterE
 
 
 def test_expired_offset_error_keeps_its_offsets_and_reason() -> None:
-    error = refusal(410, {}, problem(made(OffsetExpired), 410))
+    error = refusal(410, {}, problem(example_error(OffsetExpired), 410))
     assert isinstance(error, OffsetExpired)
     assert (error.horizon, error.latest, error.after) == (10, 90, 9)
     assert error.extra["resnapshot_reason"] == "wal_horizon_exceeded"

@@ -21,7 +21,8 @@ keys = st.binary(min_size=1, max_size=2)
 SCHEMA = pa.schema([("key", pa.binary())], metadata={"version": "4"})
 
 
-def told(values: list[bytes], **metadata: str) -> ReceivedBatch:
+def received_batch(values: list[bytes], **metadata: str) -> ReceivedBatch:
+    """Return a batch of these values with this metadata, as the client receives it."""
     batch = pa.record_batch([pa.array(values, pa.binary())], schema=SCHEMA)
     return ReceivedBatch(batch, {name.encode(): text.encode() for name, text in metadata.items()}, SCHEMA.metadata)
 
@@ -54,7 +55,7 @@ class Cut:
     def _put(self, old: list[Range], new: list[Range]) -> None:
         self.ranges = sorted([r for r in self.ranges if r not in old] + new, key=lambda r: r.span.start)
 
-    def asked(self, known: list[Range], id: int, epoch: int) -> Span:
+    def span_of(self, known: list[Range], id: int, epoch: int) -> Span:
         """Return the span of a range; raise StaleEpoch with the ranges that hold its keys now."""
         for found in self.ranges:
             if (found.id, found.epoch) == (id, epoch):
@@ -105,14 +106,14 @@ def test_random_walk_over_changing_ranges_reads_every_row_once_in_order(
         query = dict(parse_qsl(urlsplit(request.path).query))
         try:
             trouble()
-            within = cut.asked(ever, int(query["range"]), int(query["epoch"])) if guided else Span.all()
+            within = cut.span_of(ever, int(query["range"]), int(query["epoch"])) if guided else Span.all()
             found = asked_span(query, within)
             after = bytes.fromhex(query.get("after", ""))
             left = [key for key in sorted(rows) if found.contains(key) and key > after]
             while left:
                 size = fate.randint(1, 4)
                 page, left = left[:size], left[size:]
-                pull.took(told(page, last_key=page[-1].hex()))
+                pull.took(received_batch(page, last_key=page[-1].hex()))
                 got += page
                 if not fate.randrange(4):
                     raise broken()
@@ -185,12 +186,12 @@ def test_retried_log_pull_continues_after_its_offset_in_its_first_schema() -> No
     pull = LogPull(["pull"], {"after": 10, "upto": 90, "shape": None}, backoff())
     first = pull.next()
     assert first is not None and "shape" not in first.path
-    pull.took(told([b"x"], upto="40"))
+    pull.took(received_batch([b"x"], upto="40"))
     pull.failed(Unavailable("cut", sent=True))
     second = pull.next()
     assert second is not None
     assert dict(parse_qsl(urlsplit(second.path).query)) == {"after": "40", "upto": "90", "shape": "4"}
-    pull.took(told([], upto="90"))
+    pull.took(received_batch([], upto="90"))
     assert pull.failed(Unavailable("cut", sent=True)) == 0.0
     assert pull.next() is None
 
@@ -206,13 +207,13 @@ def test_batch_without_its_end_position_is_refused(name: str) -> None:
         if name == "last_key"
         else LogPull(["pull"], {"after": 1, "upto": 2}, backoff())
     )
-    pull.took(told([]))
+    pull.took(received_batch([]))
     with pytest.raises(HeadwaterError, match=name):
-        pull.took(told([b"x"]))
+        pull.took(received_batch([b"x"]))
 
 
 def test_empty_batches_are_skipped_unless_all_are_empty() -> None:
-    empty, rows = told([], upto="2"), told([b"x"], upto="3")
+    empty, rows = received_batch([], upto="2"), received_batch([b"x"], upto="3")
     pull = LogPull(["pull"], {"after": 1, "upto": 3}, backoff())
     assert [list(pull.take(each)) for each in (empty, rows)] == [[], [rows.batch]]
     pull.finished()

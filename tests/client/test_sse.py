@@ -54,7 +54,8 @@ def feed(control: tuple[str, ...] = (), **query: Any) -> Feed:
     return Feed(["changes", "main", "t"], query, Backoff(60, random.Random(0), lambda: 0.0), control)
 
 
-def asked(one: Feed) -> tuple[str, str]:
+def next_query(one: Feed) -> tuple[str, str]:
+    """Return the query string and the Last-Event-ID of the feed's next request."""
     request = one.next()
     assert request is not None
     return request.path.partition("?")[2], request.headers.get("last-event-id", "")
@@ -62,18 +63,18 @@ def asked(one: Feed) -> tuple[str, str]:
 
 def test_resumed_feed_sends_its_last_id_instead_of_its_first_offset() -> None:
     one = feed(from_offset=2, where="a > 1")
-    assert asked(one) == ("from_offset=2&where=a+%3E+1", "")
+    assert next_query(one) == ("from_offset=2&where=a+%3E+1", "")
     assert list(one.take(BODY[: BODY.index(b"id: s:")])) == [{"offset": 3}]
     one.failed(Unavailable("cut", sent=True))
-    assert asked(one) == ("where=a+%3E+1", "3")
+    assert next_query(one) == ("where=a+%3E+1", "3")
 
 
 def test_incomplete_frame_is_discarded_with_its_connection() -> None:
     one = feed()
-    asked(one)
+    next_query(one)
     half = transport_frames.sse(9, "insert", b'{"offset":9}')[:-1]
     assert list(one.take(OPENING + half)) == []
-    assert asked(one)[1] == "2"
+    assert next_query(one)[1] == "2"
     assert list(one.take(transport_frames.sse(5, "insert", b'{"offset":5}'))) == [{"offset": 5}]
 
 
@@ -82,15 +83,15 @@ def test_control_events_are_delivered_on_request_and_snapshot_events_always() ->
         transport_frames.sse(1, word, b"{}") for word in ("checkpoint", "caught_up", "snapshot_end", "snapshot_restart")
     )
     quiet, told = feed(), feed(("checkpoint",))
-    asked(quiet)
-    asked(told)
+    next_query(quiet)
+    next_query(told)
     assert [one["event"] for one in quiet.take(body)] == ["snapshot_end", "snapshot_restart"]
     assert [one["event"] for one in told.take(body)] == ["checkpoint", "snapshot_end", "snapshot_restart"]
 
 
 def test_changes_before_a_feed_error_are_delivered_first() -> None:
     one = feed()
-    asked(one)
+    next_query(one)
     gone = transport_frames.sse(
         6, "resnapshot", b'{"earliest_offset":7,"latest_offset":9,"reason":"wal_horizon_exceeded"}'
     )
@@ -105,7 +106,7 @@ def test_changes_before_a_feed_error_are_delivered_first() -> None:
 
 def test_failed_event_is_raised_with_its_error_class() -> None:
     one = feed()
-    asked(one)
+    next_query(one)
     told = b'{"code":"invalid_request","message":"no such column","details":{"hint":"Name another."}}'
     with pytest.raises(InvalidRequest, match="no such column") as raised:
         list(one.take(transport_frames.sse(3, "failed", told)))
@@ -114,7 +115,7 @@ def test_failed_event_is_raised_with_its_error_class() -> None:
 
 def test_feed_with_upto_ends_at_that_offset() -> None:
     one = feed(upto=3)
-    asked(one)
+    next_query(one)
     list(one.take(OPENING + transport_frames.sse(3, "insert", b"{}")))
     one.finished()
     assert one.next() is None
@@ -122,10 +123,10 @@ def test_feed_with_upto_ends_at_that_offset() -> None:
 
 def test_feed_ended_before_upto_is_requested_again_until_complete() -> None:
     one = feed(upto=9)
-    asked(one)
+    next_query(one)
     list(one.take(OPENING + transport_frames.sse(3, "insert", b"{}")))
     one.finished()
-    assert asked(one) == ("upto=9", "3")
+    assert next_query(one) == ("upto=9", "3")
     list(one.take(transport_frames.SSE_OPENING + b"id: 3\n\n"))
     one.finished()
     assert one.next() is None
@@ -133,7 +134,7 @@ def test_feed_ended_before_upto_is_requested_again_until_complete() -> None:
 
 def test_farewell_before_upto_is_followed_by_another_request() -> None:
     one = feed(upto=9)
-    asked(one)
+    next_query(one)
     list(one.take(OPENING + transport_frames.SSE_FAREWELL))
     one.finished()
     assert one.next() is not None
@@ -141,7 +142,7 @@ def test_farewell_before_upto_is_followed_by_another_request() -> None:
 
 def test_feed_without_upto_is_requested_again_after_every_end() -> None:
     one = feed()
-    asked(one)
+    next_query(one)
     one.finished()
     assert one.next() is not None
 
@@ -150,11 +151,11 @@ def test_ping_resets_the_patience_of_a_feed_and_an_opening_comment_does_not() ->
     now = [0.0]
     one = Feed(["changes"], {}, Backoff(20, random.Random(0), lambda: now[0]))
     for _ in range(9):  # a server that dies as soon as it was asked
-        asked(one)
+        next_query(one)
         list(one.take(transport_frames.SSE_OPENING))
         one.failed(Unavailable("cut", sent=True))
         now[0] += 1
-    asked(one)
+    next_query(one)
     list(one.take(transport_frames.SSE_OPENING))
     list(one.take(transport_frames.SSE_PING))
     now[0] += 15

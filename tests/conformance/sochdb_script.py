@@ -19,7 +19,7 @@ from sochdb.proto import sochdb_pb2_grpc as stubs
 SECONDS = 60.0
 
 
-def told(event: Any) -> dict[str, Any]:
+def as_json(event: Any) -> dict[str, Any]:
     """Return a message as JSON, with bytes as latin-1."""
     found = {field.name: getattr(event, field.name) for field in event.DESCRIPTOR.fields}
     return {
@@ -56,26 +56,26 @@ class Session:
 
     def listed(self, namespace: str = "") -> list[dict[str, Any]]:
         answer = self.subscriptions.ListSubscriptions(pb.ListSubscriptionsRequest(namespace=namespace), **self._more)
-        return [{**told(each), "tables": list(each.tables)} for each in answer.subscriptions]
+        return [{**as_json(each), "tables": list(each.tables)} for each in answer.subscriptions]
 
     def cancel(self, id: str) -> dict[str, Any]:
         asked = pb.CancelSubscriptionRequest(subscription_id=id)
-        return told(self.subscriptions.CancelSubscription(asked, **self._more))
+        return as_json(self.subscriptions.CancelSubscription(asked, **self._more))
 
     def call(self, name: str, request: Any) -> Any:
         return getattr(self.kv, name)(request, **self._more)
 
     def put(self, key: bytes, value: bytes, **more: Any) -> dict[str, Any]:
-        return told(self.call("Put", pb.KvPutRequest(namespace="default", key=key, value=value, **more)))
+        return as_json(self.call("Put", pb.KvPutRequest(namespace="default", key=key, value=value, **more)))
 
     def get(self, key: bytes) -> dict[str, Any]:
-        return told(self.call("Get", pb.KvGetRequest(namespace="default", key=key)))
+        return as_json(self.call("Get", pb.KvGetRequest(namespace="default", key=key)))
 
 
 def rows(session: Session) -> Any:
     """Subscribe from an offset, inclusive; return three events."""
     stream = session.subscribe(namespace="default", tables=["orders"], start_sequence=2)
-    found = [told(next(stream)) for _ in range(3)]
+    found = [as_json(next(stream)) for _ in range(3)]
     stream.cancel()
     return found
 
@@ -83,7 +83,7 @@ def rows(session: Session) -> Any:
 def predicate(session: Session) -> Any:
     asked = {"tables": ["orders"], "where_predicate": "id > 2", "start_sequence": 1, "batch_size": 2}
     stream = session.subscribe(**asked, operations=[pb.OPERATION_INSERT])
-    found = told(next(stream))
+    found = as_json(next(stream))
     stream.cancel()
     return found
 
@@ -98,7 +98,7 @@ def pairs(session: Session) -> Any:
     session.put(b"other", b"x")
     session.put(b"user:\xff", b"two")
     session.call("Delete", pb.KvDeleteRequest(key=b"user:\xff"))
-    found = {"events": [told(next(stream)) for _ in range(5)], "watched": [told(next(watch)) for _ in range(3)]}
+    found = {"events": [as_json(next(stream)) for _ in range(5)], "watched": [as_json(next(watch)) for _ in range(3)]}
     stream.cancel()
     watch.cancel()
     return found
@@ -110,10 +110,12 @@ def store(session: Session) -> Any:
         "put": session.put(b"s:3", b"\0\xff", ttl_seconds=600),
         "get": session.get(b"s:3"),
         "absent": session.get(b"s:9"),
-        "batch": told(session.call("BatchPut", pb.KvBatchPutRequest(entries=entries))),
-        "scan": [told(each) for each in session.call("Scan", pb.KvScanRequest(prefix=b"s:", limit=2))],
-        "many": [told(each) for each in session.call("BatchGet", pb.KvBatchGetRequest(keys=[b"s:2", b"no"])).entries],
-        "deleted": [told(session.call("Delete", pb.KvDeleteRequest(key=b"s:3"))) for _ in range(2)],
+        "batch": as_json(session.call("BatchPut", pb.KvBatchPutRequest(entries=entries))),
+        "scan": [as_json(each) for each in session.call("Scan", pb.KvScanRequest(prefix=b"s:", limit=2))],
+        "many": [
+            as_json(each) for each in session.call("BatchGet", pb.KvBatchGetRequest(keys=[b"s:2", b"no"])).entries
+        ],
+        "deleted": [as_json(session.call("Delete", pb.KvDeleteRequest(key=b"s:3"))) for _ in range(2)],
         "namespace": failed(lambda: session.call("Get", pb.KvGetRequest(namespace="absent", key=b"k"))),
     }
 
@@ -132,7 +134,7 @@ def listing(session: Session) -> Any:
     stream.initial_metadata()
     (during,) = session.listed("default")
     answers = [session.cancel(during["subscription_id"]) for _ in range(2)]
-    rest = [told(each) for each in stream]
+    rest = [as_json(each) for each in stream]
     return {
         "before": before,
         "during": during,

@@ -31,7 +31,7 @@ def deliver(request: pytest.FixtureRequest, server: Live) -> Iterator[Callable[.
     yield run
 
 
-def told(change: dict[str, Any]) -> tuple[Any, ...]:
+def op_key_and_totals(change: dict[str, Any]) -> tuple[Any, ...]:
     """Return op and key of a change, and `total` of both images."""
     images = [change[image]["total"] if image in change else None for image in ("before", "after")]
     return (change["op"], change["pk"][0], *images, *change.get("pk_before", ()))
@@ -51,7 +51,7 @@ def test_row_that_enters_stays_in_or_leaves_the_filter_is_insert_update_or_delet
         f"UPDATE {table} SET total = 10 WHERE id = 2",  # in → out
         f"DELETE FROM {table}",  # 1 is inside, 2 is not
     )
-    assert [told(change) for change in found] == [
+    assert [op_key_and_totals(change) for change in found] == [
         ("insert", 2, None, 500),
         ("update", 2, 500, 600),
         ("insert", 1, None, 200),
@@ -71,7 +71,7 @@ def test_row_with_null_in_the_predicate_is_outside_the_filter(
         f"UPDATE {table} SET total = NULL",
         f"DELETE FROM {table}",
     )
-    assert [told(change) for change in found] == [("insert", 1, None, 500), ("delete", 1, 500, None)]
+    assert [op_key_and_totals(change) for change in found] == [("insert", 1, None, 500), ("delete", 1, 500, None)]
 
 
 def test_key_change_across_a_key_range_is_delivered_as_insert_or_delete(
@@ -88,7 +88,7 @@ def test_key_change_across_a_key_range_is_delivered_as_insert_or_delete(
         f"UPDATE {table} SET id = 3 WHERE id = 21",  # out → in
         f"UPDATE {table} SET id = 30 WHERE id = 2",  # in → out
     )
-    assert [told(change) for change in found] == [
+    assert [op_key_and_totals(change) for change in found] == [
         ("insert", 1, None, 1),
         ("update", 2, 1, 1, 1),
         ("insert", 3, None, 2),
@@ -106,7 +106,7 @@ def test_ops_filter_applies_to_the_delivered_op(server: Live, table: str, delive
         f"UPDATE {table} SET total = 300 WHERE id = 2",
         f"DELETE FROM {table}",  # 2 leaves, 1 was outside
     )
-    assert [told(change) for change in found] == [("delete", 1, 500, None), ("delete", 2, 300, None)]
+    assert [op_key_and_totals(change) for change in found] == [("delete", 1, 500, None), ("delete", 2, 300, None)]
 
 
 def test_image_of_a_row_outside_the_filter_is_withheld(server: Live, table: str) -> None:

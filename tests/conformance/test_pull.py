@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 from tests.conformance.live_server import Live
-from tests.ranges.bulk_reads import Rows, folded, rows_in, told
+from tests.ranges.bulk_reads import Rows, folded, rows_and_metadata, rows_in
 from tests.suite.deadlines import PATIENCE
 
 from headwater.serve.http.handlers import pulls
@@ -103,7 +103,7 @@ def test_reader_resumes_after_its_last_key(server: Live, table: str) -> None:
     fill(server, table, 25_000)
     version = version_of(server, table)
     body = server.http.get(snapshot_url(table, version)).content
-    batches = told(body, b"last_key")
+    batches = rows_and_metadata(body, b"last_key")
     assert [count for count, _ in batches] == [10_000, 10_000, 5_000]
     seen = 0
     for count, last in batches:

@@ -27,8 +27,8 @@ def subscribed(server: Live, query_id: str, *args: Any, **more: Any) -> dict[str
     return server.ok("cdc.subscribe_query", **params)
 
 
-def asked(server: Live, query_id: str, *args: Any, **headers: str) -> Any:
-    """Return the answer once it has a tag: right after a schema change it has none."""
+def answer_with_tag(server: Live, query_id: str, *args: Any, **headers: str) -> Any:
+    """Repeat the query until its answer has a tag, which it lacks right after a schema change; return the answer."""
     path = f"/api/v1/q/{query_id}" + (f"?args={quote(json.dumps(args))}" if args else "")
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     server.until(lambda: "etag" in server.http.get(path).headers)
@@ -49,7 +49,7 @@ def open_ones(table: str) -> str:
 def test_invalidation_has_the_tag_of_all_answers_until_the_next_invalidation(server: Live, table: str) -> None:
     query = prepared(server, open_ones(table))
     sub = subscribed(server, query, "open")
-    first = asked(server, query, "open").headers["etag"]
+    first = answer_with_tag(server, query, "open").headers["etag"]
     server.sql(f"INSERT INTO {table} VALUES (1, 'open', 2.5)")
     server.sql(f"INSERT INTO {table} VALUES (2, 'shut', 2.5)")
     (event,) = server.changes(sub)
@@ -59,9 +59,9 @@ def test_invalidation_has_the_tag_of_all_answers_until_the_next_invalidation(ser
     assert event["reason"] == {"table": table, "columns": ["id", "status", "total"], "condition": "status = 'open'"}
     assert event["changed_keys"] == {table: [[1]]}
     for _ in range(3):
-        assert asked(server, query, "open").headers["etag"] == event["etag"]
+        assert answer_with_tag(server, query, "open").headers["etag"] == event["etag"]
         server.sql(f"UPDATE {table} SET total = total + 1 WHERE id = 2")
-    assert asked(server, query, "open", if_none_match=first).status_code == 200
+    assert answer_with_tag(server, query, "open", if_none_match=first).status_code == 200
     server.sql(f"UPDATE {table} SET total = 3 WHERE id = 1")
     assert server.changes(sub)[-1]["reason"]["columns"] == ["total"]
 
@@ -125,7 +125,7 @@ def test_stream_of_query_subscribe_delivers_invalidations_with_the_new_tag(serve
     one, other = sse.next("invalidate"), ws.next("invalidate")
     assert one.data == other.data and int(one.id) == other.id == one.data["offset"]
     assert list(one.data) == ["query_id", "etag", "new_etag", "table", "offset"]
-    assert asked(server, query, "open").headers["etag"] == one.data["etag"] == one.data["new_etag"]
+    assert answer_with_tag(server, query, "open").headers["etag"] == one.data["etag"] == one.data["new_etag"]
 
 
 def test_query_stream_resumes_from_last_event_id_or_from_offset(server: Live, table: str) -> None:
@@ -269,19 +269,19 @@ def test_feed_started_at_a_tag_delivers_only_later_invalidations(server: Live, t
     server.sql(f"CREATE VIEW {table}_v AS SELECT a.id, a.total FROM {table} a JOIN {table}_b b ON b.t = a.id")
     query = prepared(server, f"SELECT * FROM {table}_v WHERE id < 10 ORDER BY id")
     server.sql(f"INSERT INTO {table} VALUES (1, 'x', 1)")
-    etag = asked(server, query, accept=accept).headers["etag"]
+    etag = answer_with_tag(server, query, accept=accept).headers["etag"]
     server.sql(f"INSERT INTO {table}_b VALUES (1, 1)")
     server.sql(f"INSERT INTO {table} VALUES (99, 'x', 1)")
     sub = subscribed(server, query, start={"etag": etag})
     assert [event["table"] for event in server.changes(sub)] == [f"{table}_b"], "nothing lost, nothing extra"
-    now = asked(server, query, accept=accept).headers["etag"]
+    now = answer_with_tag(server, query, accept=accept).headers["etag"]
     assert server.changes(subscribed(server, query, start={"etag": f"W/{now}"})) == []
 
 
 def test_feed_start_at_a_tag_of_another_query_or_schema_is_refused(server: Live, table: str) -> None:
     query = prepared(server, open_ones(table))
-    etag = asked(server, query, "open").headers["etag"]
-    foreign = (asked(server, query, "shut").headers["etag"], etag.replace(".", "x."), '"row:abc"')
+    etag = answer_with_tag(server, query, "open").headers["etag"]
+    foreign = (answer_with_tag(server, query, "shut").headers["etag"], etag.replace(".", "x."), '"row:abc"')
     for tag in foreign:
         error = server.error("cdc.subscribe_query", query_id=query, args=["open"], start={"etag": tag})
         assert error["code"] == "invalid_request", tag
@@ -294,7 +294,7 @@ def test_feed_start_at_a_tag_before_the_horizon_requires_a_resnapshot(start: Sta
     live = start(log={"retention_events": 3})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT, total REAL)")
     query = prepared(live, open_ones("t"))
-    etag = asked(live, query, "open").headers["etag"]
+    etag = answer_with_tag(live, query, "open").headers["etag"]
     sub = subscribed(live, query, "open")
     for id in range(6):
         live.sql(f"INSERT INTO t VALUES ({id}, 'open', 1)")
@@ -347,7 +347,7 @@ def test_schema_change_of_a_queried_table_is_an_invalidation(server: Live, table
     server.sql(f"UPDATE {table} SET more = 'x' WHERE id = 1")  # only what is understood anew can see it
     heard = [live.next("invalidate").data for _ in range(3)]
     assert heard[1]["ddl"].startswith("ALTER") and heard[2]["reason"]["columns"] in (["more"], ["more", "total"])
-    assert heard[2]["etag"] == asked(server, query).headers["etag"] != heard[0]["etag"]
+    assert heard[2]["etag"] == answer_with_tag(server, query).headers["etag"] != heard[0]["etag"]
     assert [event["offset"] for event in server.changes(sub)] == [event["offset"] for event in heard]
 
 
@@ -390,7 +390,7 @@ def test_query_that_becomes_volatile_is_invalidated_by_every_change_of_its_table
     server.sql(f"UPDATE {table} SET total = 3 WHERE id = 2")
     server.sql(f"UPDATE {table} SET total = 3 WHERE id = 1")
     heard = [live.next("invalidate").data for _ in range(3)]
-    assert heard[2]["pk"] == [1] and heard[2]["etag"] == asked(server, query).headers["etag"]
+    assert heard[2]["pk"] == [1] and heard[2]["etag"] == answer_with_tag(server, query).headers["etag"]
 
 
 def test_query_over_an_uncaptured_table_is_invalidated_by_every_change(server: Live, table: str) -> None:
@@ -435,7 +435,7 @@ def test_feed_of_a_dropped_and_recreated_table_delivers_its_changes(start: Start
     stream.next("invalidate")
     live.sql("INSERT INTO t VALUES (1, 1)")
     event = stream.next("invalidate").data
-    assert event["pk"] == [1] and event["etag"] == asked(live, query).headers["etag"]
+    assert event["pk"] == [1] and event["etag"] == answer_with_tag(live, query).headers["etag"]
     assert live.changes(sub)[-1] == event
 
 
@@ -450,9 +450,9 @@ def test_query_subscription_keeps_its_tag_and_cursor_after_a_restart(start: Star
     live.sql("INSERT INTO t VALUES (1, 'open', 1)")
     live.sql("INSERT INTO t VALUES (2, 'shut', 1)")
     (event,) = live.changes(sub)
-    assert asked(live, query, "open").headers["etag"] == event["etag"]
+    assert answer_with_tag(live, query, "open").headers["etag"] == event["etag"]
     live.restart()
-    live.until(lambda: asked(live, query, "open").headers["etag"] == event["etag"])
+    live.until(lambda: answer_with_tag(live, query, "open").headers["etag"] == event["etag"])
     assert live.changes(sub) == [event]
     again = subscribed(live, query, "open", name="mine")
     assert again["sub_id"] == sub["sub_id"] and not again["created"]

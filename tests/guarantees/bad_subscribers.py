@@ -43,9 +43,6 @@ class Pests:
         for thread in self._threads:
             thread.join()
 
-    def told(self) -> dict[str, int]:
-        return dict(self.counts)
-
     def _work(self, work: object) -> None:
         ask = Asking(self.server)
         while not self._stop.is_set():

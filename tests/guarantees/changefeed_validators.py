@@ -52,7 +52,7 @@ class Spec(NamedTuple):
     def wants(self, table: str, key: bytes) -> bool:
         return not self.spans or any(within(span, table, key) for span in self.spans)
 
-    def told(self, true: Entry) -> list[Entry]:
+    def expected_entries(self, true: Entry) -> list[Entry]:
         """Return the entries that this reader must receive for `true`: for a range, one for each of its spans."""
         if true.kind == VALUE:
             return [true] if self.wants(*true.keyed) else []
@@ -246,7 +246,7 @@ class Fingerprint(Validator):
         while self._place < len(self.truth) and self.truth[self._place].ts <= entry.ts:
             true = self.truth[self._place]
             self._place += 1
-            due |= {(*each.version, each.keyed): each for each in self.spec.told(true)}
+            due |= {(*each.version, each.keyed): each for each in self.spec.expected_entries(true)}
         for name in due.keys() - ready.keys():
             self.fail(f"{name} was not told before {entry.ts} was resolved")
         for name in ready.keys() - due.keys():

@@ -58,7 +58,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     def show(self, value: Value) -> Any:
         return to_lit(value) if self.format == "objects_json" else to_plain(value)
 
-    def asked(self) -> dict[str, Any]:
+    def subscribe_params(self) -> dict[str, Any]:
         """Return the parameters of cdc.subscribe_table."""
         found = {**self.params, "db": DB, "format": self.format, "start": self.start}
         found["include"] = {"before": self.before, "after": self.after}

@@ -118,7 +118,7 @@ class Reader:
     def prepare(self) -> None:
         """Ensure that there is a subscription that is not paused and whose cursor is known."""
         if not self.sub:
-            found = self.ask("cdc.subscribe_table", **self.spec.asked(), name=self.name)
+            found = self.ask("cdc.subscribe_table", **self.spec.subscribe_params(), name=self.name)
             self.sub, self.acked = found["sub_id"], found["offset"]
         if self.is_paused:
             self.ask("cdc.resume", sub_id=self.sub)

@@ -172,7 +172,7 @@ class Nemesis(FaultDriver):
         entries = sum(len(reader.journal) for reader in self.readers)
         losses = sum(len(reader.losses) for reader in self.readers)
         print(f"seed {self.seed}: to {parts[-1].upto}, {entries} entries, {losses} losses; {self.events}")
-        print(f"  {dict(self.history.codes)}; {self.pests.told()}")
+        print(f"  {dict(self.history.codes)}; {dict(self.pests.counts)}")
         least = self.quota[0] * (len(self.events) + 1)
         assert self.done >= least and entries >= 1000 * bool(self.readers), "too little happened"
 

@@ -97,7 +97,7 @@ class Nemesis(ServerFaults, FaultDriver):
     def let_work(self) -> None:
         """Wait for some reports of progress."""
         for _ in range(self.random.randrange(1, 9)):
-            assert self.pipeline.heard(1), "the pipeline gave up"
+            assert self.pipeline.wait_for_progress(1), "the pipeline gave up"
             self._reports += 1
 
     def last_words(self) -> str:
@@ -131,7 +131,7 @@ class Nemesis(ServerFaults, FaultDriver):
         client = Client(self.server.url)
         try:
             for table in TABLES:
-                found = held(self.folder / "lake" / table)
+                found = version_and_rows(self.folder / "lake" / table)
                 if found is None:
                     continue
                 version, rows = found
@@ -160,7 +160,7 @@ class Nemesis(ServerFaults, FaultDriver):
         client = Client(self.server.url)
         try:
             for table in TABLES:
-                found = held(self.folder / "lake" / table)
+                found = version_and_rows(self.folder / "lake" / table)
                 assert found is not None, f"{table} never got there"
                 seen = client.describe("main", table)
                 truth = rows_at(client, table, f"{seen.generation}.{seen.latest}")
@@ -182,7 +182,7 @@ class Nemesis(ServerFaults, FaultDriver):
 Row = tuple[Any, ...]
 
 
-def held(path: Path) -> tuple[str, list[Row]] | None:
+def version_and_rows(path: Path) -> tuple[str, list[Row]] | None:
     """Return the recorded version and the rows of a lake table; None while its spans are at different offsets."""
     for _ in range(100):
         sink = DeltaSink(Settings(str(path)))

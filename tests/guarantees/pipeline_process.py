@@ -87,7 +87,7 @@ class PipelineProcess:
         lines.put(None)
         spoke.set()
 
-    def heard(self, count: int) -> bool:
+    def wait_for_progress(self, count: int) -> bool:
         """Wait for `count` lines of progress; return False if it ended before."""
         for _ in range(count):
             line = self._lines.get(timeout=WORD_SECONDS)

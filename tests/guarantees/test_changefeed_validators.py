@@ -56,7 +56,7 @@ NARROW = Spec((("t", KEY[1], KEY[3]), ("t", KEY[3], KEY[4]), ("u", b"", b"")), w
 
 def journal_of(spec: Spec, *, every: int = 1, again_after: int = 4) -> list[Entry]:
     """Return the journal of a correct server: checkpoints after every `every` transactions, and one reconnect."""
-    told = [each for true in TRUTH for each in spec.told(true)]
+    told = [each for true in TRUTH for each in spec.expected_entries(true)]
     told = [each if spec.with_diff else each._replace(prev=None) for each in told]
     times = sorted({each.ts for each in TRUTH})
     resolved = ZERO

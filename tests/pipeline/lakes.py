@@ -47,31 +47,32 @@ class Watching(Watcher):
         self.errors: list[HeadwaterError] = []
         self.moves: list[RangeProgress] = []
 
-    def _told(self, what: str) -> None:
+    def _run_action(self, what: str) -> None:
+        """Run the action that the test has registered for this event; it runs once."""
         if act := self._on.pop(what, None):
             act()
 
     def started(self, task: Task, reason: str, rows: int, ranges: int) -> None:
         self.reasons.append(reason)
-        self._told("started")
+        self._run_action("started")
 
     def range_moved(self, task: Task, row: RangeProgress) -> None:
         self.moves.append(row)
 
     def loaded(self, task: Task, parts: int, rows: int, seconds: float) -> None:
         self.loads.append(rows)
-        self._told("loaded")
+        self._run_action("loaded")
 
     def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None:
         self.steps.append(changes)
-        self._told("stepped")
+        self._run_action("stepped")
 
     def live(self, task: Task, offset: int, latest: int) -> None:
-        self._told("live")
+        self._run_action("live")
 
     def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None:
         self.errors.append(error)
-        self._told("retrying")
+        self._run_action("retrying")
 
 
 class Lake:

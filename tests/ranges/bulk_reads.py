@@ -99,8 +99,8 @@ def rows_in(data: bytes) -> Rows:
     return table.to_pylist()
 
 
-def told(data: bytes, name: bytes) -> list[tuple[int, bytes]]:
-    """Return the number of rows and the metadata of each batch."""
+def rows_and_metadata(data: bytes, name: bytes) -> list[tuple[int, bytes]]:
+    """Return the number of rows and the metadata `name` of each batch."""
     found = []
     with pa.ipc.open_stream(data) as reader:
         while True:

@@ -321,7 +321,7 @@ class Trial:
         self._count(changes, analysis, bool(matter), not is_current, changed)
         if changed and (is_current or not matter):
             why = "the server passes over" if matter else "nothing matters in"
-            self.fail(instance, f"{why} {_told(changes)}\nwas {before.ordered!r}\nis  {now.ordered!r}")
+            self.fail(instance, f"{why} {changes_text(changes)}\nwas {before.ordered!r}\nis  {now.ordered!r}")
         instance.now = now
         if not is_current or self.askers.random() < 0.1:
             self.ask(instance)
@@ -357,11 +357,15 @@ class Trial:
                 self.judge.matters(change, instance.analysis, instance.args) is not None,
             )
             if truth and not ours:
-                self.fail(instance, f"the judge says that {_told([(offset, change)])} matters, the matcher does not")
+                self.fail(
+                    instance, f"the judge says that {changes_text([(offset, change)])} matters, the matcher does not"
+                )
             self.counts["wider than the judge"] += ours and not truth
             self.counts["matched"] += truth
             if (found := routed.get((offset, instance.number))) != places[offset]:
-                self.fail(instance, f"the router says {found}, not {places[offset]}, of {_told([(offset, change)])}")
+                self.fail(
+                    instance, f"the router says {found}, not {places[offset]}, of {changes_text([(offset, change)])}"
+                )
 
     def _count(
         self, changes: list[tuple[int, Change]], analysis: Analysis, matters: bool, passed: bool, changed: bool
@@ -394,7 +398,7 @@ def _attempt(session: Session, sql: str) -> None:
         session.execute(sql)
 
 
-def _told(changes: list[tuple[int, Change]]) -> str:
+def changes_text(changes: list[tuple[int, Change]]) -> str:
     return "; ".join(
         f"{offset}: {change.op.word} {change.table.name} {change.before} -> {change.after}"
         for offset, change in changes

@@ -44,8 +44,8 @@ class Follower:
         answer = self.live.ok("query.execute_prepared", query_id=self.id, args=self.args)
         self.answers.append((self.head(), answer["data"]))
 
-    def told(self, stream: Any, upto: int) -> dict[int, str]:
-        """Return the invalidations up to `upto`; read until one after it, which surely comes."""
+    def invalidations(self, stream: Any, upto: int) -> dict[int, str]:
+        """Return the tags of the invalidations up to `upto`, by offset; read until a later one, which always comes."""
         found: dict[int, str] = {}
         while max(found, default=0) <= upto:
             frame = stream.next("invalidate")
@@ -54,7 +54,7 @@ class Follower:
 
     def check(self, upto: int) -> int:
         """Return how many invalidations guards suppressed; fail if one of them was needed."""
-        told = self.told(self.stream, upto)
+        told = self.invalidations(self.stream, upto)
         for (since, before), (until, now) in zip(self.answers, self.answers[1:], strict=False):
             if before != now and not any(since < offset <= until for offset in told):
                 raise Unsound(f"silence in ({since}, {until}]\n{self.sql} {self.args}\nwas {before}\nis  {now}")

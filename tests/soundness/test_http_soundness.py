@@ -217,13 +217,13 @@ def _guarded_well(place: Path, seed: int, operations: int) -> None:
 def _guards_outlive_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     suppresses = GuardState.suppresses
 
-    def told(state: GuardState, *given: Any) -> bool:
+    def suppresses_and_keeps_guards(state: GuardState, *given: Any) -> bool:
         before = state._guards
         is_held_back = suppresses(state, *given)
         state._guards = state._guards or before
         return is_held_back
 
-    monkeypatch.setattr(GuardState, "suppresses", told)
+    monkeypatch.setattr(GuardState, "suppresses", suppresses_and_keeps_guards)
 
 
 def _tags_reach_behind_the_stretch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.soundness.differential_checker import Case, Trial, _told, make_case
+from tests.soundness.differential_checker import Case, Trial, changes_text, make_case
 from tests.soundness.naive_matcher import Judge
 from tests.soundness.schemas import World
 
@@ -78,7 +78,7 @@ class Agreement(Trial):
         self.counts["matched"] += truth is not None
         self.counts["asked"] += 1
         self.counts["wider"] += place is not None and truth is None
-        told = f"{_told([(offset, change)])}\n{made}\n{change.table}"
+        told = f"{changes_text([(offset, change)])}\n{made}\n{change.table}"
         assert truth is None or (place is not None and place <= truth), f"{place} where SQLite says {truth}: {told}"
 
     def _instance(self, tables: dict[str, Table]) -> tuple[Analysis, dict[str, Any]]:

@@ -13,7 +13,8 @@ from tests.soundness.tpch_rows import Shop
 from tests.sources.sqlite.query import tpch
 
 
-def told(counts: Counter[str]) -> str:
+def summary(counts: Counter[str]) -> str:
+    """Return the counts and the false invalidations as a text for the log."""
     table, ours, guarded = (counts[name] for name in ("false at table level", "false", "false past guards"))
     return (
         f"\n{counts['pairs']} pairs of query and write, {counts['really changed']} changed; invalidated falsely:"
@@ -35,7 +36,7 @@ def invalidated_less(seeds: range) -> None:
     counts, judge = Counter[str](), Judge()
     for seed in seeds:
         Trial(make_case(seed), counts, judge=judge).run()
-    print(told(counts))
+    print(summary(counts))
     assert counts["false"] < 0.9 * counts["false at table level"], counts
     assert counts["false past guards"] <= counts["false"]
 
@@ -46,7 +47,7 @@ def test_tpch_is_invalidated_less_than_at_table_level() -> None:
     setup = [*tpch.SCHEMA, *shop.rows()]
     queries = [Query(sql, {}) for sql in tpch.QUERIES.values()]
     Trial(Case(setup, queries, [Step(shop.write()) for _ in range(60)]), counts).run()
-    print(told(counts))
+    print(summary(counts))
     assert counts["queries with rows"] >= 15, counts
     assert counts["false"] < 0.8 * counts["false at table level"], counts
     assert counts["refused by the engine"] == counts["volatile"] == 0

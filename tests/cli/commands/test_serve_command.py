@@ -61,12 +61,12 @@ def test_sql_prints_rows_as_table_or_json_and_the_count_of_changed_rows(server: 
 
 
 def test_sql_prints_done_for_a_schema_change_and_a_row_count_otherwise(server: Served) -> None:
-    def said(statement: str) -> str:
+    def output_of(statement: str) -> str:
         return run("sql", "--server", server.url, statement).stdout
 
-    assert said("CREATE TABLE short_lived (a)") == "done\n"
-    assert said("-- away\n/* with it */ drop table short_lived") == "done\n"
-    assert said("DELETE FROM notes WHERE id = -1") == "0 rows changed\n"
+    assert output_of("CREATE TABLE short_lived (a)") == "done\n"
+    assert output_of("-- away\n/* with it */ drop table short_lived") == "done\n"
+    assert output_of("DELETE FROM notes WHERE id = -1") == "0 rows changed\n"
 
 
 def test_refused_sql_exits_with_1(server: Served) -> None:

@@ -48,18 +48,19 @@ def test_unavailable_value_is_printed_as_a_question_mark_and_not_as_null() -> No
     """Unless REPLICA IDENTITY is FULL, PostgreSQL sends only the key of the old row, and no unchanged long value."""
     notes = Table("notes", (*USERS.columns, Column("long", "str")), ("id",))
 
-    def said(op: Op, **rows: Any) -> str:
+    def line_of(op: Op, **rows: Any) -> str:
         change = Change(op, notes, **rows)
         return line(as_json("main", part(change), 10, change)).split("notes", 1)[1].strip()
 
     old, new = (1, UNAVAILABLE, UNAVAILABLE), (1, "desk", UNAVAILABLE)
-    assert said(Op.UPDATE, before=old, after=new) == "1  name: ? → desk"
+    assert line_of(Op.UPDATE, before=old, after=new) == "1  name: ? → desk"
     assert (
-        said(Op.UPDATE, before=(1, "chair", "x"), after=(1, None, UNAVAILABLE)) == "1  long: x → ?, name: chair → NULL"
+        line_of(Op.UPDATE, before=(1, "chair", "x"), after=(1, None, UNAVAILABLE))
+        == "1  long: x → ?, name: chair → NULL"
     )
-    assert said(Op.UPDATE, before=old, after=(1, None, "x")) == "1  long: ? → x, name: ? → NULL"
-    assert said(Op.DELETE, before=old) == "id=1 long=? name=?"
-    assert said(Op.INSERT, after=(1, None, UNAVAILABLE)) == "id=1 long=? name=NULL"
+    assert line_of(Op.UPDATE, before=old, after=(1, None, "x")) == "1  long: ? → x, name: ? → NULL"
+    assert line_of(Op.DELETE, before=old) == "id=1 long=? name=?"
+    assert line_of(Op.INSERT, after=(1, None, UNAVAILABLE)) == "id=1 long=? name=NULL"
 
 
 def test_change_of_a_partial_transaction_has_its_sequence_and_last_flag() -> None:

@@ -43,7 +43,8 @@ from headwater.model.table import Column, Row, Table
 INSERT, UPDATE, DELETE = Op.INSERT, Op.UPDATE, Op.DELETE
 
 
-def made(table: Table = NUMBERED, **parts: Any) -> Filter:
+def filter_of(table: Table = NUMBERED, **parts: Any) -> Filter:
+    """Return the filter of a subscription to `table` with these options."""
     return Filter(Options(db="main", tables=(table.name,), **parts), SOURCE)
 
 
@@ -257,25 +258,25 @@ def test_snapshot_rows_are_those_that_pass_as_inserts(data: st.DataObject) -> No
 
 
 def test_range_delivers_four_cases_by_both_images() -> None:
-    in_range = made(pk_range={"lower_bound": {"t": "i64", "v": 1}, "upper_bound": {"t": "i64", "v": 3}})
+    in_range = filter_of(pk_range={"lower_bound": {"t": "i64", "v": 1}, "upper_bound": {"t": "i64", "v": 3}})
     moves = [(1, 3), (0, 1), (3, 4), (0, 4)]
     changes = [change(("x", before, 1), ("x", after, 1)) for before, after in moves]
     assert in_range.decide(changes) == [UPDATE, INSERT, DELETE, None]
 
 
 def test_ops_filter_compares_the_delivered_op() -> None:
-    only_inserts = made(pk=at((1,)), ops=("insert",))
+    only_inserts = filter_of(pk=at((1,)), ops=("insert",))
     changes = [change(("x", 2, 1), ("x", 1, 1)), change(("x", 1, 1), ("y", 1, 1)), change(("x", 1, 1), None)]
     assert only_inserts.decide(changes) == [INSERT, None, None]
     assert only_inserts.raw_ops() == {INSERT, UPDATE}
-    assert made(ops=("insert",)).raw_ops() == {INSERT}
-    assert made(pk=at((1,)), ops=("update",)).raw_ops() == {UPDATE}
+    assert filter_of(ops=("insert",)).raw_ops() == {INSERT}
+    assert filter_of(pk=at((1,)), ops=("update",)).raw_ops() == {UPDATE}
 
 
 def test_key_filter_compares_as_the_database_does() -> None:
-    assert made(pk=at((1,))).decide([change(None, ("x", 1.0, 1))]) == [INSERT]
-    assert made(NAMED, pk=at(("Ada",))).decide([change(None, ("aDA", 1, 1), NAMED)]) == [INSERT]
-    assert made(PAIRED, spans=[{"prefix": at(("A",))}]).decide([change(None, (1, 5, "", "a"), PAIRED)]) == [INSERT]
+    assert filter_of(pk=at((1,))).decide([change(None, ("x", 1.0, 1))]) == [INSERT]
+    assert filter_of(NAMED, pk=at(("Ada",))).decide([change(None, ("aDA", 1, 1), NAMED)]) == [INSERT]
+    assert filter_of(PAIRED, spans=[{"prefix": at(("A",))}]).decide([change(None, (1, 5, "", "a"), PAIRED)]) == [INSERT]
 
 
 def test_spans_are_sorted_and_merged_where_they_touch() -> None:
@@ -284,17 +285,17 @@ def test_spans_are_sorted_and_merged_where_they_touch() -> None:
 
     pairs = [(5, 9), (1, 2), (7, 12), (88, 92)]
     given = [span(lower=90), *(span(lower=low, upper=high) for low, high in pairs), span(lower=95)]
-    filter_ = made(spans=given)
+    filter_ = filter_of(spans=given)
     spans = filter_.interest(NUMBERED).spans
     assert spans is not None and len(spans) == 3 and list(spans) == sorted(spans, key=lambda one: one.start)
     inside = [number for number in range(100) if filter_.decide([change(None, ("", number, 0))]) == [INSERT]]
     assert inside == [1, 2, *range(5, 13), *range(88, 100)]
-    nothing = made(spans=given, pk_range={"lower_bound": at((3,))[0], "upper_bound": at((4,))[0]})
+    nothing = filter_of(spans=given, pk_range={"lower_bound": at((3,))[0], "upper_bound": at((4,))[0]})
     assert nothing.decide([change(None, ("", number, 0)) for number in range(20)]) == [None] * 20
 
 
 def test_update_passes_if_a_selected_column_or_the_key_changed() -> None:
-    sizes = made(columns=("size",))
+    sizes = filter_of(columns=("size",))
     changes = [
         change(("x", 1, 1), ("y", 1, 1)),
         change(("x", 1, 1), ("x", 1, 2)),
@@ -336,15 +337,15 @@ def test_values_are_the_same_only_with_identical_type_and_form(one: Any, other: 
 @pytest.mark.parametrize("parts", [{}, {"columns": ("size",)}, {"where": "size = 1"}, {"pk": at((1,))}])
 def test_schema_changes_and_truncates_pass_unless_ops_exclude_them(parts: dict[str, Any]) -> None:
     both = [Change(Op.SCHEMA_CHANGE, NUMBERED, ddl="ALTER …"), Change(Op.TRUNCATE, NUMBERED)]
-    assert made(**parts).decide(both) == [Op.SCHEMA_CHANGE, Op.TRUNCATE]
-    assert made(**parts, ops=("insert", "schema_change")).decide(both) == [Op.SCHEMA_CHANGE, None]
-    assert made(**parts, ops=("update",)).decide(both) == [None, None]
-    assert made(NAMED).decide(both) == [None, None]
+    assert filter_of(**parts).decide(both) == [Op.SCHEMA_CHANGE, Op.TRUNCATE]
+    assert filter_of(**parts, ops=("insert", "schema_change")).decide(both) == [Op.SCHEMA_CHANGE, None]
+    assert filter_of(**parts, ops=("update",)).decide(both) == [None, None]
+    assert filter_of(NAMED).decide(both) == [None, None]
 
 
 def test_schema_change_passes_if_the_filter_does_not_fit_the_new_version() -> None:
     shorter = Table("numbered", (Column("id"),), ("id",), version=2)
-    by_size = made(where="size = 1")
+    by_size = filter_of(where="size = 1")
     assert by_size.decide([Change(Op.SCHEMA_CHANGE, shorter)]) == [Op.SCHEMA_CHANGE]
     with pytest.raises(InvalidRequest, match="does not fit table 'numbered' at version 2"):
         by_size.decide([change(None, (1,), shorter)])
@@ -353,13 +354,13 @@ def test_schema_change_passes_if_the_filter_does_not_fit_the_new_version() -> No
 @given(st.sampled_from(TABLES).flatmap(lambda table: st.tuples(st.just(table), rows(table))), st.integers(1, 9))
 def test_every_row_is_in_exactly_one_shard(of_table: tuple[Table, Row], of: int) -> None:
     table, row = of_table
-    shards = [made(table, shard=Shard(index, of)) for index in range(of)]
+    shards = [filter_of(table, shard=Shard(index, of)) for index in range(of)]
     assert [op for shard in shards for op in shard.decide([change(None, row, table)])].count(INSERT) == 1
 
 
 def test_equal_keys_are_in_the_same_shard() -> None:
     for index in range(7):
-        words, numbers = made(NAMED, shard=Shard(index, 7)), made(shard=Shard(index, 7))
+        words, numbers = filter_of(NAMED, shard=Shard(index, 7)), filter_of(shard=Shard(index, 7))
         a, b = words.decide([change(None, ("ADA", 1, 1), NAMED), change(None, ("ada", 2, 2), NAMED)])
         c, d = numbers.decide([change(None, ("x", 5, 1)), change(None, ("y", 5.0, 2))])
         assert a is b and c is d
@@ -367,7 +368,7 @@ def test_equal_keys_are_in_the_same_shard() -> None:
 
 def test_shards_are_of_similar_size() -> None:
     held = [("x", key, 1) for key in range(1000)]
-    assert all(150 < len(made(shard=Shard(index, 5)).rows(NUMBERED, held)) < 250 for index in range(5))
+    assert all(150 < len(filter_of(shard=Shard(index, 5)).rows(NUMBERED, held)) < 250 for index in range(5))
 
 
 @pytest.mark.parametrize(
@@ -385,7 +386,7 @@ def test_shards_are_of_similar_size() -> None:
 )
 def test_filter_that_does_not_fit_its_table_reports_the_reason(table: Table, parts: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidRequest, match=why) as caught:
-        made(table, **parts).interest(table)
+        filter_of(table, **parts).interest(table)
     assert caught.value.hint
 
 
@@ -427,7 +428,7 @@ def test_filter_of_restricted_readers_calls_no_function_of_users_on_any_table_ve
 
 def test_key_with_an_unknown_collation_is_refused_only_by_shard_filters() -> None:
     odd = Table("odd", (Column("id", collation="GERMAN"), Column("size")), ("id",))
-    assert made(odd, where="size = 1").decide([change(None, ("ä", 1), odd)]) == [INSERT]
-    assert made(odd, columns=("size",)).rows(odd, [("ä", 1)]) == [("ä", 1)]
+    assert filter_of(odd, where="size = 1").decide([change(None, ("ä", 1), odd)]) == [INSERT]
+    assert filter_of(odd, columns=("size",)).rows(odd, [("ä", 1)]) == [("ä", 1)]
     with pytest.raises(InvalidRequest, match="no byte order"):
-        made(odd, shard=Shard(0, 2)).interest(odd)
+        filter_of(odd, shard=Shard(0, 2)).interest(odd)

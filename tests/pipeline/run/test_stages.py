@@ -26,7 +26,8 @@ SPANS = spans_at(10, 20, 30)
 PLAN = Plan("p1", "g1", 100, SPANS, TABLE)
 
 
-def seen(**given: object) -> Described:
+def log_status(**given: object) -> Described:
+    """Return the status of the table's log, with these fields changed."""
     shape = replace(TABLE, version=given.pop("version", 3))  # type: ignore[arg-type]
     told = {"generation": "g1", "horizon": 1, "latest": 200, "table": shape, "version": "g1.200"}
     return Described(**told | given)  # type: ignore[arg-type]
@@ -39,58 +40,58 @@ def next_of(state: State | None, log: Described, policy: str = "evolve", wave: i
 
 
 def test_empty_sink_begins_a_first_snapshot() -> None:
-    assert next_of(None, seen()) == Begin("first")
+    assert next_of(None, log_status()) == Begin("first")
 
 
 def test_missing_spans_are_loaded_in_order_wave_by_wave() -> None:
-    assert next_of(State(PLAN, 100), seen()) == Load(SPANS[:2])
-    assert next_of(State(PLAN, 100, {SPANS[0]: 110, SPANS[2]: 110}), seen()) == Load((SPANS[1], SPANS[3]))
+    assert next_of(State(PLAN, 100), log_status()) == Load(SPANS[:2])
+    assert next_of(State(PLAN, 100, {SPANS[0]: 110, SPANS[2]: 110}), log_status()) == Load((SPANS[1], SPANS[3]))
 
 
 def test_uneven_spans_read_only_their_missing_changes() -> None:
     loaded = dict(zip(SPANS, (110, 110, 140, 160), strict=True))
-    action = next_of(State(PLAN, 100, loaded), seen())
+    action = next_of(State(PLAN, 100, loaded), log_status())
     assert isinstance(action, Apply) and action.slices is not None
     assert (action.step.after, action.step.upto) == (100, 150)
     assert [(each.after, each.upto) for each in action.slices] == [(110, 150), (110, 150), (140, 150)]
-    action = next_of(State(PLAN, 150, {SPANS[3]: 160}), seen())
+    action = next_of(State(PLAN, 150, {SPANS[3]: 160}), log_status())
     assert isinstance(action, Apply) and action.slices is not None
     assert [(each.after, each.upto) for each in action.slices] == [(150, 200)] * 3 + [(160, 200)]
 
 
 def test_spans_loaded_beyond_a_step_read_no_changes_for_it() -> None:
     loaded = dict.fromkeys(SPANS, 180)
-    action = next_of(State(PLAN, 100, loaded), seen())
+    action = next_of(State(PLAN, 100, loaded), log_status())
     assert isinstance(action, Apply) and (action.step.upto, action.slices) == (180, ())
 
 
 def test_even_spans_are_applied_up_to_the_latest_offset_then_the_sink_waits() -> None:
-    action = next_of(State(PLAN, 170), seen())
+    action = next_of(State(PLAN, 170), log_status())
     assert isinstance(action, Apply) and action.slices is None
     assert (action.step.after, action.step.upto) == (170, 200)
-    assert next_of(State(PLAN, 200), seen()) == Wait(200)
+    assert next_of(State(PLAN, 200), log_status()) == Wait(200)
 
 
 @pytest.mark.parametrize("loaded", [{}, dict.fromkeys(SPANS, 150)])
 def test_new_log_generation_begins_a_new_snapshot(loaded: dict[Span, int]) -> None:
-    assert next_of(State(PLAN, 100, loaded), seen(generation="g2")) == Begin("log_generation_changed")
+    assert next_of(State(PLAN, 100, loaded), log_status(generation="g2")) == Begin("log_generation_changed")
 
 
 def test_log_horizon_beyond_the_needed_offset_begins_a_new_snapshot() -> None:
-    assert next_of(State(PLAN, 150), seen(horizon=151)) != Begin("wal_horizon_exceeded")
-    assert next_of(State(PLAN, 150), seen(horizon=152)) == Begin("wal_horizon_exceeded")
+    assert next_of(State(PLAN, 150), log_status(horizon=151)) != Begin("wal_horizon_exceeded")
+    assert next_of(State(PLAN, 150), log_status(horizon=152)) == Begin("wal_horizon_exceeded")
     # Nothing is loaded: nothing is needed. What is loaded needs the changes after its own version.
-    assert next_of(State(PLAN, 100), seen(horizon=150)) == Load(SPANS[:2])
-    assert next_of(State(PLAN, 100, {SPANS[0]: 149}), seen(horizon=150)) == Load(SPANS[1:3])
-    assert next_of(State(PLAN, 100, {SPANS[0]: 148}), seen(horizon=150)) == Begin("wal_horizon_exceeded")
+    assert next_of(State(PLAN, 100), log_status(horizon=150)) == Load(SPANS[:2])
+    assert next_of(State(PLAN, 100, {SPANS[0]: 149}), log_status(horizon=150)) == Load(SPANS[1:3])
+    assert next_of(State(PLAN, 100, {SPANS[0]: 148}), log_status(horizon=150)) == Begin("wal_horizon_exceeded")
 
 
 def test_changed_schema_evolves_is_pinned_or_refused_by_policy() -> None:
-    state, log = State(PLAN, 150), seen(version=4, schema_changed_at=180)
+    state, log = State(PLAN, 150), log_status(version=4, schema_changed_at=180)
     action = next_of(state, log)
     assert isinstance(action, Apply) and action.step.upto == 179
     assert next_of(State(PLAN, 179), log) == Evolve()
-    assert next_of(state, seen(version=4)) == Evolve()
+    assert next_of(state, log_status(version=4)) == Evolve()
     pinned = next_of(state, log, policy="pin")
     assert isinstance(pinned, Apply) and pinned.step.upto == 200
     lacking = replace(log, changed_to=replace(TABLE, version=4))  # a column that it is pinned to
@@ -99,15 +100,15 @@ def test_changed_schema_evolves_is_pinned_or_refused_by_policy() -> None:
     assert next_of(State(PLAN, 179), lacking, policy="pin") == Evolve()
     with pytest.raises(SchemaChanged):
         next_of(state, log, policy="fail")
-    assert next_of(state, seen(version=4, schema_changed_at=180, resnapshot=True)) == Begin("schema_changed")
+    assert next_of(state, log_status(version=4, schema_changed_at=180, resnapshot=True)) == Begin("schema_changed")
 
 
 def test_schema_change_during_a_snapshot_begins_a_new_snapshot() -> None:
-    assert next_of(State(PLAN, 100, {SPANS[0]: 120}), seen(version=4)) == Begin("schema_changed")
+    assert next_of(State(PLAN, 100, {SPANS[0]: 120}), log_status(version=4)) == Begin("schema_changed")
 
 
 def test_spans_loaded_after_a_schema_change_begin_a_new_snapshot() -> None:
-    log = seen(version=4, schema_changed_at=130)
+    log = log_status(version=4, schema_changed_at=130)
     assert next_of(State(PLAN, 100, dict.fromkeys(SPANS, 130)), log) == Begin("schema_changed")
     assert isinstance(next_of(State(PLAN, 100, dict.fromkeys(SPANS, 120)), log), Apply)
     assert isinstance(next_of(State(PLAN, 100, dict.fromkeys(SPANS, 130)), log, policy="pin"), Apply)
@@ -115,7 +116,7 @@ def test_spans_loaded_after_a_schema_change_begin_a_new_snapshot() -> None:
 
 def test_schema_change_during_a_snapshot_is_refused_under_policy_fail() -> None:
     with pytest.raises(SchemaChanged):
-        next_of(State(PLAN, 100), seen(version=4), policy="fail")
+        next_of(State(PLAN, 100), log_status(version=4), policy="fail")
 
 
 def test_random_run_of_stage_decisions_ends_even_and_loses_nothing() -> None:
@@ -125,7 +126,7 @@ def test_random_run_of_stage_decisions_ends_even_and_loses_nothing() -> None:
         latest, reads = 100, {span: [] for span in SPANS}  # type: ignore[var-annotated]
         for _ in range(60):
             latest += chance.randrange(40)
-            action = next_of(state, seen(latest=latest), step=30)
+            action = next_of(state, log_status(latest=latest), step=30)
             if isinstance(action, Begin):
                 state = State(replace(PLAN, offset=latest), latest)
             elif isinstance(action, Load):

@@ -82,7 +82,7 @@ class DeltaTarget:
 
         return open_sink(kind, {"path": str(self.path), "mode": self._mode}, name="t", spark=self._spark)
 
-    def held(self) -> list[Row]:
+    def stored_rows(self) -> list[Row]:
         """Return every row of the newest version."""
         import pyarrow.parquet as pq
         from deltalake import DeltaTable
@@ -96,12 +96,12 @@ class DeltaTarget:
         about = ("_change_type", "_commit_version", "_offset", "_txn", "_valid_from", "_valid_to", "_is_current")
         return [
             {name: value for name, value in row.items() if name not in about}
-            for row in self.held()
+            for row in self.stored_rows()
             if row.get("_is_current", True)
         ]
 
     def images(self) -> list[tuple[int, str, Any]]:
-        return [(row["_offset"], row["_change_type"], row["id"]) for row in self.held()]
+        return [(row["_offset"], row["_change_type"], row["id"]) for row in self.stored_rows()]
 
     def close(self) -> None:
         pass

@@ -37,7 +37,8 @@ def replayed(images: Sequence[Row]) -> list[Row]:
     return list(rows.values())
 
 
-def told_by(images: Sequence[Row]) -> list[tuple[int, str, Any]]:
+def offset_type_and_key(images: Sequence[Row]) -> list[tuple[int, str, Any]]:
+    """Return offset, change type and key of each image."""
     return [(image["_offset"], image["_change_type"], image["id"]) for image in images]
 
 
@@ -56,7 +57,7 @@ class SqlTarget:
         settings = {"url": self._url, "table": "target", "mode": self._mode}
         return open_sink("sql", settings, name="t", spark=self._spark)
 
-    def held(self) -> list[Row]:
+    def stored_rows(self) -> list[Row]:
         """Return the rows of the table, read without the sink; values are converted back to the kinds of the source."""
         engine = sa.create_engine(self._url)
         try:
@@ -64,19 +65,19 @@ class SqlTarget:
                 found = [dict(row) for row in connection.execute(sa.text("SELECT * FROM target")).mappings()]
         finally:
             engine.dispose()
-        return [_as_told(row) for row in found]
+        return [_as_in_source(row) for row in found]
 
     def rows(self) -> list[Row]:
-        return self.held() if self._mode == UPSERT else replayed(self.held())
+        return self.stored_rows() if self._mode == UPSERT else replayed(self.stored_rows())
 
     def images(self) -> list[tuple[int, str, Any]]:
-        return told_by(self.held())
+        return offset_type_and_key(self.stored_rows())
 
     def close(self) -> None:
         self._end()
 
 
-def _as_told(row: Row) -> Row:
+def _as_in_source(row: Row) -> Row:
     """Return a row as the source has it, with values from `_misfit` in their columns."""
     row = dict(row)
     row["vec"] = json.loads(row["vec"]) if row["vec"] is not None else None
@@ -116,17 +117,17 @@ class ParquetTarget:
 
         return open_sink("parquet", {"path": str(self.path)}, name="t", spark=self._spark)
 
-    def held(self) -> list[Row]:
+    def stored_rows(self) -> list[Row]:
         files = sorted(self.path.glob("snapshot=*/*/*.parquet"))
         rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
         names = {name: None for row in rows for name in row}
         return [names | row for row in rows]
 
     def rows(self) -> list[Row]:
-        return replayed(self.held())
+        return replayed(self.stored_rows())
 
     def images(self) -> list[tuple[int, str, Any]]:
-        return told_by(self.held())
+        return offset_type_and_key(self.stored_rows())
 
     def close(self) -> None:
         pass
@@ -170,7 +171,7 @@ class ForeachTarget:
         return replayed([names | row for row in self._taken])
 
     def images(self) -> list[tuple[int, str, Any]]:
-        return told_by(self._taken)
+        return offset_type_and_key(self._taken)
 
     def close(self) -> None:
         pass

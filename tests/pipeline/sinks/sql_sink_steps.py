@@ -83,7 +83,7 @@ class Story:
         ]
         self.sink.apply(changes_frame(changes), Step("p1", "g", 100, 110), TABLE)
 
-    def held(self) -> Rows:
+    def stored_rows(self) -> Rows:
         """Return the rows of the target, read without the sink."""
         engine = sa.create_engine(self.url)
         try:

@@ -44,7 +44,8 @@ def place(tmp_path: Path) -> str:
     return str(tmp_path / "lake")
 
 
-def told(count: int = 5) -> Story:
+def story_of_inserts(count: int = 5) -> Story:
+    """Return a story in which `count` rows were inserted."""
     story = Story()
     for key in range(count):
         story.insert(row(key * 30, f"n{key}"))
@@ -64,7 +65,8 @@ def told_to_the_end(rows: list[Row]) -> Any:
     return ended(iter(pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=2)), with_end(schema))
 
 
-def held(place: str) -> list[Row]:
+def rows_of(place: str) -> list[Row]:
+    """Return the rows of the Delta table at `place`."""
     found: list[Row] = DeltaTable(place).to_pyarrow_table().to_pylist()
     return found
 
@@ -80,7 +82,7 @@ def elsewhere(act: Callable[[], object]) -> None:
 
 
 def test_two_concurrent_attempts_of_a_part_commit_it_once_and_both_report_done(place: str) -> None:
-    story = told()
+    story = story_of_inserts()
     plan = story.plan("p1")
     DeltaSink(Settings(place)).begin(plan)
     part = Part(SPANS[0], story.offset)
@@ -93,12 +95,12 @@ def test_two_concurrent_attempts_of_a_part_commit_it_once_and_both_report_done(p
         elsewhere(lambda: writer.write(part, batches(story, part)))
 
     assert writer.write(part, first_then_second()) == (DONE, "")
-    assert len(held(place)) == len(story.part_rows(part))
+    assert len(rows_of(place)) == len(story.part_rows(part))
     assert DeltaTable(place).transaction_version(part_app("p1", part.span)) == story.offset
 
 
 def test_parts_committed_at_the_same_moment_all_succeed(place: str) -> None:
-    story = told()
+    story = story_of_inserts()
     bounds = [b"", *(encode_key((key,)) for key in range(10, 120, 10)), None]
     spans = [Span(low or b"", high) for low, high in zip(bounds, bounds[1:], strict=False)]
     plan = story.plan("p1", spans)
@@ -116,12 +118,12 @@ def test_parts_committed_at_the_same_moment_all_succeed(place: str) -> None:
     for thread in threads:
         thread.join()
     assert said == [(DONE, "")] * len(parts)
-    assert canon(held(place)) == canon(list(story.rows.values()))
+    assert canon(rows_of(place)) == canon(list(story.rows.values()))
     assert state_of(DeltaSink(Settings(place))).missing == []
 
 
 def test_task_is_fenced_when_a_new_plan_begins_during_its_write(place: str) -> None:
-    story = told()
+    story = story_of_inserts()
     old, new = story.plan("p1"), story.plan("p2")
     sink = DeltaSink(Settings(place))
     sink.begin(old)
@@ -132,20 +134,20 @@ def test_task_is_fenced_when_a_new_plan_begins_during_its_write(place: str) -> N
         elsewhere(lambda: sink.begin(new))
 
     assert writer_of(place, old, part).write(part, rows()) == (FENCED, "")
-    assert held(place) == []
+    assert rows_of(place) == []
     assert writer_of(place, old, part).write(part, batches(story, part)) == (FENCED, "")
 
 
 def test_snapshot_row_with_a_null_key_is_refused_with_the_column_name(place: str) -> None:
-    plan, part = told().plan("p1"), Part(SPANS[0], 1)
+    plan, part = story_of_inserts().plan("p1"), Part(SPANS[0], 1)
     DeltaSink(Settings(place)).begin(plan)
     bad = told_to_the_end([row(1), row(2) | {"id": None}])
     assert writer_of(place, plan, part).write(part, bad) == (UNFIT, "id")
-    assert held(place) == []
+    assert rows_of(place) == []
 
 
 def test_failed_row_source_leaves_no_rows_in_the_delta_table(place: str) -> None:
-    story = told()
+    story = story_of_inserts()
     plan, part = story.plan("p1"), Part(SPANS[0], 5)
     DeltaSink(Settings(place)).begin(plan)
 
@@ -155,25 +157,25 @@ def test_failed_row_source_leaves_no_rows_in_the_delta_table(place: str) -> None
 
     with pytest.raises(Exception, match="went away"):
         writer_of(place, plan, part).write(part, broken())
-    assert held(place) == []
+    assert rows_of(place) == []
     assert state_of(DeltaSink(Settings(place))).missing == list(SPANS)
 
 
 @pytest.mark.parametrize("batches_that_came", [0, 1, 2])
 def test_truncated_row_source_leaves_no_rows_in_the_delta_table(place: str, batches_that_came: int) -> None:
     """When the feeder of a task dies, Spark closes the task's stream as at its regular end."""
-    story = told()
+    story = story_of_inserts()
     plan, part = story.plan("p1"), Part(SPANS[0], 5)
     DeltaSink(Settings(place)).begin(plan)
     with pytest.raises(Exception, match="truncated after"):
         writer_of(place, plan, part).write(part, itertools.islice(batches(story, part), batches_that_came))
-    assert held(place) == []
+    assert rows_of(place) == []
     assert state_of(DeltaSink(Settings(place))).missing == list(SPANS)
 
 
 @pytest.mark.slow
 def test_append_racing_with_a_new_plan_leaves_no_rows_in_the_table(place: str) -> None:
-    story = told()
+    story = story_of_inserts()
     sink, part = DeltaSink(Settings(place)), Part(SPANS[0], story.offset)
     sink.begin(story.plan("p0"))
     for number in range(1, 15):
@@ -189,12 +191,12 @@ def test_append_racing_with_a_new_plan_leaves_no_rows_in_the_table(place: str) -
         together.wait()
         sink.begin(new)
         thread.join()
-        assert held(place) == []
+        assert rows_of(place) == []
         assert state_of(sink) == State(new, story.offset)
 
 
 def test_replaced_plan_is_closed_for_merges_by_spark(place: str) -> None:
-    story, sink = told(), DeltaSink(Settings(place))
+    story, sink = story_of_inserts(), DeltaSink(Settings(place))
     sink.begin(story.plan("p1"))
     assert DeltaTable(place).transaction_version(step_app("p1")) is None
     sink.begin(story.plan("p2"))
@@ -204,7 +206,7 @@ def test_replaced_plan_is_closed_for_merges_by_spark(place: str) -> None:
 
 
 def test_plan_begun_between_check_and_commit_is_closed(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    story, sink, other = told(), DeltaSink(Settings(place)), DeltaSink(Settings(place))
+    story, sink, other = story_of_inserts(), DeltaSink(Settings(place)), DeltaSink(Settings(place))
     sink.begin(story.plan("p1"))
     replaced = sink._replaced
 
@@ -220,10 +222,10 @@ def test_plan_begun_between_check_and_commit_is_closed(place: str, monkeypatch: 
 
 CHILD = """
 import sys
-from tests.pipeline.sinks.test_delta import told, batches, writer_of
+from tests.pipeline.sinks.test_delta import story_of_inserts, batches, writer_of
 from tests.pipeline.table_model import Part, SPANS
 from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
-place, story = sys.argv[1], told()
+place, story = sys.argv[1], story_of_inserts()
 sink = DeltaSink(Settings(place))
 if sink.state() is None:
     sink.begin(story.plan("p1"))
@@ -252,11 +254,11 @@ def test_loader_killed_at_any_moment_is_resumed_by_the_next_loader(place: str) -
         if rest.endswith("end\n"):
             break
     subprocess.run([sys.executable, "-c", CHILD, place], check=True, stdout=subprocess.DEVNULL)
-    story = told()
+    story = story_of_inserts()
     assert state_of(DeltaSink(Settings(place))) == State(
         story.plan("p1"), story.offset, dict.fromkeys(SPANS, story.offset)
     )
-    assert canon(held(place)) == canon(list(story.rows.values()))
+    assert canon(rows_of(place)) == canon(list(story.rows.values()))
 
 
 # Refusals
@@ -265,13 +267,13 @@ def test_loader_killed_at_any_moment_is_resumed_by_the_next_loader(place: str) -
 def test_table_with_rows_of_no_pipeline_is_refused_and_keeps_them(place: str) -> None:
     write_deltalake(place, pa.table({"precious": [1]}))
     with pytest.raises(SinkUnfit, match="no pipeline wrote"):
-        DeltaSink(Settings(place)).begin(told().plan("p1"))
-    assert held(place) == [{"precious": 1}]
+        DeltaSink(Settings(place)).begin(story_of_inserts().plan("p1"))
+    assert rows_of(place) == [{"precious": 1}]
 
 
 def test_evolve_to_a_changed_type_or_key_is_refused_with_a_reset_hint(place: str) -> None:
     sink = DeltaSink(Settings(place))
-    sink.begin(told().plan("p1"))
+    sink.begin(story_of_inserts().plan("p1"))
     other = tuple(Column(each.name, "f64" if each.name == "name" else each.kind) for each in TABLE.columns)
     with pytest.raises(SinkUnfit, match="'name'") as raised:
         sink.evolve(Table("t", other, ("id",), 2))
@@ -283,9 +285,9 @@ def test_evolve_to_a_changed_type_or_key_is_refused_with_a_reset_hint(place: str
 
 def test_table_properties_set_by_users_are_kept(place: str) -> None:
     sink = DeltaSink(Settings(place, change_data_feed=True, checkpoint_every=7))
-    sink.begin(told().plan("p1"))
+    sink.begin(story_of_inserts().plan("p1"))
     DeltaTable(place).alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
-    sink.begin(told().plan("p2"))
+    sink.begin(story_of_inserts().plan("p2"))
     found = DeltaTable(place).metadata().configuration
     assert found["delta.logRetentionDuration"] == "interval 60 days"
     assert found["delta.enableChangeDataFeed"] == "true"
@@ -326,7 +328,7 @@ def test_merge_sql_quotes_names_and_nulls_dropped_columns() -> None:
 def test_step_too_large_for_the_driver_is_applied_in_pieces(
     spark: SparkSession, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    story, sink = told(), DeltaSink(Settings(place))
+    story, sink = story_of_inserts(), DeltaSink(Settings(place))
     plan = begun(spark, sink, story)
     for number in range(40):
         story.update(0, row(0, f"v{number}"))
@@ -344,7 +346,7 @@ def test_step_too_large_for_the_driver_is_applied_in_pieces(
     apply(spark, sink, story, plan, 5, story.offset)
     assert max(sizes) > 30
     assert state_of(sink).offset == story.offset
-    assert canon(held(place)) == canon(list(story.rows.values()))
+    assert canon(rows_of(place)) == canon(list(story.rows.values()))
     monkeypatch.setattr(delta, "collect", lambda source: (_ for _ in ()).throw(TooLarge))
     story.delete(0)
     with pytest.raises(SinkUnfit, match="maxResultSize"):
@@ -352,7 +354,7 @@ def test_step_too_large_for_the_driver_is_applied_in_pieces(
 
 
 def test_files_without_the_keys_of_a_step_are_not_rewritten(spark: SparkSession, place: str) -> None:
-    story, sink = told(), DeltaSink(Settings(place))
+    story, sink = story_of_inserts(), DeltaSink(Settings(place))
     plan = begun(spark, sink, story)
     before = set(DeltaTable(place).file_uris())
     story.update(120, row(120, "changed"))
@@ -361,7 +363,7 @@ def test_files_without_the_keys_of_a_step_are_not_rewritten(spark: SparkSession,
 
 
 def test_sink_state_survives_optimize_vacuum_cleanup_and_foreign_commits(spark: SparkSession, place: str) -> None:
-    story, sink = told(), DeltaSink(Settings(place, checkpoint_every=3))
+    story, sink = story_of_inserts(), DeltaSink(Settings(place, checkpoint_every=3))
     plan = begun(spark, sink, story)
     story.update(0, row(0, "one"))
     apply(spark, sink, story, plan, 5, 6)
@@ -377,17 +379,17 @@ def test_sink_state_survives_optimize_vacuum_cleanup_and_foreign_commits(spark: 
     assert state_of(DeltaSink(Settings(place))) == State(plan, 6)
     story.delete(30)
     apply(spark, DeltaSink(Settings(place)), story, plan, 6, 7)
-    assert canon(held(place)) == canon(list(story.rows.values()))
+    assert canon(rows_of(place)) == canon(list(story.rows.values()))
 
 
 def test_small_files_are_compacted_and_the_change_data_feed_is_readable(spark: SparkSession, place: str) -> None:
-    story, sink = told(), DeltaSink(Settings(place, maintain_every=2, change_data_feed=True))
+    story, sink = story_of_inserts(), DeltaSink(Settings(place, maintain_every=2, change_data_feed=True))
     plan = begun(spark, sink, story)
     for number in range(4):
         story.insert(row(1000 + number))
         apply(spark, sink, story, plan, story.offset - 1, story.offset)
     assert "OPTIMIZE" in {each["operation"] for each in DeltaTable(place).history()}
-    assert canon(held(place)) == canon(list(story.rows.values()))
+    assert canon(rows_of(place)) == canon(list(story.rows.values()))
     story.update(0, row(0, "changed"))
     story.delete(30)
     apply(spark, sink, story, plan, story.offset - 2, story.offset)
@@ -398,14 +400,14 @@ def test_small_files_are_compacted_and_the_change_data_feed_is_readable(spark: S
 
 def test_maintenance_is_on_by_default_and_keeps_rows_and_state(spark: SparkSession, place: str) -> None:
     assert Settings(place).maintain_every == 100
-    story, sink = told(), DeltaSink(Settings(place, maintain_every=4))
+    story, sink = story_of_inserts(), DeltaSink(Settings(place, maintain_every=4))
     plan = begun(spark, sink, story)
     made = DeltaTable(place).version()
     for number in range(6):
         story.insert(row(1000 + number))
         apply(spark, sink, story, plan, story.offset - 1, story.offset)
         assert state_of(DeltaSink(Settings(place))) == State(plan, story.offset)
-        assert canon(held(place)) == canon(list(story.rows.values()))
+        assert canon(rows_of(place)) == canon(list(story.rows.values()))
     done = [each["operation"] for each in DeltaTable(place).history()]
     assert 1 <= done.count("OPTIMIZE") < 6
     assert len(DeltaTable(place).file_uris()) < 6
@@ -418,14 +420,14 @@ def test_maintenance_is_on_by_default_and_keeps_rows_and_state(spark: SparkSessi
         apply(spark, sink, story, plan, story.offset - 1, story.offset)
     assert "VACUUM END" in {each["operation"] for each in DeltaTable(place).history()}
     assert state_of(DeltaSink(Settings(place))) == State(plan, story.offset)
-    assert canon(held(place)) == canon(list(story.rows.values()))
+    assert canon(rows_of(place)) == canon(list(story.rows.values()))
 
 
 def test_overdue_maintenance_runs_and_failed_maintenance_raises_no_error(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = DeltaSink(Settings(place, maintain_every=10))
-    sink.begin(told().plan("p1"))
+    sink.begin(story_of_inserts().plan("p1"))
     sink._seen = 9
     assert [sink._is_due(version) for version in (9, 12, 13, 19, 20, 41)] == [False, True, False, False, True, True]
     sink._seen, tried = -1, []
@@ -455,12 +457,12 @@ def test_column_names_that_need_quoting_are_merged_by_delta(spark: SparkSession,
             {"the.key": 2, **dict.fromkeys(odd, 2), "_change_type": "delete", **about, "__offset": 3},
         ]
         sink.apply(frame_of(spark, changes_schema(table), [changes]), Step("p1", "g1", 1, 3), table)
-        current = [each for each in held(place + mode) if each.get("_is_current", True)]
+        current = [each for each in rows_of(place + mode) if each.get("_is_current", True)]
         assert [[each[name] for name in ("the.key", *odd)] for each in current] == [[1] + [5] * len(odd)]
 
 
 def test_columns_not_chosen_are_null(spark: SparkSession, place: str) -> None:
-    story, sink = told(2), DeltaSink(Settings(place))
+    story, sink = story_of_inserts(2), DeltaSink(Settings(place))
     plan = story.plan("p1", (Span.all(),))
     sink.begin(plan)
     part = Part(Span.all(), 2)
@@ -468,7 +470,7 @@ def test_columns_not_chosen_are_null(spark: SparkSession, place: str) -> None:
     story.insert(row(7, "seven"))
     frame = story.changes(spark, 2, 3)
     sink.apply(frame.drop("name"), story.step(plan, 2, 3), TABLE)
-    assert canon(held(place)) == canon([row(key, None) for key in (0, 30, 7)])
+    assert canon(rows_of(place)) == canon([row(key, None) for key in (0, 30, 7)])
 
 
 # History
@@ -507,10 +509,10 @@ def test_delta_history_holds_every_version_of_the_model(spark: SparkSession, tmp
         apply(spark, sink, story, plan, dice.randint(10, done), story.offset)
         done = story.offset
     names = ("id", "name", "_offset", "_change_type", "_valid_to", "_is_current")
-    mine = [tuple(each[name] for name in names) for each in target.held()]
+    mine = [tuple(each[name] for name in names) for each in target.stored_rows()]
     assert sorted(mine, key=str) == modelled(story, plan, 10, done)
     times = {image["_offset"]: image["_commit_timestamp"] for image in story.images}
-    for each in target.held():
+    for each in target.stored_rows():
         is_first = each["_change_type"] == "snapshot"
         assert each["_valid_from"] is not None
         assert is_first or each["_valid_from"] == times[each["_offset"]]
@@ -535,7 +537,7 @@ def test_longer_step_merged_after_a_shorter_step_repeats_no_version(spark: Spark
     late = DeltaSink(Settings(str(target.path), HISTORY))
     assert late._merged(source, story.step(plan, 8, story.offset), merge_of(TABLE, HISTORY, names), table)
     wanted = ("id", "name", "_offset", "_change_type", "_valid_to", "_is_current")
-    mine = [tuple(each[name] for name in wanted) for each in target.held()]
+    mine = [tuple(each[name] for name in wanted) for each in target.stored_rows()]
     assert sorted(mine, key=str) == modelled(story, plan, 8, story.offset)
 
 
@@ -549,7 +551,7 @@ def test_delta_rs_and_delta_spark_alternate_on_the_same_table_without_loss(
 ) -> None:
     next(each for each in FACTORIES if each.name == f"delta-spark-{mode}").require()
     rust, jvm = (DeltaTarget(spark, tmp_path, mode, kind) for kind in ("delta", "delta-spark"))
-    dice, story = random.Random(11), told()
+    dice, story = random.Random(11), story_of_inserts()
     first, second = rust.sink(), jvm.sink()
     plan = story.plan("p1")
     second.begin(plan)
@@ -573,7 +575,7 @@ def test_spark_merge_of_a_plan_that_ended_meanwhile_writes_nothing(
 ) -> None:
     """The plan ends after the sink looked, and before Spark opens the table."""
     next(each for each in FACTORIES if each.name == f"delta-spark-{UPSERT}").require()
-    target, story = DeltaTarget(spark, tmp_path, UPSERT, "delta-spark"), told()
+    target, story = DeltaTarget(spark, tmp_path, UPSERT, "delta-spark"), story_of_inserts()
     sink, other = target.sink(), target.sink()
     plan = begun(spark, sink, story)
     story.insert(row(7))

@@ -94,28 +94,28 @@ def test_sql_snapshot_and_changes_produce_the_current_table(story: Story) -> Non
     story.load()
     state = story.sink.state()
     assert state and (state.offset, state.loaded) == (100, {SPANS[0]: 101, SPANS[1]: 102})
-    assert story.held() == Story.LOADED
+    assert story.stored_rows() == Story.LOADED
     story.apply()
     state = story.sink.state()
     assert state and (state.offset, state.loaded, state.plan) == (110, {}, plan())
-    assert story.held() == Story.AFTER
+    assert story.stored_rows() == Story.AFTER
 
 
 def test_loads_and_steps_already_applied_are_ignored_by_the_sql_sink(story: Story) -> None:
     story.begin()
     story.load()
     story.sink.load(rows_frame({1: "other"}, {}), plan(), [Part(SPANS[0], 105), Part(SPANS[1], 105)])
-    assert story.held() == Story.LOADED
+    assert story.stored_rows() == Story.LOADED
     story.apply()
     story.apply()
-    assert story.held() == Story.AFTER
+    assert story.stored_rows() == Story.AFTER
 
 
 def test_part_without_rows_is_marked_as_loaded(story: Story) -> None:
     story.begin()
     story.sink.load(rows_frame({}, {10: "ten"}), plan(), [Part(SPANS[0], 101), Part(SPANS[1], 101)])
     state = story.sink.state()
-    assert state and state.missing == [] and story.held() == {10: "ten"}
+    assert state and state.missing == [] and story.stored_rows() == {10: "ten"}
 
 
 def test_version_of_a_part_is_kept_until_the_offset_reaches_it(story: Story) -> None:
@@ -135,7 +135,7 @@ def test_repair_step_fixes_rows_and_keeps_the_offset(story: Story) -> None:
     story.sink.apply(changes_frame(mended), Step("p1", "g", 110, 110, repair=True), TABLE)
     state = story.sink.state()
     assert state and state.offset == 110
-    assert story.held() == {key: name for key, name in Story.AFTER.items() if key != 2}
+    assert story.stored_rows() == {key: name for key, name in Story.AFTER.items() if key != 2}
     with pytest.raises(SinkFenced):
         story.sink.apply(changes_frame(mended), Step("p1", "g", 109, 109, repair=True), TABLE)
 
@@ -151,14 +151,14 @@ def test_value_omitted_by_an_update_is_kept(story: Story) -> None:
     other = '{"name":{"t":"unavailable"},"other":{"t":"i64","v":1}}'
     changes = [*left_out(1, 103), *left_out(10, 104, other), change("delete", 2, "two", 105)]
     story.sink.apply(changes_frame([*changes, change("insert", 3, "three", 106)]), Step("p1", "g", 100, 106), TABLE)
-    assert story.held() == {1: "one", 3: "three", 10: "ten", 11: "eleven"}
+    assert story.stored_rows() == {1: "one", 3: "three", 10: "ten", 11: "eleven"}
     told = query(story.url, "SELECT id, _misfit FROM target WHERE _misfit IS NOT NULL")
     assert told == [(10, '{"other":{"t":"i64","v":1}}')]
     with pytest.raises(PipelineError) as failed:  # of a row that is not there nothing can stay
         story.sink.apply(changes_frame(left_out(77, 107)), Step("p1", "g", 106, 107), TABLE)
     assert failed.value.extra["resnapshot_reason"] == "values_unavailable"
     state = story.sink.state()
-    assert state and state.offset == 106 and 77 not in story.held()
+    assert state and state.offset == 106 and 77 not in story.stored_rows()
 
 
 def test_duplicate_value_under_a_unique_index_of_the_target_is_refused(story: Story, engine_name: str) -> None:
@@ -172,14 +172,14 @@ def test_duplicate_value_under_a_unique_index_of_the_target_is_refused(story: St
     changes = [change("insert", 0, "zero", 102), *update((1, "one"), (1, "uno"), 103), *zero]
     if engine_name == "mysql":
         story.sink.apply(changes_frame(changes), Step("p1", "g", 100, 104), TABLE)
-        assert story.held() == {**Story.LOADED, 1: "uno", 0: "one"}
-    before, state = story.held(), story.sink.state()
+        assert story.stored_rows() == {**Story.LOADED, 1: "uno", 0: "one"}
+    before, state = story.stored_rows(), story.sink.state()
     assert state
     twice = [change("insert", 5, "ten", 105), *update((11, "eleven"), (11, "ten"), 106)]
     for row in (twice[:1], twice[1:]):  # in the source there is no such index: it is told, and nothing is written
         with pytest.raises(SinkUnfit):
             story.sink.apply(changes_frame(row), Step("p1", "g", state.offset, 106), TABLE)
-        assert story.held() == before and story.sink.state() == state
+        assert story.stored_rows() == before and story.sink.state() == state
 
 
 KEYS, NAMES = st.integers(0, 2), st.sampled_from(["a", "b"])
@@ -226,7 +226,7 @@ def test_overlapping_and_repeated_steps_end_with_the_rows_of_the_log(
             continue
         story.sink.apply(frame, step, TABLE)
         at = max(at, upto)
-        assert story.held() == held[at]
+        assert story.stored_rows() == held[at]
 
 
 def test_sql_history_holds_every_change_once(url: str) -> None:
@@ -268,7 +268,7 @@ def test_staged_rows_of_speculative_attempts_are_never_merged(story: Story) -> N
     story.begin()
     frame = Speculative(rows_frame(Story.FIRST, Story.SECOND).partitions)
     story.sink.load(frame, plan(), [Part(SPANS[0], 101), Part(SPANS[1], 102)])
-    assert story.held() == Story.LOADED
+    assert story.stored_rows() == Story.LOADED
     (stage,) = stages(story.url)
     assert query(story.url, f"SELECT count(*) FROM {stage}") == [(8,)]
     story.load()  # nothing to do, and what the others left is gone
@@ -301,7 +301,7 @@ def test_staged_rows_lost_before_the_merge_leave_the_part_unloaded(story: Story)
     state = story.sink.state()
     assert state and state.loaded == {}
     story.load()
-    assert story.held() == Story.LOADED
+    assert story.stored_rows() == Story.LOADED
 
 
 # Other runs
@@ -316,7 +316,7 @@ def test_run_of_a_replaced_plan_is_fenced_by_the_sql_sink(story: Story) -> None:
     for act in (story.load, story.apply):
         with pytest.raises(SinkFenced):
             act()
-    assert story.held() == {5: "five"}
+    assert story.stored_rows() == {5: "five"}
     other.close()
 
 
@@ -342,7 +342,7 @@ def test_run_waiting_for_the_lock_is_fenced_by_the_run_that_held_it(story: Story
         other._target(TABLE).empty(connection)
         other._states.write(connection, _begun(plan("p2")))
     thread.join(60)
-    assert ended == ["fenced"] and story.held() == {}
+    assert ended == ["fenced"] and story.stored_rows() == {}
     other.close()
 
 
@@ -381,7 +381,7 @@ def test_second_driver_of_a_plan_keeps_the_rows_staged_by_the_first_driver(
     assert not threads[0].is_alive()
     if method == "add":
         story.load()
-    assert story.held() == (Story.AFTER if method == "merge" else Story.LOADED)
+    assert story.stored_rows() == (Story.AFTER if method == "merge" else Story.LOADED)
     other.close()
 
 
@@ -404,7 +404,7 @@ def test_run_blocked_by_a_hanging_commit_is_refused_with_a_retryable_error(story
             impatient.sink.begin(plan("p2"))
         assert refused.value.retryable
     impatient.sink.begin(plan("p2"))
-    assert story.held() == {}
+    assert story.stored_rows() == {}
     for sink in (zombie, impatient.sink):
         sink.close()
 
@@ -448,10 +448,10 @@ def test_driver_killed_anywhere_in_a_load_leaves_only_complete_parts(
         ended = victim.run("load", number)
         state = story.sink.state()
         assert state and ended in ("killed", "done")
-        assert story.held() == _loaded(state.loaded)
+        assert story.stored_rows() == _loaded(state.loaded)
         seen.add(len(state.loaded))
         story.load()
-        assert story.held() == Story.LOADED
+        assert story.stored_rows() == Story.LOADED
         if ended == "done":
             break
     assert ended == "done" and (seen == {0, 1, 2} if stride == 1 else 2 in seen)
@@ -473,10 +473,10 @@ def test_driver_killed_anywhere_in_a_merge_keeps_rows_and_offset_consistent(
         ended = victim.run("apply", number)
         state = story.sink.state()
         assert state and ended in ("killed", "done")
-        assert story.held() == {100: Story.LOADED, 110: Story.AFTER}[state.offset]
+        assert story.stored_rows() == {100: Story.LOADED, 110: Story.AFTER}[state.offset]
         seen.add((ended, state.offset))
         story.apply()
-        assert story.held() == Story.AFTER
+        assert story.stored_rows() == Story.AFTER
         if ended == "done":
             break
     assert {("killed", 100), ("done", 110)} <= seen
@@ -491,10 +491,10 @@ def test_driver_killed_anywhere_in_begin_is_replaced_by_the_next_driver(
         ended = victim.run("begin", number)
         assert ended in ("killed", "done")
         state = story.sink.state()
-        assert story.held() == {} if state and not state.loaded else True
+        assert story.stored_rows() == {} if state and not state.loaded else True
         story.begin()
         story.load()
-        assert story.held() == Story.LOADED
+        assert story.stored_rows() == Story.LOADED
         if ended == "done":
             break
     assert ended == "done"
@@ -645,7 +645,7 @@ def test_new_column_is_added_and_rows_keep_their_values(story: Story) -> None:
     assert state and state.plan.table == wider and state.plan.id == "p1"
     assert stages(story.url) == []
     story.apply()
-    assert story.held() == Story.AFTER
+    assert story.stored_rows() == Story.AFTER
     assert query(story.url, "SELECT count(*), count(more) FROM target") == [(4, 0)]
 
 
@@ -670,7 +670,7 @@ def test_empty_user_table_with_the_right_key_is_accepted(story: Story) -> None:
     query(story.url, "CREATE TABLE target (id BIGINT PRIMARY KEY, note VARCHAR(10) DEFAULT 'x')")
     story.begin()
     story.load()
-    assert story.held() == Story.LOADED
+    assert story.stored_rows() == Story.LOADED
     assert query(story.url, "SELECT DISTINCT note FROM target") == [("x",)]
 
 
@@ -691,10 +691,10 @@ def test_table_with_rows_of_no_pipeline_is_refused_and_keeps_them(story: Story) 
     chosen = open_sql({"url": story.url, "table": "target", "replace": True})
     chosen.begin(plan())
     chosen.close()
-    assert story.held() == {}
+    assert story.stored_rows() == {}
     story.load()
     story.sink.begin(plan("p2"))  # the rows are the pipeline's by now
-    assert story.held() == {}
+    assert story.stored_rows() == {}
 
 
 # Settings

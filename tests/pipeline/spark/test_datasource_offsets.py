@@ -12,7 +12,8 @@ from headwater.errors import OffsetExpired, PipelineError, SchemaChanged
 from headwater.pipeline.spark.offsets import StreamOffset, StreamParameters, check_offset, next_offset, split_log
 
 
-def seen(latest: int, horizon: int = 1, version: int = 1, **more: Any) -> Described:
+def log_status(latest: int, horizon: int = 1, version: int = 1, **more: Any) -> Described:
+    """Return the status of a table's log, as `pull.describe` returns it."""
     import msgspec
 
     table = msgspec.structs.replace(TABLE, version=version)
@@ -34,35 +35,35 @@ def test_pieces_of_a_slice_cover_it_once_and_end_at_multiples_of_their_size(afte
 
 
 def test_batch_ends_at_the_end_of_the_log() -> None:
-    assert next_offset(at(3), seen(10), StreamParameters(1)) == at(10)
-    assert next_offset(at(10), seen(10), StreamParameters(1)) == at(10)
+    assert next_offset(at(3), log_status(10), StreamParameters(1)) == at(10)
+    assert next_offset(at(10), log_status(10), StreamParameters(1)) == at(10)
 
 
 @pytest.mark.parametrize(("rows", "upto"), [(1, 4), (2, 4), (10, 8), (1000, 10)])
 def test_batch_of_updates_respects_the_row_limit(rows: int, upto: int) -> None:
-    assert next_offset(at(3), seen(10), StreamParameters(1, max_rows=rows)).offset == upto
+    assert next_offset(at(3), log_status(10), StreamParameters(1, max_rows=rows)).offset == upto
 
 
 def test_run_with_a_target_offset_stops_at_the_target() -> None:
-    assert next_offset(at(3), seen(10), StreamParameters(1, target=7)) == at(7)
-    assert next_offset(at(7), seen(10), StreamParameters(1, target=7)) == at(7)
-    assert next_offset(at(9), seen(10), StreamParameters(1, target=7)) == at(9)
+    assert next_offset(at(3), log_status(10), StreamParameters(1, target=7)) == at(7)
+    assert next_offset(at(7), log_status(10), StreamParameters(1, target=7)) == at(7)
+    assert next_offset(at(9), log_status(10), StreamParameters(1, target=7)) == at(9)
 
 
 def test_checkpoint_beyond_the_end_of_the_log_is_refused() -> None:
     with pytest.raises(PipelineError, match="ends at offset 5, before the query's offset 6"):
-        next_offset(at(6), seen(5), StreamParameters(1))
+        next_offset(at(6), log_status(5), StreamParameters(1))
 
 
 def test_checkpoint_below_the_log_horizon_raises_offset_expired() -> None:
-    check_offset(at(6), seen(10, horizon=7))
+    check_offset(at(6), log_status(10, horizon=7))
     with pytest.raises(OffsetExpired):
-        check_offset(at(5), seen(10, horizon=7))
+        check_offset(at(5), log_status(10, horizon=7))
 
 
 def test_checkpoint_of_an_older_log_generation_is_refused() -> None:
     with pytest.raises(PipelineError, match="began the new generation") as caught:
-        check_offset(StreamOffset("old", 6), seen(10))
+        check_offset(StreamOffset("old", 6), log_status(10))
     assert caught.value.extra["resnapshot_reason"] == "log_generation_changed"
 
 
@@ -73,7 +74,7 @@ def test_checkpoint_of_another_source_is_refused() -> None:
 
 
 def test_policy_evolve_delivers_all_changes_before_a_schema_change_then_stops() -> None:
-    changed = seen(20, version=2, schema_changed_at=11)
+    changed = log_status(20, version=2, schema_changed_at=11)
     assert next_offset(at(3), changed, StreamParameters(1)) == at(10)
     with pytest.raises(SchemaChanged, match="from offset 11 on") as caught:
         next_offset(at(10), changed, StreamParameters(1))
@@ -81,20 +82,20 @@ def test_policy_evolve_delivers_all_changes_before_a_schema_change_then_stops() 
 
 
 def test_policy_evolve_continues_in_the_new_schema_after_a_restart() -> None:
-    assert next_offset(at(10, shape=1), seen(20, version=2), StreamParameters(2)) == at(20, shape=2)
+    assert next_offset(at(10, shape=1), log_status(20, version=2), StreamParameters(2)) == at(20, shape=2)
 
 
 def test_policy_evolve_detects_a_schema_change_during_query_start() -> None:
     with pytest.raises(SchemaChanged, match="has shape 2"):
-        next_offset(at(20), seen(20, version=2), StreamParameters(1))
+        next_offset(at(20), log_status(20, version=2), StreamParameters(1))
 
 
 def test_policy_pin_continues_with_its_old_schema() -> None:
-    assert next_offset(at(3), seen(20, version=2, schema_changed_at=11), StreamParameters(1, "pin")) == at(20)
+    assert next_offset(at(3), log_status(20, version=2, schema_changed_at=11), StreamParameters(1, "pin")) == at(20)
 
 
 def test_policy_pin_stops_at_a_rebuilt_table() -> None:
-    changed = seen(20, version=2, schema_changed_at=11, resnapshot=True)
+    changed = log_status(20, version=2, schema_changed_at=11, resnapshot=True)
     assert next_offset(at(3), changed, StreamParameters(1, "pin")) == at(10)
     with pytest.raises(SchemaChanged, match="rebuilt"):
         next_offset(at(10), changed, StreamParameters(1, "pin"))
@@ -102,15 +103,15 @@ def test_policy_pin_stops_at_a_rebuilt_table() -> None:
 
 def test_policy_fail_stops_at_a_schema_change() -> None:
     with pytest.raises(SchemaChanged, match="has shape 2, and was read as shape 1"):
-        next_offset(at(3), seen(20, version=2, schema_changed_at=11), StreamParameters(1, "fail"))
+        next_offset(at(3), log_status(20, version=2, schema_changed_at=11), StreamParameters(1, "fail"))
 
 
 @pytest.mark.parametrize("policy", ["pin", "fail"])
 def test_restart_in_another_schema_is_refused_with_a_hint_to_the_shape_option(policy: str) -> None:
     with pytest.raises(SchemaChanged, match="read shape 1 .* now shape 2") as caught:
-        next_offset(at(3), seen(20, version=2), StreamParameters(2, policy))
+        next_offset(at(3), log_status(20, version=2), StreamParameters(2, policy))
     assert "option shape to 1" in caught.value.hint
 
 
 def test_changes_of_several_tables_ignore_schema_changes() -> None:
-    assert next_offset(at(3, 0), seen(20, version=2), StreamParameters(0)) == at(20, 0)
+    assert next_offset(at(3, 0), log_status(20, version=2), StreamParameters(0)) == at(20, 0)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.capture.captured_database import Running, foreign, running
-from tests.ranges.bulk_reads import ABOUT, Rows, Side, bytes_of, folded, place_of, reading, rows_in, told
+from tests.ranges.bulk_reads import ABOUT, Rows, Side, bytes_of, folded, place_of, reading, rows_and_metadata, rows_in
 from tests.ranges.pull.test_pull_snapshot import TABLES, Writes
 from tests.suite.deadlines import PATIENCE, wait_until
 
@@ -164,7 +164,7 @@ def test_reader_resumes_from_the_position_in_any_batch(side: Side, monkeypatch: 
     upto = side.durable()
     whole = side.changes(3, upto)
     job = LogJob(side.place, "t", 3, upto)
-    batches = told(side.body(job), b"upto")
+    batches = rows_and_metadata(side.body(job), b"upto")
     assert int(batches[-1][1]) == upto and len(batches) > 3
     seen = 0
     for count, reached in batches:
@@ -173,7 +173,9 @@ def test_reader_resumes_from_the_position_in_any_batch(side: Side, monkeypatch: 
     rows = side.snapshot(upto)
     piece = SnapshotJob(side.place, "t", upto)
     seen = 0
-    for count, last in told(bytes_of(snapshot_pieces(side.reader, side.log, piece, lambda: False)), b"last_key"):
+    for count, last in rows_and_metadata(
+        bytes_of(snapshot_pieces(side.reader, side.log, piece, lambda: False)), b"last_key"
+    ):
         seen += count
         rest = Span(bytes.fromhex(last.decode()) + b"\0")
         assert side.snapshot(upto, rest) == rows[seen:]
@@ -394,20 +396,20 @@ def test_changes_of_several_tables_have_rows_as_json(side: Side) -> None:
     side.one.run("DROP TABLE w")
     upto = side.durable()
 
-    def seen(*names: str) -> list[tuple[Any, ...]]:
+    def images_of_changes(*names: str) -> list[tuple[Any, ...]]:
         return [
             tuple(row[name] for name in ("_table", "_change_type", "_key", "before", "after"))
             for row in side.tables(after, upto, *names)
         ]
 
-    everything = seen()
+    everything = images_of_changes()
     assert everything == [
         ("w", "insert", "[1]", None, '{"a":1.5,"b":"AA=="}'),
         ("t", "insert", "[7]", None, '{"k":7,"v":"v"}'),
         ("t", "update", "[7]", '{"k":7,"v":"v"}', '{"k":7,"v":null}'),
         ("w", "schema_change", None, None, '{"ddl":"DROP TABLE w","resnapshot":false,"version":1}'),
     ]
-    assert seen("t") == everything[1:3]
+    assert images_of_changes("t") == everything[1:3]
     assert side.tables(upto, upto) == []
 
 

@@ -55,7 +55,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return seen
 
 
-def made(client: Client) -> dict[str, Any]:
+def create_owner_key(client: Client) -> dict[str, Any]:
+    """Create an API key of the owner role; return the answer, with its secret."""
     return dict(client.ok("security.token.create", name="k", role="owner"))
 
 
@@ -72,7 +73,7 @@ def made(client: Client) -> dict[str, Any]:
 def test_grpc_call_is_refused_if_its_key_is_revoked_before_its_first_message(
     client: Client, found: threading.Event, path: str, asked: str, fields: dict[str, Any]
 ) -> None:
-    key = made(client)
+    key = create_owner_key(client)
     said: queue.Queue[bytes | None] = queue.Queue()
     with calling(client) as caller:
         call = caller.channel.stream_stream(f"/{path}")(
@@ -109,7 +110,7 @@ def test_grpc_call_is_refused_if_its_key_is_revoked_before_its_first_message(
 def test_request_with_a_body_after_the_revocation_is_refused(
     client: Client, found: threading.Event, head: str, body: bytes
 ) -> None:
-    key = made(client)
+    key = create_owner_key(client)
     lines = [f"{head} HTTP/1.1", "host: 127.0.0.1", f"x-api-key: {key['token']}", "content-type: application/json"]
     lines += ["transfer-encoding: chunked", "connection: close", "", ""]
     chunks = [b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:5], body[5:]) if part]
@@ -128,7 +129,7 @@ def test_request_with_a_body_after_the_revocation_is_refused(
 
 @pytest.mark.parametrize("name", ["wait_ms", r"wait\u005fms"])
 def test_waiting_poll_returns_nothing_after_the_revocation(client: Client, found: threading.Event, name: str) -> None:
-    key = made(client)
+    key = create_owner_key(client)
     headers = {"authorization": f"Bearer {key['token']}"}
     body = {"id": 1, "method": "cdc.subscribe_table", "params": {"table": "t"}}
     sub = httpx.post(f"{client.http.base_url}/api/v1/rpc", json=body, headers=headers).json()["result"]["sub_id"]
@@ -157,7 +158,7 @@ def is_unauthorized(answer: httpx.Response) -> bool:
 
 
 def test_write_in_the_queue_is_refused_if_its_key_is_revoked_before_its_turn(client: Client) -> None:
-    key = made(client)
+    key = create_owner_key(client)
     headers = {"authorization": f"Bearer {key['token']}"}
     body = {"id": 1, "method": "sql.exec", "params": {"sql": "UPDATE t SET v = 'stolen'"}}
     api: Any = client.server._api  # type: ignore[attr-defined]
@@ -235,7 +236,7 @@ def test_stream_opened_during_the_revocation_is_refused(
     client: Client, slowly: tuple[threading.Event, threading.Event], kind: str
 ) -> None:
     waits, go = slowly
-    key = made(client)
+    key = create_owner_key(client)
     asked = {"id": 1, "method": "cdc.subscribe_table", "params": {"table": "t", "start": "earliest"}}
     mine = {"x-api-key": key["token"]}
     sub = client.http.post("/api/v1/rpc", json=asked, headers=mine).json()["result"]
@@ -269,7 +270,7 @@ def test_bulk_read_whose_key_is_revoked_before_it_begins_answers_401(
         raise AssertionError
 
     monkeypatch.setattr(*((Pulls, "_pour") if kind == "pull" else (Snapshots, "_redirect")), begin)
-    key = made(client)
+    key = create_owner_key(client)
     path = "/api/v1/pull/main/t/log?after=0&upto=1" if kind == "pull" else "/api/v1/snapshot/main/t"
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(httpx.get, client.server.url + path, headers={"x-api-key": key["token"]}, timeout=PATIENCE)
@@ -289,7 +290,7 @@ def test_waiting_poll_whose_key_is_revoked_ends_with_unauthorized(
         return await answer(poll)
 
     monkeypatch.setattr(Poll, "answer", noted)
-    key = made(client)
+    key = create_owner_key(client)
     subscribed = client.ok("cdc.subscribe_table", db="main", table="t")
     body = {"id": 1, "method": "cdc.poll", "params": {"sub_id": subscribed["sub_id"], "wait_ms": 60_000}}
     with ThreadPoolExecutor(1) as pool:
@@ -303,7 +304,7 @@ def test_waiting_poll_whose_key_is_revoked_ends_with_unauthorized(
 
 
 def test_stream_of_a_key_revoked_on_a_full_disk_ends(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = made(client)
+    key = create_owner_key(client)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

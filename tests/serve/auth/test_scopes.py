@@ -235,12 +235,12 @@ def test_lists_show_only_names_in_the_scopes(world: World) -> None:
 
 
 def test_database_outside_the_scope_gets_the_same_error_as_a_missing_one(world: World) -> None:
-    def said(db: str, table: str) -> str:
+    def refusal_of(db: str, table: str) -> str:
         answer = world.call(world.people["table"], "data.get", table={"db": db, "table": table}, pk=[1])
         return answer["error"]["message"].replace(repr(db), "DB").replace(repr(table), "TABLE")
 
-    assert said("shop", "b") == said("shop", "absent")
-    assert said("main", "b") == said("absent", "b")
+    assert refusal_of("shop", "b") == refusal_of("shop", "absent")
+    assert refusal_of("main", "b") == refusal_of("absent", "b")
 
 
 def test_created_key_cannot_exceed_its_creator(world: World) -> None:

@@ -106,7 +106,8 @@ def mistyped(rng: Random, kind: Any) -> bytes:
     return found
 
 
-def sent(rng: Random, kind: Any) -> bytes:
+def random_body(rng: Random, kind: Any) -> bytes:
+    """Return a body: a random message of that kind, or bytes that are cut, mistyped, huge or random."""
     data: bytes = made(rng, kind).SerializeToString()
     match rng.choices(("made", "random", "cut", "mistyped", "huge"), (12, 3, 4, 4, 1))[0]:
         case "random":
@@ -158,7 +159,7 @@ def statuses(client: Client, path: str, bodies: list[bytes]) -> list[Any]:
 def run(client: Client, path: str, count: int, seed: int) -> None:
     rng, method = Random(seed), described(path)
     print(f"{path} seed {seed}")
-    bodies = [b"", *(sent(rng, method.input_type) for _ in range(count - 1))]
+    bodies = [b"", *(random_body(rng, method.input_type) for _ in range(count - 1))]
     may_wait = method.server_streaming or "wait_ms" in method.input_type.fields_by_name
     bad = DEFECTS if may_wait else DEFECTS | {grpc.StatusCode.DEADLINE_EXCEEDED}
     for low in range(0, len(bodies), 50):

@@ -34,7 +34,7 @@ def served(folder: Path, max_streams: int | None = None, **settings: Any) -> Ite
         yield files, client
 
 
-def asked(caller: Caller, files: Whole) -> dict[str, Any]:
+def waiting_request(caller: Caller, files: Whole) -> dict[str, Any]:
     """Return a request that waits for the next change."""
     (one,) = caller.call(f"{PULL}/ListRanges", table="t").ranges
     log = files.database("main").log
@@ -75,7 +75,7 @@ def test_waiting_pulls_of_one_caller_and_of_one_database_are_limited(
         calling(client, ADMIN) as caller,
         calling(client, ADMIN) as waiter,  # a connection of its own: each may have only so many calls
     ):
-        request = asked(caller, files)
+        request = waiting_request(caller, files)
         first = waiting(waiter, **request)
         wait_until(lambda: waits(client)._held.total == 1, "the first one waits")
         failure = caller.refusal(f"{PULL}/CdcPullLog", **request)
@@ -94,7 +94,7 @@ def test_waiting_pulls_of_one_caller_and_of_one_database_are_limited(
 
 def test_waiting_pulls_of_a_key_named_anonymous_are_limited(tmp_path: Path) -> None:
     with served(tmp_path) as (files, client), calling(client, ADMIN) as admin:
-        request = asked(admin, files)
+        request = waiting_request(admin, files)
         waits(client)._most = 8  # a fourth for one caller
         made = [client.ok("security.token.create", name="anonymous", role="owner")["token"] for _ in range(2)]
         mine, theirs = (("x-api-key", token) for token in made)

@@ -19,7 +19,7 @@ INSERT, UPDATE, DELETE = 1, 2, 3
 WATCH, LIST, CANCEL = (f"{SUBSCRIPTIONS}/{name}" for name in ("WatchKey", "ListSubscriptions", "CancelSubscription"))
 
 
-def seen(event: Any) -> tuple[int, Any, Any]:
+def op_and_values(event: Any) -> tuple[int, Any, Any]:
     """Return the operation of an event and the column `v` of both images."""
     before, after = (json.loads(data)["v"] if data else None for data in (event.before_value, event.after_value))
     return event.operation, before, after
@@ -46,7 +46,7 @@ def test_watch_key_sends_only_changes_of_that_key_including_moves_in_and_out(fil
     files.run("UPDATE t SET k = 1 WHERE k = 2")  # comes to it
     files.run("DELETE FROM t")
     found = reader.take(4)
-    assert [seen(event) for event in found] == [
+    assert [op_and_values(event) for event in found] == [
         (UPDATE, "old", "new"),
         (DELETE, "new", None),
         (INSERT, None, "x"),
@@ -60,7 +60,7 @@ def test_key_of_a_user_table_named_kv_is_watched(files: Whole, caller: Caller) -
     reader = caller.watch(table="kv", key=encode_key((1,)))
     files.run("INSERT INTO kv VALUES (2, 'x')")
     files.run("INSERT INTO kv VALUES (1, 'mine')")
-    assert [seen(event) for event in reader.take(1)] == [(INSERT, None, "mine")]
+    assert [op_and_values(event) for event in reader.take(1)] == [(INSERT, None, "mine")]
 
 
 def test_watch_without_a_table_covers_all_tables(files: Whole, caller: Caller) -> None:
@@ -71,7 +71,7 @@ def test_watch_without_a_table_covers_all_tables(files: Whole, caller: Caller) -
     files.run("UPDATE u SET k = 4 WHERE k = 1")
     files.run("UPDATE u SET k = 1 WHERE k = 2")
     caller.call(f"{KV}/Put", key=encode_key((1,)), value=b'{"v": "raw"}')
-    assert [seen(event) for event in reader.take(6)] == [
+    assert [op_and_values(event) for event in reader.take(6)] == [
         (INSERT, None, "t"),
         (INSERT, None, "u"),
         (DELETE, "t", None),
@@ -85,8 +85,8 @@ def test_watch_without_a_key_covers_the_table(files: Whole, caller: Caller) -> N
     one, all_of_them = caller.watch(table="u"), caller.watch()
     files.run("INSERT INTO t VALUES (1, 't')")
     files.run("INSERT INTO u VALUES (7, 'u')")
-    assert [seen(event) for event in one.take(1)] == [(INSERT, None, "u")]
-    assert [seen(event) for event in all_of_them.take(2)] == [(INSERT, None, "t"), (INSERT, None, "u")]
+    assert [op_and_values(event) for event in one.take(1)] == [(INSERT, None, "u")]
+    assert [op_and_values(event) for event in all_of_them.take(2)] == [(INSERT, None, "t"), (INSERT, None, "u")]
 
 
 def test_key_is_watched_before_the_table_kv_exists(caller: Caller) -> None:
@@ -117,11 +117,11 @@ def test_watch_accepts_the_keys_of_events(files: Whole, caller: Caller) -> None:
     watcher = caller.watch(table="w", key=event.key)
     files.run("INSERT INTO w VALUES ('Bob', -1.5, x'00ff', 'x')")
     files.run("UPDATE w SET v = 'second' WHERE a = 'ada'")
-    assert [seen(each) for each in watcher.take(1)] == [(UPDATE, "first", "second")]
+    assert [op_and_values(each) for each in watcher.take(1)] == [(UPDATE, "first", "second")]
     files.run("CREATE TABLE n(k TEXT PRIMARY KEY, v)")
     null = caller.watch(table="n", key=encode_key((None,)))  # SQLite has such keys
     files.run("INSERT INTO n VALUES ('x', 'x'), (NULL, 'null')")
-    assert [seen(each) for each in null.take(1)] == [(INSERT, None, "null")]
+    assert [op_and_values(each) for each in null.take(1)] == [(INSERT, None, "null")]
 
 
 # --- what is open --------------------------------------------------------------------------------------------------

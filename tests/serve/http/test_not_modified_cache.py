@@ -15,31 +15,31 @@ def scope(number: int, size: int = 0) -> dict[str, Any]:
 
 
 @pytest.fixture
-def known() -> NotModifiedCache:
+def cache() -> NotModifiedCache:
     nothing: Any = None
     return NotModifiedCache(nothing, nothing, nothing)
 
 
-def remember(known: NotModifiedCache, asked: dict[str, Any]) -> None:
-    known.remember(asked, ANONYMOUS, cast("Any", None), 1, [])
+def remember(cache: NotModifiedCache, asked: dict[str, Any]) -> None:
+    cache.remember(asked, ANONYMOUS, cast("Any", None), 1, [])
 
 
-def test_request_with_a_large_head_is_not_remembered(known: NotModifiedCache) -> None:
-    remember(known, scope(1, MAX_HEAD))
+def test_request_with_a_large_head_is_not_remembered(cache: NotModifiedCache) -> None:
+    remember(cache, scope(1, MAX_HEAD))
     many = scope(2) | {"headers": [(b"a", b"")] * 200}  # small headers take memory too
-    remember(known, many)
-    assert not len(known._known)
-    remember(known, scope(3, MAX_HEAD // 2))
-    assert len(known._known) == 1
+    remember(cache, many)
+    assert not len(cache._known)
+    remember(cache, scope(3, MAX_HEAD // 2))
+    assert len(cache._known) == 1
 
 
 def test_remembered_requests_have_a_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(not_modified_cache, "MAX_BYTES", 10 * MAX_HEAD)
     nothing: Any = None
-    known = NotModifiedCache(nothing, nothing, nothing)
+    cache = NotModifiedCache(nothing, nothing, nothing)
     most = 0
     for number in range(100):
-        remember(known, scope(number, MAX_HEAD // 2))
-        remember(known, scope(number, MAX_HEAD // 2))  # the same one counts once
-        most = max(most, len(known._known))
+        remember(cache, scope(number, MAX_HEAD // 2))
+        remember(cache, scope(number, MAX_HEAD // 2))  # the same one counts once
+        most = max(most, len(cache._known))
     assert 10 <= most < 20

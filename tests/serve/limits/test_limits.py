@@ -140,7 +140,8 @@ def channel_to(client: Client) -> grpc.Channel:
     return grpc.insecure_channel(client.server.grpc_address)
 
 
-def asked(channel: grpc.Channel, **fields: Any) -> grpc.RpcError:
+def list_ranges_error(channel: grpc.Channel, **fields: Any) -> grpc.RpcError:
+    """Call ListRanges, which must fail; return its error."""
     request = message("headwater.v1.ListRangesRequest")(**fields).SerializeToString()
     with pytest.raises(grpc.RpcError) as failure:
         channel.unary_unary(RANGES)(request, timeout=PATIENCE)
@@ -158,8 +159,8 @@ def is_exhausted(failure: Any) -> None:
 def test_rate_limit_applies_to_grpc_but_not_to_health() -> None:
     with serving(NoDatabases(), rate=SLOW, burst=2) as client, channel_to(client) as channel:
         for _ in range(2):
-            assert asked(channel).code() is grpc.StatusCode.UNAVAILABLE  # it has no ranges
-        is_exhausted(asked(channel))
+            assert list_ranges_error(channel).code() is grpc.StatusCode.UNAVAILABLE  # it has no ranges
+        is_exhausted(list_ranges_error(channel))
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
 
 
@@ -191,18 +192,18 @@ def test_health_watch_counts_as_a_stream() -> None:
 def test_wrong_tokens_over_grpc_share_the_rate_of_their_address() -> None:
     with serving(NoDatabases(), rate=SLOW, burst=2, token=Secret("t")) as client, channel_to(client) as channel:
         for _ in range(2):
-            assert asked(channel).code() is grpc.StatusCode.UNAUTHENTICATED
-        is_exhausted(asked(channel))
+            assert list_ranges_error(channel).code() is grpc.StatusCode.UNAUTHENTICATED
+        is_exhausted(list_ranges_error(channel))
 
 
 @pytest.mark.slow
 def test_grpc_message_slightly_too_large_is_refused_with_our_error() -> None:
     with serving(NoDatabases(), max_body_bytes=2048) as client, channel_to(client) as channel:
-        found: Any = asked(channel, table="t" * 3000)
+        found: Any = list_ranges_error(channel, table="t" * 3000)
         assert found.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "2048" in found.details()
         told = dict(found.trailing_metadata())
         assert told["headwater-code"] == "request_too_large" and told["headwater-hint"]
-        assert asked(channel, table="t" * 3_000_000).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert list_ranges_error(channel, table="t" * 3_000_000).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 # --- databases ---------------------------------------------------------------------------------------------------
@@ -242,7 +243,7 @@ def test_requests_count_for_the_database_they_name(tmp_path: Path) -> None:
         with pytest.raises(InvalidStatus):
             connect(f"ws{client.server.url[4:]}/api/v1/cdc/ws/{sub}", open_timeout=PATIENCE)
         with channel_to(client) as channel:
-            is_exhausted(asked(channel, db="a", table="t"))
+            is_exhausted(list_ranges_error(channel, db="a", table="t"))
         client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)", db="b")
         client.ok("cdc.list"), client.ok("system.ping")
         text = client.http.get("/metrics").text

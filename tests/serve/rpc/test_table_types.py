@@ -11,7 +11,8 @@ from headwater.serve.rpc.params import CreateTable
 from headwater.serve.rpc.table_types import table_of
 
 
-def made(**found: Any) -> Any:
+def table_from(**found: Any) -> Any:
+    """Return the table that these parameters of `schema.create_table` describe."""
     return table_of(msgspec.convert({"table": "t"} | found, CreateTable))
 
 
@@ -21,20 +22,20 @@ def column(**found: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", sorted(KINDS - {"any"} | {"varchar"}))
 def test_every_kind_of_the_wire_makes_a_column(kind: str) -> None:
-    (found,) = made(columns=[column(type={"kind": kind})]).columns
+    (found,) = table_from(columns=[column(type={"kind": kind})]).columns
     assert found.kind == ("str" if kind == "varchar" else kind)
     assert found.nullable
 
 
 def test_key_columns_are_not_null_unless_they_say_so() -> None:
-    found = made(columns=[column(name="a"), column(name="b", nullable=True)], primary_key=["b", "a"])
+    found = table_from(columns=[column(name="a"), column(name="b", nullable=True)], primary_key=["b", "a"])
     assert [c.nullable for c in found.columns] == [False, True]
     assert found.key == ("b", "a")
 
 
 @pytest.mark.parametrize("type", [{"kind": "i64"}, {"kind": "u64"}, {"kind": "i64", "unsigned": True}])
 def test_single_integer_primary_key_may_auto_increment(type: dict[str, Any]) -> None:
-    (found,) = made(columns=[column(type=type, auto_increment=True)], primary_key=["c"]).columns
+    (found,) = table_from(columns=[column(type=type, auto_increment=True)], primary_key=["c"]).columns
     assert found.auto
 
 
@@ -62,5 +63,5 @@ def test_single_integer_primary_key_may_auto_increment(type: dict[str, Any]) -> 
 )
 def test_unsupported_table_is_refused(found: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error) as raised:
-        made(**found)
+        table_from(**found)
     assert raised.type is error

@@ -49,7 +49,8 @@ def answer(open: socket.socket) -> tuple[int, dict[str, Any]]:
     return int(head.split()[1]), json.loads(body)
 
 
-def asked(client: Client, request: bytes) -> tuple[int, dict[str, Any]]:
+def answer_to(client: Client, request: bytes) -> tuple[int, dict[str, Any]]:
+    """Send raw bytes on a new connection; return status and JSON body of the answer."""
     with connected(client) as open:
         open.sendall(request)
         return answer(open)
@@ -68,7 +69,7 @@ def asked(client: Client, request: bytes) -> tuple[int, dict[str, Any]]:
     ids=["one header", "many headers", "target"],
 )
 def test_request_head_over_the_size_limit_gets_431(client: Client, request_: bytes) -> None:
-    status, problem = asked(client, request_)
+    status, problem = answer_to(client, request_)
     assert (status, problem["status"], problem["code"]) == (431, 431, "request_too_large") and problem["hint"]
 
 
@@ -92,16 +93,16 @@ def test_memory_counted_for_headers_is_above_the_size_of_their_objects(client: C
     lines = [b"%x: y\r\n" % (0x1000 + number) for number in range(LIMIT // http_protocol.HEADER_BYTES)]
     taken = sum(sys.getsizeof(each) for line in lines for each in (line[:4], line[6:7], (line[:4], line[6:7])))
     assert taken + 8 * len(lines) < LIMIT, "with a pointer in the list of headers"
-    assert asked(client, HEAD + b"".join(lines) + b"\r\n")[0] == 431
+    assert answer_to(client, HEAD + b"".join(lines) + b"\r\n")[0] == 431
     assert client.http.get("/healthz", headers={line[:4].decode(): "y" for line in lines[:200]}).status_code == 200
 
 
-def kept(value: Any) -> int:
+def text_bytes(value: Any) -> int:
     """Return the bytes of all texts in nested containers."""
     if isinstance(value, dict):
-        return kept([*value, *value.values()])
+        return text_bytes([*value, *value.values()])
     if isinstance(value, list | tuple):
-        return sum(kept(each) for each in value)
+        return sum(text_bytes(each) for each in value)
     return len(value) if isinstance(value, bytes | bytearray | str) else 0
 
 
@@ -121,7 +122,7 @@ def test_idle_connection_keeps_nothing_of_its_last_request(client: Client, reque
         open.sendall(request_)
         assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
         wait_until(lambda: protocol.cycle.response_complete and not protocol._in_body, "the request is answered")
-        wait_until(lambda: kept([vars(protocol), vars(protocol.cycle)]) < 1_000, "the request is dropped")
+        wait_until(lambda: text_bytes([vars(protocol), vars(protocol.cycle)]) < 1_000, "the request is dropped")
         open.sendall(HEAD + b"connection: close\r\n\r\n")
         assert rest(open).startswith(b"HTTP/1.1 200 ")
 
@@ -134,7 +135,7 @@ def test_incomplete_request_head_gets_408_after_the_head_timeout(
     client: Client, part: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedHttp, "head_seconds", 0.05)
-    status, problem = asked(client, part)
+    status, problem = answer_to(client, part)
     assert status == problem["status"] == 408 and problem["hint"]
 
 
@@ -180,7 +181,7 @@ def test_idle_connection_is_closed(said: bytes, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_malformed_request_gets_a_problem_response(client: Client) -> None:
-    status, problem = asked(client, b"\x16\x03\x01 nonsense\r\n\r\n")
+    status, problem = answer_to(client, b"\x16\x03\x01 nonsense\r\n\r\n")
     assert (status, problem["code"]) == (400, "invalid_request") and problem["hint"]
 
 
@@ -199,12 +200,12 @@ def test_malformed_request_gets_a_problem_response(client: Client) -> None:
     ],
 )
 def test_authority_in_the_target_replaces_the_host(client: Client, target: str, host: str, status: int) -> None:
-    found, _ = asked(client, f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+    found, _ = answer_to(client, f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
     assert found == status
 
 
 def test_http_1_0_is_answered_and_closed(client: Client) -> None:
-    assert asked(client, b"GET /healthz HTTP/1.0\r\n\r\n") == (200, {"status": "ok"})
+    assert answer_to(client, b"GET /healthz HTTP/1.0\r\n\r\n") == (200, {"status": "ok"})
 
 
 # --- bodies ----------------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ def test_incomplete_request_body_gets_408_after_the_body_timeout(
     client: Client, part: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedHttp, "body_seconds", 0.05)
-    status, problem = asked(client, POST + part)
+    status, problem = answer_to(client, POST + part)
     assert status == problem["status"] == 408 and problem["code"] == "invalid_request" and problem["hint"]
 
 
@@ -292,10 +293,10 @@ def test_connection_over_the_limit_may_request_health_only(setting: str, monkeyp
         with connected(client), connected(client):
             until(lambda: gauge(client, "headwater_connections") == 3)
             for path in (b"/", b"/api/v1/rpc", b"/healthz/x"):
-                status, problem = asked(client, b"GET %s HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" % path)
+                status, problem = answer_to(client, b"GET %s HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" % path)
                 assert (status, problem["code"]) == (429, "limit_exceeded") and setting in problem["hint"]
             upgrade = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
-            assert asked(client, upgrade)[0] == 429
+            assert answer_to(client, upgrade)[0] == 429
             with connected(client) as open:
                 open.sendall(HEAD + b"\r\n")
                 assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
@@ -362,8 +363,8 @@ def test_trailer_after_a_chunked_body_is_not_used_as_a_header() -> None:
     chunk = b"\r\n%x\r\n%s\r\n0\r\n" % (len(body), body)
     credential = b"authorization: Bearer s3cret-token\r\n"
     with serving(NoDatabases(), token=Secret("s3cret-token")) as client:
-        assert asked(client, head + credential + chunk + b"\r\n")[0] == 200
-        assert asked(client, head + chunk + credential + b"\r\n")[0] == 401
+        assert answer_to(client, head + credential + chunk + b"\r\n")[0] == 200
+        assert answer_to(client, head + chunk + credential + b"\r\n")[0] == 401
 
 
 UPGRADE = (
@@ -394,7 +395,7 @@ def test_websocket_upgrade_with_a_body_is_closed_without_an_answer(client: Clien
         while piece := open.recv(65536):
             found += piece
     assert found == b""
-    assert asked(client, HEAD + b"connection: close\r\n\r\n")[0] == 200
+    assert answer_to(client, HEAD + b"connection: close\r\n\r\n")[0] == 200
 
 
 def test_body_outside_of_a_request_raises_value_error(client: Client) -> None:
@@ -409,5 +410,5 @@ def test_body_outside_of_a_request_raises_value_error(client: Client) -> None:
 
 def test_malformed_requests_do_not_fill_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(5):
-        assert asked(client, b"\x16\x03\x01 hello\r\n\r\n")[0] == 400
+        assert answer_to(client, b"\x16\x03\x01 hello\r\n\r\n")[0] == 400
     assert len([each for each in caplog.records if "Invalid HTTP request" in each.message]) <= 1

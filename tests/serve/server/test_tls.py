@@ -195,16 +195,16 @@ def test_certificate_without_a_key_is_refused(authority: Authority, caplog: pyte
 
 
 def test_remote_address_without_tls_is_logged(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
-    def told(**more: Any) -> bool:
+    def warns_of_missing_tls(**more: Any) -> bool:
         caplog.clear()
         server = Server(ServeConfig(token=Secret("t" * 16), grpc="off", **more), Api.over(NoDatabases()))
         server.bind()
         server.unbind()
         return "without TLS" in caplog.text
 
-    assert told(http="0.0.0.0:0")
-    assert not told(http="127.0.0.1:0")
-    assert not told(http="0.0.0.0:0", **settings(authority))
+    assert warns_of_missing_tls(http="0.0.0.0:0")
+    assert not warns_of_missing_tls(http="127.0.0.1:0")
+    assert not warns_of_missing_tls(http="0.0.0.0:0", **settings(authority))
 
 
 # --- another certificate -----------------------------------------------------------------------------------

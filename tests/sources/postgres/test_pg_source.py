@@ -413,7 +413,7 @@ def test_head_includes_every_earlier_commit(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     counted, wrong = itertools.count(1), []
 
-    def told(head: int) -> set[Any]:
+    def keys_up_to(head: int) -> set[Any]:
         return {part.changes[0].after[0] for part in own.source.follow(after=0) if part.upto <= head}  # type: ignore[index]
 
     def write() -> None:
@@ -422,7 +422,7 @@ def test_head_includes_every_earlier_commit(rig: Callable[..., PgRig]) -> None:
                 key = next(counted)
                 db.execute("INSERT INTO t VALUES (%s, 'x')", [key])
                 head, end = own.head(), time.monotonic() + PATIENCE
-                while key not in told(head):  # one before it may be a moment from being visible
+                while key not in keys_up_to(head):  # one before it may be a moment from being visible
                     if time.monotonic() > end:
                         wrong.append(key)
                         return
@@ -485,10 +485,10 @@ def test_order_of_keys_is_known_without_a_read_after_a_schema_change(
     own.head()
     tables = own.source.describe()
 
-    def asked(*_: Any) -> None:
+    def fail_if_called(*_: Any) -> None:
         raise AssertionError("the loop would wait for the database")
 
-    monkeypatch.setattr(own.source._pool, "read", asked)
+    monkeypatch.setattr(own.source._pool, "read", fail_if_called)
     assert own.source.order(tables["t"], ["k"])(("a",)) < own.source.order(tables["t"], ["k"])(("b",))
     with pytest.raises(NotSupported) if has_icu else contextlib.nullcontext():
         own.source.order(tables["u"], ["k"])

@@ -126,7 +126,8 @@ def test_stored_transaction_end_is_updated_by_later_log_entries() -> None:
     assert point.shapes == Shapes({"t": wider}, {"t": 1}, {"t": 2, "u": 1})
 
 
-def told(xid: int, *changes: tuple[Table, str]) -> Transaction:
+def ddl_transaction(xid: int, *changes: tuple[Table, str]) -> Transaction:
+    """Return a transaction of schema changes: pairs of a table and its statement."""
     made = tuple(Change(Op.SCHEMA_CHANGE, table, ddl=ddl) for table, ddl in changes)
     return Transaction(str(xid), made, first=10 + xid, position=f"0/{xid}")
 
@@ -141,10 +142,10 @@ def test_owners_of_table_names_are_updated_by_later_log_entries() -> None:
         return dict(point.shapes.oids), point.shapes.displaced
 
     assert found() == ({"t": 1}, ())
-    assert found(told(1, (x, ""))) == ({"t": 1, "x": 8}, ())
-    assert found(told(1, (T, "ALTER TABLE t RENAME TO x"), (x, ""))) == ({"x": 1}, ())
-    assert found(told(1, (T, "DROP TABLE t"), (T, ""))) == ({}, (1,))
-    assert found(told(1, (x, "")), told(2, (x, "DROP TABLE x"), (x, ""))) == ({"t": 1}, ())
+    assert found(ddl_transaction(1, (x, ""))) == ({"t": 1, "x": 8}, ())
+    assert found(ddl_transaction(1, (T, "ALTER TABLE t RENAME TO x"), (x, ""))) == ({"x": 1}, ())
+    assert found(ddl_transaction(1, (T, "DROP TABLE t"), (T, ""))) == ({}, (1,))
+    assert found(ddl_transaction(1, (x, "")), ddl_transaction(2, (x, "DROP TABLE x"), (x, ""))) == ({"t": 1}, ())
 
 
 @pytest.mark.parametrize(

@@ -372,7 +372,8 @@ def test_partial_order_is_extended_by_the_keys_of_its_tables(own: PgRig) -> None
 # --- epochs ------------------------------------------------------------------------------------------------
 
 
-def asked(own: PgRig, sql: str, **args: Any) -> ReadResult:
+def answer_of(own: PgRig, sql: str, **args: Any) -> ReadResult:
+    """Analyse and run the query; return its answer, which it must have."""
     found = own.source.answer(own.source.analyse(sql), {str(name): value for name, value in args.items()})
     assert found is not None
     return found
@@ -434,12 +435,12 @@ def test_changed_search_path_invalidates_an_analysis(rig: Callable[..., PgRig]) 
         *SCHEMA, "INSERT INTO t(id) VALUES (1)", "CREATE SCHEMA other", "CREATE TABLE other.t(id int PRIMARY KEY)"
     )
     found = own.source.analyse("SELECT id FROM t")
-    assert asked(own, "SELECT id FROM t").rows == ((1,),)
+    assert answer_of(own, "SELECT id FROM t").rows == ((1,),)
     own.run(f"ALTER DATABASE {own.name} SET search_path = other")
     own.source._pool.renew()  # as sessions come and go
     assert own.source.answer(found, {}) is None
     assert own.source.analyse("SELECT id FROM t").tables == ("other.t",)
-    assert asked(own, "SELECT id FROM t").rows == ()
+    assert answer_of(own, "SELECT id FROM t").rows == ()
 
 
 def test_table_name_redefined_during_a_query_invalidates_the_answer(
@@ -480,7 +481,7 @@ def test_role_without_temporary_objects_receives_answers_without_tags(rig: Calla
     try:
         found = own.source.analyse("SELECT id FROM t")
         assert not found.is_cacheable and "GRANT TEMPORARY" in found.volatile[0]
-        assert asked(own, "SELECT id FROM t").rows == ((1,),)
+        assert answer_of(own, "SELECT id FROM t").rows == ((1,),)
     finally:
         own.user = "postgres"
         own.open()
@@ -532,7 +533,7 @@ def test_query_that_fails_at_run_time_raises_a_headwater_error(own: PgRig) -> No
 
 
 def test_truncated_answer_is_not_settled(own: PgRig) -> None:
-    read = asked(own, "SELECT n FROM generate_series(1, 200000) n")
+    read = answer_of(own, "SELECT n FROM generate_series(1, 200000) n")
     assert read.truncated and not read.settled
 
 

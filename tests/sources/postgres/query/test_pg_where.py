@@ -22,7 +22,8 @@ T = """CREATE TABLE t(id int PRIMARY KEY, big bigint, n numeric, s text, vc varc
 ts timestamp, tz timestamptz, u uuid, f float8, j jsonb, arr int[], "Odd ""c" text, raw bytea)"""
 
 
-def made(r: Rig) -> Callable[[str], PostgresCondition]:
+def condition_factory(r: Rig) -> Callable[[str], PostgresCondition]:
+    """Return a function that compiles a predicate on table `t` to its condition."""
     predicates = Predicates(r.pool, r.columns.odd)
     table = r.do(lambda s: s.describe("t"))
     return lambda where: predicates.condition(table, where)
@@ -58,7 +59,7 @@ PYTHON += ["id IS DISTINCT FROM 1", "s IS NOT DISTINCT FROM NULL", "vc IS NOT DI
 
 
 def test_filter_that_is_no_row_predicate_is_refused_by_postgres(pg_rig: Attach) -> None:
-    condition = made(pg_rig(T))
+    condition = condition_factory(pg_rig(T))
     for where in INVALID:
         with pytest.raises(InvalidRequest) as found:
             condition(where)
@@ -73,7 +74,7 @@ def test_predicate_nested_deeper_than_python_allows_is_judged_by_postgres(pg_rig
     where = "id = 0"
     for depth in range(300):
         where = f"id = {depth} {'OR' if depth % 2 else 'AND'} ({where})"
-    condition = made(r)(where)
+    condition = condition_factory(r)(where)
     table = r.do(lambda s: s.describe("t"))
     rows = [tuple({"id": id}.get(name) for name in table.names) for id in (1, 2, 299)]
     assert not condition.is_cheap and condition.holds(rows) == [False, False, True]
@@ -81,7 +82,7 @@ def test_predicate_nested_deeper_than_python_allows_is_judged_by_postgres(pg_rig
 
 def test_simple_predicates_are_evaluated_in_python_and_pin_their_column(pg_rig: Attach) -> None:
     r = pg_rig(T)
-    condition = made(r)
+    condition = condition_factory(r)
     table = r.do(lambda s: s.describe("t"))
     for where in PYTHON:
         assert condition(where).is_cheap, (where, condition(where)._found)
@@ -103,7 +104,7 @@ def test_simple_predicates_are_evaluated_in_python_and_pin_their_column(pg_rig: 
 
 def test_predicate_on_an_unavailable_value_holds(pg_rig: Attach) -> None:
     r = pg_rig(T)
-    condition = made(r)
+    condition = condition_factory(r)
     table = r.do(lambda s: s.describe("t"))
     row = tuple(5 if name == "id" else UNAVAILABLE for name in table.names)
     for where, may in [
@@ -120,7 +121,7 @@ def test_predicate_on_an_unavailable_value_holds(pg_rig: Attach) -> None:
 
 def test_predicate_that_fails_on_a_row_is_refused_with_a_message(pg_rig: Attach) -> None:
     r = pg_rig(T)
-    condition = made(r)
+    condition = condition_factory(r)
     table = r.do(lambda s: s.describe("t"))
     rows = [tuple(value if name == "id" else None for name in table.names) for value in (1, 0)]
     with pytest.raises(InvalidRequest, match="fails on a row"):
@@ -183,7 +184,7 @@ def test_predicate_with_types_of_own_columns_and_built_in_ones_is_accepted(pg_ri
         "CREATE TABLE t (id int PRIMARY KEY, m own_mood, ms own_mood[], d own_small, p own_place, note text, "
         "tz timestamptz, n numeric, raw bytea, span int4range)",
     )
-    condition = made(r)
+    condition = condition_factory(r)
     refused = {}
     for where in OWN_FILTERS:
         try:
@@ -278,7 +279,7 @@ def test_python_evaluates_predicates_as_postgres_does(pg_rig: Attach, seed: int)
         names, marks = ", ".join(cells), ", ".join(["%s"] * len(cells))
         r.stream.db.execute(f"INSERT INTO t({names}) VALUES ({marks}) ON CONFLICT DO NOTHING", [*cells.values()])
     rows = r.do(lambda s: s.select("t", None))
-    condition = made(r)
+    condition = condition_factory(r)
     judged = whole = 0
     for _ in range(80):
         where = world.predicate()

@@ -73,8 +73,8 @@ SAME = {  # none of them does
 ALIKE = ["ALTER TYPE mood ADD VALUE 'm' BEFORE 'z'", "ALTER TYPE pair RENAME ATTRIBUTE x TO w", "ANALYZE t"]
 
 
-def asked(found: list[Change]) -> set[str]:
-    """Return the tables for which a snapshot is asked for."""
+def tables_to_resnapshot(found: list[Change]) -> set[str]:
+    """Return the tables with a change that asks for a snapshot."""
     return {change.table.name for change in found if change.resnapshot}
 
 
@@ -93,10 +93,10 @@ def test_alteration_that_rewrites_every_row_asks_for_a_snapshot(
         found += changes(own)
     own.run("INSERT INTO t VALUES (3)")
     found += changes(own)
-    assert asked(found) == {"t"}
+    assert tables_to_resnapshot(found) == {"t"}
     own.open()
     own.run("INSERT INTO t VALUES (4)")
-    assert asked(changes(own) + changes(own)) == set()
+    assert tables_to_resnapshot(changes(own) + changes(own)) == set()
 
 
 QUIET = ["names exchanged", "a name given to a new column", "a column made anew", "the last column made anew"]
@@ -126,7 +126,7 @@ def test_type_with_renamed_labels_asks_for_a_snapshot(rig: Callable[..., PgRig],
     own = rig(*TYPES)
     changes(own)
     own.run(case)
-    assert asked(changes(own)) == LABELS[case]
+    assert tables_to_resnapshot(changes(own)) == LABELS[case]
     assert changes(own) == []
 
 
@@ -138,7 +138,7 @@ def test_alteration_that_changes_no_row_asks_for_no_snapshot(rig: Callable[..., 
     own.run(f"BEGIN; ALTER TABLE t {SAME[case]}; COMMIT")
     found = changes(own)
     own.run("INSERT INTO t VALUES (3, 12)")
-    assert asked(found + changes(own)) <= {"beside"}
+    assert tables_to_resnapshot(found + changes(own)) <= {"beside"}
 
 
 @pytest.mark.parametrize("case", ALIKE)
@@ -146,7 +146,7 @@ def test_type_with_added_labels_asks_for_no_snapshot(rig: Callable[..., PgRig], 
     own = rig(*TYPES)
     changes(own)
     own.run(case, "INSERT INTO t VALUES (3, 12)")
-    assert asked(changes(own)) == set()
+    assert tables_to_resnapshot(changes(own)) == set()
 
 
 def test_truncated_table_with_an_added_column_asks_for_no_snapshot(rig: Callable[..., PgRig]) -> None:
@@ -154,7 +154,7 @@ def test_truncated_table_with_an_added_column_asks_for_no_snapshot(rig: Callable
     own.run("BEGIN; TRUNCATE t; ALTER TABLE t ADD c int; COMMIT")
     found = changes(own)
     own.run("INSERT INTO t VALUES (3, 12)")
-    assert asked(found + changes(own)) == set()
+    assert tables_to_resnapshot(found + changes(own)) == set()
 
 
 # --- whose rows they are --------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_recreated_table_after_a_restart_asks_for_a_snapshot(rig: Callable[..., 
     own.pull()  # and looks
     own.open()
     own.run("DROP TABLE t", TABLE, "INSERT INTO t VALUES (2, 2, 2)")
-    assert asked(changes(own)) == {"t"}
+    assert tables_to_resnapshot(changes(own)) == {"t"}
 
 
 def test_table_renamed_before_a_kill_keeps_its_identity(rig: Callable[..., PgRig]) -> None:

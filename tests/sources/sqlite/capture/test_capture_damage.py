@@ -78,7 +78,8 @@ TRIGGER = (
 )
 
 
-def asked(changes: list[Change]) -> set[str]:
+def tables_to_resnapshot(changes: list[Change]) -> set[str]:
+    """Return the tables with a change that asks for a snapshot."""
     return {change.table.name for change in changes if change.resnapshot}
 
 
@@ -96,7 +97,7 @@ def test_rule_made_and_dropped_unseen_asks_for_snapshots_of_written_tables(
     r.foreign.script("BEGIN", *others, made, "INSERT OR REPLACE INTO t VALUES (3, 2, 'x')", dropped, "COMMIT")
     if is_stopped:
         r.open()
-    assert asked(r.settle()) == {"t"}
+    assert tables_to_resnapshot(r.settle()) == {"t"}
     r.foreign.run("INSERT INTO t VALUES (4, 4, 'y')")
     r.check()
 
@@ -126,7 +127,7 @@ def test_schema_changes_that_show_ask_for_no_snapshot_of_other_tables(rig: Attac
     r = rig(U, "CREATE TABLE k(id INTEGER PRIMARY KEY, v)", "CREATE INDEX k_v ON k(v)")
     r.check()
     r.foreign.script("BEGIN", *statements, "COMMIT")
-    assert "t" not in asked(r.settle())
+    assert "t" not in tables_to_resnapshot(r.settle())
 
 
 def test_schema_changes_through_the_server_ask_for_no_snapshot(rig: Attach) -> None:
@@ -135,7 +136,7 @@ def test_schema_changes_through_the_server_ask_for_no_snapshot(rig: Attach) -> N
     r.check()
     r.foreign.run("CREATE TABLE o(a INTEGER PRIMARY KEY)")
     r.foreign.run("INSERT INTO t VALUES (2, 2, 2)")
-    assert asked(r.settle()) == set()
+    assert tables_to_resnapshot(r.settle()) == set()
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
@@ -154,7 +155,7 @@ def test_action_of_a_foreign_key_added_before_a_replace_asks_for_a_snapshot(rig:
     )
     if is_stopped:
         r.open()
-    assert "p" in asked(r.settle())
+    assert "p" in tables_to_resnapshot(r.settle())
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
@@ -179,7 +180,7 @@ def test_pages_captured_under_a_dropped_trigger_are_compared(
     if is_stopped:
         r.open()
     r.fold.unknown.add("t")
-    assert asked(r.settle()) == {"t"}
+    assert tables_to_resnapshot(r.settle()) == {"t"}
 
 
 def attempt(write: Callable[[], object]) -> bool:

@@ -51,6 +51,6 @@ def settle(source: SqliteSource) -> None:
     list(source.follow(after=0))
 
 
-def told(analysis: Analysis) -> list[str]:
+def dependency_texts(analysis: Analysis) -> list[str]:
     """Return the dependencies of an analysis as sorted texts."""
     return sorted(of_dependency(one).replace("; all rows", "") for one in analysis.dependencies)

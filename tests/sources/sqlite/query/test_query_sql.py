@@ -53,7 +53,10 @@ def core(items: list[Any], tables: list[Any], **fields: Any) -> dict[str, Any]:
     return {"select": {"projection": projection, "from": tables} | fields}
 
 
-def asked(items: list[Any], tables: list[Any], *, outer: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+def select_json(
+    items: list[Any], tables: list[Any], *, outer: dict[str, Any] | None = None, **fields: Any
+) -> dict[str, Any]:
+    """Return a SELECT of `items` from `tables` as JSON; `outer` are the fields beside its body."""
     return {"body": core(items, tables, **fields)} | (outer or {})
 
 
@@ -82,96 +85,100 @@ SOME_T = {"body": core([ID], [TT], where=op("gt", col("a"), lit(1)))}
     ("body", "sql"),
     [
         ({"body": {"select": {"projection": [{"expr": lit(1)}]}}}, "SELECT 1"),
-        (asked([ID, {"expr": col("b"), "as": "x"}], [TT]), "SELECT id, b AS x FROM t"),
-        (asked([col("*")], [TT, UU]), "SELECT * FROM t, u"),
-        (asked([col("*", "u"), ID], [UU]), "SELECT u.*, id FROM u"),
-        (asked([col("a")], [TT], distinct=True), "SELECT DISTINCT a FROM t"),
+        (select_json([ID, {"expr": col("b"), "as": "x"}], [TT]), "SELECT id, b AS x FROM t"),
+        (select_json([col("*")], [TT, UU]), "SELECT * FROM t, u"),
+        (select_json([col("*", "u"), ID], [UU]), "SELECT u.*, id FROM u"),
+        (select_json([col("a")], [TT], distinct=True), "SELECT DISTINCT a FROM t"),
         (
-            asked([ID], [{"db": "main", "table": "t", "as": "x"}], where=op("eq", col("a", "x"), lit(1))),
+            select_json([ID], [{"db": "main", "table": "t", "as": "x"}], where=op("eq", col("a", "x"), lit(1))),
             "SELECT id FROM t WHERE a = 1",
         ),
-        (asked([ID], [TT], where=op("eq", col("b"), lit("a"))), "SELECT id FROM t WHERE b = 'a'"),
-        (asked([ID], [TT], where=op("sub", col("a"), lit(-1))), "SELECT id FROM t WHERE a - -1"),
+        (select_json([ID], [TT], where=op("eq", col("b"), lit("a"))), "SELECT id FROM t WHERE b = 'a'"),
+        (select_json([ID], [TT], where=op("sub", col("a"), lit(-1))), "SELECT id FROM t WHERE a - -1"),
         (
-            asked([ID], [TT], where={"op": "between", "a": ID, "lo": lit(2), "hi": lit(4)}),
+            select_json([ID], [TT], where={"op": "between", "a": ID, "lo": lit(2), "hi": lit(4)}),
             "SELECT id FROM t WHERE id BETWEEN 2 AND 4",
         ),
         (
-            asked([ID], [TT], where={"op": "in", "a": ID, "list": [lit(1), lit(9)]}),
+            select_json([ID], [TT], where={"op": "in", "a": ID, "list": [lit(1), lit(9)]}),
             "SELECT id FROM t WHERE id IN (1, 9)",
         ),
-        (asked([ID], [TT], where={"op": "in", "a": ID, "list": []}), "SELECT id FROM t WHERE 0"),
+        (select_json([ID], [TT], where={"op": "in", "a": ID, "list": []}), "SELECT id FROM t WHERE 0"),
         (
-            asked([ID], [TT], where={"op": "not", "a": {"op": "is_null", "a": col("a")}}),
+            select_json([ID], [TT], where={"op": "not", "a": {"op": "is_null", "a": col("a")}}),
             "SELECT id FROM t WHERE a IS NOT NULL",
         ),
-        (asked([ID], [TT], where=op("like", col("b"), lit("_"))), "SELECT id FROM t WHERE b LIKE '_'"),
-        (asked([ID], [TT], where=op("ilike", col("b"), lit("A"))), "SELECT id FROM t WHERE b LIKE 'A'"),
-        (asked([{"cast": {"expr": col("v"), "to": {"kind": "i64"}}}], [UU]), "SELECT CAST(v AS INTEGER) FROM u"),
+        (select_json([ID], [TT], where=op("like", col("b"), lit("_"))), "SELECT id FROM t WHERE b LIKE '_'"),
+        (select_json([ID], [TT], where=op("ilike", col("b"), lit("A"))), "SELECT id FROM t WHERE b LIKE 'A'"),
+        (select_json([{"cast": {"expr": col("v"), "to": {"kind": "i64"}}}], [UU]), "SELECT CAST(v AS INTEGER) FROM u"),
         (
-            asked([{"case": {"when": [{"if": op("gt", ID, lit(2)), "then": lit("big")}], "else": ID}}], [TT]),
+            select_json([{"case": {"when": [{"if": op("gt", ID, lit(2)), "then": lit("big")}], "else": ID}}], [TT]),
             "SELECT CASE WHEN id > 2 THEN 'big' ELSE id END FROM t",
         ),
         (
-            asked([{"case": {"when": [{"if": op("gt", ID, lit(2)), "then": lit("big")}]}}], [TT]),
+            select_json([{"case": {"when": [{"if": op("gt", ID, lit(2)), "then": lit("big")}]}}], [TT]),
             "SELECT CASE WHEN id > 2 THEN 'big' END FROM t",
         ),
-        (asked([{"fn": "coalesce", "args": [col("a"), lit(0)]}], [TT]), "SELECT coalesce(a, 0) FROM t"),
+        (select_json([{"fn": "coalesce", "args": [col("a"), lit(0)]}], [TT]), "SELECT coalesce(a, 0) FROM t"),
         # aggregates
-        (asked([{"fn": "count"}], [TT]), "SELECT count(*) FROM t"),
-        (asked([{"fn": "count", "args": [col("*")]}], [TT]), "SELECT count(*) FROM t"),
-        (asked([{"fn": "count", "args": [col("a")]}], [TT]), "SELECT count(a) FROM t"),
-        (asked([{"fn": "count", "args": [col("a")], "distinct": True}], [TT]), "SELECT count(DISTINCT a) FROM t"),
+        (select_json([{"fn": "count"}], [TT]), "SELECT count(*) FROM t"),
+        (select_json([{"fn": "count", "args": [col("*")]}], [TT]), "SELECT count(*) FROM t"),
+        (select_json([{"fn": "count", "args": [col("a")]}], [TT]), "SELECT count(a) FROM t"),
+        (select_json([{"fn": "count", "args": [col("a")], "distinct": True}], [TT]), "SELECT count(DISTINCT a) FROM t"),
         (
-            asked([{"fn": name, "args": [col("v")]} for name in ("sum", "avg", "min", "max", "total")], [UU]),
+            select_json([{"fn": name, "args": [col("v")]} for name in ("sum", "avg", "min", "max", "total")], [UU]),
             "SELECT sum(v), avg(v), min(v), max(v), total(v) FROM u",
         ),
-        (asked([{"fn": "sum", "args": [col("a")], "distinct": True}], [TT]), "SELECT sum(DISTINCT a) FROM t"),
-        (asked([{"fn": "group_concat", "args": [ID, lit("-")]}], [TT]), "SELECT group_concat(id, '-') FROM t"),
-        (asked([{"fn": "max", "args": [ID, lit(3)]}], [TT]), "SELECT max(id, 3) FROM t"),
+        (select_json([{"fn": "sum", "args": [col("a")], "distinct": True}], [TT]), "SELECT sum(DISTINCT a) FROM t"),
+        (select_json([{"fn": "group_concat", "args": [ID, lit("-")]}], [TT]), "SELECT group_concat(id, '-') FROM t"),
+        (select_json([{"fn": "max", "args": [ID, lit(3)]}], [TT]), "SELECT max(id, 3) FROM t"),
         (
-            asked([col("a"), {"fn": "count"}], [TT], group_by=[col("a")], having=op("gt", {"fn": "count"}, lit(1))),
+            select_json(
+                [col("a"), {"fn": "count"}], [TT], group_by=[col("a")], having=op("gt", {"fn": "count"}, lit(1))
+            ),
             "SELECT a, count(*) FROM t GROUP BY a HAVING count(*) > 1",
         ),
         # joins
-        (asked(IDS, [join("inner", TT, UU, on=SAME_ID)]), "SELECT t.id, u.id FROM t JOIN u ON t.id = u.id"),
-        (asked(IDS, [join("left", TT, UU, on=SAME_ID)]), "SELECT t.id, u.id FROM t LEFT JOIN u ON t.id = u.id"),
-        (asked(IDS, [join("right", TT, UU, on=SAME_ID)]), "SELECT t.id, u.id FROM t RIGHT JOIN u ON t.id = u.id"),
-        (asked(IDS, [join("full", TT, UU, on=SAME_ID)]), "SELECT t.id, u.id FROM t FULL JOIN u ON t.id = u.id"),
-        (asked(IDS, [join("cross", TT, UU)]), "SELECT t.id, u.id FROM t CROSS JOIN u"),
+        (select_json(IDS, [join("inner", TT, UU, on=SAME_ID)]), "SELECT t.id, u.id FROM t JOIN u ON t.id = u.id"),
+        (select_json(IDS, [join("left", TT, UU, on=SAME_ID)]), "SELECT t.id, u.id FROM t LEFT JOIN u ON t.id = u.id"),
+        (select_json(IDS, [join("right", TT, UU, on=SAME_ID)]), "SELECT t.id, u.id FROM t RIGHT JOIN u ON t.id = u.id"),
+        (select_json(IDS, [join("full", TT, UU, on=SAME_ID)]), "SELECT t.id, u.id FROM t FULL JOIN u ON t.id = u.id"),
+        (select_json(IDS, [join("cross", TT, UU)]), "SELECT t.id, u.id FROM t CROSS JOIN u"),
         (
-            asked([ID, col("a"), col("v")], [join("full", TT, UU, using_columns=["id"])]),
+            select_json([ID, col("a"), col("v")], [join("full", TT, UU, using_columns=["id"])]),
             "SELECT id, a, v FROM t FULL JOIN u USING (id)",
         ),
         (
-            asked([col("id", "x"), *IDS], [{"table": "t", "as": "x"}, join("right", TT, UU, on=SAME_ID)]),
+            select_json([col("id", "x"), *IDS], [{"table": "t", "as": "x"}, join("right", TT, UU, on=SAME_ID)]),
             "SELECT x.id, j.* FROM t AS x CROSS JOIN (SELECT t.id, u.id FROM t RIGHT JOIN u ON t.id = u.id) AS j",
         ),
         (
-            asked([*IDS, col("id", "x")], [join("left", {"table": "t", "as": "x"}, BOTH, on=X_AND_U)]),
+            select_json([*IDS, col("id", "x")], [join("left", {"table": "t", "as": "x"}, BOTH, on=X_AND_U)]),
             "SELECT j.a, j.b, x.id FROM t AS x LEFT JOIN"
             " (SELECT t.id AS a, u.id AS b FROM t JOIN u ON t.id = u.id) AS j ON x.id = j.b",
         ),
         # subqueries
-        (asked([col("id", "d")], [{"subquery": {"query": SOME_T, "as": "d"}}]), "SELECT id FROM t WHERE a > 1"),
+        (select_json([col("id", "d")], [{"subquery": {"query": SOME_T, "as": "d"}}]), "SELECT id FROM t WHERE a > 1"),
         (
-            asked([{"subquery": {"query": {"body": core([{"fn": "max", "args": [ID]}], [UU])}}}], [TT]),
+            select_json([{"subquery": {"query": {"body": core([{"fn": "max", "args": [ID]}], [UU])}}}], [TT]),
             "SELECT (SELECT max(id) FROM u) FROM t",
         ),
         (
-            asked([ID], [UU], where={"op": "in", "a": ID, "b": {"subquery": {"query": SOME_T}}}),
+            select_json([ID], [UU], where={"op": "in", "a": ID, "b": {"subquery": {"query": SOME_T}}}),
             "SELECT id FROM u WHERE id IN (SELECT id FROM t WHERE a > 1)",
         ),
         (
-            asked([ID], [UU], where={"op": "not", "a": {"op": "in", "a": ID, "b": {"subquery": {"query": SOME_T}}}}),
+            select_json(
+                [ID], [UU], where={"op": "not", "a": {"op": "in", "a": ID, "b": {"subquery": {"query": SOME_T}}}}
+            ),
             "SELECT id FROM u WHERE id NOT IN (SELECT id FROM t WHERE a > 1)",
         ),
         (
-            asked([ID], [TT], where={"exists": {"query": {"body": core([lit(1)], [UU], where=SAME_ID)}}}),
+            select_json([ID], [TT], where={"exists": {"query": {"body": core([lit(1)], [UU], where=SAME_ID)}}}),
             "SELECT id FROM t WHERE EXISTS (SELECT 1 FROM u WHERE t.id = u.id)",
         ),
         (
-            asked(
+            select_json(
                 [ID], [TT], where={"exists": {"query": {"body": core([lit(1)], [UU], where=SAME_ID)}, "negated": True}}
             ),
             "SELECT id FROM t WHERE NOT EXISTS (SELECT 1 FROM u WHERE t.id = u.id)",
@@ -185,25 +192,28 @@ SOME_T = {"body": core([ID], [TT], where=op("gt", col("a"), lit(1)))}
         ({"body": setop("except", T_IDS, setop("except", U_IDS, T_IDS))}, "SELECT id FROM t"),
         # order, window, names
         (
-            asked([ID], [TT], outer={"order_by": [{"expr": col("b"), "dir": "desc"}, {"expr": ID}]}),
+            select_json([ID], [TT], outer={"order_by": [{"expr": col("b"), "dir": "desc"}, {"expr": ID}]}),
             "SELECT id FROM t ORDER BY b DESC, id",
         ),
         (
-            asked([ID], [TT], outer=BY_ID | {"limit": {"limit": 2, "offset": 1}}),
+            select_json([ID], [TT], outer=BY_ID | {"limit": {"limit": 2, "offset": 1}}),
             "SELECT id FROM t ORDER BY id LIMIT 2 OFFSET 1",
         ),
-        (asked([ID], [TT], outer=BY_ID | {"limit": {"limit": 0}}), "SELECT id FROM t LIMIT 0"),
-        (asked([ID], [TT], outer=BY_ID | {"limit": {"offset": 3}}), "SELECT id FROM t ORDER BY id LIMIT -1 OFFSET 3"),
+        (select_json([ID], [TT], outer=BY_ID | {"limit": {"limit": 0}}), "SELECT id FROM t LIMIT 0"),
+        (
+            select_json([ID], [TT], outer=BY_ID | {"limit": {"offset": 3}}),
+            "SELECT id FROM t ORDER BY id LIMIT -1 OFFSET 3",
+        ),
         (
             {"body": setop("union", T_IDS, U_IDS)} | {"order_by": [{"expr": ID, "dir": "desc"}], "limit": {"limit": 2}},
             "SELECT 7 UNION ALL SELECT 5",
         ),
         (
-            asked([ID], [{"table": "w"}], outer={"with": [{"name": "w", "query": SOME_T}]}),
+            select_json([ID], [{"table": "w"}], outer={"with": [{"name": "w", "query": SOME_T}]}),
             "SELECT id FROM t WHERE a > 1",
         ),
         (
-            asked([col("n")], [{"table": "w"}], outer={"with": [{"name": "w", "query": COUNTING}]}),
+            select_json([col("n")], [{"table": "w"}], outer={"with": [{"name": "w", "query": COUNTING}]}),
             "VALUES (1), (2), (3), (4)",
         ),
     ],
@@ -218,14 +228,14 @@ def test_query_form_returns_the_rows_of_its_sql(db: apsw.Connection, body: Any, 
 
 
 def test_columns_have_the_names_of_the_form(db: apsw.Connection) -> None:
-    body = asked([ID, col("b", "t"), {"expr": op("add", ID, lit(1)), "as": 'od"d'}], [TT])
+    body = select_json([ID, col("b", "t"), {"expr": op("add", ID, lit(1)), "as": 'od"d'}], [TT])
     cursor = db.execute(query_sql(parse_query(body)))
     assert [name for name, _ in cursor.get_description()] == ["id", "b", 'od"d']
 
 
 def test_parameters_are_positional_at_every_place(db: apsw.Connection) -> None:
     where = op("or", op("eq", ID, {"param": 1}), op("eq", col("b"), {"param": 0}))
-    query = parse_query(asked([ID], [TT], where=where, outer=BY_ID | {"limit": {"limit": {"param": 2}}}))
+    query = parse_query(select_json([ID], [TT], where=where, outer=BY_ID | {"limit": {"limit": {"param": 2}}}))
     sql = query_sql(query)
     assert query.parameters == ("1", "2", "3")
     assert db.execute(sql, ("a", 2, 5)).fetchall() == [(1,), (2,), (5,)]
@@ -244,7 +254,7 @@ def test_hostile_name_is_quoted_as_a_name(name: str) -> None:
     quoted = '"' + name.replace('"', '""') + '"'
     own.execute(f"CREATE TABLE {quoted} ({quoted} INTEGER); INSERT INTO {quoted} VALUES (7)")
     item = {"expr": col(name, name), "as": name}
-    body = asked(
+    body = select_json(
         [item], [{"table": name}], where=op("eq", col(name), lit(7)), outer={"order_by": [{"expr": col(name)}]}
     )
     cursor = own.execute(query_sql(parse_query(body)))
@@ -255,14 +265,14 @@ def test_hostile_name_is_quoted_as_a_name(name: str) -> None:
 
 def test_unknown_column_name_is_refused(db: apsw.Connection) -> None:
     with pytest.raises(apsw.SQLError, match="no such column"):
-        db.execute(query_sql(parse_query(asked([col("nothing")], [TT]))))
+        db.execute(query_sql(parse_query(select_json([col("nothing")], [TT]))))
 
 
 @pytest.mark.parametrize("name", sorted({*QUERY_FUNCTIONS, *AGGREGATES}))
 def test_every_function_of_the_form_runs_in_sqlite_and_is_deterministic(db: apsw.Connection, name: str) -> None:
     fewest, _ = QUERY_FUNCTIONS.get(name) or AGGREGATES[name]
     args = [lit("{}"), lit("$")][:fewest] if name.startswith("json") else [ID] * fewest
-    db.execute(query_sql(parse_query(asked([{"fn": name, "args": args}], [TT])))).fetchall()
+    db.execute(query_sql(parse_query(select_json([{"fn": name, "args": args}], [TT])))).fetchall()
     assert name.lower() in DETERMINISTIC
 
 
@@ -310,7 +320,7 @@ def test_constant_equals_the_stored_value_of_a_write(db: apsw.Connection, value:
     columns = [col("a", "t"), col("b", "t"), col("k", "u"), col("v", "u")]
     for name in ("eq", "lt"):  # compared with columns of every affinity: as a bound value is
         items += [op(name, column, side) for column in columns for side in (lit(value), {"param": 0})]
-    sql = query_sql(parse_query(asked(items, [TT, UU])))
+    sql = query_sql(parse_query(select_json(items, [TT, UU])))
     for row in db.execute(sql, (stored,)):
         pairs = list(zip(row[::2], row[1::2], strict=True))
         assert all(exact(one) == exact(other) for one, other in pairs), (sql, pairs)
@@ -318,7 +328,7 @@ def test_constant_equals_the_stored_value_of_a_write(db: apsw.Connection, value:
 
 def test_value_that_sqlite_cannot_hold_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="does not fit"):
-        query_sql(parse_query(asked([lit({"t": "u64", "v": 2**63})], [])))
+        query_sql(parse_query(select_json([lit({"t": "u64", "v": 2**63})], [])))
 
 
 def test_every_float_constant_is_read_back_exactly(db: apsw.Connection) -> None:
@@ -377,7 +387,7 @@ def test_random_queries_run_and_constants_are_as_bound_values(db: apsw.Connectio
 
 def test_analysis_keeps_the_parameter_names_of_the_form(tmp_path: Path) -> None:
     where = op("and", op("gt", col("a"), {"param": 2}), op("ne", col("a"), {"param": 0}))
-    query = parse_query(asked([ID], [TT], where=where, outer=BY_ID))
+    query = parse_query(select_json([ID], [TT], where=where, outer=BY_ID))
     with running(tmp_path) as captured:
         captured.run(CREATE.split(";")[0])
         captured.run("INSERT INTO t VALUES (1, 5, ''), (2, 6, ''), (3, 7, '')")
@@ -389,6 +399,6 @@ def test_analysis_keeps_the_parameter_names_of_the_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [{"t": "dec", "v": "1e9999"}, {"t": "str", "v": "\0" * 5_000}])
 def test_rendering_stops_when_constants_become_too_long(value: Any) -> None:
-    query_sql(parse_query(asked([lit(value)], [])))
+    query_sql(parse_query(select_json([lit(value)], [])))
     with pytest.raises(InvalidRequest, match="the query exceeds"):
-        query_sql(parse_query(asked([lit(value)] * 12, [])))
+        query_sql(parse_query(select_json([lit(value)] * 12, [])))

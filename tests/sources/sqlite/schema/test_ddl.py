@@ -17,8 +17,8 @@ T = "CREATE TABLE t(id INTEGER PRIMARY KEY, a, b)"
 SEED = "INSERT INTO t VALUES (1, 'x', 'y'), (2, 'p', 'q')"
 
 
-def told(changes: list[Change]) -> list[tuple[str, bool]]:
-    """Return table and resnapshot flag of each schema change."""
+def tables_and_resnapshots(changes: list[Change]) -> list[tuple[str, bool]]:
+    """Return the table and the resnapshot flag of each schema change."""
     return [(change.table.name, change.resnapshot) for change in schema_changes(changes)]
 
 
@@ -40,7 +40,7 @@ def test_alter_between_writes_is_captured_in_the_same_transaction(rig: Attach, d
     (transaction,) = r.transactions()
     r.compare()
     changes = list(transaction.changes)
-    assert told(changes) == [("t", False)]
+    assert tables_and_resnapshots(changes) == [("t", False)]
     assert [c.op.word for c in changes] == ["update", "update", "schema_change", "update", "update"]
     assert list(changes[0].table.names) == ["id", "a", "b"] and changes[0].table.version == 1
     assert list(changes[4].table.names) == columns and changes[4].table.version == 2
@@ -57,21 +57,21 @@ def test_added_column_with_values_for_existing_rows_asks_for_a_snapshot(
     r = rig(T, SEED, "CREATE TABLE empty(id INTEGER PRIMARY KEY, a)")
     alter = r.write if by_server else r.foreign.script
     alter(f"ALTER TABLE t ADD COLUMN {column}", f"ALTER TABLE empty ADD COLUMN {column}")
-    assert sorted(told(r.settle())) == [("empty", False), ("t", True)]
+    assert sorted(tables_and_resnapshots(r.settle())) == [("empty", False), ("t", True)]
     r.write("ALTER TABLE t RENAME COLUMN c TO d", "UPDATE t SET b = 'after'")
-    assert told(r.check()) == [("t", False)]
+    assert tables_and_resnapshots(r.check()) == [("t", False)]
 
 
 def test_created_and_dropped_tables_are_captured(rig: Attach) -> None:
     r = rig(T, SEED)
     r.write("CREATE TABLE n(x PRIMARY KEY) WITHOUT ROWID", "INSERT INTO n VALUES (1)")
     changes = r.check()
-    assert told(changes) == [("n", False)] and ops(changes) == ["insert"]
+    assert tables_and_resnapshots(changes) == [("n", False)] and ops(changes) == ["insert"]
     r.write("CREATE TABLE copy AS SELECT * FROM t")
-    assert told(r.settle()) == [("copy", True)]  # its rows came without changes
+    assert tables_and_resnapshots(r.settle()) == [("copy", True)]  # its rows came without changes
     r.write("DROP TABLE n", "CREATE TABLE n(y)", "INSERT INTO n VALUES (2)")
     changes = r.check()
-    assert told(changes) == [("n", False), ("n", False)]
+    assert tables_and_resnapshots(changes) == [("n", False), ("n", False)]
     assert changes[-1].table.version > changes[0].table.version
     r.write("DROP TABLE t", "DROP TABLE copy", "DROP TABLE n")
     r.check()
@@ -82,7 +82,7 @@ def test_renamed_table_ends_and_its_new_name_asks_for_a_snapshot(rig: Attach) ->
     r = rig(T, SEED)
     r.write("UPDATE t SET a = 1", "ALTER TABLE t RENAME TO u", "UPDATE u SET a = 2")
     changes = r.settle()
-    assert told(changes) == [("t", False), ("u", True)]
+    assert tables_and_resnapshots(changes) == [("t", False), ("u", True)]
     assert [c.table.name for c in changes] == ["t", "t", "t", "u", "u", "u"]
     r.foreign.run("DELETE FROM u")
     r.check()
@@ -163,7 +163,7 @@ def test_rolled_back_ddl_leaves_capture_unchanged(rig: Attach) -> None:
 def test_column_added_by_another_program_is_captured(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.run("ALTER TABLE t ADD COLUMN c")
-    assert told(r.check()) == [("t", False)]  # nothing was written meanwhile: nothing can be missing
+    assert tables_and_resnapshots(r.check()) == [("t", False)]  # nothing was written meanwhile: nothing can be missing
     r.foreign.script("INSERT INTO t VALUES (3, 3, 3, 3)", "UPDATE t SET c = 'e'")
     assert images(r.check())[0] == (None, (3, 3, 3, 3))
 
@@ -172,7 +172,7 @@ def test_foreign_column_written_before_capture_adapts_asks_for_a_snapshot(rig: A
     r = rig(T, SEED)
     r.foreign.script("ALTER TABLE t ADD COLUMN c", "INSERT INTO t VALUES (3, 3, 3, 'unseen')")
     changes = r.settle()
-    assert told(changes) == [("t", True)]
+    assert tables_and_resnapshots(changes) == [("t", True)]
     r.foreign.run("UPDATE t SET c = 1")
     assert len(r.check()) == 3
 
@@ -184,7 +184,7 @@ def test_column_renamed_by_another_program_is_reported(rig: Attach, gap: bool) -
     if gap:
         r.foreign.run("UPDATE t SET z = 'gap'")
     changes = r.settle()
-    assert [name for name, _ in told(changes)] == ["t"]
+    assert [name for name, _ in tables_and_resnapshots(changes)] == ["t"]
     r.foreign.run("UPDATE t SET z = 'later'")
     assert len(r.check()) == 2
 
@@ -196,7 +196,7 @@ def test_table_renamed_by_another_program_asks_for_a_snapshot(rig: Attach, gap: 
     if gap:
         r.foreign.run("UPDATE u SET a = 'gap'")
     changes = r.settle()
-    assert told(changes) == [("t", False), ("u", True)]
+    assert tables_and_resnapshots(changes) == [("t", False), ("u", True)]
     r.foreign.run("UPDATE u SET a = 'later'")
     assert [c.table.name for c in r.check()] == ["u", "u"]
 
@@ -204,7 +204,7 @@ def test_table_renamed_by_another_program_asks_for_a_snapshot(rig: Attach, gap: 
 def test_table_renamed_to_other_capitals_asks_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED, "CREATE TRIGGER g AFTER INSERT ON T BEGIN UPDATE t SET b = 'g' WHERE id = NEW.id; END")
     r.foreign.script("ALTER TABLE t RENAME TO x", "ALTER TABLE x RENAME TO T")
-    assert told(r.settle()) == [("t", False), ("T", True)]
+    assert tables_and_resnapshots(r.settle()) == [("t", False), ("T", True)]
     r.foreign.run("INSERT INTO t VALUES (20, 20, 20)")
     assert images(r.check()) == [(None, (20, 20, 20)), ((20, 20, 20), (20, 20, "g"))]
 
@@ -212,7 +212,7 @@ def test_table_renamed_to_other_capitals_asks_for_a_snapshot(rig: Attach) -> Non
 def test_tables_with_swapped_names_ask_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED, "CREATE TABLE u(k TEXT PRIMARY KEY)", "INSERT INTO u VALUES ('k')")
     r.foreign.script("ALTER TABLE t RENAME TO x", "ALTER TABLE u RENAME TO t", "ALTER TABLE x RENAME TO u")
-    assert told(r.settle()) == [("t", False), ("u", False), ("t", True), ("u", True)]
+    assert tables_and_resnapshots(r.settle()) == [("t", False), ("u", False), ("t", True), ("u", True)]
     r.foreign.script("INSERT INTO t VALUES ('l')", "DELETE FROM u")
     assert len(r.check()) == 3
 
@@ -220,12 +220,12 @@ def test_tables_with_swapped_names_ask_for_a_snapshot(rig: Attach) -> None:
 def test_tables_created_and_dropped_by_another_program_are_followed(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.script("CREATE TABLE n(x)", "INSERT INTO n VALUES (1)", "CREATE TABLE empty(x)")
-    assert told(r.settle()) == [("empty", False), ("n", True)]
+    assert tables_and_resnapshots(r.settle()) == [("empty", False), ("n", True)]
     r.foreign.script("DROP TABLE t", "DROP TABLE empty")
     r.check()
     assert set(r.captured()) == {"n"}
     r.foreign.script("DROP TABLE n", "CREATE TABLE n(x)")
-    assert told(r.settle()) == [("n", True)]
+    assert tables_and_resnapshots(r.settle()) == [("n", True)]
     r.foreign.run("INSERT INTO n VALUES (1)")
     assert len(r.check()) == 1
 
@@ -258,7 +258,7 @@ def test_foreign_rebuild_checked_at_any_step_asks_for_a_snapshot(rig: Attach, lo
         if place in looks:
             changes += r.settle()
     changes += r.settle()
-    assert ("t", True) in told(changes)
+    assert ("t", True) in tables_and_resnapshots(changes)
     for statement in ("INSERT INTO t VALUES (9, 9, 9)", "UPDATE t SET a = 'n'", "REPLACE INTO t VALUES (1, 1, 1)"):
         r.foreign.run(statement)
         r.check()
@@ -285,7 +285,7 @@ def test_foreign_drop_column_fails_with_the_name_of_the_capture_trigger(rig: Att
 def test_dropped_capture_triggers_are_restored_and_ask_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.script("DROP TRIGGER _headwater_1_insert", "INSERT INTO t VALUES (9, 9, 9)")
-    assert told(r.settle()) == [("t", True)]
+    assert tables_and_resnapshots(r.settle()) == [("t", True)]
     r.foreign.run("INSERT INTO t VALUES (10, 9, 9)")
     assert ops(r.check()) == ["insert"]
 
@@ -293,17 +293,17 @@ def test_dropped_capture_triggers_are_restored_and_ask_for_a_snapshot(rig: Attac
 def test_foreign_vacuum_asks_for_a_snapshot_of_keyless_tables_only(rig: Attach) -> None:
     r = rig(T, SEED, "CREATE TABLE loose(x)", "INSERT INTO loose(rowid, x) VALUES (5, 'a'), (9, 'b')")
     r.foreign.run("VACUUM")
-    assert told(r.settle()) == [("loose", True)]
+    assert tables_and_resnapshots(r.settle()) == [("loose", True)]
     r.foreign.script("UPDATE loose SET x = 'c'", "UPDATE t SET a = 0")
     r.check()
     r.foreign.run("VACUUM")
-    assert told(r.settle()) == [("loose", True)]
+    assert tables_and_resnapshots(r.settle()) == [("loose", True)]
 
 
 def test_vacuum_between_writes_asks_for_a_snapshot_of_a_keyless_table(rig: Attach) -> None:
     r = rig("CREATE TABLE loose(x)", "INSERT INTO loose(rowid, x) VALUES (5, 'a'), (9, 'b')")
     r.foreign.script("UPDATE loose SET x = 'b1' WHERE x = 'b'", "VACUUM", "INSERT INTO loose VALUES ('c')")
-    assert ("loose", True) in told(r.settle())
+    assert ("loose", True) in tables_and_resnapshots(r.settle())
     r.foreign.run("DELETE FROM loose")
     assert len(r.check()) == 3
 
@@ -338,7 +338,7 @@ def test_replace_on_a_foreign_unique_index_with_comments_is_captured(rig: Attach
 def test_unique_index_used_before_capture_adapts_asks_for_a_snapshot(rig: Attach) -> None:
     r = rig(T, SEED)
     r.foreign.script("CREATE UNIQUE INDEX i ON t(a)", "REPLACE INTO t VALUES (9, 'x', 'new')")
-    assert ("t", True) in told(r.settle())
+    assert ("t", True) in tables_and_resnapshots(r.settle())
 
 
 def test_ddl_while_headwater_is_stopped_asks_for_a_snapshot(rig: Attach) -> None:
@@ -351,6 +351,6 @@ def test_ddl_while_headwater_is_stopped_asks_for_a_snapshot(rig: Attach) -> None
     )
     r.open()
     changes = r.settle()
-    assert ("t", True) in told(changes) and ("n", True) in told(changes)
+    assert ("t", True) in tables_and_resnapshots(changes) and ("n", True) in tables_and_resnapshots(changes)
     r.foreign.script("UPDATE t SET c = 2", "DELETE FROM n")
     r.check()

@@ -28,7 +28,8 @@ def test_tables_of_a_view_include_those_of_nested_views() -> None:
     assert read_by("c", texts, ["orders"]) == set()
 
 
-def told(one: Running) -> list[str]:
+def schema_change_texts(one: Running) -> list[str]:
+    """Wait for capture; return table and statement of each schema change."""
     one.caught_up()
     return [f"{c.table.name}: {c.ddl}" for c in one.changes() if c.op is Op.SCHEMA_CHANGE]
 
@@ -39,13 +40,13 @@ def test_view_redefined_by_any_program_is_reported_for_its_tables(tmp_path: Path
         one.run("CREATE TABLE u(id INTEGER PRIMARY KEY)")
         one.run("CREATE VIEW v AS SELECT id FROM t")
         one.run("CREATE VIEW w AS SELECT id FROM v")
-        before = told(one)
+        before = schema_change_texts(one)
         one.run("DROP VIEW v")
-        assert told(one)[len(before) :] == ["t: DROP VIEW v"]
+        assert schema_change_texts(one)[len(before) :] == ["t: DROP VIEW v"]
         one.run("CREATE VIEW v AS SELECT id FROM u")
-        assert told(one)[len(before) + 1 :] == ["u: CREATE VIEW v AS SELECT id FROM u"]
-        seen = len(told(one))
+        assert schema_change_texts(one)[len(before) + 1 :] == ["u: CREATE VIEW v AS SELECT id FROM u"]
+        seen = len(schema_change_texts(one))
         foreign(Path(one.source.path), "BEGIN", "DROP VIEW w", "CREATE VIEW w AS SELECT id + 1 FROM v", "COMMIT")
-        assert told(one)[seen:] == ["u: CREATE VIEW w AS SELECT id + 1 FROM v"]
+        assert schema_change_texts(one)[seen:] == ["u: CREATE VIEW w AS SELECT id + 1 FROM v"]
         one.run("ALTER TABLE t ADD COLUMN x")
-        assert told(one)[seen + 1 :] == ["t: ALTER TABLE t ADD COLUMN x"]
+        assert schema_change_texts(one)[seen + 1 :] == ["t: ALTER TABLE t ADD COLUMN x"]

@@ -56,7 +56,8 @@ def test_text_that_is_no_table_name_is_split_into_none(text: str) -> None:
     assert split_name(text) is None
 
 
-def made(**columns: int) -> Table:
+def decoded_table(**columns: int) -> Table:
+    """Return the table of a relation message with these columns, given as name=type oid."""
     found = decode(pg.relation(columns))
     assert isinstance(found, Relation)
     return table_of(found, TableFact(("id",)), {})
@@ -73,7 +74,7 @@ CAME = {
 @pytest.mark.parametrize("case", CAME)
 def test_added_column_with_values_asks_for_a_snapshot(case: str) -> None:
     fact, resnapshot = CAME[case]
-    old = made(id=23)
+    old = decoded_table(id=23)
     new = Table("t", (*old.columns, column_of("v", 25, -1, fact, {})), ("id",), 2)
     change = schema_change(old, new, TableFact(("id",), {"v": fact}))
     assert change is not None
@@ -83,15 +84,15 @@ def test_added_column_with_values_asks_for_a_snapshot(case: str) -> None:
 @pytest.mark.parametrize(
     ("new", "resnapshot"),
     [
-        (made(id=23), False),
-        (made(id=23, b=25), True),
-        (made(id=23, a=20), True),
-        (made(a=23, id=23), True),
-        (made(id=20, a=23), True),
+        (decoded_table(id=23), False),
+        (decoded_table(id=23, b=25), True),
+        (decoded_table(id=23, a=20), True),
+        (decoded_table(a=23, id=23), True),
+        (decoded_table(id=20, a=23), True),
     ],
 )
 def test_change_of_shape_asks_for_a_snapshot_only_if_rows_may_differ(new: Table, resnapshot: bool) -> None:
-    change = schema_change(made(id=23, a=23), new, TableFact())
+    change = schema_change(decoded_table(id=23, a=23), new, TableFact())
     assert change is not None
     assert change.resnapshot is resnapshot
     assert schema_change(new, new, TableFact()) is None
@@ -111,7 +112,9 @@ def test_change_of_shape_asks_for_a_snapshot_only_if_rows_may_differ(new: Table,
 )
 def test_reordered_columns_ask_for_a_snapshot(names: str, resnapshot: bool) -> None:
     nothing = TableFact(("id",), {name: ColumnFact() for name in names.split()})
-    change = schema_change(made(id=23, a=23, b=23, c=23), made(**dict.fromkeys(names.split(), 23)), nothing)
+    change = schema_change(
+        decoded_table(id=23, a=23, b=23, c=23), decoded_table(**dict.fromkeys(names.split(), 23)), nothing
+    )
     assert change is not None and change.resnapshot is resnapshot
 
 

@@ -193,18 +193,18 @@ def test_close_of_the_assembly_drops_unfinished_transactions() -> None:
 
 
 def test_server_without_the_last_logged_transaction_is_refused() -> None:
-    def sent(xid: int, lsn: int) -> list[bytes]:
+    def messages_of(xid: int, lsn: int) -> list[bytes]:
         return [pg.begin(xid, lsn), pg.relation(NARROW), pg.insert(b"%d" % xid), pg.commit(lsn)]
 
     ours = LogEnd(30, proof="2")
     proven = assembly(ours)
-    assert keys(feed(proven, sent(1, 10))) == [] and not proven.is_idle
-    assert keys(feed(proven, sent(2, 20) + sent(3, 30))) == [3] and proven.is_idle
+    assert keys(feed(proven, messages_of(1, 10))) == [] and not proven.is_idle
+    assert keys(feed(proven, messages_of(2, 20) + messages_of(3, 30))) == [3] and proven.is_idle
     for other in (
-        sent(1, 10) + sent(3, 30),  # it is not there
-        sent(3, 30),  # nor anything before it
-        sent(7, 20),  # another one has its place
-        sent(1, 10) + sent(2, 24),  # another one lies across it
+        messages_of(1, 10) + messages_of(3, 30),  # it is not there
+        messages_of(3, 30),  # nor anything before it
+        messages_of(7, 20),  # another one has its place
+        messages_of(1, 10) + messages_of(2, 24),  # another one lies across it
         [pg.stream_start(9), pg.relation(NARROW, xid=9), b"E", pg.stream_commit(9, 40)],
     ):
         with pytest.raises(SourceMismatch, match="no transaction 2 that ends at 0/1E"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.sources.sqlite.query.shop_analysis import opened, told
+from tests.sources.sqlite.query.shop_analysis import dependency_texts, opened
 
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -276,20 +276,20 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
 @pytest.mark.parametrize(("sql", "places"), CASES, ids=[sql[:60] for sql, _ in CASES])
 def test_each_construct_is_analysed_with_its_dependencies(shop: SqliteSource, sql: str, places: list[str]) -> None:
     found = shop.analyse(sql)
-    assert told(found) == places
+    assert dependency_texts(found) == places
     assert not [doubt for doubt in found.doubts if not doubt.startswith("every column counts")]
     assert not found.volatile
 
 
 def test_names_are_resolved_in_any_case_and_quotes(shop: SqliteSource) -> None:
     for sql in ('SELECT "NAME" FROM [C] WHERE `Id` = 5', "select c.NAME from main.c where C.ID = 5"):
-        assert told(shop.analyse(sql)) == ["c: columns id, name; rows where id = 5"]
+        assert dependency_texts(shop.analyse(sql)) == ["c: columns id, name; rows where id = 5"]
 
 
 def test_parameters_keep_the_slots_that_sqlite_assigns(shop: SqliteSource) -> None:
     found = shop.analyse("SELECT id FROM o WHERE cid = :who AND total > ?1 AND day = ? AND tag IN ($t, @u, ?2)")
     assert found.parameters == ("who", "2", "t", "u")
-    assert told(found) == [
+    assert dependency_texts(found) == [
         "o: columns cid, day, id, tag, total; rows where cid = :who and total > :who and day = ?2"
         " and tag in (:t, :u, ?2)"
     ]

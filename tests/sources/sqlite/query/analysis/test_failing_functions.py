@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.sources.sqlite.query.shop_analysis import opened, told
+from tests.sources.sqlite.query.shop_analysis import dependency_texts, opened
 
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -38,7 +38,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
 )
 def test_query_with_a_function_that_may_fail_depends_on_every_row(source: SqliteSource, sql: str) -> None:
     found = source.analyse(sql)
-    assert not any("where" in place for place in told(found)) and found.guards == ()
+    assert not any("where" in place for place in dependency_texts(found)) and found.guards == ()
     assert "may fail on any row" in found.doubts[-1]
 
 
@@ -55,12 +55,12 @@ def test_query_with_a_function_that_may_fail_depends_on_every_row(source: Sqlite
 )  # fmt: skip
 def test_row_condition_is_kept_where_excluded_rows_cannot_fail(source: SqliteSource, sql: str, expected: str) -> None:
     found = source.analyse(sql)
-    assert told(found) == [expected] and found.doubts == ()
+    assert dependency_texts(found) == [expected] and found.doubts == ()
 
 
 def test_columns_are_reported_where_a_query_has_no_subquery(source: SqliteSource) -> None:
-    assert told(source.analyse("SELECT id FROM er WHERE json_extract(a, '$') = 1")) == ["er: columns a, id"]
-    assert told(source.analyse("SELECT id FROM parts WHERE x = 1 AND b = 2")) == ["er: all columns"]
+    assert dependency_texts(source.analyse("SELECT id FROM er WHERE json_extract(a, '$') = 1")) == ["er: columns a, id"]
+    assert dependency_texts(source.analyse("SELECT id FROM parts WHERE x = 1 AND b = 2")) == ["er: all columns"]
 
 
 def test_query_with_a_function_that_may_fail_has_no_guard(source: SqliteSource) -> None:

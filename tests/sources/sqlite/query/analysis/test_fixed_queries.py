@@ -51,14 +51,15 @@ def music(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
         yield source
 
 
-def held(analysis: Analysis) -> list[str]:
+def tables_with_conditions(analysis: Analysis) -> list[str]:
+    """Return the tables of which the analysis depends on some rows only."""
     return sorted(one.table for one in analysis.dependencies if one.condition != ALWAYS)
 
 
 @pytest.mark.parametrize("number", tpch.QUERIES)
 def test_tpch_query_is_analysed_without_doubts(orders: SqliteSource, number: int) -> None:
     found = orders.analyse(tpch.QUERIES[number])
-    assert held(found) == WITH_CONDITION[number]
+    assert tables_with_conditions(found) == WITH_CONDITION[number]
     assert found.is_total == (number not in SUMS_OF_FLOATS)
     assert not found.volatile
     reasons = [doubt for doubt in found.doubts if not doubt.startswith("every column counts")]
@@ -69,6 +70,6 @@ def test_tpch_query_is_analysed_without_doubts(orders: SqliteSource, number: int
 def test_chinook_query_is_analysed_without_doubts(music: SqliteSource, place: int) -> None:
     sql, tables = chinook.QUERIES[place]
     found = music.analyse(sql)
-    assert held(found) == tables
+    assert tables_with_conditions(found) == tables
     assert not found.volatile
     assert not [doubt for doubt in found.doubts if not doubt.startswith("every column counts")]

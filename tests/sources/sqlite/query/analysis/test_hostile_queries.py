@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.sources.sqlite.query.shop_analysis import opened, told
+from tests.sources.sqlite.query.shop_analysis import dependency_texts, opened
 
 from headwater.errors import InvalidRequest
 from headwater.sources.sqlite.query.analysis import parser_check, select_analysis
@@ -88,7 +88,7 @@ def test_failed_parse_depends_on_all_columns(
 
     monkeypatch.setattr(select_analysis, "parse", fail)
     found = shop.analyse("SELECT id FROM c WHERE id = 1")
-    assert told(found) == ["c: all columns"]
+    assert dependency_texts(found) == ["c: all columns"]
     assert found.doubts and not found.is_total
 
 
@@ -96,7 +96,7 @@ def test_misparsed_query_depends_on_all_columns(shop: SqliteSource, monkeypatch:
     """The known misparse: BETWEEN ?1 AND 5 read as BETWEEN ? AND 1 AND 5."""
     monkeypatch.setattr(parser_check, "render", lambda query: "SELECT id FROM c WHERE id BETWEEN ? AND 1 AND 5")
     found = shop.analyse("SELECT id FROM c WHERE id BETWEEN ?1 AND 5")
-    assert told(found) == ["c: all columns"]
+    assert dependency_texts(found) == ["c: all columns"]
     assert found.doubts == ("SQLite compiles our reading of the statement to another program",)
 
 
@@ -118,7 +118,7 @@ def test_table_named_only_by_using_is_a_dependency(shop: SqliteSource) -> None:
     found = shop.analyse("SELECT made.a FROM c LEFT JOIN made USING (id)")
     assert found.tables == ("c", "made")
     found = shop.analyse("SELECT made.a FROM c FULL JOIN made USING (id)")
-    assert told(found) == ["c: all columns", "made: all columns"]
+    assert dependency_texts(found) == ["c: all columns", "made: all columns"]
 
 
 def test_preparing_a_query_takes_little_time(shop: SqliteSource) -> None:
@@ -194,5 +194,5 @@ def test_query_with_too_many_conditions_depends_on_all_columns(
     assert len(shop.analyse(sql).dependencies) == 8
     monkeypatch.setattr(facts, "MAX_WORK", 500)
     analysis = shop.analyse(sql)
-    assert told(analysis) == ["c: all columns"]
+    assert dependency_texts(analysis) == ["c: all columns"]
     assert analysis.doubts == ("the query has too many conditions for its joins and subqueries",)

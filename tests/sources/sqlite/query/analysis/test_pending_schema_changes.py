@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.capture.captured_database import foreign
-from tests.sources.sqlite.query.shop_analysis import SHOP, opened, run, settle, told
+from tests.sources.sqlite.query.shop_analysis import SHOP, dependency_texts, opened, run, settle
 
 
 def test_source_is_settled_once_capture_fits_the_schema(tmp_path: Path) -> None:
@@ -88,4 +88,4 @@ def test_analysis_is_outdated_when_its_view_is_replaced(tmp_path: Path) -> None:
         assert source.answer(found, {}) is None
         again = source.analyse("SELECT id FROM big")
         assert again.epoch != found.epoch
-        assert told(again) == ["o: columns id, total; rows where total > 999"]
+        assert dependency_texts(again) == ["o: columns id, total; rows where total > 999"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from tests.sources.sqlite.query.shop_analysis import SHOP, opened, run, told
+from tests.sources.sqlite.query.shop_analysis import SHOP, dependency_texts, opened, run
 
 from headwater.errors import HeadwaterError
 from headwater.sources.sqlite.query.determinism.deterministic_functions import DETERMINISTIC
@@ -66,7 +66,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
 
 
 def one(shop: SqliteSource, sql: str) -> str:
-    (found,) = told(shop.analyse(sql))
+    (found,) = dependency_texts(shop.analyse(sql))
     return found
 
 
@@ -93,7 +93,10 @@ def test_trap_2_negated_operators_are_understood_or_left_out(shop: SqliteSource)
 
 
 def test_trap_3_table_named_after_in_is_a_dependency(shop: SqliteSource) -> None:
-    assert told(shop.analyse("SELECT name FROM c WHERE id IN chosen")) == ["c: columns id, name", "chosen: columns id"]
+    assert dependency_texts(shop.analyse("SELECT name FROM c WHERE id IN chosen")) == [
+        "c: columns id, name",
+        "chosen: columns id",
+    ]
 
 
 def test_trap_4_quoted_unknown_name_is_refused(shop: SqliteSource) -> None:
@@ -111,16 +114,16 @@ def test_trap_4_names_of_the_rowid_are_resolved(shop: SqliteSource) -> None:
 
 def test_trap_4_natural_joins_and_functions_in_from_are_resolved(shop: SqliteSource) -> None:
     natural = shop.analyse("SELECT id FROM main.c NATURAL JOIN made WHERE id = 2")
-    assert told(natural) == ["c: columns id; rows where id = 2", "made: columns id; rows where id = 2"]
+    assert dependency_texts(natural) == ["c: columns id; rows where id = 2", "made: columns id; rows where id = 2"]
     rows = shop.analyse("SELECT j.value FROM main.o, json_each(o.tag) AS j WHERE o.id = 1")
-    assert told(rows) == ["o: columns id, tag; rows where id = 1"]
+    assert dependency_texts(rows) == ["o: columns id, tag; rows where id = 1"]
     assert rows.is_cacheable
 
 
 def test_trap_5_names_of_with_hide_tables_only_in_their_scope(shop: SqliteSource) -> None:
     sql = """WITH o AS (SELECT id, boss AS cid FROM c WHERE boss = 1)
         SELECT id FROM o WHERE cid = 2 AND EXISTS (SELECT 1 FROM main.o AS x WHERE x.cid = o.cid)"""
-    assert told(shop.analyse(sql)) == [
+    assert dependency_texts(shop.analyse(sql)) == [
         "c: columns boss, id; rows where boss = 1 and boss = 2",
         "o: columns cid; rows where cid = 2",
     ]
@@ -130,12 +133,12 @@ def test_trap_6_adjacent_strings_are_refused_and_json_paths_are_read(shop: Sqlit
     with pytest.raises(HeadwaterError):
         shop.analyse("SELECT id FROM o WHERE day = 'x' 'y'")
     found = shop.analyse("SELECT tag ->> '$.a', tag -> 'b' FROM o WHERE id = 1")
-    assert told(found) == ["o: columns id, tag; rows where id = 1"]
+    assert dependency_texts(found) == ["o: columns id, tag; rows where id = 1"]
 
 
 def test_trap_7_alias_repeated_in_a_subquery_is_resolved_in_its_scope(shop: SqliteSource) -> None:
     sql = "SELECT name FROM c WHERE c.id = 5 AND EXISTS (SELECT 1 FROM c WHERE c.boss = c.id)"
-    assert told(shop.analyse(sql)) == [
+    assert dependency_texts(shop.analyse(sql)) == [
         "c: columns boss, id; rows where boss is not null",
         "c: columns id, name; rows where id = 5",
     ]
@@ -144,16 +147,18 @@ def test_trap_7_alias_repeated_in_a_subquery_is_resolved_in_its_scope(shop: Sqli
 def test_trap_8_unions_of_mixed_affinities_or_collations_pass_no_condition(shop: SqliteSource) -> None:
     for second in ("SELECT t FROM u16", "SELECT n FROM u16", "SELECT max(k) FROM u16", "SELECT r FROM u16"):
         sql = f"SELECT * FROM (SELECT k AS v FROM u16 UNION ALL {second}) WHERE v = '1'"
-        assert all("where" not in place for place in told(shop.analyse(sql))), second
+        assert all("where" not in place for place in dependency_texts(shop.analyse(sql))), second
     same = "SELECT * FROM (SELECT k AS v FROM u16 UNION ALL SELECT cid FROM o) WHERE v = '1'"
-    assert all("where" in place for place in told(shop.analyse(same)))
+    assert all("where" in place for place in dependency_texts(shop.analyse(same)))
 
 
 def test_trap_9_equality_is_carried_only_between_columns_that_compare_alike(shop: SqliteSource) -> None:
     for pair in ("u.t = o.cid", "u.x = o.cid", "u.n = o.cid", "u.k + 0 = o.cid", "u.k COLLATE NOCASE = o.cid"):
         sql = f"SELECT u.k FROM u16 u JOIN o ON {pair} WHERE o.cid = 1"
-        assert not [place for place in told(shop.analyse(sql)) if place.startswith("u16") and "= 1" in place], pair
-    assert "u16: columns k, r; rows where r = 1" in told(
+        assert not [
+            place for place in dependency_texts(shop.analyse(sql)) if place.startswith("u16") and "= 1" in place
+        ], pair
+    assert "u16: columns k, r; rows where r = 1" in dependency_texts(
         shop.analyse("SELECT u.k FROM u16 u JOIN o ON u.r = o.cid WHERE o.cid = 1")
     )
 
@@ -163,13 +168,15 @@ def test_trap_9_equality_is_carried_only_between_columns_that_compare_alike(shop
     ["o.id IS NULL", "coalesce(o.total, 5) = 5", "o.total = 5 OR o.total IS NULL", "o.total IS :x", "ifnull(o.id, 1)"],
 )
 def test_trap_11_condition_that_accepts_null_does_not_narrow_a_left_join(shop: SqliteSource, refusal: str) -> None:
-    found = told(shop.analyse(f"SELECT c.id FROM c LEFT JOIN o ON o.cid = c.id AND o.day = 'd' WHERE {refusal}"))
+    found = dependency_texts(
+        shop.analyse(f"SELECT c.id FROM c LEFT JOIN o ON o.cid = c.id AND o.day = 'd' WHERE {refusal}")
+    )
     assert found[0].startswith("c: ") and "where" not in found[0]
     assert found[1].endswith("rows where cid is not null and day = 'd'")
 
 
 def test_trap_11_full_join_passes_no_condition(shop: SqliteSource) -> None:
-    found = told(
+    found = dependency_texts(
         shop.analyse("SELECT c.id FROM c FULL JOIN o ON o.cid = c.id AND c.id = 1 WHERE coalesce(c.id, 0) = 1")
     )
     assert all("where" not in place for place in found)
@@ -190,14 +197,14 @@ def test_trap_11_full_join_passes_no_condition(shop: SqliteSource) -> None:
     ],
 )
 def test_trap_12_condition_is_not_passed_into_these_subqueries(shop: SqliteSource, inner: str) -> None:
-    found = told(shop.analyse(f"SELECT * FROM ({inner}) WHERE cid = 1"))
+    found = dependency_texts(shop.analyse(f"SELECT * FROM ({inner}) WHERE cid = 1"))
     assert all("where" not in place for place in found)
 
 
 def test_trap_13_not_in_depends_on_every_row_of_its_subquery(shop: SqliteSource) -> None:
     sql = "SELECT id FROM c WHERE id = 1 AND id NOT IN (SELECT cid FROM o)"
     found = shop.analyse(sql)
-    assert told(found) == ["c: columns id; rows where id = 1", "o: columns cid"]
+    assert dependency_texts(found) == ["c: columns id; rows where id = 1", "o: columns cid"]
     assert found.guards == ()
 
 
@@ -257,7 +264,7 @@ def test_trap_26_oversized_conditions_are_dropped(shop: SqliteSource) -> None:
         f", w{n} AS (SELECT id FROM w{n - 1} WHERE id IN (SELECT id FROM w{n - 1}))" for n in range(1, 9)
     )
     found = shop.analyse(f"WITH w0 AS (SELECT id FROM c){doubling} SELECT count(*) FROM w8")
-    assert told(found) == ["c: all columns"]
+    assert dependency_texts(found) == ["c: all columns"]
     assert "more than" in found.doubts[0]
 
 
