@@ -52,9 +52,8 @@ def test_web_socket_acknowledges_and_resumes_after_a_server_restart(browser: Bro
     server.insert(6)
     browser.until("changes().length >= 6")
     assert browser.ids() == numbers(7)
-    assert (
-        server.stored_subscription(sub_id)["acked_offset"] == 2
-    )  # later changes were sent again because of from_offset
+    # The last acknowledged offset is 2: the later changes were sent because of from_offset.
+    assert server.stored_subscription(sub_id)["acked_offset"] == 2
 
 
 def test_paused_web_socket_receives_no_changes_until_it_is_resumed(browser: Browser, serve: Serve) -> None:

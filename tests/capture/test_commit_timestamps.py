@@ -141,7 +141,7 @@ def test_commits_after_a_closed_time_have_later_times_even_if_the_wall_clock_goe
         assert all(part.ts > closed[0] and part.first > closed[1] for part in later)
 
 
-def test_idle_log_closes_times_only_while_it_has_listeners(tmp_path: Path) -> None:
+def test_idle_log_advances_its_closed_time_only_while_it_has_listeners(tmp_path: Path) -> None:
     log = LiveLog(DiskLog.open(tmp_path / "log.db"))
     capture = Capture(MemorySource("app"), log, retention=Retention(), flush_seconds=0.001)
     capture.start()

@@ -101,7 +101,7 @@ def test_websocket_close_by_the_client_is_answered_with_code_1000(server: Live, 
     server.until(lambda: server.metric("headwater_streams", transport="websocket") == 0)
 
 
-def test_closing_the_subscription_closes_its_websocket(server: Live, table: str) -> None:
+def test_cdc_close_of_a_subscription_ends_its_websocket(server: Live, table: str) -> None:
     sub = server.subscribe(table)
     stream = server.ws(sub)
     server.ok("cdc.close", sub_id=sub["sub_id"])

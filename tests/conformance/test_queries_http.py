@@ -375,7 +375,7 @@ def test_invalid_query_parameters_are_refused_with_a_message(server: Live, param
     assert error["code"] in ("invalid_request", "not_supported", "not_found") and error["message"]
 
 
-def test_request_without_a_query_or_with_two_is_refused_by_its_reason(server: Live) -> None:
+def test_request_without_a_query_or_with_two_gets_an_error_that_says_so(server: Live) -> None:
     assert "neither `sql` nor `query`" in server.error("query.select")["message"]
     assert "both `sql` and `query`" in server.error("query.select", sql="SELECT 1", query={})["message"]
 

@@ -200,7 +200,9 @@ def test_query_feed_filters_are_applied_to_the_triggering_change(server: Live, t
     assert keys["columns"] == [[1], [3], [1]]
 
 
-def test_key_filter_that_fits_one_of_two_tables_passes_only_its_changes(server: Live, table: str) -> None:
+def test_pk_with_as_many_values_as_the_key_of_one_of_two_tables_passes_only_its_changes(
+    server: Live, table: str
+) -> None:
     server.sql(f"CREATE TABLE {table}_b(a TEXT, b TEXT, name TEXT, PRIMARY KEY (a, b))")
     query = prepared(server, f"SELECT * FROM {table} JOIN {table}_b ON name = status")
     sub = subscribed(server, query, pk=[{"t": "i64", "v": 1}])

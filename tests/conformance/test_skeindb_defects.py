@@ -210,7 +210,7 @@ def _without_creation(events: list[Any]) -> list[Any]:
     return events[1:] if events[0].get("ddl", "").startswith("CREATE TABLE") else events
 
 
-def test_subscription_is_pollable_after_drop_table_until_the_close(server: Live, table: str) -> None:
+def test_subscription_is_pollable_after_drop_table_until_it_is_closed(server: Live, table: str) -> None:
     plain, filtered = server.subscribe(table), server.subscribe(table, where="total > 0", columns=["status"])
     stream = server.sse(plain)
     server.sql(f"INSERT INTO {table} VALUES(1, 'new', 1)")

@@ -174,7 +174,7 @@ def test_invalid_snapshot_cursor_is_refused(server: Live, table: str, bad: str) 
 @pytest.mark.parametrize(
     "place", [Position(1, 0, ("text",)), Position(1, 0, (1, 2)), Position(1, 0, (None,)), Position(1, 7, None)]
 )
-def test_snapshot_cursor_that_does_not_fit_the_table_leaves_the_subscription_usable(
+def test_snapshot_cursor_with_a_key_of_another_type_leaves_the_subscription_usable(
     server: Live, table: str, place: Position
 ) -> None:
     fill(server, table, 5)

@@ -45,7 +45,7 @@ def test_subscribe_with_an_existing_name_ignores_the_start(server: Live, table: 
     assert {**again, "created": True} == named, "start is not looked at"
 
 
-def test_subscription_name_is_reusable_after_the_close(server: Live, table: str) -> None:
+def test_name_of_a_closed_subscription_is_reusable(server: Live, table: str) -> None:
     first = server.subscribe(table, name=f"of {table}")
     server.ok("cdc.close", sub_id=first["sub_id"])
     again = server.subscribe(table, name=f"of {table}", ops=["insert"])

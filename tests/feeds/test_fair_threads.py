@@ -222,7 +222,7 @@ def test_closed_threads_are_unavailable_and_hold_no_thread() -> None:
     asyncio.run(main())
 
 
-def test_call_that_waits_for_a_thread_when_threads_close_is_unavailable() -> None:
+def test_call_that_waits_for_a_thread_when_the_threads_stop_is_refused_as_unavailable() -> None:
     async def main() -> None:
         threads, begun, release = Threads(1, "test"), threading.Event(), threading.Event()
 
@@ -251,7 +251,7 @@ def test_caller_has_one_share_in_all_databases() -> None:
     assert turns.take(("9", "x"))
 
 
-def test_call_that_has_its_turn_and_not_begun_when_threads_close_is_unavailable() -> None:
+def test_granted_call_that_has_not_begun_when_its_threads_stop_is_refused_as_unavailable() -> None:
     async def main() -> None:
         threads, begun, release = Threads(2, "test"), threading.Event(), threading.Event()
         threads._pool._max_workers = 1  # a call that was granted a thread stays in the queue of the pool

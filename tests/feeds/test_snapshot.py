@@ -435,7 +435,7 @@ def test_added_column_does_not_restart_the_snapshot() -> None:
     assert not client.restarts
 
 
-def test_restart_reason_can_be_given_by_the_caller() -> None:
+def test_snapshot_without_stored_state_restarts_with_the_reason_given_to_its_reader() -> None:
     """A stream without a subscription has no stored state, so a reconnect inside the snapshot restarts it."""
     fed = Fed()
     fed.commit(insert(1))
@@ -447,7 +447,7 @@ def test_restart_reason_can_be_given_by_the_caller() -> None:
     assert not reader.page(10, BIG).restarted
 
 
-def test_cursor_of_an_earlier_run_restarts_with_a_reason() -> None:
+def test_cursor_of_an_earlier_snapshot_restarts_the_snapshot_with_a_reason() -> None:
     fed = Fed()
     client = begun(fed)
     old = client.place

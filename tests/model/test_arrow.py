@@ -159,7 +159,7 @@ def test_value_without_a_json_form_is_a_misfit(value: Value) -> None:
     assert found["v"] is None and from_lit(json.loads(found["_misfit"])["v"]) == value
 
 
-def test_sqlite_values_that_do_not_fit_their_column_do_not_end_the_stream(tmp_path: Path) -> None:
+def test_sqlite_values_of_another_type_than_their_column_do_not_end_the_stream(tmp_path: Path) -> None:
     with running(tmp_path) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, n INTEGER, s TEXT, b BOOLEAN, d DATE)")
         one.run("INSERT INTO t VALUES (1, 5, 'x', 1, '2026-01-01')")

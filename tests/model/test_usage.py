@@ -12,7 +12,7 @@ def test_usage_of_a_key_is_the_sum_of_its_counts_and_the_total_that_of_all_keys(
     assert (usage["a"], usage["b"], usage["c"], usage.total) == (2, 2, 0, 4)
 
 
-def test_key_that_holds_nothing_has_no_entry() -> None:
+def test_key_with_zero_usage_has_no_entry() -> None:
     usage: Usage[str] = Usage()
     usage.add("a", 2)
     usage.add("b")

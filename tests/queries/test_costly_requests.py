@@ -230,7 +230,7 @@ def test_address_of_a_query_with_large_arguments_is_made_in_a_thread(
 # --- locks -----------------------------------------------------------------------------------------------
 
 
-def test_ask_while_a_thread_locks_the_versions_executes_instead_of_waiting(
+def test_query_is_executed_while_a_thread_locks_the_instance_versions(
     whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_checks, "CATCH_UP_SECONDS", 0.01)
@@ -273,7 +273,7 @@ def test_request_waits_for_locked_instance_versions_in_a_thread(whole: Whole, mo
     asyncio.run(work())
 
 
-def test_ask_while_a_thread_locks_the_table_versions_leaves_the_loop_free(
+def test_event_loop_is_not_blocked_while_a_thread_locks_the_table_versions(
     whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Answering, "_read", Answering.read)  # which does not save the table versions

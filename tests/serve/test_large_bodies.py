@@ -59,7 +59,7 @@ def test_request_with_too_many_elements_is_refused(client: Client, method: str) 
     assert "several requests" in answer["error"]["details"]["hint"]
 
 
-def test_version_of_an_envelope_is_not_decoded(client: Client) -> None:
+def test_protocol_version_of_a_large_envelope_is_refused_without_decoding_it(client: Client) -> None:
     body = b'{"id":1,"method":"system.ping","skeinql":%s}' % LISTS
     tracemalloc.start()
     try:

@@ -93,7 +93,7 @@ class Endless:
         return b"piece"
 
 
-def test_stream_piece_is_not_taken_while_the_connection_cannot_be_written() -> None:
+def test_stream_is_not_read_while_its_connection_cannot_be_written() -> None:
     stream, sent = Endless(), list[dict[str, Any]]()
 
     async def work() -> None:

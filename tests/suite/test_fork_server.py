@@ -16,7 +16,7 @@ sys.exit(7)
 """
 
 
-def test_forked_program_has_what_it_was_given(tmp_path: Path) -> None:
+def test_forked_program_has_the_given_arguments_environment_folder_and_stdin(tmp_path: Path) -> None:
     done = fork_server("json").run(
         {"code": ECHO}, ["a", Path("b c")], env={"X": "ü"}, cwd=tmp_path, stdin="given", timeout=60
     )

@@ -11,7 +11,7 @@ def seconds(chosen: list[str]) -> float:
     return sum(known[node] for node in chosen)
 
 
-def test_chosen_tests_fit_into_the_time() -> None:
+def test_chosen_tests_take_at_most_the_given_seconds() -> None:
     for budget in (5, 100, 1_000, 100_000):
         assert seconds(list(choose(TESTS, "x", budget))) <= budget
 
@@ -20,13 +20,13 @@ def test_all_tests_are_chosen_when_there_is_time_for_all() -> None:
     assert sorted(choose(TESTS, "x", 1e9)) == sorted(node for node, _, _ in TESTS)
 
 
-def test_every_file_has_its_turn() -> None:
+def test_first_chosen_tests_are_of_different_files() -> None:
     files = [node.partition("::")[0] for node in choose(TESTS, "x", 600)]
     assert {"a", "b", "c"} == set(files)
     assert sorted(files[:3]) == ["a", "b", "c"]
 
 
-def test_one_seed_chooses_the_same_and_another_seed_others() -> None:
+def test_same_seed_chooses_the_same_tests_and_another_seed_other_tests() -> None:
     assert choose(TESTS, "x", 600) == choose(list(TESTS), "x", 600)
     assert set(choose(TESTS, "x", 600)) != set(choose(TESTS, "y", 600))
 

@@ -71,7 +71,7 @@ def test_selective_filter_advances_by_the_scan_limit(by: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["python", pytest.param("compiled", marks=built)])
-def test_changes_before_a_version_that_the_filter_does_not_fit_are_delivered_first(by: str) -> None:
+def test_changes_before_the_drop_of_a_filter_column_are_delivered_before_the_error(by: str) -> None:
     fed = Fed()
     for id in range(5):
         fed.commit(insert(id, size=9))

@@ -462,7 +462,7 @@ def test_only_members_of_matching_groups_are_woken() -> None:
     in_loop(work)
 
 
-def test_filter_that_no_longer_fits_ends_only_its_own_group() -> None:
+def test_drop_of_a_filter_column_ends_only_the_group_of_the_filter() -> None:
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:

@@ -140,7 +140,7 @@ def test_evicted_offset_raises_offset_expired() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("newer", [None, news])
-def test_whole_pages_contain_every_passing_change_and_split_no_transaction(seed: int, newer: Any) -> None:
+def test_atomic_pages_contain_every_passing_change_and_split_no_transaction(seed: int, newer: Any) -> None:
     fed = history(seed, part=7 if seed % 3 == 0 else 512)
     known, began, chance = ends(fed), begins(fed), random.Random(seed)
     for options in FILTERS:
@@ -165,7 +165,7 @@ def test_whole_pages_contain_every_passing_change_and_split_no_transaction(seed:
         assert found == fed.expected(view, newer=newer), options
 
 
-def test_whole_page_has_as_many_transactions_as_fit_and_at_least_one() -> None:
+def test_atomic_page_has_at_least_one_transaction_and_as_many_as_its_limits_allow() -> None:
     fed = Fed()
     for first, size in ((0, 4), (10, 3), (20, 5)):
         fed.commit(*(insert(id) for id in range(first, first + size)))
@@ -298,7 +298,7 @@ def test_whole_page_without_matches_advances_by_the_scan_limit(parts: int) -> No
 
 
 @pytest.mark.parametrize("read", [View.page, View.whole_page])
-def test_changes_before_a_version_that_the_filter_does_not_fit_are_delivered(read: Any) -> None:
+def test_changes_before_the_drop_of_a_filter_column_are_delivered(read: Any) -> None:
     fed = Fed()
     for id in range(5):
         fed.commit(insert(id, size=9))

@@ -353,7 +353,7 @@ def test_new_generation_is_reported_to_a_waiting_poll(registry: Registry) -> Non
 # --- errors ------------------------------------------------------------------------------------------------------
 
 
-def test_filter_that_no_longer_fits_is_reported_to_a_waiting_poll_after_earlier_changes(registry: Registry) -> None:
+def test_poll_returns_the_changes_before_the_drop_of_its_filter_column_and_then_fails(registry: Registry) -> None:
     async def work() -> None:
         fed = Fed()
         async with here(fed, registry) as place:

@@ -431,7 +431,9 @@ def test_waiting_poll_next_to_a_stream_keeps_the_hub_publishing() -> None:
     in_loop(work)
 
 
-def test_stalled_reader_holds_one_piece_however_much_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_waiting_for_a_stalled_reader_are_sent_in_pieces_of_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for module in (group_module, stream_module):
         monkeypatch.setattr(module, "PIECE", 4000)
 
@@ -708,7 +710,7 @@ def test_selective_filter_on_a_busy_log_is_not_evicted(registry: Registry) -> No
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_filter_that_no_longer_fits_ends_the_stream_after_earlier_changes(slow: bool) -> None:
+def test_drop_of_a_filter_column_ends_the_stream_after_earlier_changes(slow: bool) -> None:
     async def work() -> None:
         fed = Fed()
         async with place(fed) as here:

@@ -242,7 +242,7 @@ def test_change_without_images_is_routed_to_every_filter_on_the_table() -> None:
 # --- table versions --------------------------------------------------------------------------------------
 
 
-def test_new_table_version_is_indexed_again() -> None:
+def test_router_indexes_a_filter_again_for_a_new_table_version() -> None:
     router: Router[str] = Router()
     router.add("key", on(NUMBERED, pk=at((1,))))
     router.add("size", on(NUMBERED, where="size = 1"))
@@ -268,7 +268,7 @@ def test_equal_table_object_uses_the_same_index() -> None:
     assert len(made) == before
 
 
-def test_filter_that_no_longer_fits_receives_the_change_without_affecting_others() -> None:
+def test_row_without_the_filter_column_is_routed_to_its_filter_and_to_matching_others() -> None:
     shorter = Table("numbered", (Column("id"),), ("id",), version=2)
     held = {"size": on(NUMBERED, where="size = 1", ops=("insert",)), "key": on(NUMBERED, pk=at((1,)))}
     gone = Change(Op.DELETE, shorter, (5,), None)

@@ -343,7 +343,7 @@ def test_schema_changes_and_truncates_pass_unless_ops_exclude_them(parts: dict[s
     assert filter_of(NAMED).decide(both) == [None, None]
 
 
-def test_schema_change_passes_if_the_filter_does_not_fit_the_new_version() -> None:
+def test_schema_change_passes_the_filter_whose_column_it_drops() -> None:
     shorter = Table("numbered", (Column("id"),), ("id",), version=2)
     by_size = filter_of(where="size = 1")
     assert by_size.decide([Change(Op.SCHEMA_CHANGE, shorter)]) == [Op.SCHEMA_CHANGE]
@@ -384,7 +384,9 @@ def test_shards_are_of_similar_size() -> None:
         (NUMBERED, {"where": "nowhere = 1"}, "cannot be read"),
     ],
 )
-def test_filter_that_does_not_fit_its_table_reports_the_reason(table: Table, parts: dict[str, Any], why: str) -> None:
+def test_filter_that_is_invalid_for_its_table_is_refused_with_the_reason(
+    table: Table, parts: dict[str, Any], why: str
+) -> None:
     with pytest.raises(InvalidRequest, match=why) as caught:
         filter_of(table, **parts).interest(table)
     assert caught.value.hint

@@ -260,7 +260,7 @@ def test_scopes_are_looked_up_once_for_a_database_and_only_for_own_subscriptions
     assert registry.queries_to_check(ANN) == []
 
 
-def test_limit_is_enforced_and_closing_makes_room(opened: Callable[..., Registry]) -> None:
+def test_subscription_above_the_maximum_is_refused_until_another_is_removed(opened: Callable[..., Registry]) -> None:
     registry = opened(most=2)
     one, _ = registry.create(OWNER, PLAIN, acked=0, name="a")
     registry.create(OWNER, PLAIN, acked=0)
@@ -296,7 +296,9 @@ def test_caller_may_create_one_subscription_when_the_maximum_is_one(opened: Call
     assert opened(most=1).create(ANN, PLAIN, acked=0)[1]
 
 
-def test_bytes_of_one_callers_options_are_limited_and_closing_makes_room(opened: Callable[..., Registry]) -> None:
+def test_bytes_of_one_callers_options_are_limited_until_a_subscription_is_removed(
+    opened: Callable[..., Registry],
+) -> None:
     most = 3 * len(msgspec.json.encode(RICH)) - 1
     registry = opened(most_bytes=most)
     one, _ = registry.create(ANN, RICH, acked=0, name="a")
@@ -663,7 +665,7 @@ def test_missing_folder_is_unavailable(tmp_path: Path) -> None:
         Registry.open(tmp_path / "nowhere" / "subscriptions.db")
 
 
-def test_after_close_nothing_is_written(opened: Callable[..., Registry]) -> None:
+def test_closed_registry_refuses_an_ack_and_writes_nothing(opened: Callable[..., Registry]) -> None:
     registry = opened()
     id = registry.create(ANN, PLAIN, acked=0)[0].id
     registry.close()

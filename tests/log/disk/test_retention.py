@@ -84,7 +84,7 @@ def test_blocks_of_large_rows_are_not_joined_beyond_the_block_bytes() -> None:
 
 
 @given(st.lists(st.integers(1, BLOCK_CHANGES), max_size=60))
-def test_each_run_fits_a_block_and_the_next_block_would_not(counts: list[int]) -> None:
+def test_each_run_has_at_most_a_block_of_changes_and_the_next_block_would_exceed_it(counts: list[int]) -> None:
     found = [sum(block.count for block in run) for run in runs(blocks(*counts, size=1))]
     heads = [run[0].count for run in runs(blocks(*counts, size=1))]
     assert all(count <= BLOCK_CHANGES for count in found)

@@ -344,7 +344,7 @@ steps = st.lists(
 
 @examples(60)
 @given(steps, st.integers(1, 40))
-def test_random_steps_of_a_live_log_read_like_a_plain_list(steps: list[tuple[str, int]], keep: int) -> None:
+def test_live_log_after_random_steps_has_the_transactions_of_a_list(steps: list[tuple[str, int]], keep: int) -> None:
     log = LiveLog(MemoryLog(), keep_changes=keep)
     oracle: list[Transaction] = []
     for step, size in steps:

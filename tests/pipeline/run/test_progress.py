@@ -213,7 +213,7 @@ def test_save_with_an_old_fence_is_refused(meta: MetaStore) -> None:
     meta.save(task, ROWS[:1], new)
 
 
-def test_failure_reason_is_kept_until_the_task_is_taken_again(meta: MetaStore) -> None:
+def test_task_shows_its_failure_until_its_lease_is_taken_again(meta: MetaStore) -> None:
     task = meta.subscribe(SPEC, ORDERS)
     meta.save(task, ROWS, take(meta, task, "me", LONG))
     meta.fail(task, "the disk is full")

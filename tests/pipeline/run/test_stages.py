@@ -119,7 +119,7 @@ def test_schema_change_during_a_snapshot_is_refused_under_policy_fail() -> None:
         next_of(State(PLAN, 100), log_status(version=4), policy="fail")
 
 
-def test_random_run_of_stage_decisions_ends_even_and_loses_nothing() -> None:
+def test_random_stage_decisions_bring_all_spans_to_one_offset_and_lose_nothing() -> None:
     for seed in range(50):
         chance = random.Random(seed)
         state: State | None = None

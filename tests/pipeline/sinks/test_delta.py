@@ -195,7 +195,7 @@ def test_append_racing_with_a_new_plan_leaves_no_rows_in_the_table(place: str) -
         assert state_of(sink) == State(new, story.offset)
 
 
-def test_replaced_plan_is_closed_for_merges_by_spark(place: str) -> None:
+def test_replaced_plan_is_marked_as_over_for_merges_by_spark(place: str) -> None:
     story, sink = story_of_inserts(), DeltaSink(Settings(place))
     sink.begin(story.plan("p1"))
     assert DeltaTable(place).transaction_version(step_app("p1")) is None
@@ -205,7 +205,9 @@ def test_replaced_plan_is_closed_for_merges_by_spark(place: str) -> None:
     assert DeltaTable(place).transaction_version(step_app("p2")) is None
 
 
-def test_plan_begun_between_check_and_commit_is_closed(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_begun_between_check_and_commit_of_another_plan_is_marked_as_over(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     story, sink, other = story_of_inserts(), DeltaSink(Settings(place)), DeltaSink(Settings(place))
     sink.begin(story.plan("p1"))
     replaced = sink._replaced

@@ -118,7 +118,7 @@ def test_part_without_rows_is_marked_as_loaded(story: Story) -> None:
     assert state and state.missing == [] and story.stored_rows() == {10: "ten"}
 
 
-def test_version_of_a_part_is_kept_until_the_offset_reaches_it(story: Story) -> None:
+def test_load_offset_of_a_part_is_stored_until_the_table_reaches_it(story: Story) -> None:
     story.begin()
     story.load()
     story.sink.apply(changes_frame([]), Step("p1", "g", 100, 101), TABLE)

@@ -26,7 +26,7 @@ def test_spark_expects_exactly_the_arrow_schema_that_is_sent(made: pa.Schema) ->
     assert schema.arrow_of(struct).equals(made)
 
 
-def test_batch_of_every_column_kind_fits_the_spark_schema() -> None:
+def test_batch_with_every_column_kind_is_converted_to_the_spark_schema() -> None:
     rows = [
         tuple({"u64": U64(2**64 - 1), "embedding": Embedding((1.5, 2.0))}.get(column.name) for column in EVERY.columns)
     ]

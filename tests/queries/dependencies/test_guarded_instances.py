@@ -205,7 +205,9 @@ def test_number_of_guarded_instances_and_of_their_keys_is_limited(shop: Shop, mo
     assert "mine" in held and len(held) == 1 and held._keys == 1
 
 
-def test_guards_asked_for_too_many_changes_in_one_pass_are_dropped(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guards_checked_against_too_many_changes_in_one_pass_are_dropped(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guarded_instances, "MAX_ASKED", 3)
     tag = shop.guard()
     for _ in range(5):
@@ -244,13 +246,13 @@ def test_guard_with_more_keys_than_the_limit_is_not_recorded(shop: Shop, monkeyp
     assert len(read.rows) == 3 and read.keys == (None,) and not state
 
 
-def test_answer_whose_guard_keys_cannot_be_read_has_its_rows_and_no_keys(shop: Shop) -> None:
+def test_answer_has_rows_and_no_keys_if_the_keys_query_of_its_guard_fails(shop: Shop) -> None:
     broken = _with_keys(shop.analysis, "SELECT nothing FROM orders WHERE ?1 IS ?1")
     read = shop.app.source.answer(broken, shop.args, guards=True)
     assert read is not None and read.rows == ((10, "ann"),) and read.keys == (None,)
 
 
-def test_answer_whose_guard_keys_take_too_long_has_its_rows_and_no_keys(
+def test_answer_has_rows_and_no_keys_if_the_keys_query_of_its_guard_takes_too_long(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(analyse, "LEAST_SECONDS", 0.05)
@@ -313,7 +315,9 @@ def test_only_often_requested_or_subscribed_instances_have_guards(
     asyncio.run(work())
 
 
-def test_instance_with_too_many_keys_stops_requesting_guards(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_whose_guards_have_too_many_keys_is_read_without_guards_after_three_times(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(analyse, "MAX_KEYS", 0)
     prepared = PreparedQuery(query_id("main", SQL), "main", SQL)
 

@@ -177,7 +177,7 @@ def recorded(found: Analysis, *keys: list[Row] | None, answer: tuple[Row, ...] =
 JOIN = query("", on("t", "a"), on("u", "a"), guards=(KeyGuard(0, "a", "", (1,)), KeyGuard(1, "a", "", (0,))))
 
 
-def test_suppressed_change_ends_guards_made_from_its_rows() -> None:
+def test_guards_suppress_no_change_that_matches_the_row_of_a_suppressed_change() -> None:
     state = recorded(JOIN, [(1,)], [(2,)])
     assert state.suppresses(Change(Op.INSERT, U, None, (9, 7, 0, 0)), 1)
     assert not state.suppresses(Change(Op.INSERT, T, None, (9, 7, 0, 0, 0)), 0)  # it meets the row that came before

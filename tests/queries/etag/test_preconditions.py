@@ -184,7 +184,7 @@ def test_repeated_header_lines_are_joined_to_one_list() -> None:
     assert Conditions.of("PUT", lines) == Conditions(Tags(tags=(Tag("a"), Tag("b"))), Tags(any=True))
 
 
-def test_request_without_conditions_goes_on() -> None:
+def test_request_without_preconditions_is_executed() -> None:
     assert Conditions.of("PUT", [(b"host", b"x")]) == Conditions()
     assert Conditions().decide("DELETE", None) == GO_ON
 

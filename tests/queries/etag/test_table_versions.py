@@ -58,7 +58,7 @@ def test_version_of_a_table_is_the_offset_of_its_last_change(log: LiveLog) -> No
     assert versions.advance() == 4 and versions.at([]) == {}
 
 
-def test_version_at_a_read_excludes_later_changes(log: LiveLog) -> None:
+def test_table_version_at_an_offset_excludes_later_changes(log: LiveLog) -> None:
     versions = TableVersions(log)
     add(log, "a", "b")
     add(log, "a")
@@ -67,7 +67,7 @@ def test_version_at_a_read_excludes_later_changes(log: LiveLog) -> None:
     assert versions.at(["a", "b"], 3) == {"a": 3, "b": 2}
 
 
-def test_versions_reported_ahead_of_the_log_do_not_decrease_later(log: LiveLog) -> None:
+def test_table_versions_reported_before_the_log_has_them_do_not_decrease_later(log: LiveLog) -> None:
     versions = TableVersions(log)
     add(log, "a", "b")
     versions.advance()
@@ -78,7 +78,7 @@ def test_versions_reported_ahead_of_the_log_do_not_decrease_later(log: LiveLog) 
     assert versions.at(["a", "b"]) == {"a": 4, "b": 5}, "a number that was told holds, though the change was at 3"
 
 
-def test_versions_of_tables_are_kept_after_their_changes_are_evicted(log: LiveLog) -> None:
+def test_table_versions_are_kept_after_the_changes_are_evicted(log: LiveLog) -> None:
     versions = TableVersions(log)
     add(log, "old")
     versions.advance()
@@ -126,7 +126,7 @@ def test_table_with_unread_trimmed_changes_is_reported_at_the_horizon(path: Path
     log.close()
 
 
-def test_versions_that_were_not_saved_are_made_from_the_retained_log(log: LiveLog) -> None:
+def test_unsaved_table_versions_are_computed_from_the_retained_log(log: LiveLog) -> None:
     add(log, "old")
     add(log, "a", "b")
     assert _fresh(log) == {"old": 1, "a": 2, "b": 3}
@@ -148,7 +148,7 @@ def _fresh(log: Log) -> dict[str, int]:
     return versions.at(["old", "a", "b"])
 
 
-def test_changes_evicted_before_they_were_applied_raise_versions_to_the_horizon(log: LiveLog) -> None:
+def test_changes_evicted_before_they_were_read_raise_table_versions_to_the_horizon(log: LiveLog) -> None:
     versions = TableVersions(log)
     add(log, "a")
     versions.advance()
@@ -208,7 +208,7 @@ def test_tables_beyond_the_limit_share_a_version(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_versions_never_decrease_and_are_exact_without_trimming(path: Path, seed: int) -> None:
+def test_table_versions_never_decrease_and_are_exact_without_trimming(path: Path, seed: int) -> None:
     print("seed", seed)
     rng = random.Random(seed)
     names = ["a", "b", "c", "d"]

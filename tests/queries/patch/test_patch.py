@@ -199,7 +199,7 @@ def test_patch_between_random_orders_has_only_moves(rows: Any, rng: random.Rando
 
 
 @given(LISTS, LISTS, st.randoms(use_true_random=False))
-def test_patch_of_an_unordered_answer_fits_rows_in_any_order(old: Any, new: Any, rng: random.Random) -> None:
+def test_patch_of_an_unordered_answer_applies_to_rows_in_any_order(old: Any, new: Any, rng: random.Random) -> None:
     base, fresh = (answer(unique(rows), ordered=False) for rows in (old, new))
     found = diff(base, fresh)
     assert found["moved"] == [] and found["ordered"] is False
@@ -214,7 +214,7 @@ def test_patch_of_an_unordered_answer_appends_new_rows() -> None:
     assert read == [3, 2, 0, 4]
 
 
-def test_rows_with_duplicate_keys_raise_no_steps() -> None:
+def test_answers_with_duplicate_keys_have_no_patch_steps() -> None:
     for old, new in (([b"x", b"a", b"a"], [b"a", b"x"]), ([b"a", b"x"], [b"x", b"a", b"a", b"y"])):
         with pytest.raises(NoSteps, match="duplicate_keys"):
             steps(old, new, old.__getitem__, new.__getitem__)

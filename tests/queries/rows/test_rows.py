@@ -201,7 +201,7 @@ def test_if_match_on_a_write_matching_no_row_or_several_raises_conflict(files: F
     "values",
     [{}, {"nope": 1}, {"age": "1"}, {"age": 1.5}, {"email": None}, {"shout": "x"}, {"age": U64(2**63)}],
 )
-def test_values_that_do_not_fit_their_columns_are_refused_and_change_nothing(
+def test_values_that_are_invalid_for_their_columns_are_refused_and_change_nothing(
     files: Files, rows: Rows, values: dict[str, Value]
 ) -> None:
     insert(rows, {"email": "a"})

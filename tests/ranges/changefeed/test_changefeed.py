@@ -182,7 +182,7 @@ def test_checkpoint_interval_respects_the_callers_limit(seconds: float) -> None:
     asyncio.run(main())
 
 
-def test_table_with_an_unknown_collation_is_followed_as_a_whole() -> None:
+def test_feed_has_all_changes_of_a_table_with_an_unknown_collation_and_refuses_a_span() -> None:
     async def main() -> None:
         odd = Table("odd", (Column("k", "str", nullable=False),), ("k",))
         fed = Fed(ITEMS, odd)

@@ -61,7 +61,7 @@ def test_cached_slice_is_read_back(cache: Cache) -> None:
     assert cache.bytes == sum(path.stat().st_size for path in files(cache._folder))
 
 
-def test_other_tables_shapes_and_databases_are_other_slices(cache: Cache) -> None:
+def test_slices_of_another_table_shape_or_database_are_cached_separately(cache: Cache) -> None:
     other = Table("t", (Column("id", "i64"), Column("new")), ("id",), 2)
     for number, which in enumerate([name(0), name(16384), name(0, table=other), name(0, db="b")]):
         keep(cache, which, b"%d" % number)

@@ -296,7 +296,7 @@ def test_tables_that_are_not_there_or_not_captured_are_refused(tmp_path: Path) -
 # --- leases ------------------------------------------------------------------------------------------------------
 
 
-def test_registered_version_is_durable_and_includes_every_earlier_commit(one: One) -> None:
+def test_registered_snapshot_offset_is_durable_and_includes_every_earlier_commit(one: One) -> None:
     for n in range(20):
         offset = one.made.run(f"INSERT INTO t VALUES ({n}, 1)")
         found = one.ranges.register(ANONYMOUS, None, "t", "lake")

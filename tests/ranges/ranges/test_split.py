@@ -67,7 +67,7 @@ def test_span_has_at_most_its_share_of_bytes_and_one_heavy_row(points: tuple[Sam
         assert sum(p.bytes for p in within(points, span)) <= total / count + heaviest * (twins + 1) + 1e-6
 
 
-def test_last_span_of_an_even_split_has_as_many_rows_as_the_others() -> None:
+def test_last_span_of_rows_of_equal_size_has_as_many_rows_as_the_others() -> None:
     found = sizes(sample(*even(1000)), split_into_spans(sample(*even(1000)), 1010))
     assert len(found) == 10 and {size.rows for size in found} == {100}
 
@@ -117,7 +117,7 @@ def test_neighbouring_ranges_are_merged_only_below_half_of_the_target_together()
 
 
 @given(POINTS, st.integers(1, 500), POINTS)
-def test_ranges_that_were_just_resized_are_left_alone(
+def test_repeated_resizing_of_ranges_ends(
     points: tuple[SamplePoint, ...], target: int, later: tuple[SamplePoint, ...]
 ) -> None:
     found = split_into_spans(sample(*points), target)

@@ -77,7 +77,7 @@ def spans(side: Side, chooser: random.Random) -> list[Span]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_span_at_any_version_and_the_changes_after_it_are_the_table(
+def test_snapshots_of_all_spans_and_their_later_changes_fold_to_the_table(
     one: Running, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_slices, "SLICE", 16)

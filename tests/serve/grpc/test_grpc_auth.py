@@ -220,7 +220,7 @@ def test_unlocked_server_treats_callers_as_anonymous(tmp_path: Path) -> None:
 # --- whose is what -------------------------------------------------------------------------------------------------
 
 
-def test_subscriptions_of_others_are_neither_seen_nor_cancelled(world: World) -> None:
+def test_caller_can_neither_list_nor_cancel_subscriptions_of_others(world: World) -> None:
     """SochDB lets every caller cancel every subscription."""
 
     def ids(caller: Caller) -> list[str]:

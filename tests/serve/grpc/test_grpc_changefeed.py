@@ -358,7 +358,7 @@ def test_uncaptured_changes_end_the_stream(files: Whole, channel: grpc.Channel) 
 # --- rows first --------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_version_and_the_feed_after_it_are_the_table(files: Whole, client: Client) -> None:
+def test_rows_of_a_snapshot_version_and_the_feed_after_it_fold_to_the_table(files: Whole, client: Client) -> None:
     """The rows of a pull and the feed from its version have no gap and no change twice."""
     pull = "headwater.v1.PullService"
     files.run("INSERT INTO t SELECT value, 'old' FROM json_each('[1,2,3,4,5]')")

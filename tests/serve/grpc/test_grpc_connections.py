@@ -287,7 +287,7 @@ async def received(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_half_closed_connection_is_answered_and_its_address_known(host: str) -> None:
+def test_connection_that_its_client_closed_for_sending_is_answered_and_has_its_address(host: str) -> None:
     sent = ACKNOWLEDGED + frame(DATA, 0, os.urandom(300_000), 1)
     peers: list[str] = []
 

@@ -268,7 +268,9 @@ def test_lease_of_another_caller_is_not_owned(files: Whole, tmp_path: Path) -> N
             each.channel.close()
 
 
-def test_altered_table_continues_at_the_last_key_with_a_new_version(puller: Puller, files: Whole) -> None:
+def test_pull_of_an_altered_table_continues_after_the_last_key_at_a_new_snapshot_version(
+    puller: Puller, files: Whole
+) -> None:
     (one,) = puller.ranges()
     version = puller.register(one)
     first = puller.rows(one, version, limit=10)

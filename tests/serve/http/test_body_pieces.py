@@ -98,7 +98,7 @@ def test_json_values_are_counted_by_their_text() -> None:
     assert msgspec.json.decode(large.joined())["rows"][0][0]["v"] == [1] * 50_001
 
 
-def test_answer_without_rows_is_whole() -> None:
+def test_answer_without_rows_has_its_columns_in_every_format() -> None:
     read = ReadResult(("a",), (), 0)
     assert msgspec.json.decode(data_pieces(read, to_lit).joined()) == {"columns": [{"name": "a"}], "rows": []}
     assert query_body._arrow(read).size > 0
@@ -145,7 +145,7 @@ def test_rows_hold_their_memory_until_they_are_gone() -> None:
     assert MEMORY.used == 0
 
 
-def test_body_is_sent_piece_by_piece() -> None:
+def test_each_piece_of_a_body_is_sent_as_its_own_asgi_message() -> None:
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

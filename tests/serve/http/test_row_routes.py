@@ -472,7 +472,7 @@ def test_row_in_literals_round_trips(rows: Rows) -> None:
     assert rows.get("kinds/1").json()["x"] == "AP8="
 
 
-def test_plain_and_literal_form_of_a_row_have_two_tags_and_either_guards_a_write(rows: Rows) -> None:
+def test_row_has_another_tag_as_literals_than_as_plain_json_and_if_match_accepts_both(rows: Rows) -> None:
     rows.put("users/1", {"email": "a"})
     plain, lits = rows.get("users/1"), rows.get("users/1", accept=OBJECTS)
     assert plain.headers["etag"] != lits.headers["etag"], "one strong tag stands for the same bytes"
@@ -505,7 +505,7 @@ def test_accept_header_selects_plain_json_or_literals_of_a_row(accept: str, lits
     assert wanted_kind(accept.encode(), kinds, default=b"application/json") == kinds[not lits]
 
 
-def test_stored_values_that_do_not_fit_their_columns_are_returned_unchanged(rows: Rows) -> None:
+def test_stored_values_of_another_type_than_their_columns_are_returned_unchanged(rows: Rows) -> None:
     rows.files.run(
         "INSERT INTO kinds VALUES (1, 'abc', 1.5, 9e999, '{', CAST(x'ff' AS TEXT), 7, 'x', x'00', CAST(x'ff' AS TEXT))"
     )

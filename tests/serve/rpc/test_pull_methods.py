@@ -58,7 +58,7 @@ def test_described_table_has_its_key_and_column_types(client: Client, files: Who
     assert loose["key"] == [] and loose["table"]["key"] == ["rowid"]
 
 
-def test_describe_while_the_log_is_behind_says_so(
+def test_describe_while_the_log_is_behind_has_caught_up_false(
     client: Client, files: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(files.database("main")), "catch_up", lambda self, timeout: False)

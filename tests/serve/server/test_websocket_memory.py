@@ -130,7 +130,9 @@ def test_unfinished_messages_of_one_address_are_limited(client: Client, memory: 
     wait_for(memory, 0)
 
 
-def test_complete_message_without_free_memory_closes_the_socket_unhandled(client: Client, memory: BodyMemory) -> None:
+def test_message_that_exceeds_free_memory_closes_the_socket_and_is_not_executed(
+    client: Client, memory: BodyMemory
+) -> None:
     create = b'{"id": 1, "type": "sql", "payload": {"query": "CREATE TABLE refused(id INTEGER PRIMARY KEY)"}}'
     with web_socket(client) as holder:
         holder.sendall(unfinished("frame", 2 * MIB - UNCOUNTED))

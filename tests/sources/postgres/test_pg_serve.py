@@ -74,7 +74,7 @@ def test_feed_from_the_command_line_keeps_its_offsets_after_a_kill(base: Base, t
     assert run_json("source", "detach", base.url, cwd=tmp_path)["changed"] is False
 
 
-def test_capture_follows_and_a_large_transaction_is_whole(base: Base, tmp_path: Path) -> None:
+def test_served_database_captures_every_row_of_a_large_transaction(base: Base, tmp_path: Path) -> None:
     name, _, url = base.url.partition("=")
     config = Config(data=str(tmp_path), databases=(DatabaseConfig(name, url),), log=LogConfig(flush_ms=5))
     app = App(config)

@@ -303,7 +303,7 @@ SLOT = Slot("pgoutput", "d", 0, 600, 400, "reserved", False, 0, None)
         (ServerIdentity("1", 1, 900), msgspec.structs.replace(SLOT, confirmed=601), "re-created"),
     ],
 )
-def test_history_judgement_returns_the_reason_for_a_mismatch(
+def test_server_or_slot_of_another_history_is_rejected_with_the_reason(
     identity: ServerIdentity, slot: Slot | None, reason: str
 ) -> None:
     found = judge(FACTS, identity, slot, "d")

@@ -221,7 +221,7 @@ def _shown(one: Stream, columns: str) -> list[tuple[str | None, ...]]:
     return [tuple(None if cell is None else cell.decode() for cell in row) for row in cells]
 
 
-def test_value_that_does_not_fit_its_kind_is_delivered_as_text(stream: Callable[..., Stream]) -> None:
+def test_postgresql_value_outside_its_kind_is_delivered_as_text(stream: Callable[..., Stream]) -> None:
     one, names = one_of(stream)
     _, rows = _decoded(one)
     odd = {

@@ -123,7 +123,7 @@ def test_text_of_five_megabytes_is_captured(rig: Attach) -> None:
         ("UNSIGNED INTEGER", -7, -7),
     ],
 )
-def test_declared_type_is_applied_only_to_values_that_fit(
+def test_value_that_is_invalid_for_its_declared_type_keeps_its_stored_type(
     rig: Attach, declared: str, stored: object, value: object
 ) -> None:
     r = rig(f"CREATE TABLE t(id INTEGER PRIMARY KEY, x {declared})")

@@ -299,7 +299,7 @@ def test_temporary_rows_past_the_memory_limit_are_refused(
 
 
 @pytest.mark.slow
-def test_sort_of_a_million_rows_fits_in_memory(rig: Attach) -> None:
+def test_sort_of_a_million_rows_succeeds_within_the_memory_limit(rig: Attach) -> None:
     sql = (
         _NUMBERS.format(1_000_000)
         + "SELECT max(r) FROM (SELECT row_number() OVER (ORDER BY x * 7919 % 1000003) r FROM n)"

@@ -59,7 +59,7 @@ def test_each_operation_has_the_images_of_the_default_identity(stream: Start) ->
     ]
 
 
-def test_full_identity_delivers_whole_rows_with_large_values(stream: Start) -> None:
+def test_replica_identity_full_delivers_both_images_with_large_values(stream: Start) -> None:
     one = stream("CREATE TABLE t (id int PRIMARY KEY, n int, big text)", "ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
     one.run(f"INSERT INTO t VALUES (1, 1, {LARGE})", "UPDATE t SET n = 2")
     ((_, _, inserted), (_, before, after)) = images(one.items())

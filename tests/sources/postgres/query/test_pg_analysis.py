@@ -198,7 +198,7 @@ def test_reads_beyond_tables_are_reported(own: PgRig, sql: str, beyond: str) -> 
     assert any(beyond in each for each in found) if beyond else not found, found
 
 
-def test_query_parameters_are_bound_by_place_or_by_name(own: PgRig) -> None:
+def test_query_parameters_are_bound_by_position_or_by_name(own: PgRig) -> None:
     found = own.source.analyse("SELECT :b::text || ':no' || $$:no$$ || :a || :b /* :no /* ' */ :no */ -- :no")
     assert (found.parameters, found.columns) == (("b", "a"), ("?column?",))
     read = own.source.answer(found, {"a": "x", "b": "y"})
@@ -320,7 +320,7 @@ def test_aggregate_of_postgresql_16_that_takes_rows_in_any_order_is_not_cacheabl
 
 
 @pytest.mark.every_server
-def test_key_compared_by_an_odd_collation_does_not_order_the_result(rig: Callable[..., PgRig]) -> None:
+def test_key_compared_by_a_nondeterministic_collation_gives_no_total_order(rig: Callable[..., PgRig]) -> None:
     own = rig("CREATE TABLE t(id text PRIMARY KEY)")
     if not own.db.execute("SELECT 1 FROM pg_collation WHERE collname = 'en-x-icu'").fetchall():
         pytest.skip("this PostgreSQL was built without ICU")

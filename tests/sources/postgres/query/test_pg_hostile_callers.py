@@ -179,7 +179,7 @@ def test_thousand_hostile_statements_of_a_fresh_seed_harm_nothing(
 
 
 @pytest.mark.slow
-def test_canaries_alarm_where_a_superuser_sends_the_same(canaries: Canaries) -> None:
+def test_canaries_detect_the_same_attacks_when_a_superuser_sends_them(canaries: Canaries) -> None:
     """Otherwise their silence would prove nothing."""
     site = canaries.site
     found: set[str] = set()

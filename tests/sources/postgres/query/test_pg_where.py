@@ -102,7 +102,7 @@ def test_simple_predicates_are_evaluated_in_python_and_pin_their_column(pg_rig: 
     assert condition("lower(s) = 'a'").pin is None
 
 
-def test_predicate_on_an_unavailable_value_holds(pg_rig: Attach) -> None:
+def test_predicate_that_an_unavailable_value_may_fulfil_is_true(pg_rig: Attach) -> None:
     r = pg_rig(T)
     condition = condition_factory(r)
     table = r.do(lambda s: s.describe("t"))

@@ -92,7 +92,7 @@ def all_rows(r: Rig, table: str, limit: int, span: Span | None = None) -> list[R
         after = chunk.next_key
 
 
-def test_every_type_of_key_is_read_whole_in_the_order_of_its_places(
+def test_table_with_any_type_of_key_is_read_completely_in_the_order_of_its_places(
     pg_rig: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     r = pg_rig(*BEFORE)

@@ -162,7 +162,7 @@ def check_same(one: Chunk, other: Chunk, columns: list[str] | None = None) -> No
 
 
 @pytest.mark.parametrize("number", range(TABLES))
-def test_random_tables_are_the_same_both_ways(
+def test_random_tables_read_as_text_columns_equal_those_read_as_rows(
     pg_rig: Attach, twin: str, number: int, monkeypatch: pytest.MonkeyPatch, fresh_seed: str
 ) -> None:
     generator = random.Random(fresh_seed)
@@ -208,7 +208,7 @@ def test_empty_table_is_packed_as_its_rows_are(pg_rig: Attach, twin: str) -> Non
     check_same(one, other)
 
 
-def test_chunks_of_several_fetches_are_whole(pg_rig: Attach, twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_several_fetches_have_every_row(pg_rig: Attach, twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_order_page, "FETCH", 50)
     monkeypatch.setattr(key_order_page, "MAX_BYTES", 20_000)
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY, a text)")

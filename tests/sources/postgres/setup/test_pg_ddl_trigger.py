@@ -97,7 +97,7 @@ def test_ddl_of_a_schema_change_is_the_same_after_a_crash(rig: Callable[..., PgR
     ]
 
 
-def test_statement_inside_a_large_transaction_is_at_its_place(rig: Callable[..., PgRig]) -> None:
+def test_ddl_statement_inside_a_large_transaction_is_logged_between_its_changes(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, INSTALL, "INSERT INTO t VALUES (0, 'a')", user="postgres")
     own.pull()
     own.run("SET logical_decoding_work_mem = '64kB'")
@@ -174,7 +174,9 @@ def test_detach_by_another_role_tells_how_to_remove_the_trigger(rig: Callable[..
     assert own.db.execute(IS_INSTALLED).fetchone() is None
 
 
-def test_setup_prints_the_trigger_when_asked(rig: Callable[..., PgRig], tmp_path: Path) -> None:
+def test_setup_prints_the_ddl_trigger_only_with_the_flag_ddl_statements(
+    rig: Callable[..., PgRig], tmp_path: Path
+) -> None:
     own = rig(TABLE)
     plain: Any = run("source", "setup", f"shop={own.url}", "--data", tmp_path)
     asked: Any = run("source", "setup", f"shop={own.url}", "--data", tmp_path, "--ddl-statements")

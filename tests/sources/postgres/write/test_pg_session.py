@@ -127,7 +127,7 @@ def test_value_that_a_column_cannot_hold_is_refused(pg_rig: Attach) -> None:
     assert r.run("SELECT count(*) FROM every").rows == ((0,),)
 
 
-def test_insert_with_a_bad_row_is_refused_whole_with_a_reason(pg_rig: Attach) -> None:
+def test_insert_with_an_invalid_row_inserts_no_row_and_raises_the_error(pg_rig: Attach) -> None:
     r = pg_rig(T, SEED, "CREATE TABLE c(id int PRIMARY KEY, p bigint REFERENCES t, n int NOT NULL CHECK (n > 0))")
     with pytest.raises(DuplicateKey):
         r.do(lambda s: s.insert("t", [{"id": 9}, {"id": 1}]))

@@ -123,7 +123,7 @@ def test_rule_made_and_dropped_unseen_asks_for_snapshots_of_written_tables(
         ("CREATE VIEW w AS SELECT * FROM t", "INSERT INTO t VALUES (5, 5, 5)"),
     ],
 )
-def test_schema_changes_that_show_ask_for_no_snapshot_of_other_tables(rig: Attach, statements: tuple[str, ...]) -> None:
+def test_schema_changes_of_one_table_ask_for_no_snapshot_of_another(rig: Attach, statements: tuple[str, ...]) -> None:
     r = rig(U, "CREATE TABLE k(id INTEGER PRIMARY KEY, v)", "CREATE INDEX k_v ON k(v)")
     r.check()
     r.foreign.script("BEGIN", *statements, "COMMIT")

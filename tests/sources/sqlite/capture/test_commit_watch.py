@@ -110,7 +110,7 @@ def test_wal_created_later_is_watched(tmp_path: Path, foreign_process: Foreign) 
     waker.close()
 
 
-def test_closed_waker_accepts_wake_and_close(tmp_path: Path) -> None:
+def test_wake_and_close_of_a_closed_waker_raise_no_error(tmp_path: Path) -> None:
     waker = Waker(str(tmp_path / "x-wal"))
     waker.close()
     waker.wake()

@@ -46,7 +46,7 @@ def test_inner_update_of_a_moved_row_follows_the_outer_one() -> None:
     assert pages([PLAIN, INNER, OUTER]) == ([PLAIN, OUTER, INNER], set())
 
 
-def test_update_of_a_moved_row_in_the_right_order_stays() -> None:
+def test_updates_of_a_moved_row_in_the_right_order_keep_their_order() -> None:
     assert pages([OUTER, PLAIN, INNER]) == ([OUTER, PLAIN, INNER], set())
     assert pages([((2, "z"), None), OUTER, INNER]) == ([((2, "z"), None), OUTER, INNER], set())
 
@@ -63,7 +63,7 @@ def test_changes_in_two_pages_are_put_in_order_or_reported(first: Any, second: A
     assert ordered == first + ([OUTER, INNER] if is_repaired else second)
 
 
-def test_pages_of_different_keys_and_of_chained_images_stay() -> None:
+def test_pages_of_different_keys_and_of_chained_images_keep_their_order() -> None:
     first = [(None, (n, 0)) for n in range(50)]
     second = [((n, 0), (n, 1)) for n in range(50)]
     third = [((n, 1), (n + 100, 1)) for n in range(50)] + [(None, (n, 2)) for n in range(50)]

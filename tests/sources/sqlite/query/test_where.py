@@ -390,7 +390,7 @@ def test_predicate_reads_large_values_but_is_refused_when_it_makes_them() -> Non
 # --- what a column would hold ----------------------------------------------------------------------------------
 
 
-def test_value_that_does_not_fit_its_column_is_refused_with_a_reason() -> None:
+def test_value_that_its_column_cannot_store_is_refused_with_a_reason() -> None:
     stored = Predicates().stored
     assert stored(ORDERS, ["id", "code"], ("7", 5)) == (7, "5")
     assert stored(ORDERS, ["day"], (Date("2024-01-01"),)) == (Date("2024-01-01"),)

@@ -72,7 +72,7 @@ SETS: dict[str, Callable[[], Collection[int]]] = {
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_ranges_cut_by_draws_are_even(name: str) -> None:
+def test_ranges_cut_at_draws_have_nearly_equal_counts(name: str) -> None:
     numbers, found = draws(SETS[name](), 1_024)
     cut = shares(numbers, found, 8)
     assert len(cut) == 8 and min(cut) > 0.75 and max(cut) < 1.25, cut
@@ -85,14 +85,14 @@ def test_set_without_gaps_is_counted_exactly() -> None:
         assert round(sum(draw.members for draw in found)) == len(members)
 
 
-def test_estimate_of_many_small_crowds_is_bounded() -> None:
+def test_estimated_count_of_many_small_clusters_is_below_three_times_the_count() -> None:
     numbers, found = draws({crowd * 2**50 + n for crowd in range(3_000) for n in range(50)}, 1_024, most_looks=20_000)
     assert sum(draw.members for draw in found) < 3 * len(numbers)
 
 
 @pytest.mark.slow
 @given(st.sets(I64, min_size=2, max_size=60), st.integers(1, 40), st.integers(0, 99))
-def test_only_members_are_drawn(members: set[int], count: int, seed: int) -> None:
+def test_draws_return_only_numbers_of_the_set(members: set[int], count: int, seed: int) -> None:
     numbers, found = draws(members, count, seed)
     assert found and {draw.number for draw in found} <= set(numbers)
     assert all(draw.members > 0 for draw in found)
@@ -100,7 +100,7 @@ def test_only_members_are_drawn(members: set[int], count: int, seed: int) -> Non
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(I64, st.integers(1, 400)), min_size=1, max_size=6), st.integers(0, 99))
-def test_any_few_crowds_are_all_found(crowds: list[tuple[int, int]], seed: int) -> None:
+def test_estimated_count_of_a_few_clusters_is_within_a_factor_of_two(crowds: list[tuple[int, int]], seed: int) -> None:
     members = {number for low, size in crowds for number in range(low, min(low + size, 2**63))}
     numbers, found = draws(members | {min(members) + 1}, 200, seed)
     assert 0.5 < sum(draw.members for draw in found) / len(numbers) < 2.0

@@ -131,7 +131,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_spans_of_a_large_table_are_even(source: SqliteSource, name: str) -> None:
+def test_spans_of_a_large_table_have_similar_row_counts(source: SqliteSource, name: str) -> None:
     create, rows = LARGE[name]
     run(source, create, f"{NUMBERS.format(30_000)} INSERT INTO t {rows}")
     sample = source.sample("t", 2_000)
@@ -181,7 +181,7 @@ def test_text_that_is_not_utf8_is_sampled(source: SqliteSource) -> None:
     assert sample.points and {point.place for point in sample.points} <= set(keys)
 
 
-def test_keys_that_only_the_application_can_compare_are_weighed_and_not_placed(rig: Callable[..., Rig]) -> None:
+def test_sample_of_keys_with_an_application_collation_has_sizes_and_no_points(rig: Callable[..., Rig]) -> None:
     made = rig()
     made.foreign.python("con.create_collation('own', lambda a, b: (a > b) - (a < b))")
     made.foreign.script(

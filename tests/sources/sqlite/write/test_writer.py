@@ -111,7 +111,7 @@ def test_write_cancelled_in_the_queue_does_not_run(rig: Attach) -> None:
     assert ran == ["x2"]
 
 
-def test_members_around_a_transaction_killer_are_kept(rig: Attach) -> None:
+def test_writes_grouped_with_an_insert_or_rollback_are_committed(rig: Attach) -> None:
     source = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, v UNIQUE)").source
     killer = "INSERT OR ROLLBACK INTO t(v) VALUES ('a')"
 

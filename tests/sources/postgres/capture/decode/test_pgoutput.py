@@ -215,7 +215,7 @@ def test_run_of_rows_ends_at_an_unknown_frame_or_at_its_limit(
 
 @both
 @pytest.mark.parametrize("frame", [b"k" + bytes(17), b"k" + bytes(40), b"w" + bytes(24) + b"E", b"w", b"\0" * 50])
-def test_frame_without_a_row_is_not_taken_into_a_run(twin: row_decoder.Twin, frame: bytes) -> None:
+def test_batch_decoder_stops_at_a_frame_without_a_row(twin: row_decoder.Twin, frame: bytes) -> None:
     changes: list[Change] = []
     assert twin.take(lambda _: (len(frame), memoryview(frame)), {}, changes, 9, 9) == (len(frame), frame, 0)
     assert twin.take(lambda _: (-1, memoryview(b"")), {}, changes, 9, 9) == (-1, b"", 0)

@@ -9,7 +9,7 @@ from tests.capture.captured_database import foreign
 from tests.sources.sqlite.query.shop_analysis import SHOP, dependency_texts, opened, run, settle
 
 
-def test_source_is_settled_once_capture_fits_the_schema(tmp_path: Path) -> None:
+def test_head_is_settled_once_capture_matches_the_schema(tmp_path: Path) -> None:
     with opened(tmp_path, SHOP) as source:
         settle(source)
         assert source.read_head().settled
