@@ -57,7 +57,7 @@ SOURCE_FIELDS = ["capture_rows", "writes", "wal_status", "slot_lag_bytes", "slot
 
 
 class Database(msgspec.Struct, frozen=True):
-    """One open database: its source, its log, and the capture thread between them."""
+    """A `headwater.database.Database`: the source, the log, and the capture thread between them."""
 
     source: Source
     log: LiveLog
@@ -67,19 +67,15 @@ class Database(msgspec.Struct, frozen=True):
     embedded: bool
 
     def catch_up(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds until the log holds all commits before this call; return whether it does."""
         return self.capture.catch_up(timeout)
 
     def wait_for_head(self, timeout: float) -> tuple[SourceHead, bool]:
-        """Wait up to `timeout` seconds until the log holds the source's head; return the head and whether it does."""
         return self.capture.wait_for_head(timeout)
 
     def peek_head(self) -> SourceHead | None:
-        """Return the source's head if it is known without waiting and the log holds it; else None."""
         return self.capture.peek_head()
 
     def reach(self, offset: int, timeout: float) -> bool:
-        """Wait up to `timeout` seconds until the log holds `offset`; return whether it does."""
         return self.capture.reach(offset, timeout)
 
     def close(self) -> None:

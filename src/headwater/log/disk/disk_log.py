@@ -22,7 +22,7 @@ from headwater.model.change import Transaction
 
 
 class DiskLog:
-    """A `Log` in an SQLite file. Open it with `DiskLog.open`; one process writes, any number read."""
+    """A `Log`, which documents the methods, in an SQLite file. Open it with `DiskLog.open`; one process writes."""
 
     def __init__(self, path: Path, writer: Writer | None, vfs: str | None) -> None:
         self.path = path
@@ -72,22 +72,18 @@ class DiskLog:
 
     @property
     def generation(self) -> str:
-        """Return the name of the unbroken history in this log; offsets compare only within one generation."""
         return self._now().generation
 
     @property
     def generation_reason(self) -> str:
-        """Return why this generation began: "created", or the `reason` given to `restart`."""
         return self._now().reason
 
     @property
     def generation_first(self) -> int:
-        """Return the first offset of this generation."""
         return self._now().begun
 
     @property
     def horizon(self) -> int:
-        """Return the first offset still retained; `latest + 1` if there is none."""
         return self._now().horizon
 
     @property
@@ -97,12 +93,10 @@ class DiskLog:
 
     @property
     def position(self) -> str:
-        """Return the source's position of the newest transaction; "" before the first."""
         return self._now().position
 
     @property
     def clock_ceiling(self) -> int:
-        """Return a hybrid time at or above every one ever assigned, from which the clock continues after a crash."""
         return self._now().ceiling
 
     @property
@@ -113,13 +107,11 @@ class DiskLog:
     # Reading
 
     def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
-        """Return the changes in (after, upto], at most `limit` of them, as transactions or parts of them."""
         head = _check_kept(after, self._now()).latest
         upto = min(head if upto is None else upto, head, after + (BLOCK_CHANGES if limit is None else limit))
         return self._page(after, upto, 1 if limit is None else limit) if after < upto else []
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """Yield every change in (after, upto], as transactions or parts of them, block by block (see Log)."""
         head = _check_kept(after, self._now()).latest
         return chain.from_iterable(self._pages(after, head if upto is None else min(upto, head)))
 
@@ -141,7 +133,6 @@ class DiskLog:
         return max(last_at(self._reader.at_time(ts), ts) or 0, self.horizon - 1)
 
     def first_whole(self, offset: int) -> int:
-        """Return the first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
         state = self._now()
         offset = max(offset, state.horizon)
         if offset > state.latest:
@@ -150,7 +141,6 @@ class DiskLog:
         return here or self._reader.next_whole(offset) or state.latest + 1
 
     def reach(self, after: int, *, changes: int, bytes: int) -> int:
-        """Return the last offset of a step after `after` of about `changes` changes or `bytes` bytes (see Log)."""
         with self._reader.sizes(after + 1) as blocks:
             end = step_end(blocks, after, latest=self.latest, changes=changes, bytes=bytes)
         return whole(end, after, begins=self.first_whole(end + 1))
@@ -158,7 +148,6 @@ class DiskLog:
     # Writing
 
     def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
-        """Make `parts` and `notes` durable in one transaction (see Log); return the new `latest`."""
         with self._own_writer().transaction() as draft:
             for block in encode(in_order(parts, after=draft.state.latest, ts=draft.state.ts)):
                 draft.insert(block)
@@ -174,13 +163,11 @@ class DiskLog:
         return draft.state.latest
 
     def raise_ceiling(self, ts: int) -> None:
-        """Record durably that times up to `ts` may be assigned from now on; a lower `ts` has no effect."""
         if ts > self.clock_ceiling:
             with self._own_writer().transaction() as draft:
                 draft.set_meta(ceiling=ts)
 
     def set_notes(self, **notes: str) -> None:
-        """Store `notes` durably, in one transaction."""
         with self._own_writer().transaction() as draft:
             draft.set_notes(notes)
 

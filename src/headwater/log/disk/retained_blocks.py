@@ -28,7 +28,7 @@ WHERE ts_first <= (SELECT ts_first FROM block WHERE first = ?1) AND first < ?1
 
 
 class RetainedBlocks:
-    """Trims and joins the blocks of one log. Every call needs `writer()`, which raises if the log is read-only."""
+    """Trims and joins the blocks of one log; see Log. Every call needs `writer()`, which raises if it is read-only."""
 
     def __init__(self, writer: Callable[[], Writer], reader: Reader) -> None:
         self._writer, self._reader = writer, reader
@@ -40,13 +40,11 @@ class RetainedBlocks:
             return _blocks_after(connection, -1, -1)
 
     def overdue(self, after: int) -> int:
-        """Return the bytes of blocks after offset `after` that the last `retain` kept only because of `hold`."""
         with self._writer().file.connection() as connection:
             due, start = _block_of(connection, self._due), _block_of(connection, after + 1)
             return max(_bytes_before(connection, due) - _bytes_before(connection, start), 0)
 
     def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
-        """Trim one bounded step towards `retention`; return how many changes the deleted blocks had, 0 when done."""
         writer = self._writer()
         with writer.file.connection() as connection:
             state = writer.state
@@ -68,7 +66,6 @@ class RetainedBlocks:
             return sum(block.count for block in gone)
 
     def merge(self) -> int:
-        """Join one bounded run of small blocks; return by how many the blocks became fewer, 0 when done."""
         writer = self._writer()
         with writer.file.connection() as connection:
             while True:

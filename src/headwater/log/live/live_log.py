@@ -28,7 +28,7 @@ KEEP_BYTES = 32 << 20
 
 
 class LiveLog:
-    """A `Log` with a tail in memory: `latest` counts staged transactions, `durable` does not.
+    """A `Log`, which documents the methods, with a tail in memory: `latest` counts staged transactions, `durable` not.
 
     One thread stages, appends, unstages and restarts; `flush` may run in another; any thread reads.
     """
@@ -63,17 +63,14 @@ class LiveLog:
 
     @property
     def generation(self) -> str:
-        """Return the name of the unbroken history in this log; offsets compare only within one generation."""
         return self.wrapped.generation
 
     @property
     def generation_reason(self) -> str:
-        """Return why this generation began: "created", or the `reason` given to `restart`."""
         return self.wrapped.generation_reason
 
     @property
     def generation_first(self) -> int:
-        """Return the first offset of this generation."""
         return self.wrapped.generation_first
 
     # Staging
@@ -165,7 +162,6 @@ class LiveLog:
     # Reading
 
     def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
-        """Return the changes in (after, upto], at most `limit` of them, as transactions or parts of them."""
         self._retention.check_kept(after)
         upto = min(self._head.latest if upto is None else upto, after + (BLOCK_CHANGES if limit is None else limit))
         found = self._from_tail(after, upto)
@@ -189,7 +185,6 @@ class LiveLog:
         return None if after + 1 < self.horizon else self._from_tail(after, upto)
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """Yield every change in (after, upto], as transactions or parts; later appends do not matter."""
         self._retention.check_kept(after)
         return self._pages(after, self._head.latest if upto is None else min(upto, self._head.latest))
 
@@ -208,13 +203,11 @@ class LiveLog:
             after = page[-1].upto
 
     def offset_at(self, ts: int) -> int:
-        """Return the last offset with a hybrid time at or below `ts`, at least `horizon - 1`."""
         with self._changed:
             found = self._tail.offset_at(ts)
         return max(self.wrapped.offset_at(ts) if found is None else found, self.horizon - 1)
 
     def first_whole(self, offset: int) -> int:
-        """Return the first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
         offset = max(offset, self.horizon)
         with self._changed:
             if offset > self._head.latest:
@@ -268,13 +261,11 @@ class LiveLog:
 
     @property
     def position(self) -> str:
-        """Return the source's position of the newest transaction; "" before the first."""
         with self._changed:
             return self._tail.newest.position if self._tail else self.wrapped.position
 
     @property
     def clock_ceiling(self) -> int:
-        """Return a hybrid time at or above every one ever assigned, from which the clock continues after a crash."""
         return max(self.wrapped.clock_ceiling, self._head.ts)
 
     def restart(self, *, first: int, reason: str, name: str = "") -> str:

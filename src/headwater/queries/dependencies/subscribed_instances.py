@@ -32,7 +32,7 @@ Args = list[Any] | dict[str, Any]  # Lits
 
 
 class AnalysedInstance:
-    """An instance as analysed at `head` or later."""
+    """A `QueryInstance` as analysed at `head` or later."""
 
     follows_all = False
 
@@ -46,11 +46,9 @@ class AnalysedInstance:
         self._conditions: dict[int, str] = {}
 
     def matters(self, change: Change) -> int | None:
-        """Return the number of the first table reference that `change` affects; None if there is none."""
         return self.instance.bound.matters(change)
 
     def reason(self, change: Change, dependency: int) -> Reason:
-        """Return why `change` is relevant to the table reference number `dependency`."""
         if change.op is Op.SCHEMA_CHANGE:
             return Reason(change.table.name, None, "the definition of the table changed")
         if change.before is None and change.after is None:
@@ -97,16 +95,14 @@ class AnalysedInstance:
 
     @property
     def is_guarded(self) -> bool:
-        """Return whether guards may know relevant changes that left the answer unchanged."""
         return self._answering.versions.is_guarded(self.instance.key)
 
     def steady(self, upto: int) -> int | None:
-        """Return an offset from which the answer is known to be unchanged until `upto` or later."""
         return self._answering.versions.steady(self.instance.key, self.instance.bound, upto)
 
 
 class UnusableInstance:
-    """An instance that cannot be executed now, because a table or column it reads is missing.
+    """A `QueryInstance` that cannot be executed now, because a table or column it reads is missing.
 
     Only a change of the schema can make it valid again.
     """
@@ -127,7 +123,6 @@ class UnusableInstance:
         return 0 if change.op is Op.SCHEMA_CHANGE else None
 
     def reason(self, change: Change, dependency: int) -> Reason:
-        """Return why `change` is relevant to the table reference number `dependency`."""
         return Reason(change.table.name, None, "the query could not be analysed before")
 
     def tag(self, offset: int) -> str:

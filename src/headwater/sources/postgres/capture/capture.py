@@ -299,15 +299,12 @@ class _StreamCallbacks:
         self.passed, self.arrived = capture._barriers.passed, capture.wake
 
     def judge(self, identity: ServerIdentity, connection: Connection, point: TransactionEnd) -> str:
-        """Return why the server does not continue at `point`; "" if it does."""
         return self._attachment.judge(identity, connection, point, self._renew)
 
     def logged(self, part: Transaction, upto: int) -> None:
-        """Record that a transaction, or a part of one, got its offsets, the last of them `upto`."""
         if part.last:
             self._visibility.log(int(part.id), upto)
         self._positions.came(part, upto)
 
     def rewound(self, point: TransactionEnd) -> None:
-        """Record that the changes after `point` will be sent again."""
         self._visibility.cut(point.offset)

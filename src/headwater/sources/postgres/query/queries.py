@@ -23,7 +23,6 @@ class PostgresQueries:
         self._callers, self._analyses, self._offsets, self._seconds = callers, analyses, offsets, seconds
 
     def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
-        """Raise Forbidden if the caller may not send SQL, or not this statement."""
         self._callers.check(role, statement, args)
 
     def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
@@ -45,11 +44,9 @@ class PostgresQueries:
         return ReadResult(result.columns, result.rows, offset, result.truncated)
 
     def text(self, query: Query) -> str:
-        """Return a query of the JSON form as SQL."""
         return query_sql(query)
 
     def analyse(self, sql: str) -> Analysis:
-        """Return the dependencies of a read-only statement."""
         return self._analyses.analyse(sql)
 
     def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> ReadResult | None:

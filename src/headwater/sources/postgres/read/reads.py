@@ -50,8 +50,6 @@ class PostgresReads:
         self._predicates = Predicates(queries, columns.odd)
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
-        """Return a row by its key, with the table's shape and the offset of the read."""
-
         def read(link: Link) -> tuple[Table, Row | None]:
             hold(link, table, self._seconds)
             session = PostgresSession(link, self._shapes)
@@ -83,11 +81,9 @@ class PostgresReads:
         raise Busy("commits arrive faster than the offset of a read can be determined", hint="Try again in a moment.")
 
     def sample(self, table: str, size: int) -> Sample:
-        """Return estimates of `table` from about `size` of its rows."""
         return read_sample(self._pool, self._shapes, table, size, self._columns.odd)
 
     def condition(self, table: Table, where: str) -> Condition:
-        """Return the predicate `where` over rows of `table`."""
         return self._predicates.condition(table, where)
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:

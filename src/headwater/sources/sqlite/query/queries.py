@@ -59,11 +59,9 @@ class SqliteQueries:
         return self._head_reader.read()
 
     def text(self, query: Query) -> str:
-        """Return a query of the JSON form as SQL."""
         return query_sql(query)
 
     def analyse(self, sql: str) -> Analysis:
-        """Return the dependencies of one read-only statement."""
         with self._pool.read() as reader:
             return self._analyses.analyse(reader, sql)
 

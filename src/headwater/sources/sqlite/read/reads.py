@@ -31,12 +31,10 @@ class SqliteReads:
         return self._pool.read()
 
     def describe(self) -> dict[str, Table]:
-        """Return the tables as they are now."""
         with self._read() as reader:
             return reader.catalog.tables()
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
-        """Return one row by its key, with the table's shape and the offset of the read."""
         with self._read() as reader:
             session = SqliteSession(reader)
             shape = session.describe(table)
@@ -44,18 +42,15 @@ class SqliteReads:
             return shape, rows[0] if rows else None, reader.offset()
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
-        """Return at most `limit` rows in key order with keys after `after`, inside `span`."""
         self._check()
         with self._read() as reader:
             return read_chunk(reader, table, after=after, span=span, limit=limit)
 
     def sample(self, table: str, size: int) -> Sample:
-        """Return estimates of `table` from about `size` of its rows."""
         with self._read() as reader:
             return read_sample(reader, table, size)
 
     def condition(self, table: Table, where: str) -> SqliteCondition:
-        """Return the predicate `where` over rows of `table`."""
         return self._predicates.condition(table, where)
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
@@ -63,5 +58,4 @@ class SqliteReads:
         return order(table, columns)
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
-        """Return `values` as `columns` would hold them."""
         return self._predicates.stored(table, columns, values)
