@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.model.literal import Json, Value, to_lit
+from headwater.model.literal import Json, to_lit
 from headwater.model.predicate import OPS, Call, Case, Cast, Col, Expr, Function, Literal, QueryExpression
 from headwater.model.query import query as tree
 
@@ -70,8 +70,10 @@ def _expr(expr: Expr) -> dict[str, Any]:
     match expr:
         case Col(name, table):
             return {"col": name} | _some(table=table)
+        case Literal(Json(text)):
+            return {"lit": {"t": "json", "v": msgspec.Raw(text.encode())}}
         case Literal(value):
-            return {"lit": _lit(value)}
+            return {"lit": to_lit(value)}
         case Call(op, args):
             return _call(op, [_expr(arg) for arg in args])
         case Function(name, args):
@@ -83,10 +85,6 @@ def _expr(expr: Expr) -> dict[str, Any]:
             return {"case": {"when": whens, "else": _expr(otherwise)}}
         case QueryExpression():
             return _queried(expr)
-
-
-def _lit(value: Value) -> dict[str, Any]:
-    return {"t": "json", "v": msgspec.Raw(value.text.encode())} if isinstance(value, Json) else to_lit(value)
 
 
 def _call(op: str, args: list[Any]) -> dict[str, Any]:

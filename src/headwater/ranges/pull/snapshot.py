@@ -120,7 +120,7 @@ class _PastTable:
                     yield self._table, _taken(piece)
                     weight = 0
             piece.append(row)
-            weight += _weight(row)
+            weight += sum(len(value) for value in row if isinstance(value, (str, bytes)))
         if piece:
             yield self._table, _taken(piece)
 
@@ -167,10 +167,6 @@ def _taken(rows: list[Row]) -> Sequence[Row]:
     taken = tuple(rows)
     rows.clear()
     return taken
-
-
-def _weight(row: Row) -> int:
-    return sum(len(value) for value in row if isinstance(value, (str, bytes)))
 
 
 def _is_same(one: Table, other: Table) -> bool:

@@ -149,7 +149,8 @@ class ChangeCollector:
                 raise Unavailable("the reader of these changes left")
             self._take(part, images)
             if len(images.rows) - weighed >= WEIGHED:
-                weight += _weight(images.rows[-1]) * (len(images.rows) - weighed)
+                row_bytes = sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in images.rows[-1])
+                weight += row_bytes * (len(images.rows) - weighed)
                 weighed = len(images.rows)
                 if weight >= BATCH_BYTES and part.upto < upto:
                     yield self._passed(images.taken()), part.upto
@@ -222,7 +223,3 @@ class ChangeCollector:
 def _in_turn(lists: Sequence[Iterable[T]]) -> list[T]:
     """Interleave the lists: the first of each, then the second of each, and so on."""
     return list(lists[0] if len(lists) == 1 else chain.from_iterable(zip(*lists, strict=True)))
-
-
-def _weight(row: Row) -> int:
-    return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)

@@ -83,8 +83,9 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
             if self._may_parse():
                 self._is_scheduled = True
                 self.loop.call_soon(self._parse)
-        elif self._may_parse():
-            self._resume_reading()
+        elif self.read_paused and self._may_parse():
+            self.read_paused = False
+            self.transport.resume_reading()
 
     def _may_parse(self) -> bool:
         """Return whether the handshake is over, and the application has received all messages or wants no more."""
@@ -95,11 +96,6 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
         if not self.read_paused:
             self.read_paused = True
             self.transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        if self.read_paused:
-            self.read_paused = False
-            self.transport.resume_reading()
 
     def _count(self) -> None:
         """Count all bytes in memory and set the deadline of an unfinished message; close if memory is short."""

@@ -58,11 +58,8 @@ def ordered_by(column: Column, odd: Collection[str]) -> str:
     name = ident(column.name)
     if is_own_order(column) or is_odd(column, odd):
         return name
-    return f'{name} COLLATE "C"' if _is_text(column) else f"format('%s', {name}) COLLATE \"C\""
-
-
-def _is_text(column: Column) -> bool:
-    return column.kind == "str" and bool(_TEXTS.match(column.declared))
+    is_text = column.kind == "str" and _TEXTS.match(column.declared)
+    return f'{name} COLLATE "C"' if is_text else f"format('%s', {name}) COLLATE \"C\""
 
 
 # --- bytes -----------------------------------------------------------------------------------------------

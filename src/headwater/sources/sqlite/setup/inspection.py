@@ -112,7 +112,8 @@ def _tables(name: str, db: apsw.Connection, tables: tuple[str, ...]) -> Iterator
 def _capture(name: str, db: apsw.Connection, tables: tuple[str, ...], checks: list[Check]) -> Inspection:
     if not is_installed(db):
         finding = "not captured yet; `headwater serve` or `headwater source attach` begins"
-        return Inspection([*checks, Check(name, "ok", finding)], mismatch=_of_another_file)
+        other = ("the log is of a file that was captured; this one is not", "")
+        return Inspection([*checks, Check(name, "ok", finding)], mismatch=lambda log: other if log.latest else None)
     check_format(db)
     active = [layout for layout in read_layouts(db).values() if layout.active]
     steps = plan(capturable(db, tables)[0], active, read_triggers(db), parents=read_parents(db))
@@ -124,10 +125,6 @@ def _capture(name: str, db: apsw.Connection, tables: tuple[str, ...], checks: li
         checks.append(Check(name, "ok", f"{counted(len(active), 'table')} {verb} captured"))
     ((head,),) = db.execute(f"SELECT max(seq) FROM {CAPTURE}").fetchall()
     return Inspection(checks, is_captured=True, mismatch=partial(_mismatch, meta(db, "generation"), int(str(head))))
-
-
-def _of_another_file(log: LogView) -> tuple[str, str] | None:
-    return ("the log is of a file that was captured; this one is not", "") if log.latest else None
 
 
 def _mismatch(generation: str, head: int, log: LogView) -> tuple[str, str] | None:
