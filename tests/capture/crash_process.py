@@ -68,25 +68,25 @@ def work(folder: Path, rounds: int) -> None:
     """Write numbered transactions of three changes; report each acknowledged transaction and each read."""
     capture.HOUSEKEEPING_SECONDS = capture.CLOSE_SECONDS = 0.002
     with running(folder, flush_seconds=0.001, trim_rows=4, trim_seconds=0.001) as one:
-        tell("generation", one.log.generation)
+        print_line("generation", one.log.generation)
         one.run("CREATE TABLE IF NOT EXISTS t(n INTEGER, part INTEGER, PRIMARY KEY (n, part))")
         done = one.source.read("SELECT ifnull(max(n), 0) FROM t").rows[0][0]
         seen = one.log.latest
         one.log.add_listener(lambda: None)  # time is closed for those who listen
         for n in range(int(str(done)) + 1, int(str(done)) + 1 + rounds):
             one.run(f"INSERT INTO t VALUES ({n}, 1), ({n}, 2), ({n}, 3)")
-            tell("told", n)
+            print_line("told", n)
             one.caught_up()
             for part in one.log.read(after=seen):
                 seen = part.upto
                 for place, change in enumerate(part.changes):
                     if change.after is not None:
-                        tell("read", part.first + place, part.ts, change.after[0])
-            tell("closed", *one.log.closed)
+                        print_line("read", part.first + place, part.ts, change.after[0])
+            print_line("closed", *one.log.closed)
             one.log.wait_beyond(seen, 0.004)  # nothing comes: flush, trim and housekeeping get their moment
 
 
-def tell(*words: object) -> None:
+def print_line(*words: object) -> None:
     """Write one line for the test in a single system call: another thread may end this process between two."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 

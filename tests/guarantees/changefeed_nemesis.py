@@ -33,7 +33,7 @@ from tests.guarantees.changefeed_validators import (
 )
 from tests.guarantees.fault_driver import FaultDriver, ServerFaults
 from tests.guarantees.server_process import Asking, Gone, Refused, ServerProcess
-from tests.serve.changefeeds import Feed, at, made, span
+from tests.serve.changefeeds import Feed, at, own_message, span
 from tests.suite.deadlines import PATIENCE
 
 from headwater.log.disk.disk_log import DiskLog
@@ -91,7 +91,7 @@ class Reader(threading.Thread):
         base = ZERO
         if self._last is not None:
             base, generation = self._last
-            fields = {"base": made("Timestamp", ms=base[0], counter=base[1]), "generation": generation}
+            fields = {"base": own_message("Timestamp", ms=base[0], counter=base[1]), "generation": generation}
         spans = [span(*each) for each in self.spec.spans]
         with Feed(channel, timeout=120, spans=spans, with_diff=self.spec.with_diff, **fields) as feed:
             self.journal.append(Entry(OPEN, base))

@@ -89,7 +89,7 @@ class Fold:
             self.apply(change)
 
     def apply(self, change: Change) -> None:
-        """Apply one change; raise AssertionError if it does not fit."""
+        """Apply one change; raise AssertionError if its table or images contradict the rows."""
         self.applied += 1
         if change.op is Op.SCHEMA_CHANGE:
             return self._reshape(change)

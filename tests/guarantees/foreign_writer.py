@@ -47,9 +47,9 @@ class Writer:
             committed = False
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
-            tell("refused", mark, str(error))
+            print_line("refused", mark, str(error))
         else:
-            tell("acknowledged", mark, self.changes) if committed else tell("refused", mark, "rolled back")
+            print_line("acknowledged", mark, self.changes) if committed else print_line("refused", mark, "rolled back")
 
     def mark(self, sql: str, *args: Any, each: int = 1) -> None:
         """Run a statement whose every row counts as `each` changes with the mark."""
@@ -98,7 +98,7 @@ class Writer:
         self.side.append((name, time.monotonic()))
 
 
-def tell(*words: object) -> None:
+def print_line(*words: object) -> None:
     """Write one line for the test in a single system call: a kill may come between two."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 

@@ -22,7 +22,7 @@ def highest_kb() -> int:
     return int(line.split()[1])
 
 
-def tell(word: str) -> None:
+def print_peak_memory(word: str) -> None:
     """Print a word and the peak memory for the test."""
     print(word, highest_kb(), flush=True)
 
@@ -30,8 +30,8 @@ def tell(word: str) -> None:
 if __name__ == "__main__":
     keep_all = Retention(changes=None)
     with running(Path(sys.argv[1]), retention=keep_all, flush_seconds=0.05, trim_seconds=float(sys.argv[2])) as one:
-        tell("ready")
+        print_peak_memory("ready")
         for _ in sys.stdin:
             assert one.capture.catch_up(300), one.capture.error
             one.log.flush()
-            tell("caught_up")
+            print_peak_memory("caught_up")

@@ -18,8 +18,8 @@ from headwater.serve.grpc.messages import message
 SNAPSHOT, LOG = "snapshot", "log"
 
 
-def made(name: str, **fields: Any) -> Any:
-    """Return a message of ours."""
+def own_message(name: str, **fields: Any) -> Any:
+    """Return a message of the package headwater.v1 with these fields."""
     return message(f"headwater.v1.{name}")(**fields)
 
 
@@ -74,7 +74,7 @@ class RangePuller:
         """Register every range."""
         self._list()
         for one in self._ranges:
-            request = made("CdcRegisterRequest", **self._named(one))
+            request = own_message("CdcRegisterRequest", **self._named(one))
             answer = ask(self._channel(), "CdcRegister", request, "CdcRegisterResponse")
             if answer.HasField("error"):
                 raise Told(answer.error)
@@ -100,7 +100,7 @@ class RangePuller:
             self.round()
 
     def _list(self) -> None:
-        request = made("ListRangesRequest", table=self._table)
+        request = own_message("ListRangesRequest", table=self._table)
         self._ranges = list(ask(self._channel(), "ListRanges", request, "ListRangesResponse").ranges)
 
     def _named(self, one: Any) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class RangePuller:
             return
         part = {"start_key": section.start, "end_key": section.end, "limit": self._limit, **self._named(one)}
         if section.stage == SNAPSHOT:
-            request = made(
+            request = own_message(
                 "CdcPullSnapshotRequest",
                 current_snapshot_version=section.version,
                 last_key=section.last_key,
@@ -120,7 +120,7 @@ class RangePuller:
             )
             answer = ask(self._channel(), "CdcPullSnapshot", request, "CdcPullSnapshotResponse")
         else:
-            request = made("CdcPullLogRequest", last_log_index=section.index, **part)
+            request = own_message("CdcPullLogRequest", last_log_index=section.index, **part)
             answer = ask(self._channel(), "CdcPullLog", request, "CdcPullLogResponse")
         if answer.HasField("error"):
             self._obey(answer.error)

@@ -53,8 +53,8 @@ class Foreigner:
             code = process.wait(60)
             assert killed or code == 0, f"the other process ended with {code}"
 
-    def tell(self, history: History) -> None:
-        """Add to the history what all these processes were answered."""
+    def record_answers(self, history: History) -> None:
+        """Add to the history the answers that all these processes received."""
         for path in self._folder.glob("f*.txt"):
             for line in path.read_text().splitlines():
                 word, mark, rest = line.split(" ", 2)
@@ -94,7 +94,7 @@ class SqliteWorld(World):
 
     def leave(self) -> None:
         self.foreigner.end()
-        self.foreigner.tell(self.history)
+        self.foreigner.record_answers(self.history)
 
     def happen(self, event: str) -> None:
         """Cause one event; end the foreign writer meanwhile if the log is short."""

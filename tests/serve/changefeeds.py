@@ -14,13 +14,13 @@ from headwater.serve.grpc.messages import message
 PATH = "/headwater.v1.ChangeFeedService/ChangeFeed"
 
 
-def made(name: str, **fields: Any) -> Any:
-    """Return a message of ours of that name."""
+def own_message(name: str, **fields: Any) -> Any:
+    """Return a message of the package headwater.v1 with these fields."""
     return message(f"headwater.v1.{name}")(**fields)
 
 
 def span(table: str, start: bytes = b"", end: bytes = b"", **more: Any) -> Any:
-    return made("KeySpan", table=table, start_key=start, end_key=end, **more)
+    return own_message("KeySpan", table=table, start_key=start, end_key=end, **more)
 
 
 def at(ts: Any) -> tuple[int, int]:
@@ -33,7 +33,7 @@ class Feed:
 
     def __init__(self, channel: grpc.Channel, *, timeout: float = PATIENCE, metadata: Any = (), **fields: Any) -> None:
         call = channel.unary_stream(PATH, response_deserializer=message("headwater.v1.ChangeFeedResponse").FromString)
-        request = made("ChangeFeedRequest", **fields)
+        request = own_message("ChangeFeedRequest", **fields)
         self.call = call(request.SerializeToString(), timeout=timeout, metadata=metadata)
         self._events = self._flat()
 

@@ -335,7 +335,7 @@ class Trial:
             self.ask(instance)
 
     def _check_held(self, instance: Instance, now: Answer, in_order: bool) -> None:
-        """Check over several steps what a client with an old tag is told, and what the sketch alone says."""
+        """Check over several steps the answer to a client with an old tag, and the verdict of the sketch alone."""
         held, bound = instance.held, instance.bound
         assert held is not None and bound is not None
         if self.sketch.version(bound) <= held.offset:

@@ -53,7 +53,7 @@ class HttpTrial:
         self.server, self.databases, self.counts = server, databases, counts
         self.random = random.Random(f"http {seed}")
         self.http = httpx.Client(timeout=PATIENCE)
-        self.told: list[str] = []  # what was done, for whoever has to understand a failure
+        self.done_steps: list[str] = []  # what was done, for the message of a failure
 
     def run(self, operations: int) -> None:
         """Run random operations; raise Unsound if a 304 was wrong, or two answers of one tag differ."""
@@ -101,13 +101,13 @@ class HttpTrial:
 
     def write_foreign(self, database: Captured, step: Step) -> None:
         """Write by the second process."""
-        self.told.append(f"{database.name} second process: {'; '.join(step.statements)}")
+        self.done_steps.append(f"{database.name} second process: {'; '.join(step.statements)}")
         self.counts["foreign writes"] += 1
         database.write(step)
 
     def write_through(self, database: Captured, step: Step) -> None:
         """Write through the server, each statement by itself; sometimes read at once with the write's token."""
-        self.told.append(f"{database.name} server: {'; '.join(step.statements)}")
+        self.done_steps.append(f"{database.name} server: {'; '.join(step.statements)}")
         self.counts["writes"] += 1
         token = None
         for sql in step.statements:
@@ -121,7 +121,7 @@ class HttpTrial:
     def send_and_forget(self, database: Captured) -> None:
         """Send a write without reading its answer, so that a kill of the server may end it."""
         step = database.world.step()
-        self.told.append(f"{database.name} in flight: {step.statements[0]}")
+        self.done_steps.append(f"{database.name} in flight: {step.statements[0]}")
         body = json.dumps(
             {"id": 1, "method": "sql.exec", "params": {"sql": step.statements[0], "db": database.name}}
         ).encode()
@@ -137,7 +137,7 @@ class HttpTrial:
         """
         for database in self.databases:
             if not killed and self.random.random() < 0.5:
-                self.told.append(f"{database.name} restored: {database.backup}")
+                self.done_steps.append(f"{database.name} restored: {database.backup}")
                 self.counts["restored"] += database.backup is not None
                 database.restore()
             for asked in database.asked:
@@ -233,7 +233,7 @@ class HttpTrial:
     # --- judging ---------------------------------------------------------------------------------------------
 
     def fail(self, asked: Asked, why: str) -> None:
-        story = "\n".join(self.told[-25:])
+        story = "\n".join(self.done_steps[-25:])
         raise Unsound(f"{why}\n{asked.query.sql}\n{asked.query.args!r}\n{asked.explained}\n\n{story}")
 
     def take(self, database: Captured, asked: Asked, accept: str, answer: httpx.Response) -> None:
@@ -341,7 +341,7 @@ def run(folder: Path, first: int, schemas: int, counts: Counter[str]) -> None:
             if killed:
                 trial.send_and_forget(trial.random.choice(databases))
             server.kill() if killed else server.stop()
-            trial.told.append("killed" if killed else "stopped")
+            trial.done_steps.append("killed" if killed else "stopped")
             trial.while_down(killed=killed)
             server.start()
             counts["restarts"] += 1

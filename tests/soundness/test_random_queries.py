@@ -50,7 +50,7 @@ def has_teeth(counts: Counter[str]) -> None:
     assert counts["left out as slow"] <= 0.02 * counts["queries"], told
 
 
-def tell(counts: Counter[str]) -> None:
+def print_counts(counts: Counter[str]) -> None:
     share = {name: f"{counts[name] / counts['queries']:.0%}" for name in counts if name.startswith("queries with")}
     print(f"\n{counts['schemas']} schemas, {counts['queries']} queries, {counts['pairs']} pairs, {share}")
     print(dict(sorted(counts.items())))
@@ -61,7 +61,7 @@ def tell(counts: Counter[str]) -> None:
 def test_answer_without_an_invalidation_is_unchanged(shard: int) -> None:
     counts: Counter[str] = Counter()
     run(shard * SCHEMAS, SCHEMAS, counts)
-    tell(counts)
+    print_counts(counts)
     has_teeth(counts)
 
 
@@ -79,7 +79,7 @@ def test_answer_without_an_invalidation_is_unchanged_for_a_fresh_seed(fresh_numb
 def test_answer_without_an_invalidation_is_unchanged_in_many_fresh_schemas(shard: int, fresh_number: int) -> None:
     counts: Counter[str] = Counter()
     run(fresh_number, SOAK_SCHEMAS, counts)
-    tell(counts)
+    print_counts(counts)
     has_teeth(counts)
 
 

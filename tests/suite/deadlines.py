@@ -50,7 +50,7 @@ LIMITS += [(hub_batch, "LONGEST_SECONDS"), (predicate_engine, "SECONDS"), (catal
 
 
 def lengthen_limits() -> None:
-    """Let servers in this process wait longer for what they would otherwise answer without, and httpx for answers."""
+    """Raise the time limits of servers in this process, and the timeouts of httpx."""
     for module, name in LIMITS:
         assert getattr(module, name) <= CATCH_UP_SECONDS
         setattr(module, name, CATCH_UP_SECONDS)
@@ -72,7 +72,7 @@ def _with_longer_limits(create: Callable[..., T], config: SqliteConfig | Postgre
 
 
 def wait_until(holds: Callable[[], object], what: str = "the condition") -> None:
-    """Ask again and again until `holds` is true; fail after PATIENCE."""
+    """Call `holds` repeatedly until it returns true; fail after PATIENCE."""
     deadline, pause = time.monotonic() + PATIENCE, 0.002
     while not holds():
         assert time.monotonic() < deadline, f"{what} did not come true in {PATIENCE:.0f} s"

@@ -242,8 +242,8 @@ def _handle(connection: socket.socket) -> dict[str, Any]:
     return request
 
 
-def _become(request: dict[str, Any]) -> None:
-    """Go on as the program that was asked for."""
+def _run_program(request: dict[str, Any]) -> None:
+    """Run the requested program in this process, with its environment, folder and arguments."""
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -266,4 +266,4 @@ if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as _listener:
         _request = _serve(_listener)
     if _request is not None:
-        _become(_request)
+        _run_program(_request)

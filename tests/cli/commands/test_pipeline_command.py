@@ -347,7 +347,7 @@ class Played:
             stop.set()
         if self.error is not None:
             raise self.error
-        tell(watcher)
+        report_run(watcher)
         found = self.verify(spec, repair=False, master=master, watcher=watcher) if then_verify else []
         return SimpleNamespace(is_good=not self.failed and all(each.is_good for each in found))
 
@@ -358,7 +358,7 @@ class Played:
         return self.reports
 
 
-def tell(watcher: Any) -> None:
+def report_run(watcher: Any) -> None:
     """Report the events of a complete run of one table to a watcher."""
     watcher.started(TASK, "first", 1000, 2)
     watcher.stage(TASK, "snapshot")

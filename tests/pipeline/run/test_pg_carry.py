@@ -47,8 +47,8 @@ def carried(lake: Lake, sink: SinkSpec, guarantee: str = "exactly-once") -> Pipe
     )
 
 
-def tell(lake: Lake, source: PgLive, spec: PipelineSpec, check: Callable[[], None]) -> None:
-    """Run every phase of the story and the pipeline after each; `check` compares the sink."""
+def run_phases(lake: Lake, source: PgLive, spec: PipelineSpec, check: Callable[[], None]) -> None:
+    """Run the statements of each phase and then the pipeline; `check` compares the sink."""
     for statements in PHASES:
         source.run(*statements)
         (done,) = run(spec, once=True, spark=lake.spark).tables
@@ -64,7 +64,7 @@ def test_delta_table_follows_postgresql(lake: Lake, source: PgLive) -> None:
         told = [{name: value for name, value in row.items() if name != "span"} for row in lake.source(NAME)]
         assert canon(held) == canon(told)
 
-    tell(lake, source, spec, check)
+    run_phases(lake, source, spec, check)
     (report,) = verify(spec, spark=lake.spark)
     assert report.is_good and report.rows == 2
 
@@ -88,7 +88,7 @@ def test_sql_table_follows_postgresql(lake: Lake, source: PgLive, engine: str, r
         (report,) = verify(spec, spark=lake.spark)
         assert report.is_good, report
 
-    tell(lake, source, spec, check)
+    run_phases(lake, source, spec, check)
 
 
 def test_parquet_history_replays_to_the_rows_of_postgresql(lake: Lake, source: PgLive) -> None:
@@ -101,7 +101,7 @@ def test_parquet_history_replays_to_the_rows_of_postgresql(lake: Lake, source: P
         now = lake.source(NAME)
         assert replayed(images, now) == canon(now)
 
-    tell(lake, source, spec, check)
+    run_phases(lake, source, spec, check)
 
 
 taken: list[Row] = []

@@ -65,7 +65,7 @@ class Site:
         self.latest = int(events[-1]["offset"])
         # A change feed cannot begin before rows that may have changed without row changes.
         self.base = max((int(event["offset"]) for event in events if event.get("resnapshot")), default=0)
-        self.told = [event["ddl"] for event in events if event["op"] == "schema_change"]
+        self.ddl_texts = [event["ddl"] for event in events if event["op"] == "schema_change"]
 
     def rpc(self, method: str, **params: Any) -> Any:
         answer = self.viewer.post("/api/v1/rpc", json={"id": 1, "method": method, "params": params}).json()
@@ -111,14 +111,14 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_owner_sees_the_text_of_views(site: Site) -> None:
     """The other tests of this file prove something only if the log holds hidden names."""
-    assert any("report" in text for text in site.told), site.told
+    assert any("report" in text for text in site.ddl_texts), site.ddl_texts
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_poll_names_nothing_hidden(site: Site, format: str) -> None:
     sub = site.subscribe(format)
     answer = site.rpc("cdc.poll", sub_id=sub["sub_id"], limit=1000)
-    assert len(answer["events"]) > len(site.told)
+    assert len(answer["events"]) > len(site.ddl_texts)
     check(json.dumps(answer).encode())
 
 
@@ -139,7 +139,7 @@ def test_live_frames_are_not_shared_with_unrestricted_readers(site: Site, format
     full = site.live.stream(transport, theirs)
     try:
         readers = (full, restricted)
-        old = [[frame.data for frame in reader.changes(len(site.told) + 1)] for reader in readers]
+        old = [[frame.data for frame in reader.changes(len(site.ddl_texts) + 1)] for reader in readers]
         column = f"c{next(_numbers)}"
         site.change(f"ALTER TABLE orders ADD COLUMN {column} text /* hunter22 */")
         site.change(f"INSERT INTO orders (id, note, {column}) VALUES ({100 + next(_numbers)}, 'x', 'y')")
@@ -166,7 +166,7 @@ def test_grpc_and_gateway_name_nothing_hidden(site: Site) -> None:
     metadata = (("authorization", site.headers["authorization"]),)
     caller = Caller(site.live._server.grpc_address, metadata)
     with caller.channel:
-        total = len(site.told) + 1
+        total = len(site.ddl_texts) + 1
         reading = caller.subscribe(tables=["orders"], start_sequence=1)
         check(b"".join(each.SerializeToString() for each in reading.take(total)))
         reading.call.cancel()

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.queries.open_databases import Whole
-from tests.serve.changefeeds import Feed, at, kinds, made, row, span, values
+from tests.serve.changefeeds import Feed, at, kinds, own_message, row, span, values
 from tests.serve.grpc_calls import calling
 from tests.serve.server_fixture import Client, serving
 from tests.suite.deadlines import PATIENCE
@@ -108,7 +108,7 @@ def test_change_at_the_base_is_not_sent(files: Whole, channel: grpc.Channel) -> 
 
 def test_base_ahead_of_the_clock_skips_earlier_changes(files: Whole, channel: grpc.Channel) -> None:
     base = now(channel).ts
-    ahead = made("Timestamp", ms=base.ms + 30_000)
+    ahead = own_message("Timestamp", ms=base.ms + 30_000)
     with Feed(channel, spans=[span("t")], base=ahead) as feed:
         files.run("INSERT INTO t VALUES (1, 'a')")
         assert values(feed.until(head(files))) == []
@@ -398,7 +398,7 @@ def test_base_before_the_horizon_gets_the_threshold(files: Whole, channel: grpc.
     with Feed(channel, base=oldest) as feed:
         found = values(feed.until(latest))
     assert found[0].offset >= latest - 199 and len(found) == 200, "whole transactions of 10"
-    earlier = made("Timestamp", ms=oldest.ms - 1, counter=oldest.counter)
+    earlier = own_message("Timestamp", ms=oldest.ms - 1, counter=oldest.counter)
     with Feed(channel, base=earlier) as feed:
         assert feed.failure()[0][-1].error.reason == event.error.BASE_TOO_OLD
 

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc._cython import cygrpc
 from tests.queries.open_databases import Whole
-from tests.serve.changefeeds import made
+from tests.serve.changefeeds import own_message
 from tests.serve.grpc_calls import KV, SUBSCRIPTIONS, calling
 from tests.serve.http2 import ACK, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, headers
 from tests.serve.server_fixture import Client, serving
@@ -143,7 +143,7 @@ def test_change_feed_with_an_unread_last_message_is_cut_off(tmp_path: Path) -> N
         cut: asyncio.Future[HeadwaterError] = asyncio.get_running_loop().create_future()
         context: Any = None  # nothing is sent before it fails
         caller = Caller(ANONYMOUS, "127.0.0.1", context, cut.set_result)
-        asked = made("ChangeFeedRequest", base_offset=0, generation="of another log")
+        asked = own_message("ChangeFeedRequest", base_offset=0, generation="of another log")
         pouring: Any = service.methods()["ChangeFeed"](caller, asked)
         (last,) = message("headwater.v1.ChangeFeedResponse").FromString(await anext(pouring)).events
         assert last.error.reason == last.error.GENERATION_CHANGED

@@ -111,7 +111,7 @@ class PostgresDemo(DemoDatabases):
 
 
 def demo_databases(source: str, url: str | None, data: Path) -> DemoDatabases:
-    """Return the databases for --source and --url; Failure if the flags do not fit."""
+    """Return the databases for --source and --url; Failure if --url is not allowed."""
     if source == "sqlite":
         if url is not None:
             raise Failure("--url is valid only with --source postgres", exit_code=USAGE)

@@ -118,7 +118,7 @@ class Registry:
         return [one for one in found if may_see(principal, one.owner) and _fits(one, tables(one.db))]
 
     def queries_to_check(self, principal: Principal) -> list[Subscription]:
-        """Return one subscription to each query whose tables decide whether `principal` may see it."""
+        """Return one subscription per query that `principal` may see only with access to the tables of the query."""
         tables = functools.cache(principal.tables)
         found = [one for one in self.visible_to(principal) if one.options.query_id and tables(one.db) is not None]
         return list({one.options.query_id: one for one in reversed(found)}.values())
@@ -385,7 +385,7 @@ def _is_for(principal: Principal, one: Subscription) -> bool:
 
 
 def _fits(one: Subscription, tables: frozenset[str] | None) -> bool:
-    """Return whether `one` fits a caller restricted to `tables` of its database; None is not restricted."""
+    """Return whether a caller who is restricted to `tables` of its database may see `one`; None: not restricted."""
     if tables is None:
         return True
     if one.options.query_id:

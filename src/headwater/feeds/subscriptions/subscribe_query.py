@@ -84,10 +84,10 @@ def _start(given: str | dict[str, Any] | None, instance: QueryInstance) -> Start
 
 
 def _fitting(options: Options, instance: QueryInstance, source: Readable, who: Principal) -> tuple[str, ...]:
-    """Return the tables of the query that the filter fits; empty if there is no filter.
+    """Return the tables of the query for which the filter is valid; empty if there is no filter.
 
-    The filter applies to the triggering change, so of a query over several tables it may fit only some. Changes of
-    the other tables never pass it. A filter that fits no table raises an error.
+    The filter applies to the triggering change, so it may be valid for some tables of the query only. Changes of the
+    other tables never pass it. A filter that is valid for no table raises an error.
     """
     if not any(getattr(options, field) for field in NARROW):
         return ()

@@ -263,7 +263,7 @@ def check_size(options: Options) -> None:
 
 
 def check_rules(options: Options, table: Table, source: Readable, who: Principal) -> None:
-    """Compile each filter on its own for `table`, so that an error names the filter that does not fit."""
+    """Compile each filter on its own for `table`, so that an error names the invalid filter."""
     is_restricted = who.tables(options.db) is not None
     for field in ("pk", "pk_range", "spans", "shard", "where"):
         if (given := getattr(options, field)) is not None:

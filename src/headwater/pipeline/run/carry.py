@@ -327,7 +327,7 @@ class Carry:
         return f"{self._spec.name[:100]}/{self._held}"
 
     def _release(self) -> None:
-        """Release the log lease, which is not needed once all spans are even."""
+        """Release the log lease, which is not needed once all spans are at the same offset."""
         if self._held:
             self._client.release(self._table.db, self._table.table, self._subscriber)
             self._held = ""

@@ -75,7 +75,7 @@ _FITS: dict[str, Fit] = {
 
 
 def fit(column: Column, value: Value) -> Value:
-    """Return `value` as `column` stores it; InvalidRequest if it does not fit. NULL is left to the database."""
+    """Return `value` as `column` stores it; InvalidRequest if the kinds differ. NULL is left to the database."""
     if value is None:
         return None
     found = _FITS[column.kind](value)
@@ -110,7 +110,7 @@ def check_values(table: Table, values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def check_key(table: Table, key: Sequence[Value]) -> Key:
-    """Return `key` as the primary key of `table`; InvalidRequest if it does not fit."""
+    """Return `key` as the primary key of `table`; InvalidRequest if number or kinds of its values are wrong."""
     if not table.primary_key:
         raise InvalidRequest(
             f"table {table.name!r} has no primary key", hint="Select its rows with `where` or with sql.exec."

@@ -112,7 +112,7 @@ class Jwts:
         return _principal(claims)
 
     def _public(self, kid: object) -> Any:
-        """Return the RSA key with this id, or without an id the only RSA key; InvalidKeyError unless just one fits."""
+        """Return the only RSA key, of this id if given; InvalidKeyError if there is none or there are several."""
         keys = [key for key in (self._keys.keys if self._keys is not None else ()) if key.key_type == "RSA"]
         fitting = [key for key in keys if kid is None or key.key_id == kid]
         if len(fitting) != 1:

@@ -91,7 +91,7 @@ _TO_TEXT: dict[type, Callable[[Any], str]] = {
 
 
 def to_text(value: Value, declared: str = "") -> str | None:
-    """Return `value` as text for a column of type `declared`; None for NULL, InvalidRequest if it does not fit."""
+    """Return `value` as text for a column of type `declared`, None for NULL; InvalidRequest for an invalid value."""
     if value is None:
         return None
     write = _TO_TEXT.get(type(value))

@@ -47,7 +47,7 @@ def run(source: SqliteSource, sql: str) -> None:
 
 
 def settle(source: SqliteSource) -> None:
-    """Follow once, so that capture fits the schema."""
+    """Follow once, so that capture matches the schema."""
     list(source.follow(after=0))
 
 

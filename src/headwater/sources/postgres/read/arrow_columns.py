@@ -18,7 +18,7 @@ from headwater.sources.postgres import types
 
 
 def array_of(oid: int, texts: pa.StringArray) -> pa.Array | None:
-    """Return the values of base type `oid` as an Arrow column; None if a value does not fit."""
+    """Return the values of base type `oid` as an Arrow column; None if Arrow's type cannot hold one of them."""
     make = _MAKERS.get(oid)
     return texts if make is None else make(texts)
 

@@ -50,7 +50,7 @@ class PackedRows(Sequence[Row]):
         self._readers = [cell_reader(oid) for oid in types]
 
     def column(self, place: int) -> pa.Array | list[Value]:
-        """Return a column in Arrow's type for its kind, or as values if one of them does not fit that type."""
+        """Return a column in Arrow's type for its kind, or as values if that type cannot hold one."""
         from headwater.sources.postgres.read.arrow_columns import array_of
 
         texts = self._columns[place]

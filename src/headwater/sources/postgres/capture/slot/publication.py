@@ -151,7 +151,7 @@ def ensure_publication(
     publish_all: bool = False,
     leaves_tables: bool = False,
 ) -> None:
-    """Create the publication, or fit it to `tables`; SourceUnfit with the SQL to run if it cannot be fitted.
+    """Create the publication, or change it to publish `tables`; SourceUnfit with the SQL to run if we cannot.
 
     If `tables` is empty, the publication gets every table whose writers keep working once it is published; with
     `publish_all` it is FOR ALL TABLES, those without a key included. With `leaves_tables` its tables stay as they are.

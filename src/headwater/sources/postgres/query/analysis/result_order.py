@@ -274,7 +274,7 @@ class _Keys:
                             self._equal.append((cell, by))
 
     def cells(self) -> list[Cell]:
-        """Return the columns that identify all rows."""
+        """Return the key columns of all tables: no two rows have the same values in all of them."""
         return [(place, number) for place, key in sorted(self._keys.items()) for number in key]
 
     def are_unique(self, by: list[Item]) -> bool:

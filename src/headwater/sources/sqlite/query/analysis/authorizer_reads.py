@@ -214,13 +214,13 @@ def _addresses(reader: GuardedConnection, name: str) -> set[Any]:
 
 
 def volatility(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:
-    """Return reasons why the result may change without a captured change."""
+    """Return reasons why answers are not cacheable: they may change without a captured change."""
     reasons = [f"{name}() may answer differently each time" for name in facts.functions if name not in DETERMINISTIC]
     return tuple(sorted([*reasons, *unseen(reader, facts)]))
 
 
 def unseen(reader: GuardedConnection, facts: StatementFacts) -> tuple[str, ...]:
-    """Return reasons for objects that the statement reads and whose changes are not captured."""
+    """Return reasons why answers are not cacheable: the statement reads objects that are not captured."""
     captured = {layout.table.name for layout in reader.catalog.layouts.values() if layout.active}
     reasons = [f"table {name!r} is not captured" for name in facts.tables if name not in captured]
     reasons += [f"{name!r} is no table whose changes are seen" for name in facts.foreign]
