@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from headwater.model.literal import Embedding, Json
-from headwater.model.work.answer_limits import LEAST, decoded_memory, weight, wide_memory
+from headwater.model.work.answer_limits import LEAST, extra_memory, extra_memory_of_utf8, weight
 
 CELLS = [
     (None, LEAST),
@@ -34,9 +34,9 @@ def test_row_weighs_the_sum_of_its_values() -> None:
 @pytest.mark.parametrize(
     "text", ["x" * 1_000, "x" * 999 + "é", "x" * 999 + "中", "中" * 1_000, "x" * 999 + "😀", "😀" * 9]
 )
-def test_memory_of_a_text_is_not_above_its_weight_and_wide_memory(text: str) -> None:
+def test_memory_of_a_text_is_at_most_its_weight_plus_its_extra_memory(text: str) -> None:
     utf8 = text.encode()
     content = sys.getsizeof(text) - sys.getsizeof("")
-    assert content <= weight((utf8,)) + decoded_memory((utf8, None))
-    assert content <= weight((text,)) + wide_memory((text, None, b"\xff", 1))
-    assert text.isascii() == (decoded_memory((utf8,)) == 0) == (wide_memory((text,)) == 0)
+    assert content <= weight((utf8,)) + extra_memory_of_utf8((utf8, None))
+    assert content <= weight((text,)) + extra_memory((text, None, b"\xff", 1))
+    assert text.isascii() == (extra_memory_of_utf8((utf8,)) == 0) == (extra_memory((text,)) == 0)

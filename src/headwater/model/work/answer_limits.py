@@ -84,12 +84,12 @@ class Reservation:
         self._taken = 0
         self._caller: Hashable = None
 
-    def add(self, bytes: int, cells: int, wide: int) -> None:
-        """Count `cells` values of `bytes` bytes and `wide` bytes of `wide_memory`; raise AnswerTooLarge or Busy."""
+    def add(self, bytes: int, cells: int, extra: int) -> None:
+        """Count `cells` values of `bytes` bytes and `extra` bytes of `extra_memory`; raise AnswerTooLarge or Busy."""
         self.bytes += bytes
         if self.bytes > MEMORY.max_bytes:
             raise too_large()
-        self.memory += bytes + CELL * cells + wide
+        self.memory += bytes + CELL * cells + extra
         self.take(self.memory)
 
     def take(self, memory: int) -> None:
@@ -145,16 +145,16 @@ def weight(row: Iterable[Any]) -> int:
     return total
 
 
-def wide_memory(row: Iterable[Any]) -> int:
-    """Return the memory that the texts of a row take in addition to their `weight`; 0 for ASCII.
+def extra_memory(row: Iterable[Any]) -> int:
+    """Return the memory that the non-ASCII texts of a row take in addition to their `weight`.
 
     Python stores a text with 1, 2 or 4 bytes for every character, by its highest one.
     """
     return sum([sys.getsizeof(value) for value in row if type(value) is str and not value.isascii()])
 
 
-def decoded_memory(texts: Iterable[bytes | None]) -> int:
-    """Return the most `wide_memory` that texts will have when their UTF-8 is decoded."""
+def extra_memory_of_utf8(texts: Iterable[bytes | None]) -> int:
+    """Return the most `extra_memory` that texts in UTF-8 can take once decoded."""
     found = [text for text in texts if text and not text.isascii()]
     return sum([len(text) * (4 if any(map(text.__contains__, _ASTRAL)) else 2) for text in found])
 

@@ -21,7 +21,7 @@ import psycopg
 from psycopg import pq
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, Unavailable
-from headwater.model.work.answer_limits import MEMORY, AnswerRows, Reservation, decoded_memory, too_large, weight
+from headwater.model.work.answer_limits import MEMORY, AnswerRows, Reservation, extra_memory_of_utf8, too_large, weight
 from headwater.model.work.work_context import CALLER
 from headwater.sources.postgres.abandoned_statements import RUNNING, AbandonedStatements
 from headwater.sources.postgres.errors import CANCELED, connection_lost, from_result, state_of, timed_out, unreachable
@@ -231,7 +231,7 @@ class Link:
                     rows.append(cells)
                     if reservation is not None:
                         try:
-                            reservation.add(weight(cells), len(cells), decoded_memory(cells))
+                            reservation.add(weight(cells), len(cells), extra_memory_of_utf8(cells))
                         except HeadwaterError:
                             self._give_up()
                             raise

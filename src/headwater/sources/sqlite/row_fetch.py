@@ -11,7 +11,7 @@ from typing import Any
 
 import apsw
 
-from headwater.model.work.answer_limits import AnswerRows, Reservation, decoded_memory, wide_memory
+from headwater.model.work.answer_limits import AnswerRows, Reservation, extra_memory, extra_memory_of_utf8
 from headwater.model.work.answer_limits import weight as weigh
 
 Run = Callable[[str, Any], apsw.Cursor]
@@ -98,11 +98,11 @@ def collect(
     rows: int,
     *,
     to_end: bool = False,
-    wide: Callable[[tuple[Any, ...]], int] = wide_memory,
+    extra: Callable[[tuple[Any, ...]], int] = extra_memory,
 ) -> tuple[AnswerRows, bool]:
     """Return the first `rows` rows of an answer, and whether there are more.
 
-    With `to_end` the statement still runs to its end. `wide` measures a row as `wide_memory` does. Raises
+    With `to_end` the statement still runs to its end. `extra` measures a row as `extra_memory` does. Raises
     AnswerTooLarge, Busy.
     """
     found: list[tuple[Any, ...]] = []
@@ -114,7 +114,7 @@ def collect(
                 if not to_end:
                     break
                 continue
-            reservation.add(weigh(row), len(row), wide(row))
+            reservation.add(weigh(row), len(row), extra(row))
             found.append(make(row))
     except BaseException:  # the exception may keep this frame alive for a while
         while found:  # freed in pieces: freeing millions of values at once would block other threads
@@ -149,9 +149,9 @@ def join(row: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(_decoded(value) if text else value for text, value in pairs)
 
 
-def wide_memory_of_blobs(row: tuple[Any, ...]) -> int:
-    """Return the `decoded_memory` of a row of `as_blobs`."""
-    return decoded_memory(value for is_text, value in zip(row[::2], row[1::2], strict=True) if is_text)
+def extra_memory_of_blobs(row: tuple[Any, ...]) -> int:
+    """Return the most `extra_memory` that the texts in a row of `as_blobs` can take once decoded."""
+    return extra_memory_of_utf8(value for is_text, value in zip(row[::2], row[1::2], strict=True) if is_text)
 
 
 def _decoded(value: bytes) -> str:

@@ -16,7 +16,7 @@ from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import sqlite_errors
 from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.authorizer import MAX_LENGTH, Statement
-from headwater.sources.sqlite.row_fetch import as_blobs, collect, join, wide_memory_of_blobs
+from headwater.sources.sqlite.row_fetch import as_blobs, collect, extra_memory_of_blobs, join
 from headwater.sources.sqlite.types import FROM_STORED, to_stored
 from headwater.sources.write import Result
 
@@ -107,7 +107,7 @@ def _fetch(
     within(most + SPARE)
     blobs = as_blobs(sql.rstrip().rstrip(";"), width, most=most)
     try:
-        return collect(db.execute(blobs, bindings), lambda row: read(join(row)), limit, wide=wide_memory_of_blobs)
+        return collect(db.execute(blobs, bindings), lambda row: read(join(row)), limit, extra=extra_memory_of_blobs)
     except apsw.TooBigError:
         if not is_last or cap < most:
             raise
