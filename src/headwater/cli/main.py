@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are two lines."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse as inherited, but report an unknown flag by the command itself, and never repeat its value."""
+        """Parse as argparse does, but report an unknown flag by the command itself, and never repeat its value."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")

@@ -47,12 +47,12 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
     _pong = b""  # waits until the client reads again
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connect as inherited, and start to count memory."""
+        """Connect as uvicorn does, and start to count memory."""
         super().connection_made(transport)
         self._memory = request_body.BodyReservation(self.client[0] if self.client else "")
 
     def data_received(self, data: bytes) -> None:
-        """Parse as inherited, but in small parts and several turns."""
+        """Parse as uvicorn does, but in small parts and several turns."""
         if not self.handshake_initiated:
             super().data_received(data)
             if not self.handshake_initiated:  # the library rejected the request; uvicorn would not send its response
@@ -133,7 +133,7 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
         self._count()
 
     async def run_asgi(self) -> None:
-        """Run as inherited; then no message of this client is in memory."""
+        """Run the application as uvicorn does, then drop the messages that it did not receive."""
         try:
             await super().run_asgi()
         finally:
@@ -143,14 +143,14 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
             self._count()
 
     async def receive(self) -> Any:
-        """Receive as inherited; data after the message is parsed before more is read."""
+        """Receive as uvicorn does; data after the message is parsed before more is read."""
         message = await self.queue.get()
         if not self._is_scheduled:
             self._parse()
         return message
 
     async def send(self, message: Any) -> None:
-        """Send as inherited; FRAMES, like other messages, wait while the client's buffer is full."""
+        """Send as uvicorn does; FRAMES, like other messages, wait while the client's buffer is full."""
         if message["type"] != FRAMES:
             if self.conn.eof_sent:  # uvicorn has already closed the connection, because it stops
                 raise ClientDisconnected
@@ -172,25 +172,25 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
         self.transport.write(message["frames"])
 
     def handle_connect(self, event: Any) -> None:
-        """Connect as inherited, and add the connection to the scope."""
+        """Connect as uvicorn does, and add the connection to the scope."""
         super().handle_connect(event)
         if not self.close_sent:
             self.scope[CONNECTION] = self  # type: ignore[literal-required]  # before its task runs
 
     def handle_text(self, event: Any) -> None:
-        """Handle text as inherited, and release the frame."""
+        """Handle text as uvicorn does, and release the frame."""
         self._short_fragments = 0
         super().handle_text(event)
         event.data = b""  # the parser keeps the event until the next frame arrives
 
     def handle_bytes(self, event: Any) -> None:
-        """Handle bytes as inherited, and release the frame."""
+        """Handle bytes as uvicorn does, and release the frame."""
         self._short_fragments = 0
         super().handle_bytes(event)
         event.data = b""
 
     def handle_cont(self, event: Any) -> None:
-        """Handle a fragment as inherited; close if it is empty, or if too many are short."""
+        """Handle a fragment as uvicorn does; close if it is empty, or if too many are short."""
         self._short_fragments += len(event.data) < SHORT_FRAGMENT
         if not event.data and not event.fin:
             self._refuse("a fragment is empty")
@@ -201,7 +201,7 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
         event.data = b""
 
     def handle_ping(self) -> None:
-        """Answer as inherited. While the client does not read, keep the last pong only, as RFC 6455 §5.5.3 allows.
+        """Answer as uvicorn does. While the client does not read, keep the last pong only, as RFC 6455 §5.5.3 allows.
 
         Reading continues: a slow client's pongs, which keep its connection open, must be read.
         """
@@ -215,19 +215,19 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
         self._count_control_frame()
 
     def handle_pong(self, event: Any) -> None:
-        """Handle a pong as inherited, and count it."""
+        """Handle a pong as uvicorn does, and count it."""
         super().handle_pong(event)
         self._count_control_frame()
 
     def resume_writing(self) -> None:
-        """Resume as inherited, and send the pong that waits."""
+        """Resume as uvicorn does, and send the pong that waits."""
         super().resume_writing()
         pong, self._pong = self._pong, b""
         if pong and not self.close_sent and not self.transport.is_closing():
             self.transport.write(pong)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close as inherited, and release memory and timers."""
+        """Close as uvicorn does, and release memory and timers."""
         super().connection_lost(exc)
         self._count()
 
@@ -248,13 +248,13 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def handle_parser_exception(self) -> None:
-        """Close as inherited; the client has a moment to read the reason."""
+        """Close as uvicorn does; the client has a moment to read the reason."""
         super().handle_parser_exception()
         self.drop()
         self._count()
 
     def shutdown(self) -> None:
-        """Shut down as inherited; on a closing connection uvicorn would raise, and stop the shutdown of the others.
+        """Shut down as uvicorn does, except on a closing connection: uvicorn would raise, and not shut down the others.
 
         A client that does not read delays the shutdown for a moment only.
         """
@@ -264,7 +264,7 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
         self.drop()
 
     def keepalive_timeout(self) -> None:
-        """Time out as inherited, and disconnect the client."""
+        """Time out as uvicorn does, and disconnect the client."""
         super().keepalive_timeout()
         self.drop()
 
@@ -274,7 +274,7 @@ class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
         self.watch()
 
     def send_receive_event_to_app(self) -> None:
-        """Deliver a message as inherited, with SIZE; close on invalid UTF-8, where uvicorn would log a traceback."""
+        """Deliver a message as uvicorn does, with SIZE; close on invalid UTF-8, where uvicorn would log a traceback."""
         self._message_ended()
         data, self.frames = b"".join(self.frames), []
         if self.close_sent:

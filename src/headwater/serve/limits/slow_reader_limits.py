@@ -32,18 +32,18 @@ class SlowReaderLimits(asyncio.Protocol):
     _on_lost: Callable[[], object] | None = None
 
     def pause_writing(self) -> None:
-        """Start the stall timer, and pause as inherited."""
+        """Start the stall timer, and pause as uvicorn does."""
         super().pause_writing()
         self.watch()
 
     def resume_writing(self) -> None:
-        """Resume as inherited; stop counting unread bytes if the buffer is empty."""
+        """Resume as uvicorn does; stop counting unread bytes if the buffer is empty."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._unread = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers, and close as inherited."""
+        """Stop the timers, and close as uvicorn does."""
         for timer in (self._stall_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()

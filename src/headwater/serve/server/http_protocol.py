@@ -44,7 +44,7 @@ class ThrottledLogger(logging.LoggerAdapter[logging.Logger]):
         return self.logger.level
 
     def warning(self, msg: object, *args: object, **named: Any) -> None:
-        """Log as inherited, with the number of suppressed repeats."""
+        """Log the warning with the number of suppressed repeats, at most once a minute."""
         left_out = self.repeats.again(str(msg), time.monotonic())
         if left_out is not None:
             super().warning(counted(str(msg), left_out), *args, **named)
@@ -68,12 +68,12 @@ class HeldFlow(FlowControl):
         return self._is_writable_event
 
     def pause_reading(self) -> None:
-        """Pause as inherited, and cancel a wanted resume."""
+        """Pause as uvicorn does, and cancel a wanted resume."""
         self._is_wanted = False
         super().pause_reading()
 
     def resume_reading(self) -> None:
-        """Resume as inherited, or remember that it is wanted."""
+        """Resume as uvicorn does, or remember that it is wanted."""
         self._is_wanted = not self._may_read()
         if not self._is_wanted:
             super().resume_reading()
@@ -139,7 +139,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         self._running: Any = None  # the cycle that is being answered; `cycle` is the one that was parsed last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start as inherited; a connection without a first request counts as idle."""
+        """Start as uvicorn does; a connection without a first request counts as idle."""
         super().connection_made(transport)
         self.flow: HeldFlow = HeldFlow(transport, self._may_read)
         self.writable = self.flow.writable
@@ -160,7 +160,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
                 self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close as inherited, and stop the timers."""
+        """Close as uvicorn does, and stop the timers."""
         self._head_ended()
         self._body_ended()
         self._unset_keepalive_if_required()
@@ -172,7 +172,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse as inherited, but keep the bytes after a queued request, or after too many steps, for later."""
+        """Parse as uvicorn does, but keep the bytes after a queued request, or after too many steps, for later."""
         if self._unparsed_data or self.pipeline:
             self._unparsed_data += data
             self.flow.pause_reading() if self.pipeline else self.flow.hold()
@@ -208,7 +208,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
             self.loop.call_soon(self._read_on)
 
     def resume_writing(self) -> None:
-        """Resume as inherited, and continue to parse."""
+        """Resume as uvicorn does, and continue to parse."""
         super().resume_writing()
         self._read_on()
 
@@ -225,7 +225,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         self.flow.release()
 
     def _parse(self, data: bytes) -> None:
-        """Parse as inherited, then check whether request headers are incomplete: mostly they are not."""
+        """Parse as uvicorn does, then check whether request headers are incomplete: mostly they are not."""
         self._steps += 1
         was_in_body = self._in_body
         if not self._in_head and not was_in_body:
@@ -259,7 +259,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
             self._refuse_body(400, many)
 
     def handle_websocket_upgrade(self) -> None:
-        """Upgrade as inherited, unless a request waits for its response or the connection is over a limit."""
+        """Upgrade as uvicorn does, unless a request waits for its response or the connection is over a limit."""
         if self._over_limit is not None:
             self._refuse(429, self._over_limit)
             return
@@ -274,7 +274,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         framed._on_lost, self._on_lost = self._on_lost, None
 
     def on_response_complete(self) -> None:
-        """Continue as inherited, and parse stored bytes."""
+        """Continue as uvicorn does, and parse stored bytes."""
         self._forget(self._running)
         super().on_response_complete()
         if self.transport.is_closing():
@@ -285,7 +285,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
             self._schedule()  # later, because this runs inside an application's send
 
     def shutdown(self) -> None:
-        """Close as inherited; a stop waits for requests, but not for an idle client to read or to end TLS."""
+        """Close as uvicorn does; a stop waits for requests, but not for an idle client to read or to end TLS."""
         super().shutdown()
         self._is_stopping = True
         if self.transport.is_closing():
@@ -298,12 +298,12 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         cycle.scope, cycle.body = {}, bytearray()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection as inherited."""
+        """Close an idle connection as uvicorn does, and watch whether the client reads."""
         super().timeout_keep_alive_handler()
         self.watch()
 
     def drop(self) -> None:
-        """Disconnect as inherited, and accept no further request."""
+        """Disconnect the client as SlowReaderLimits does, and run no more of its requests."""
         for cycle in (self.cycle, self._running):
             if cycle is not None:
                 cycle.keep_alive = False
@@ -366,18 +366,18 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
     # --- parser callbacks --------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Begin a request as inherited."""
+        """Begin a request as uvicorn does."""
         super().on_message_begin()
         self._in_head = True
         self._head = self._unparsed = self._blank = 0
 
     def on_url(self, url: bytes) -> None:
-        """Add to the target as inherited, and count its bytes."""
+        """Add to the target as uvicorn does, and count its bytes."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header as inherited; ignore trailers of a chunked body: the request is already dispatched."""
+        """Add a header as uvicorn does; ignore trailers of a chunked body: the request is already dispatched."""
         self._count(len(name) + len(value) + HEADER_BYTES)
         if self._in_head:
             super().on_header(name, value)
@@ -388,7 +388,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
             raise ValueError("the head is too large")  # stops the parser, which calls send_400_response
 
     def on_headers_complete(self) -> None:
-        """Dispatch as inherited. RFC 9112 §3.2.2: the authority in the target replaces the Host header."""
+        """Dispatch as uvicorn does. RFC 9112 §3.2.2: the authority in the target replaces the Host header."""
         self._head_ended()
         if len(self.pipeline) >= MAX_PIPELINED:  # _end_of_heads prevents it for usual line ends
             raise ValueError("too many requests are pipelined")
@@ -403,7 +403,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         self._in_body = self.cycle is not None and self.cycle.scope is self.scope  # an upgrade has no cycle
 
     def on_body(self, body: bytes) -> None:
-        """Add to the body as inherited, and count its bytes."""
+        """Add to the body as uvicorn does, and count its bytes."""
         if not self._in_body:
             raise ValueError("an upgrade has a body")  # stops the parser: no limit would hold for it
         self._steps += 1
@@ -414,7 +414,7 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Complete the request as inherited."""
+        """Complete the request as uvicorn does."""
         self._in_body = False
         super().on_message_complete()
 

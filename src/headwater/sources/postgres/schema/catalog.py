@@ -198,8 +198,8 @@ class CatalogReader(Catalogue):
         return read_types(self._connection)
 
     def settle(self, xid: int) -> None:
-        """Wait as inherited. A commit that a standby must confirm may take long; facts unknown until then are announced
-        later. Waits once per transaction, which may bring many tables."""
+        """Wait at most SETTLE_SECONDS: a standby may confirm the commit late. Facts unknown until then are announced
+        later. Wait once per transaction, which may bring many tables."""
         if xid == self._settled:
             return
         self._settled = xid
