@@ -88,7 +88,7 @@ class MemoryLog:
     def restart(self, *, first: int, reason: str, name: str = "") -> str:
         """Begin a new generation whose first offset will be `first` (> latest); drop the old blocks."""
         if first <= self.latest:
-            raise InvalidRequest(f"a new generation starts after {self.latest}, not at {first}")
+            raise InvalidRequest(f"offset {first} is not after {self.latest}, the last of the log", hint="Start later.")
         self._begin(first, reason, name)
         return self.generation
 

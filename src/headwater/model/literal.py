@@ -265,7 +265,7 @@ def _int_in(tag: str, low: int, high: int) -> Callable[[dict[str, Any]], int]:
     def read(body: dict[str, Any]) -> int:
         value: int = _typed(tag, body, "v", int)
         if not low <= value <= high:
-            raise _bad(tag, "the number does not fit")
+            raise _bad(tag, f"the number must be from {low} to {high}")
         return value
 
     return read
@@ -281,7 +281,7 @@ def _read_f64(body: dict[str, Any]) -> float:
     try:
         return float(_typed("f64", body, "v", (int, float)))
     except OverflowError:
-        raise _bad("f64", "the number does not fit") from None
+        raise _bad("f64", "the number is too large for a float of 64 bits") from None
 
 
 def _read_dec(body: dict[str, Any]) -> Decimal:
@@ -293,7 +293,7 @@ def _read_dec(body: dict[str, Any]) -> Decimal:
     except InvalidOperation:
         raise _bad("dec", f"{text[:40]!r} is not a decimal number") from None
     if value.is_finite() and abs(value.adjusted()) > 20_000:
-        raise _bad("dec", "the exponent is too large")  # without exponent its text would fill the memory
+        raise _bad("dec", "the exponent must be from -20000 to 20000")  # in digits it would fill the memory
     return value
 
 
@@ -348,7 +348,7 @@ def _read_embedding(body: dict[str, Any]) -> Embedding:
     try:
         return Embedding(tuple(float(v) for v in values), model and _clean("embedding", model))
     except OverflowError:
-        raise _bad("embedding", "a number does not fit") from None
+        raise _bad("embedding", "a number is too large for a float of 64 bits") from None
 
 
 def _iso(tag: str, fits: Callable[[str], bool], make: Callable[[str], Any]) -> Callable[[dict[str, Any]], Any]:

@@ -465,7 +465,8 @@ def test_unknown_tables_and_columns_are_refused_before_spark_starts(
             noted = [(task.table, task.error.partition(":")[0], task.is_owned) for task in store.tasks()]
     said = capsys.readouterr().err
     assert "main.custmers: " in said and "(not_found)" in said
-    assert "main.customers: table 'customers' has no column 'nam' (invalid_request)\nhint: Did you mean 'name'?" in said
+    assert "main.customers: `columns`: table 'customers' has no column 'nam' (invalid_request)\n" in said
+    assert "(invalid_request)\nhint: Did you mean 'name'?" in said
     assert noted == [("custmers", "not_found", False), ("customers", "invalid_request", False)]
 
 

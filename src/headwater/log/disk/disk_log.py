@@ -174,7 +174,7 @@ class DiskLog:
     def restart(self, *, first: int, reason: str, name: str = "") -> str:
         """Begin a new generation (see Log); `retain` frees the space of the old blocks, step by step."""
         if first <= self.latest:
-            raise InvalidRequest(f"a new generation starts after {self.latest}, not at {first}")
+            raise InvalidRequest(f"offset {first} is not after {self.latest}, the last of the log", hint="Start later.")
         with self._own_writer().transaction() as draft:
             # The ceiling, too: so far the newest block may be its only record.
             draft.set_meta(**new_generation(first, reason, name), ceiling=draft.state.ceiling)

@@ -271,7 +271,9 @@ class LiveLog:
     def restart(self, *, first: int, reason: str, name: str = "") -> str:
         """Begin a new generation without the staged transactions (see Log); `first` must be above `highest`."""
         if first <= self._head.highest:
-            raise InvalidRequest(f"a new generation starts after {self._head.highest}, not at {first}")
+            raise InvalidRequest(
+                f"offset {first} is not after {self._head.highest}, the last of the log", hint="Start later."
+            )
         with self._moving:
             name = self.wrapped.restart(first=first, reason=reason, name=name)
             with self._changed:

@@ -90,7 +90,7 @@ def _known(table: Table, columns: Sequence[str]) -> Sequence[str] | None:
     names = [column.name for column in table.visible]
     for name in columns:
         if name not in names:
-            raise InvalidRequest(f"table {table.name!r} has no column {name!r}", hint=nearest(name, names))
+            raise InvalidRequest(f"`columns`: table {table.name!r} has no column {name!r}", hint=nearest(name, names))
     return columns or None
 
 

@@ -42,7 +42,7 @@ def columns_of(table: Table, names: Collection[str] | None) -> frozenset[str] | 
     own = {arrow.column_name(table, column): column.name for column in table.columns}
     for name in names:
         if name not in own and name not in table.index:
-            raise InvalidRequest(f"table {table.name!r} has no column {name!r}", hint=nearest(name, own))
+            raise InvalidRequest(f"`columns`: table {table.name!r} has no column {name!r}", hint=nearest(name, own))
     return frozenset(name if name in table.index else own[name] for name in names)
 
 

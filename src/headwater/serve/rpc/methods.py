@@ -302,7 +302,9 @@ def _key(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise InvalidRequest("`at` is not a hexadecimal key", hint="Send a key as pull.ranges returns it.") from None
+        raise InvalidRequest(
+            "`at` is not a key in hexadecimal digits", hint="Send a key as pull.ranges writes `start` and `end`."
+        ) from None
 
 
 # --- the tables ------------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ def _label(p: params.TokenCreate) -> str:
         raise InvalidRequest("`name` and `label` differ, and both set the label of the key", hint="Send one of them.")
     name = p.name or p.label or "token"
     if not is_label(name):
-        raise InvalidRequest("`name` has control characters", hint="Use printable characters.")
+        field = "name" if p.name else "label"
+        raise InvalidRequest(f"`{field}` is blank or has unprintable characters", hint='Send one such as "reports".')
     return name
 
 

@@ -43,7 +43,8 @@ class PostgresExpressions(Expressions):
             return self.expr(Case(((args[0], args[1]),), args[2]))
         if name not in _FUNCTIONS:
             raise NotSupported(
-                f"function {name!r} does not exist in PostgreSQL", hint="Use sql.exec with PostgreSQL's own functions."
+                f"function {name!r} has no counterpart in PostgreSQL",
+                hint="Send SQL with PostgreSQL's functions by sql.exec.",
             )
         return super().function(_FUNCTIONS[name], args)
 

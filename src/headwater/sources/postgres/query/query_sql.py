@@ -51,9 +51,7 @@ def constant(value: Value) -> str:
             return _quoted(value, "time with time zone" if value.iso[-6:-5] in "+-" else "time")
         case DateTime():
             return _quoted(value, "timestamp with time zone" if value.iso[-6:-5] in "+-" else "timestamp")
-    if type(value) not in _TYPES:
-        raise InvalidRequest(f"a {type(value).__name__} cannot be part of a query", hint="Send it as an argument.")
-    return _quoted(value, _TYPES[type(value)])
+    return _quoted(value, _TYPES.get(type(value), ""))  # UNAVAILABLE has no type: the request is refused
 
 
 def _quoted(value: Value, kind: str = "") -> str:
