@@ -96,7 +96,7 @@ def test_headers_of_a_query_over_60_tables_stay_small_and_keep_the_causality_flo
 
 
 def test_no_answer_is_cacheable_without_revalidation(server: Live, table: str) -> None:
-    """F150: no setting gives an s-maxage."""
+    """F150: no answer has `s-maxage`, and no setting adds it: a cache revalidates before each use."""
     path = prepared(server, f"SELECT id FROM {table}")
     seen = server.http.get(path).headers["x-headwater-causality"]
     for headers in ({}, {"x-headwater-causality": seen}, {"cache-control": "max-stale=60"}):

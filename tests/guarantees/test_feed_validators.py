@@ -372,7 +372,7 @@ def test_bounded_validator_reports_more_than_one_mebibyte_per_reader() -> None:
         assert bool(validator.failures) is broken
 
 
-def test_isolated_validator_reports_late_or_lost_changes() -> None:
+def test_isolated_validator_reports_a_reader_that_saw_a_change_late_or_never() -> None:
     sent = {"a": 1.0, "b": 2.0}
     for seen, broken in (({"a": 1.1, "b": 2.9}, False), ({"a": 1.1}, True), ({"a": 1.1, "b": 9.0}, True)):
         validator = Isolated()

@@ -61,7 +61,7 @@ class WatchedInstances:
         await asyncio.gather(self._restoring, return_exceptions=True)
 
     def groups(self, db: str) -> InstanceGroups:
-        """Return the groups of query instances for the hub of `db`."""
+        """Create the collection in which the hub of `db` keeps the readers of query instances."""
         return InstanceGroups(self._instances.routes(db), self.find)
 
     async def ask(self, who: Principal, query_id: str, args: Args) -> QueryInstance:

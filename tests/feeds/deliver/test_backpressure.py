@@ -214,14 +214,14 @@ def test_without_subscriptions_remaining_is_the_retention() -> None:
     assert counters([], horizon=9, latest=8, limits=LagLimits.of(4))["earliest_offset"] == 0
 
 
-def test_dropped_events_are_all_offsets_before_the_horizon() -> None:
+def test_dropped_events_total_counts_all_offsets_before_the_horizon() -> None:
     """The total is one less than the earliest offset and never falls, also for an emptied log."""
     limits = LagLimits.of(4)
     assert counters([], horizon=1, latest=0, limits=limits)["dropped_events_total"] == 0
     assert counters([], horizon=9, latest=8, limits=limits)["dropped_events_total"] == 8
 
 
-def test_all_offsets_before_a_new_generation_count_as_dropped() -> None:
+def test_dropped_events_total_counts_all_offsets_before_a_new_generation() -> None:
     fed = Fed()
 
     def dropped() -> int:

@@ -269,7 +269,7 @@ def test_unknown_column_hint_names_the_nearest() -> None:
     assert found.value.hint == "Did you mean 'size'?"
 
 
-def test_shard_of_a_table_with_an_unknown_key_order_is_not_supported() -> None:
+def test_shard_is_refused_for_a_table_whose_key_has_an_unknown_collation() -> None:
     assert "`shard`" in refused(NotSupported, table="odd", shard={"index": 0, "of": 2})
 
 

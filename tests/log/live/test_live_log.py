@@ -226,7 +226,7 @@ def test_retention_counts_staged_changes() -> None:
     assert (caught.value.horizon, caught.value.latest) == (8, 12)
 
 
-def test_recent_changes_are_read_from_memory_only() -> None:
+def test_recent_returns_changes_in_memory_or_none_and_never_reads_the_wrapped_log() -> None:
     wrapped = UnreadLog()
     log = LiveLog(wrapped, keep_changes=8)
     assert log.recent(0, 100) == []

@@ -84,7 +84,7 @@ def test_aborted_transaction_is_not_delivered(db: Any, caller: Caller) -> None:
     assert json.loads(found.after_value)["k"] == 12
 
 
-def test_truncate_is_delivered_as_a_delete_without_a_key(db: Any, caller: Caller) -> None:
+def test_truncate_is_delivered_as_one_delete_event_with_an_empty_key(db: Any, caller: Caller) -> None:
     deletes = caller.subscribe(namespace=NAME, tables=["t"], operations=[DELETE])
     readers = [caller.watch(namespace=NAME, table="t"), caller.watch(namespace=NAME, key=b"\x30x\0\x01")]
     db.execute("TRUNCATE t")

@@ -102,7 +102,7 @@ class AnalysedInstance:
 
 
 class UnusableInstance:
-    """A `QueryInstance` that cannot be executed now, because a table or column it reads is missing.
+    """A `QueryInstance` whose query cannot run now, for example because a table or column that it reads is missing.
 
     Only a change of the schema can make it valid again.
     """

@@ -23,7 +23,7 @@ from headwater.sources.postgres.types import SETTINGS
 
 CONNECT_SECONDS = 10
 WRITING = {"default_transaction_read_only": "off"}  # barriers and publications write; readers set READ ONLY themselves
-# Set by a statement: libpq also sends PGTZ and similar variables, which override the options of the connection.
+# Set by a statement after connecting: PGTZ and similar variables override the options in the connection string.
 _SET = "; ".join(f"SET {name} = '{value}'" for name, value in SETTINGS.items()).encode()
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -107,7 +107,7 @@ class Server:
         raise self._refused(made.get_error_message())
 
     def _text(self, settings: dict[str, str], **more: str) -> str:
-        """Return the connection string. Our settings override those of the URL; for the environment see `_SET`."""
+        """Return the connection string. Our settings override the URL's; variables such as PGTZ override both."""
         ours = [f"-c {name}={_escaped(value)}" for name, value in {**SETTINGS, **WRITING, **settings}.items()]
         options = " ".join([*filter(None, [str(self._given.get("options") or "")]), *ours])
         return conninfo.make_conninfo("", **{**self._given, **more, "client_encoding": "UTF8", "options": options})

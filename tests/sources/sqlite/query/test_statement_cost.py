@@ -65,7 +65,7 @@ def test_only_short_statements_without_subqueries_are_plain() -> None:
     assert not is_plain("SELECT " + " OR ".join(["x > ?1"] * 100) + " FROM t")
 
 
-def test_blob_literal_that_is_not_text_adds_no_cost() -> None:
+def test_blob_literal_of_invalid_utf8_costs_as_much_as_a_number() -> None:
     assert cost("SELECT upper(x), x'ff', lower(x) FROM t") == cost("SELECT upper(x), 1, lower(x) FROM t")
 
 

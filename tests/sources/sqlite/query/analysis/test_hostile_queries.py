@@ -73,10 +73,10 @@ def test_large_or_unusual_query_is_analysed_in_time_or_refused(shop: SqliteSourc
     assert {one.table for one in found.dependencies} == set(found.tables) != set()
 
 
-@pytest.mark.parametrize("mark", ["\0", "\ud800"])
-def test_query_with_a_forbidden_mark_is_refused(shop: SqliteSource, mark: str) -> None:
+@pytest.mark.parametrize("character", ["\0", "\ud800"])
+def test_query_with_a_nul_or_a_lone_surrogate_is_refused(shop: SqliteSource, character: str) -> None:
     with pytest.raises(InvalidRequest):
-        shop.analyse(f"SELECT id FROM c WHERE id = 1{mark} OR 1")
+        shop.analyse(f"SELECT id FROM c WHERE id = 1{character} OR 1")
 
 
 @pytest.mark.parametrize("error", [RecursionError(), KeyError("x"), TypeError("x"), NotAnalysed("a whim")])

@@ -91,7 +91,7 @@ class _Group(msgspec.Struct):
 
 def check_text(sql: str) -> None:
     """Raise InvalidRequest for a statement that grows too large when PostgreSQL parses it."""
-    if _COPYING.search(sql) and _grown(sql) > MAX_WORDS:
+    if _COPYING.search(sql) and _size_with_copies(sql) > MAX_WORDS:
         raise InvalidRequest(
             f"the statement would have more than {MAX_WORDS} words as PostgreSQL copies the operands of BETWEEN, IN, .*"
             " and functions of SQL/JSON, and the columns of windows",
@@ -99,8 +99,8 @@ def check_text(sql: str) -> None:
         )
 
 
-def _grown(sql: str) -> int:
-    """Return the number of tokens of a statement, counting operands as often as PostgreSQL's parser copies them."""
+def _size_with_copies(sql: str) -> int:
+    """Estimate the number of tokens of a statement after PostgreSQL's parser has copied operands."""
     groups, last = [_Group("")], ""
     for kind, word in _tokens(sql):
         group, depth = groups[-1], len(groups)
