@@ -1,11 +1,13 @@
 """Changes and transactions: what a change is about, and how a transaction is cut."""
 
+from decimal import Decimal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.model.change import Change, Op, Transaction, image_bytes
-from headwater.model.literal import Embedding, Json
+from headwater.model.literal import Embedding, Json, decimal_text
 from headwater.model.table import Column, Table
 
 T = Table("t", (Column("id"), Column("n")), ("id",))
@@ -80,3 +82,9 @@ def test_size_of_a_change_is_the_bytes_of_its_texts_blobs_documents_and_vectors(
     before, after = ("x" * 100, b"x" * 20, 1, None), (Json("[1, 2]"), Embedding((0.5,) * 4), 2.5, "")
     assert image_bytes([Change(Op.UPDATE, T, before, after)]) == 158
     assert image_bytes([Change(Op.SCHEMA_CHANGE, T)]) == 0
+
+
+@pytest.mark.parametrize("text", ["1" * 9_990, "0." + "1" * 9_990, "1e9990", "1e-9990"])
+def test_digits_of_decimals_count_as_bytes(text: str) -> None:
+    images = [Change(Op.INSERT, T, None, (1, Decimal(text)))]
+    assert len(decimal_text(Decimal(text))) <= image_bytes(images) <= 3 * len(decimal_text(Decimal(text)))

@@ -16,6 +16,7 @@ from tests.suite.examples import examples
 from headwater.errors import InvalidRequest
 from headwater.model.literal import (
     MAX_JSON_DEPTH,
+    MOST_PARSED,
     TAGS,
     U64,
     UNAVAILABLE,
@@ -194,6 +195,9 @@ def test_long_text_is_examined_without_a_step_per_character() -> None:
         {"t": "dec", "v": "1e999999999"},
         {"t": "dec", "v": "0e99999999999999999999"},
         {"t": "dec", "v": "1" * 30_000},
+        {"t": "dec", "v": "0." + "1" * 40_000},
+        {"t": "dec", "v": "1e1001"},
+        {"t": "dec", "v": "-1e-20000"},
         {"t": "dec", "v": "sNaN"},
         {"t": "dec", "v": "١"},
         {"t": "str", "v": None},
@@ -285,3 +289,10 @@ def test_json_that_is_neither_a_literal_nor_a_plain_value_is_refused(body: Any) 
 @pytest.mark.parametrize(("value", "text"), [("12.3400", "12.3400"), ("1E-3", "0.001"), ("-Infinity", "-Infinity")])
 def test_decimal_text_keeps_trailing_zeros_and_expands_exponents(value: str, text: str) -> None:
     assert decimal_text(Decimal(value)) == text
+
+
+def test_large_document_is_encoded_as_its_own_text_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Json, "value", lambda self: pytest.fail("it was parsed"))
+    document = Json("[" + "1e308,\n" * MOST_PARSED + "1]")
+    for shown in (to_lit(document)["v"], to_plain(document)):
+        assert msgspec.json.encode(shown) == document.text.replace("\n", " ").encode()

@@ -19,7 +19,7 @@ from headwater.model.principal import ADMIN, VIEWER, Principal, Scope
 from headwater.queries import answers as answering_module
 from headwater.queries import head_checks
 from headwater.queries.answers import WATCH_AFTER, Answer, Answering, QueryCounters
-from headwater.queries.dependencies import instance_versions, subscribed_instances
+from headwater.queries.dependencies import instance_versions
 from headwater.queries.etag import query_etag as tags
 from headwater.queries.etag.query_etag import QueryTag
 from headwater.queries.prepared import PreparedQuery, query_id
@@ -199,30 +199,6 @@ def test_subscribed_instance_with_large_arguments_is_bound_once(whole: Whole) ->
         found.release(first.key)
         assert (await found.understood(PREPARED, ["x" * 200_000]))[0] is not first
         assert found.versions.watching == 0
-
-    asyncio.run(work())
-
-
-@pytest.mark.parametrize(("size", "is_in_loop"), [(100, True), (200_000, False)])
-def test_address_of_a_query_with_large_arguments_is_made_in_a_thread(
-    whole: Whole, monkeypatch: pytest.MonkeyPatch, size: int, is_in_loop: bool
-) -> None:
-    threads, real = [], subscribed_instances.quote
-
-    def quote(text: str, safe: str) -> str:
-        threads.append(threading.get_ident())
-        return real(text, safe=safe)
-
-    monkeypatch.setattr(subscribed_instances, "quote", quote)
-
-    async def work() -> None:
-        queries = whole.open_queries(asyncio.to_thread)
-        kept = (await queries.prepare(ADMIN, SQL)).prepared
-        found = await subscribed_instances.SubscribedInstances(queries).find(
-            "main", kept.id, [{"t": "str", "v": "x" * size}]
-        )
-        assert found.url == f"/api/v1/q/{kept.id}?args=%5B%7B%22t%22%3A%22str%22%2C%22v%22%3A%22{'x' * size}%22%7D%5D"
-        assert [thread == threading.get_ident() for thread in threads] == [is_in_loop]
 
     asyncio.run(work())
 

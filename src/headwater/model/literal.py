@@ -20,14 +20,18 @@ from uuid import UUID
 import msgspec
 
 from headwater.errors import InvalidRequest
+from headwater.model import json_decoder
 
 I64_MIN, I64_MAX, U64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 EXACT_JSON_INT = 2**53  # beyond this a JSON number is not safe in JavaScript
+MOST_PARSED = 256 << 10  # characters of a document that is parsed before it is sent, which takes about 10 ms
 LARGE_JSON = 1 << 20  # characters of a document that is checked without creating objects
+MAX_DECIMAL = 40_000  # characters of a decimal
+MAX_EXPONENT, FEW_DIGITS_EXPONENT = 20_000, 1_000  # of a decimal; of one whose text has no more characters
 MAX_JSON_DEPTH = 500  # levels of a JSON document; deeper ones are text
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # one level up, one level down
 _NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
-_JSON, _RAW_JSON = msgspec.json.Decoder(), msgspec.json.Decoder(msgspec.Raw)
+_RAW_JSON = msgspec.json.Decoder(msgspec.Raw)
 
 
 class U64(msgspec.Struct, frozen=True):
@@ -43,7 +47,20 @@ class Json(msgspec.Struct, frozen=True):
 
     def value(self) -> Any:
         """Return the parsed document."""
-        return msgspec.json.decode(self.text)
+        return json_decoder.decode(self.text)
+
+    def encodable(self) -> Any:
+        """Return the document for a JSON encoder: parsed, or if it is large or deep, its own text on one line.
+
+        The parser does not release the interpreter lock, so parsing a large document would block all other threads. A
+        document may also have been parsed with more stack than is left here.
+        """
+        if len(self.text) <= MOST_PARSED:
+            try:
+                return self.value()
+            except RecursionError:
+                pass
+        return msgspec.Raw(self.text.replace("\n", " ").replace("\r", " ").encode())
 
 
 class Date(msgspec.Struct, frozen=True):
@@ -71,11 +88,13 @@ class Embedding(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
+_EMPTY_DECIMAL = Decimal().__sizeof__()
 # The approximate bytes of values of the types that have any length.
 LENGTHS: dict[type, Callable[[Any], int]] = {
     str: len,
     bytes: len,
     Json: lambda value: len(value.text),
+    Decimal: lambda value: 16 + 3 * (value.__sizeof__() - _EMPTY_DECIMAL) + abs(value.adjusted()),
     Embedding: lambda value: 8 * len(value.values),
 }
 
@@ -119,7 +138,7 @@ Value = (
 _DATE = re.compile(r"\d{4}-\d\d-\d\d\Z", re.ASCII)
 _TIME = re.compile(r"\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?\Z", re.ASCII)
 _DATETIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?\Z", re.ASCII)
-_DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?\Z|NaN\Z|-?Infinity\Z", re.ASCII)
+_DECIMAL = re.compile(r"-?\d++(\.\d++)?+([eE][+-]?\d++)?+\Z|NaN\Z|-?Infinity\Z", re.ASCII)  # never backtracks
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}\Z")
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _ODD_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -143,7 +162,7 @@ def is_datetime(text: str) -> bool:
 def is_json(text: str) -> bool:
     """Return whether `text` is JSON of at most MAX_JSON_DEPTH levels, so that parsing it cannot exhaust the stack."""
     try:
-        (_JSON if len(text) <= LARGE_JSON else _RAW_JSON).decode(text)
+        (json_decoder.decode if len(text) <= LARGE_JSON else _RAW_JSON.decode)(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return False
     return not _is_deep(text)
@@ -200,7 +219,7 @@ _TO_LIT: dict[type, Callable[[Any], dict[str, Any]]] = {
     Decimal: lambda v: {"t": "dec", "v": decimal_text(v)},
     str: _str_out,
     bytes: lambda v: {"t": "bytes", "b64": _b64(v)},
-    Json: lambda v: {"t": "json", "v": v.value()},
+    Json: lambda v: {"t": "json", "v": v.encodable()},
     Embedding: _embedding_out,
     Date: lambda v: {"t": "date", "iso": v.iso},
     Time: lambda v: {"t": "time", "iso": v.iso},
@@ -233,7 +252,7 @@ _TO_PLAIN: dict[type, Callable[[Any], Any]] = {
     Decimal: decimal_text,
     str: lambda v: _b64(v.encode("utf-8", "surrogateescape")) if is_broken_text(v) else v,
     bytes: _b64,
-    Json: lambda v: v.value(),
+    Json: Json.encodable,
     Embedding: lambda v: list(v.values),
     Date: lambda v: v.iso,
     Time: lambda v: v.iso,
@@ -286,14 +305,17 @@ def _read_f64(body: dict[str, Any]) -> float:
 
 def _read_dec(body: dict[str, Any]) -> Decimal:
     text: str = _typed("dec", body, "v", str)
+    if len(text) > MAX_DECIMAL:
+        raise _bad("dec", f"it has more than {MAX_DECIMAL} characters")
     if not _DECIMAL.match(text):
         raise _bad("dec", f"{text[:40]!r} is not a decimal number")
     try:
         value = Decimal(text)
     except InvalidOperation:
         raise _bad("dec", f"{text[:40]!r} is not a decimal number") from None
-    if value.is_finite() and abs(value.adjusted()) > 20_000:
-        raise _bad("dec", "the exponent must be from -20000 to 20000")  # in digits it would fill the memory
+    most = min(MAX_EXPONENT, max(FEW_DIGITS_EXPONENT, len(text)))
+    if value.is_finite() and abs(value.adjusted()) > most:
+        raise _bad("dec", f"the exponent must be from -{most} to {most}")  # in digits it would fill the memory
     return value
 
 

@@ -18,12 +18,11 @@ from tests.suite.examples import examples
 from headwater import __version__
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.registry import MAKERS, encoder
-from headwater.feeds.formats.values import MOST_PARSED
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import ts_text
 from headwater.model.formats import CHANGE_FORMATS as FORMATS
-from headwater.model.literal import UNAVAILABLE, Json, to_lit, to_plain
+from headwater.model.literal import MOST_PARSED, UNAVAILABLE, Json, to_lit, to_plain
 from headwater.model.table import Column, Row, Table
 
 NATIVE = ("objects_json", "plain_json")

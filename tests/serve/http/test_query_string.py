@@ -4,11 +4,9 @@ import pytest
 from tests.serve.server_fixture import NoDatabases, serving
 
 from headwater.config import Secret
-from headwater.errors import InvalidRequest, RequestTooLarge
+from headwater.errors import InvalidRequest
 from headwater.serve.http.handlers.pull_query_string import names_in
-from headwater.serve.http.handlers.queries import args_in
 from headwater.serve.http.query_string import MAX_PARAMETERS, MAX_VALUES, changes_asked, ticket_in
-from headwater.serve.limits.request_body import FEW_EXPONENTS
 
 TABLE = {"db": "main", "table": "item"}
 
@@ -58,13 +56,3 @@ def test_list_with_as_many_values_as_allowed_is_read() -> None:
 def test_pull_of_too_many_names_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="tables has more than"):
         names_in({"tables": text}, "tables")
-
-
-def test_many_slow_numbers_in_a_query_string_are_refused() -> None:
-    few, many = (f"[{','.join(['1e308'] * count)}]" for count in (FEW_EXPONENTS, FEW_EXPONENTS + 1))
-    assert len(args_in(few)) == FEW_EXPONENTS
-    changes_asked(TABLE, {"pk": few})
-    with pytest.raises(RequestTooLarge, match="exponent"):
-        args_in(many)
-    with pytest.raises(RequestTooLarge, match="exponent"):
-        changes_asked(TABLE, {"pk": many})

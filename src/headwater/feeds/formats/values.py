@@ -14,7 +14,6 @@ Form = Mapping[type, Write]  # the writer for values of each type
 
 encode: Write = msgspec.json.Encoder().encode
 _LOW, _HIGH = -EXACT_JSON_INT, EXACT_JSON_INT
-MOST_PARSED = 256 << 10  # characters of a document: parsing it takes about 10 ms
 
 
 def clean(text: str) -> str:
@@ -32,17 +31,7 @@ def _by(form: Callable[[Value], Any]) -> Write:
 
 
 def _json(value: Json) -> bytes:
-    """Return the document in compact form, or its own text on one line.
-
-    The parser does not release the interpreter lock, so parsing a large document would block the event loop from any
-    thread. A document may also have been parsed with more stack than is left here.
-    """
-    if len(value.text) <= MOST_PARSED:
-        try:
-            return encode(value.value())
-        except RecursionError:
-            pass
-    return value.text.replace("\n", " ").replace("\r", " ").encode()
+    return encode(value.encodable())
 
 
 def _lit_float(value: float) -> bytes:

@@ -13,6 +13,7 @@ from headwater.errors import LogDamaged
 from headwater.feeds.options import Options
 from headwater.feeds.subscription import SnapshotSpan, SnapshotState, Subscription
 from headwater.log.sqlite_store import FileFormat, SqliteStore, take_next_id
+from headwater.model import json_decoder
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
@@ -61,6 +62,7 @@ FORMAT = FileFormat(
     aside="Move the file aside and start again: there are no subscriptions then, and clients subscribe again.",
 )
 _ROWS = "SELECT id, name, owner, options, created_ms, acked, quiet, paused, snapshot FROM subscription ORDER BY id"
+_options = json_decoder.decoder(Options)
 _CHUNKS = "SELECT tab, end, at FROM chunk WHERE id = ? AND run = ? ORDER BY number"
 
 
@@ -99,7 +101,7 @@ def load(file: SqliteStore) -> Iterator[Subscription]:
                     id=id,
                     name=name,
                     owner=owner,
-                    options=msgspec.json.decode(options, type=Options),
+                    options=_options.decode(options),
                     created_ms=created_ms,
                     acked=acked,
                     quiet=quiet,
@@ -149,7 +151,7 @@ def named(connection: apsw.Connection, db: str, name: str) -> tuple[str, str, Op
     row = connection.execute(
         "SELECT id, owner, options FROM subscription WHERE db = ? AND name = ?", (db, name)
     ).fetchone()
-    return None if row is None else (row[0], row[1], msgspec.json.decode(row[2], type=Options))
+    return None if row is None else (row[0], row[1], _options.decode(row[2]))
 
 
 def insert(connection: apsw.Connection, one: Subscription) -> None:

@@ -18,7 +18,7 @@ from headwater.model.literal import Value, from_lit
 from headwater.model.principal import ADMIN, Principal
 from headwater.model.query.query import AnswerHash
 from headwater.model.row_msgpack import encode_row
-from headwater.queries.answers import ENCODED_AT_ONCE, Answering
+from headwater.queries.answers import Answering
 from headwater.queries.dependencies.instance_router import Router
 from headwater.queries.dependencies.instances import Instance
 from headwater.queries.etag.query_etag import QueryTag, read_tag
@@ -28,6 +28,7 @@ from headwater.queries.queries import Queries, check_reads
 from headwater.sources.query import Queryable
 
 ANY = ""  # any table
+MAX_ARGS = 64 << 10  # bytes of the arguments of a query feed
 Args = list[Any] | dict[str, Any]  # Lits
 
 
@@ -228,12 +229,15 @@ class SubscribedInstances:
             await self._queries.allow(who, prepared)
         answering = self._queries.answering(prepared.db)
         key = query_id, msgspec.json.encode(args)
-        is_small = len(key[1]) <= ENCODED_AT_ONCE
-        url = _url(*key) if is_small else await self._queries.run(_url, *key)
+        if len(key[1]) > MAX_ARGS:
+            raise InvalidRequest(
+                f"the arguments of a query feed have more than {MAX_ARGS} bytes of JSON",
+                hint="Shorten them: they are part of the address of the feed.",
+            )
+        url = _url(*key)
         head = 0 if strict else await answering.head()  # a schema change after it makes hubs analyse the query again
         try:
-            values = _values(args) if is_small else await self._queries.run(_values, args)
-            instance, head = await answering.understood(prepared, values)
+            instance, head = await answering.understood(prepared, _values(args))
             if who is not None:
                 check_reads(who, prepared, instance.analysis)  # the schema may have changed since `allow`
             if not instance.analysis.is_cacheable:

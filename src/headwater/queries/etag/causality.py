@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import InvalidRequest, PreconditionFailed
+from headwater.model import json_decoder
 from headwater.model.database_name import real_name
 
 FORMAT = "vector_clock_v2"
@@ -57,7 +58,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deps: tuple[Dep, ...] = ()
 
 
-_decoder = msgspec.json.Decoder(Token)
+_decoder = json_decoder.decoder(Token)
 
 # --- making, reading, writing ----------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from headwater.serve.gateway.sochdb_refusals import in_sequences, overrun
 from headwater.serve.gateway.socket import SERVER_STOPS, GatewaySocket
 from headwater.serve.http.websocket_protocol import Gone
 from headwater.serve.limits.limits import Limits, identity
+from headwater.serve.limits.request_body import LARGE
 from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.body_pieces import SMALL, Pieces, is_small
@@ -97,11 +98,11 @@ class Gateway:
 
     async def _answer(self, socket: GatewaySocket, text: str | None) -> None:
         """Send exactly one answer to one frame of a client."""
-        is_costly, code = messages.is_costly_frame(text), "ok"
-        request = messages.undecoded(text) if is_costly else messages.read(text)
+        is_large, code = text is not None and len(text) > LARGE, "ok"
+        request = messages.undecoded(text) if is_large else messages.read(text)
         try:
             self._limits.ask(socket.who, socket.client)
-            if is_costly:
+            if is_large:
                 CALLER.set(socket.who.account)
                 request = await self._bridge.call(messages.read, text)
             if request.error is not None:

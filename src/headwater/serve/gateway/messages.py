@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, RequestTooLarge
+from headwater.model import json_decoder
 from headwater.model.control_events import ControlEvent
 from headwater.model.suggestion import nearest
 from headwater.queries.statements.sql import Outcome
 from headwater.serve.http.transport_frames import OPS, text_fragments, text_frame
-from headwater.serve.limits.request_body import LARGE, MAX_ELEMENTS, check_elements, check_exponents, is_costly
+from headwater.serve.limits.request_body import MAX_ELEMENTS, check_elements
 from headwater.serve.rpc.body_pieces import PIECE, Pieces, encode_with, plain_rows
 from headwater.serve.rpc.envelope import clean
 from headwater.serve.rpc.params import Nothing, Params, explain
@@ -92,8 +93,8 @@ TYPES: dict[str, type[Params]] = {
     "unsubscribe": Unsubscribe,
     "ping": Nothing,
 }
-_messages = msgspec.json.Decoder(Message)
-_payloads = {name: msgspec.json.Decoder(kind) for name, kind in TYPES.items()}
+_messages = json_decoder.decoder(Message)
+_payloads = {name: json_decoder.decoder(kind) for name, kind in TYPES.items()}
 _FIRST_ID = re.compile(r'[ \n]{0,9}\{[ \n]{0,9}"id" {0,9}: {0,9}("[^"\\]{0,200}"|-?[0-9]{1,19})(?=[\s,}])')
 _FAULTS = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -105,11 +106,6 @@ class Request(msgspec.Struct, frozen=True):
     type: str = ""
     payload: Params | None = None
     error: HeadwaterError | None = None
-
-
-def is_costly_frame(text: str | None) -> bool:
-    """Return whether decoding the frame would block the event loop."""
-    return text is not None and (len(text) > LARGE or is_costly(text.encode(errors="replace")))
 
 
 def undecoded(text: str | None) -> Request:
@@ -128,7 +124,6 @@ def read(text: str | None) -> Request:
         return Request(error=InvalidRequest("frames are JSON text, not binary", hint=EXAMPLE))
     try:
         body = text.encode()
-        check_exponents(body)
         check_elements(body, MAX_ELEMENTS)
         message = _messages.decode(body)
     except RequestTooLarge as large:
@@ -150,7 +145,7 @@ def read(text: str | None) -> Request:
 def _unread(text: str, fault: Exception) -> Request:
     """Return a request with the error of a text that is not a message, and the text's id if it has one."""
     try:
-        found = msgspec.json.decode(text)
+        found = json_decoder.decode(text)
     except _FAULTS:
         why = "nested too deeply" if isinstance(fault, RecursionError) else str(fault)
         return Request(error=InvalidRequest(f"Invalid JSON: {why}", hint=EXAMPLE))

@@ -11,6 +11,7 @@ from headwater.errors import InvalidRequest, RequestTooLarge, StaleEpoch
 from headwater.feeds.filters.row_filter import Rule
 from headwater.feeds.options import Options
 from headwater.feeds.subscriptions.subscribe_table import MOST_SPANS, checked_spans
+from headwater.model import json_decoder
 from headwater.model.clock import MAX_COUNTER, MAX_MS, Timestamp, ts_of_ms
 from headwater.model.keys.key import Span
 from headwater.model.principal import Principal
@@ -19,10 +20,10 @@ from headwater.ranges.changefeed.changefeed import FeedStart
 from headwater.ranges.changefeed.watched_spans import WatchedSpan
 from headwater.ranges.ranges.ranges import Ranges
 from headwater.serve.http.query_string import plain_spans
-from headwater.serve.limits.request_body import check_exponents
 
 LEAST_MS, MOST_MS = 100, 3_600_000  # limits of the time between two checkpoints
 MAX_KEYS = 64 << 10  # bytes of the `keys` of one span
+_keys = json_decoder.decoder(dict[str, Any])
 SPAN_MS = 5  # minimum interval per span: every checkpoint is sent once per span
 
 
@@ -144,9 +145,8 @@ def _span(who: Principal, name: str, database: Database, each: Any) -> Span:
     keys = each.keys.encode()
     if len(keys) > MAX_KEYS:
         raise RequestTooLarge(f"`keys` is larger than {MAX_KEYS} bytes", hint="Send start_key and end_key.")
-    check_exponents(keys)
     try:
-        body = msgspec.json.decode(keys, type=dict[str, Any])
+        body = _keys.decode(keys)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise InvalidRequest("`keys` is not a JSON object", hint='Send such as {"prefix": [1]}.') from None
     options = Options(db=name, tables=(table.name,), spans=checked_spans(plain_spans([body])))

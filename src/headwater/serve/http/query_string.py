@@ -9,9 +9,9 @@ import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
+from headwater.model import json_decoder
 from headwater.model.formats import OBJECTS, PLAIN
 from headwater.model.literal import from_json, to_lit
-from headwater.serve.limits.request_body import FEW_EXPONENTS, check_exponents
 
 MAX_OFFSET = 2**63 - 1
 MAX_PARAMETERS = 64  # of a query string
@@ -118,9 +118,8 @@ def _json(query: dict[str, str], name: str, wanted: type) -> Any:
     text = list_in(query, name)
     if text is None:
         return None
-    check_exponents(text.encode(errors="surrogateescape"), FEW_EXPONENTS)
     try:
-        found = msgspec.json.decode(text)
+        found = json_decoder.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         found = None
     if not isinstance(found, wanted):

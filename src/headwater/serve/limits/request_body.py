@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import re
-from itertools import chain, islice
 from typing import Any
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, RequestTooLarge
@@ -18,14 +17,9 @@ JSON = b"application/json"
 MAX_RECEIVING = 256 << 20  # bytes of all unanswered requests, WebSocket messages included; half of it from one address
 UNCOUNTED = 64 << 10  # bytes: smaller bodies are not counted
 BODY_SECONDS = 300.0  # limit for the whole body, however steadily it arrives
-LARGE = 64 << 10  # bytes: larger bodies are decoded in a thread, not in the event loop; see `is_costly`
+LARGE = 64 << 10  # bytes: larger bodies are decoded in a thread, not in the event loop
 MAX_ELEMENTS = 500_000  # of JSON: commas, colons, and opening brackets and braces
 MAX_WRITTEN = 1_000_000  # the same for a request that writes
-MAX_EXPONENTS = 1_000  # numbers with an exponent of three digits
-FEW_EXPONENTS = 100  # most such numbers in a body that the event loop decodes itself
-_EXPONENT = re.compile(rb"[eE](?<=[0-9.][eE])[+-]?+0*+[1-9][0-9]{2}")  # never backtracks
-_SHAPES = bytes.maketrans(b"E023456789", b"e111111111")
-_PIECE = 64 << 10  # bytes that are searched without letting another thread run
 _HALF = re.compile(rb"\\u[dD](?:[c-fC-F]|[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F]))")
 _PAIR = 'Send both halves of the pair, or the character itself; send binary data as {"t":"bytes","b64":…}.'
 
@@ -91,36 +85,10 @@ def check_elements(body: bytes, most: int) -> None:
     )
 
 
-def is_costly(body: bytes) -> bool:
-    """Return whether decoding JSON would block the event loop: it is large, or has many numbers such as 1e308."""
-    return len(body) > LARGE or (len(body) > FEW_EXPONENTS * len("1e308,") and _has_many_exponents(body, FEW_EXPONENTS))
-
-
-def check_exponents(body: bytes, most: int = MAX_EXPONENTS) -> None:
-    """Raise RequestTooLarge if JSON has many numbers such as 1e308: the parser takes 0.1 ms for each."""
-    if len(body) <= most * len("1e308,") or not _has_many_exponents(body, most):
-        return
-    outside = _outside_texts(body, MAX_WRITTEN)
-    if outside is not None and not _has_many_exponents(outside, most):
-        return
-    raise RequestTooLarge(
-        f"the request has more than {most} numbers with an exponent of three digits",
-        hint="Send fewer per request, or write them without an exponent.",
-    )
-
-
 def _outside_texts(body: bytes, most: int) -> bytes | None:
     """Return the JSON without its strings; None if it has no strings, or more than `most`."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     return b"".join(plain.split(b'"')[::2]) if 0 < plain.count(b'"') <= 2 * most else None
-
-
-def _has_many_exponents(body: bytes, most: int) -> bool:
-    """Return whether more than `most` numbers have three-digit exponents; not all are found in large bodies."""
-    if body.translate(_SHAPES, b"+-").count(b"e111") <= most:  # zeros at the beginning included
-        return False
-    pieces = (_EXPONENT.finditer(body, start, start + _PIECE) for start in range(0, len(body), _PIECE))
-    return next(islice(chain.from_iterable(pieces), most, None), None) is not None
 
 
 def _marks(body: bytes) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, UnsupportedVersion
+from headwater.model import json_decoder
 from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.model.work.answer_limits import UNCOUNTED
 from headwater.model.work.work_context import CALLER
@@ -19,14 +20,7 @@ from headwater.queries.statements.pending_answer import PendingAnswer
 from headwater.serve.api import Api
 from headwater.serve.limits.limits import Limits, identity
 from headwater.serve.limits.request_body import LARGE as LARGE_BODY
-from headwater.serve.limits.request_body import (
-    MAX_ELEMENTS,
-    MAX_WRITTEN,
-    check_elements,
-    check_exponents,
-    is_costly,
-    no_json,
-)
+from headwater.serve.limits.request_body import MAX_ELEMENTS, MAX_WRITTEN, check_elements, no_json
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc import params
 from headwater.serve.rpc.body_pieces import Pieces, encode_with, is_small
@@ -77,11 +71,11 @@ class _Object(msgspec.Struct):
     """Any JSON object."""
 
 
-_envelopes = msgspec.json.Decoder(Envelope)
-_ids, _objects = msgspec.json.Decoder(_RequestId), msgspec.json.Decoder(_Object)
+_envelopes = json_decoder.decoder(Envelope)
+_ids, _objects = json_decoder.decoder(_RequestId), json_decoder.decoder(_Object)
 _whole = msgspec.json.Decoder(msgspec.Raw)
 _encode = msgspec.json.Encoder().encode
-_PARAMS = {method.name: msgspec.json.Decoder(method.params) for method in METHODS.values()}
+_PARAMS = {method.name: json_decoder.decoder(method.params) for method in METHODS.values()}
 _BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -112,7 +106,7 @@ class Rpc:
     async def envelope(self, who: Principal, body: bytes, client: str) -> Reply:
         """Return the answer to the request in `body`."""
         try:
-            request = await self._decode(who, is_costly(body), _envelope, body)
+            request = await self._decode(who, len(body) > LARGE_BODY, _envelope, body)
         except HeadwaterError as error:  # the threads are busy or stopped
             return error.status, error_body(None, error)
         if isinstance(request, tuple):
@@ -125,7 +119,7 @@ class Rpc:
         method = METHODS["sql.exec"]
         try:
             who.need(method.role, method.name, method.instead)
-            fault = await self._decode(who, is_costly(body), _no_object, body, _SQL_EXAMPLE)
+            fault = await self._decode(who, len(body) > LARGE_BODY, _no_object, body, _SQL_EXAMPLE)
         except Forbidden:
             return await self._answer(who, Envelope(method.name, id=SQL_ID), client)  # rejects and counts it
         except HeadwaterError as error:  # the threads are busy or stopped
@@ -178,8 +172,7 @@ class Rpc:
         who.need(method.role, method.name, method.instead)
         with memoryview(request.params) as view:
             size = view.nbytes
-            in_thread = size > LARGE_BODY or is_costly(bytes(view))
-        found = await self._decode(who, in_thread, _params, method, request.params)
+        found = await self._decode(who, size > LARGE_BODY, _params, method, request.params)
         db = self._limits.of_params(who, found)
         self._limits.enter(who, db)
         if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:
@@ -256,7 +249,6 @@ def _params(method: Method, raw: msgspec.Raw) -> params.Params:
 
 def _envelope(body: bytes) -> Envelope | Reply:
     """Return the request in `body`, or an error response if it contains none."""
-    check_exponents(body)
     try:
         return _envelopes.decode(body)
     except _BAD_JSON as error:
@@ -277,10 +269,9 @@ def _no_envelope(body: bytes, error: Exception) -> Reply:
 
 def _no_object(body: bytes, hint: str) -> InvalidRequest | None:
     """Return an error if `body` is not a JSON object; a large one is checked without building its values."""
-    check_exponents(body)
     try:
         if len(body) <= LARGE_BODY:
-            msgspec.json.decode(body)
+            json_decoder.decode(body)
         else:
             _whole.decode(body)
         _objects.decode(body)

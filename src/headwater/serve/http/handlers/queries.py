@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.errors import InvalidRequest, PreconditionFailed
+from headwater.model import json_decoder
 from headwater.model.formats import ARROW, CSV, OBJECTS, PLAIN, ROWS
 from headwater.model.literal import Value
 from headwater.model.principal import OWNER, VIEWER, Principal
@@ -19,7 +20,6 @@ from headwater.serve.api import Api
 from headwater.serve.call import ARROW_KIND, Call, Headers, wanted_kind
 from headwater.serve.http.not_modified_cache import NotModifiedCache
 from headwater.serve.limits.limits import identity
-from headwater.serve.limits.request_body import FEW_EXPONENTS, check_exponents
 from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.rpc.body_pieces import Pieces, is_small, send_body, size_of
 from headwater.serve.rpc.query_body import body_of
@@ -168,8 +168,7 @@ def args_in(text: str | None) -> list[Value] | dict[str, Value]:
     if len(text) > MAX_ARGS:
         raise InvalidRequest(f"args has more than {MAX_ARGS} characters", hint="Use query.execute_prepared.")
     try:
-        check_exponents(text.encode(), FEW_EXPONENTS)
-        found = msgspec.json.decode(text)
+        found = json_decoder.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         found = None
     if not isinstance(found, (list, dict)):

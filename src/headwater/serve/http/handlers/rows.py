@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headwater.errors import InvalidRequest, PreconditionFailed, Unavailable
+from headwater.model import json_decoder
 from headwater.model.database_name import real_name
 from headwater.model.principal import EDITOR, OWNER, VIEWER, Principal
 from headwater.model.work.answer_limits import UNCOUNTED, weight
@@ -29,9 +30,7 @@ from headwater.serve.limits.request_body import (
     MAX_ELEMENTS,
     BodyReservation,
     check_elements,
-    check_exponents,
     check_type,
-    is_costly,
     no_json,
     read_body,
 )
@@ -185,7 +184,7 @@ class RowPages:
         kind = check_type(request.scope["headers"], JSON, OBJECTS.encode())
         body = await read_body(request.scope, request.receive, self._max_body, memory)
         self._recheck(who)  # the credential may have ended while the body was received
-        columns = await self._bridge.call(_columns, body) if is_costly(body) else _columns(body)
+        columns = await self._bridge.call(_columns, body) if len(body) > LARGE else _columns(body)
         self._recheck(who)  # or while a thread decoded it
         return Body(columns, kind != JSON)
 
@@ -221,9 +220,8 @@ def _admit(who: Principal, role: str, request: Request) -> None:
 
 def _columns(body: bytes) -> dict[str, Any]:
     check_elements(body, MAX_ELEMENTS)
-    check_exponents(body)
     try:
-        found = msgspec.json.decode(body)
+        found = json_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise no_json(body, error, HINT) from None
     if not isinstance(found, dict):

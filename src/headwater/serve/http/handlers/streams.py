@@ -19,6 +19,7 @@ from headwater.feeds.deliver.stream_request import ReaderPosition, Transport
 from headwater.feeds.feeds import Feeds
 from headwater.feeds.groups.group import PIECE
 from headwater.feeds.snapshot import Position
+from headwater.model import json_decoder
 from headwater.model.principal import VIEWER
 from headwater.model.work.log_throttle import LogThrottle, counted
 from headwater.serve.auth.open_sessions import ENDED, Sessions
@@ -66,7 +67,7 @@ class Frame(msgspec.Struct, forbid_unknown_fields=True):
     pause: bool | None = None
 
 
-_frames = msgspec.json.Decoder(Frame)
+_frames = json_decoder.decoder(Frame)
 
 
 class Streams:
