@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.log.memory_log import MemoryLog
-from tests.log.samples import ITEMS, ORDERS, fill, flat, ids, in_parts, inserts, transaction, transactions
+from tests.log.samples import ITEMS, ORDERS, fill, flat, ids, in_parts, inserts, mixed, transaction, transactions
 from tests.suite.examples import examples
 
 from headwater.errors import InvalidRequest, OffsetExpired
@@ -267,6 +267,60 @@ def test_reach_returns_a_step_of_about_the_requested_size(log: Log) -> None:
     assert log.reach(7, changes=1500, bytes=1) == 8, "at least one"
     small = log.reach(7, changes=1500, bytes=4_000)
     assert 8 < small < 1000 and log.reach(small, changes=1500, bytes=4_000) > small
+
+
+def test_reach_of_one_table_counts_only_its_own_changes(log: Log) -> None:
+    quiet = [["orders"] * 1000, ["items"] * 10, ["orders"] * 1000, ["items"] * 10]
+    for part in mixed(1, quiet):
+        log.append([part])
+    if isinstance(log, LiveLog):
+        log.flush()
+    reach = partial(log.reach, bytes=2**40)
+    ends = [0]
+    while ends[-1] < log.latest:
+        ends.append(reach(ends[-1], changes=5, table="items"))
+    assert 2 < len(ends) < 9, "two transactions of ten changes, each in one step or a few: not 400 steps"
+    assert reach(0, changes=20, table="items") == reach(0, changes=5000, table="orders") == 2020
+    assert reach(0, changes=1000, table="orders") >= 1000
+    assert reach(0, changes=7, table="unknown") == 2020
+
+
+names = st.sampled_from(["orders", "items"])
+
+
+@pytest.mark.slow
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    tables=st.lists(st.builds(lambda name, count: [name] * count, names, st.integers(1, 400)), min_size=1, max_size=25),
+    keep=st.integers(1, 4000),
+    merged=st.booleans(),
+)
+def test_ends_and_scans_of_tables_match_a_list_of_the_changes(
+    make: Callable[[Path], Log],
+    tmp_path_factory: pytest.TempPathFactory,
+    tables: list[list[str]],
+    keep: int,
+    merged: bool,
+) -> None:
+    log = make(tmp_path_factory.mktemp("log"))
+    owners = [name for each in tables for name in each]
+    for part in mixed(1, tables):
+        log.append([part])
+        if isinstance(log, LiveLog):
+            log.flush()
+        assert log.last_of(part.changes[-1].table.name) == part.upto
+    while merged and log.merge():
+        pass
+    while log.retain(Retention(changes=keep), now_ms=0):
+        pass
+    for table in ("orders", "items", "unknown"):
+        ends = [offset for offset, name in enumerate(owners, 1) if name == table]
+        last = ends[-1] if ends else 0
+        assert log.last_of(table) == last or last <= log.last_of(table) < log.horizon
+        found = flat(part for part in log.scan(after=log.horizon - 1, table=table))
+        offsets = [offset for offset, *_, change in found if change.table.name == table]  # type: ignore[attr-defined]
+        assert offsets == [offset for offset in ends if offset >= log.horizon]
+    log.close()
 
 
 def test_clock_ceiling_only_rises_and_covers_every_appended_time(log: Log) -> None:

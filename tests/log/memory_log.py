@@ -21,6 +21,7 @@ class MemoryLog:
         self._begin(first, "created")
         self._ts = self.clock_ceiling = 0
         self._notes: dict[str, str] = {}
+        self._ends: dict[str, int] = {}  # offset of the last change, by table
 
     def _begin(self, first: int, reason: str, name: str = "") -> None:
         self.generation, self.generation_reason = name or secrets.token_hex(8), reason
@@ -37,6 +38,7 @@ class MemoryLog:
         blocks = [_held(block) for block in encode(new)]
         self._parts += new
         self._blocks += blocks
+        self._ends |= {change.table.name: at for part in new for at, change in enumerate(part.changes, part.first)}
         self._notes.update(notes or {})
         if new:
             self.latest, self.position, self._ts = new[-1].upto, new[-1].position, new[-1].ts
@@ -54,7 +56,7 @@ class MemoryLog:
         low = max(bisect_right(parts, after + 1, key=_first) - 1, 0)
         return within(parts[low : bisect_right(parts, upto, key=_first)], after, upto)
 
-    def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
+    def scan(self, *, after: int, upto: int | None = None, table: str | None = None) -> Iterator[Transaction]:
         """Yield every change in (after, upto], block by block; a later append does not disturb it."""
         upto = self.latest if upto is None else min(upto, self.latest)
         return iter(self.read(after=after, upto=upto, limit=self.latest))
@@ -67,11 +69,19 @@ class MemoryLog:
         """Return the first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
         return first_begin(self._parts, max(offset, self.horizon)) or self.latest + 1
 
-    def reach(self, after: int, *, changes: int, bytes: int) -> int:
+    def last_of(self, table: str) -> int:
+        """Return the offset of the last change of `table`, also if it was evicted; 0 if it never changed."""
+        return self._ends.get(table, 0)
+
+    def reach(self, after: int, *, changes: int, bytes: int, table: str | None = None) -> int:
         """Return the end of a step after `after` of about so many changes and bytes, at least one change."""
-        blocks = [block for block in self._blocks if block.upto > after]
+        blocks = [(block, self._share(block, table)) for block in self._blocks if block.upto > after]
         end = step_end(blocks, after, latest=self.latest, changes=changes, bytes=bytes)
         return whole(end, after, begins=self.first_whole(end + 1))
+
+    def _share(self, block: BlockInfo, table: str | None) -> float:
+        changes = [each for part in within(self._parts, block.first - 1, block.upto) for each in part.changes]
+        return sum(table in (None, each.table.name) for each in changes) / len(changes)
 
     def raise_ceiling(self, ts: int) -> None:
         """Promise, durably, that times up to `ts` may be given out from now on."""

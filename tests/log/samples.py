@@ -30,6 +30,21 @@ def transactions(sizes: Iterable[int], *, first: int = 1, ms: int = 0) -> Iterat
         first += size
 
 
+def mixed(first: int, tables: Iterable[Sequence[str]]) -> Iterator[Transaction]:
+    """Yield one transaction for each list of table names, with one insert into each named table."""
+    shapes = {ORDERS.name: ORDERS, ITEMS.name: ITEMS}
+    for names in tables:
+        changes = tuple(
+            Change(Op.INSERT, shapes[name], None, _row(shapes[name], first + at)) for at, name in enumerate(names)
+        )
+        yield Transaction(f"t{first}", changes, first, first, 0, 0, True, f"p{first + len(names) - 1}")
+        first += len(names)
+
+
+def _row(table: Table, number: int) -> Row:
+    return (number, *[None] * (len(table.columns) - 1))
+
+
 def in_parts(whole: Transaction, size: int) -> Iterator[Transaction]:
     """Yield `whole` in parts of `size` changes, as a source delivers a large one."""
     for after in range(whole.first - 1, whole.upto, size):

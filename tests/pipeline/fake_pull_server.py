@@ -96,6 +96,7 @@ class Twin:
         self.asked.append(params)
         self.wait(params)
         told = {"generation": self.generation, "horizon": self.horizon, "latest": self.latest}
+        told["table_latest"] = self.latest
         told |= {"db": "main", "table": self.table, "version": f"{self.generation}.{self.latest}"}
         if params.get("shape", self.table.version) != self.table.version and "after" in params:
             later = enumerate(self.log[params["after"] :], params["after"] + 1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import ssl
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from random import Random
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from headwater.client.protocol import find_token, offset_expired, parse_url, ranges_of, reader
 from headwater.client.pull_state import LogPull, RangeScan, SnapshotPull
-from headwater.client.responses import Described, Page, Registered, Subscribed
+from headwater.client.responses import ChangedTables, Described, Page, Registered, Subscribed
 from headwater.client.retry import Backoff
 from headwater.client.sse import Feed, Follow
 from headwater.client.transfer import Call, Transfer
@@ -115,6 +115,12 @@ class Methods:
         rows, size = step or (None, None)
         asked = {"after": after, "wait_ms": wait_ms or None, "shape": shape, "step_rows": rows, "step_bytes": size}
         return Call("pull.describe", {"db": db, "table": table, **asked}, reader(Described))
+
+    @called
+    def changed_tables(self, db: str, after: Mapping[str, int], wait_ms: int = 0) -> Call[ChangedTables]:
+        """Return the tables that changed after their offset in `after`; wait `wait_ms` for the first such change."""
+        asked = {"db": db, "after": dict(after), "wait_ms": wait_ms or None}
+        return Call("pull.changed_tables", asked, reader(ChangedTables))
 
     @called
     def ranges(self, db: str, table: str, target_bytes: int | None = None) -> Call[list[Range]]:

@@ -37,7 +37,7 @@ REPEATABLE = frozenset(
         *("system.ping", "system.version", "system.capabilities", "stats.snapshot", "security.ticket.create"),
         *("schema.list_databases", "schema.list_tables", "schema.describe_table", "data.get"),
         *("cdc.poll", "cdc.ack", "cdc.list", "cdc.backtest", "cdc.pause", "cdc.resume"),
-        *("pull.describe", "pull.ranges", "pull.register", "pull.release"),
+        *("pull.describe", "pull.changed_tables", "pull.ranges", "pull.register", "pull.release"),
     }
 )
 

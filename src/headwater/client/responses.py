@@ -17,6 +17,7 @@ class Described(msgspec.Struct, frozen=True):
     generation: str
     horizon: int
     latest: int
+    table_latest: int  # offset of the table's last change up to `latest`; if that is evicted, an upper bound
     table: Table
     version: str  # `<generation>.<latest>`: the rows of this moment, for `snapshot`
     caught_up: bool = True  # whether `latest` holds every commit from before the request
@@ -28,6 +29,15 @@ class Described(msgspec.Struct, frozen=True):
     resnapshot: bool = False  # rows may have changed with it without a change in the log
     step_upto: int | None = None  # the end of a step of the requested size, if possible of a transaction
     remedy: str = ""  # the SQL that makes the source send complete rows; "" if it does already
+
+
+class ChangedTables(msgspec.Struct, frozen=True):
+    """The offsets of a log, and the tables that changed after given offsets, with the offset of their last change."""
+
+    generation: str
+    horizon: int
+    latest: int
+    changed: dict[str, int] = {}
 
 
 class Registered(msgspec.Struct, frozen=True, rename={"version": "init_snapshot_version"}):

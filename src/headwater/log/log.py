@@ -83,11 +83,11 @@ class Log(Protocol):
         fewer than `limit` when rows are very large.
         """
 
-    def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
+    def scan(self, *, after: int, upto: int | None = None, table: str | None = None) -> Iterator[Transaction]:
         """Yield every change in (after, upto], block by block, as transactions or parts; later appends do not matter.
 
-        `upto` is the `latest` of the call if not given. Raises OffsetExpired at once, or on the way when
-        retention overtakes it.
+        `upto` is the `latest` of the call if not given. With `table`, blocks without a change of it may be left out.
+        Raises OffsetExpired at once, or on the way when retention overtakes it.
         """
 
     def offset_at(self, ts: int) -> int:
@@ -96,10 +96,17 @@ class Log(Protocol):
     def first_whole(self, offset: int) -> int:
         """Return the first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
 
-    def reach(self, after: int, *, changes: int, bytes: int) -> int:
+    def last_of(self, table: str) -> int:
+        """Return the offset of the last change of `table`; 0 if it never changed.
+
+        After that change is evicted, return an upper bound below the horizon.
+        """
+
+    def reach(self, after: int, *, changes: int, bytes: int, table: str | None = None) -> int:
         """Return the last offset of a step after `after`: about `changes` changes or `bytes` bytes, at least a change.
 
-        It ends with a transaction, unless that more than doubles the step; at the head, return `after`.
+        With `table`, only its own changes count. The step ends with a transaction, unless that more than doubles it; at
+        the head, return `after`.
         """
 
     @property

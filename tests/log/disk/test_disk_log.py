@@ -16,10 +16,10 @@ import apsw
 import pytest
 from msgspec.structs import replace
 from tests.log.faults import FaultyVFS
-from tests.log.samples import ORDERS, fill, flat, ids, transaction, transactions
+from tests.log.samples import ORDERS, fill, flat, ids, mixed, transaction, transactions
 
 from headwater.errors import InvalidRequest, LogDamaged, NotFound, OffsetExpired, StorageFull, Unavailable
-from headwater.log.disk import store
+from headwater.log.disk import block_reader, store
 from headwater.log.disk.block_codec import MAX_RAW
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.log import Retention
@@ -50,6 +50,55 @@ def test_earlier_schema_version_is_read_from_the_log(log: DiskLog, path: Path) -
             assert each.shape(ORDERS.name, ORDERS.version) == ORDERS
             assert each.shape(ORDERS.name, wider.version) == wider
             assert each.shape(ORDERS.name, 99) is None and each.shape("none", 1) is None
+
+
+def test_log_of_format_one_is_upgraded_and_bounds_tables_by_its_horizon(path: Path) -> None:
+    with contextlib.closing(DiskLog.open(path)) as log:
+        fill(log, [3, 600])
+        log.retain(Retention(changes=100), now_ms=0)
+    sql(path, "DROP TABLE evicted")
+    sql(path, "PRAGMA user_version = 1")
+    with contextlib.closing(DiskLog.open(path)) as log:
+        assert (log.horizon, log.last_of("orders"), log.last_of("unknown")) == (504, 603, 503)
+
+
+def test_last_change_of_a_table_is_known_after_its_block_is_deleted(log: DiskLog) -> None:
+    fill(log, [3])
+    for part in mixed(4, [["items"], ["orders"] * 600, ["orders"] * 600]):
+        log.append([part])
+    log.retain(Retention(changes=100), now_ms=0)
+    assert log.horizon == 1105
+    assert (log.last_of("orders"), log.last_of("items"), log.last_of("unknown")) == (1204, 4, 0)
+    assert log.blocks()[0].first > 4, "the block was deleted"
+    with contextlib.closing(DiskLog.open(log.path, read_only=True)) as other:
+        assert other.last_of("items") == 4
+
+
+def test_merge_of_unread_blocks_does_not_hide_the_last_change_of_a_table(log: DiskLog) -> None:
+    for part in mixed(1, [["items"], ["orders"], ["orders"]]):
+        log.append([part])
+    assert log.last_of("items") == 1
+    for part in mixed(4, [["items"], *[["orders"]] * 600]):
+        log.append([part])
+    while log.merge():
+        pass
+    assert (log.last_of("items"), log.last_of("orders")) == (4, 604)
+
+
+def test_scan_of_one_table_leaves_the_blocks_of_others_compressed(log: DiskLog, monkeypatch: Any) -> None:
+    for part in mixed(1, [["orders"] * 5000, ["items"], ["orders"] * 5000]):
+        log.append([part])
+    decoded: list[int] = []
+    decode = block_reader.decode
+
+    def counted(first: int, *rest: Any) -> Any:
+        decoded.append(first)
+        return decode(first, *rest)
+
+    monkeypatch.setattr(block_reader, "decode", counted)
+    found = [change for part in log.scan(after=0, table="items") for change in part.changes]
+    assert [change.table.name for change in found].count("items") == 1
+    assert len(decoded) == 1
 
 
 @pytest.fixture
@@ -135,7 +184,7 @@ def test_text_file_as_a_log_is_refused(path: Path) -> None:
 def test_log_file_of_a_newer_format_is_refused(path: Path) -> None:
     DiskLog.open(path).close()
     sql(path, f"PRAGMA user_version = {len(store.FORMAT.migrations) + 1}")
-    with pytest.raises(LogDamaged, match="format 2") as caught:
+    with pytest.raises(LogDamaged, match="format 3") as caught:
         DiskLog.open(path)
     assert "newer" in caught.value.hint
 

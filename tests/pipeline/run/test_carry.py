@@ -206,6 +206,30 @@ def test_sink_behind_the_log_horizon_is_resnapshotted_or_with_on_lost_fail_refus
         server.stop()
 
 
+def test_changes_of_other_tables_make_no_step_and_no_new_snapshot(spark: SparkSession, tmp_path: Path) -> None:
+    server = Live(tmp_path / "data", log={"retention_events": 500})
+    lake = Lake(spark, server, tmp_path)
+    try:
+        server.sql(T)
+        server.sql("CREATE TABLE busy (id INTEGER PRIMARY KEY, v TEXT)")
+        fill(server, 3)
+        carried, version = lake.carry().offset, lake.table().version()
+        fill(server, 20, table="busy")
+        watcher = Watching()
+        assert (lake.carry(watcher=watcher).offset, lake.table().version()) == (carried, version)
+        assert (watcher.reasons, watcher.steps) == ([], [])
+        fill(server, 1000, first=100, table="busy")
+        server.until(lambda: server.app.database("main").log.horizon > carried + 1)
+        assert lake.verify().is_good
+        done = lake.carry(watcher=watcher)
+        assert done.offset > carried and done.rows == 0 and watcher.reasons == []
+        assert lake.is_equal() and lake.verify().is_good
+        fill(server, 2, first=50)
+        assert lake.carry(watcher=watcher).rows == 2 and watcher.reasons == [] and lake.is_equal()
+    finally:
+        server.stop()
+
+
 class Late(Client):
     """A client that alters the table between the decision to load and the registered version."""
 

@@ -29,7 +29,7 @@ PLAN = Plan("p1", "g1", 100, SPANS, TABLE)
 def log_status(**given: object) -> Described:
     """Return the status of the table's log, with these fields changed."""
     shape = replace(TABLE, version=given.pop("version", 3))  # type: ignore[arg-type]
-    told = {"generation": "g1", "horizon": 1, "latest": 200, "table": shape, "version": "g1.200"}
+    told = {"generation": "g1", "horizon": 1, "latest": 200, "table_latest": 200, "table": shape, "version": "g1.200"}
     return Described(**told | given)  # type: ignore[arg-type]
 
 
@@ -84,6 +84,35 @@ def test_log_horizon_beyond_the_needed_offset_begins_a_new_snapshot() -> None:
     assert next_of(State(PLAN, 100), log_status(horizon=150)) == Load(SPANS[:2])
     assert next_of(State(PLAN, 100, {SPANS[0]: 149}), log_status(horizon=150)) == Load(SPANS[1:3])
     assert next_of(State(PLAN, 100, {SPANS[0]: 148}), log_status(horizon=150)) == Begin("wal_horizon_exceeded")
+
+
+def test_table_without_newer_changes_waits_while_the_log_grows() -> None:
+    assert next_of(State(PLAN, 150), log_status(table_latest=150, latest=100_000)) == Wait(150)
+    action = next_of(State(PLAN, 150), log_status(table_latest=151, latest=100_000))
+    assert isinstance(action, Apply) and action.slices is None
+
+
+def test_spans_without_newer_changes_are_not_read_again() -> None:
+    loaded = dict(zip(SPANS, (110, 110, 140, 160), strict=True))
+    action = next_of(State(PLAN, 100, loaded), log_status(table_latest=140), step=100)
+    assert isinstance(action, Apply) and action.slices is not None
+    assert [(each.after, each.upto) for each in action.slices] == [(110, 200), (110, 200)]
+
+
+@pytest.mark.parametrize(("horizon", "offset", "is_moved"), [(1, 101, False), (101, 151, False), (101, 149, True)])
+def test_sink_of_a_quiet_table_takes_an_empty_step_when_it_nears_the_horizon(
+    horizon: int, offset: int, is_moved: bool
+) -> None:
+    action = next_of(State(PLAN, offset), log_status(horizon=horizon, table_latest=10), step=1000)
+    empty = Apply(Step("p1", "g1", offset, 200), ())
+    assert action == (empty if is_moved else Wait(offset))
+
+
+def test_evicted_changes_of_other_tables_make_no_new_snapshot_necessary() -> None:
+    assert next_of(State(PLAN, 150), log_status(horizon=190, table_latest=150), step=1000) == Apply(
+        Step("p1", "g1", 150, 200), ()
+    )
+    assert next_of(State(PLAN, 150), log_status(horizon=190, table_latest=151)) == Begin("wal_horizon_exceeded")
 
 
 def test_changed_schema_evolves_is_pinned_or_refused_by_policy() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.pipeline.fake_pull_server import TABLE
 
 from headwater.client import Described
@@ -14,9 +15,7 @@ from headwater.pipeline.spark.offsets import StreamOffset, StreamParameters, che
 
 def log_status(latest: int, horizon: int = 1, version: int = 1, **more: Any) -> Described:
     """Return the status of a table's log, as `pull.describe` returns it."""
-    import msgspec
-
-    table = msgspec.structs.replace(TABLE, version=version)
+    table, more = replace(TABLE, version=version), {"table_latest": latest} | more
     return Described(generation="g", horizon=horizon, latest=latest, table=table, version=f"g.{latest}", **more)
 
 
@@ -42,6 +41,19 @@ def test_batch_ends_at_the_end_of_the_log() -> None:
 @pytest.mark.parametrize(("rows", "upto"), [(1, 4), (2, 4), (10, 8), (1000, 10)])
 def test_batch_of_updates_respects_the_row_limit(rows: int, upto: int) -> None:
     assert next_offset(at(3), log_status(10), StreamParameters(1, max_rows=rows)).offset == upto
+
+
+def test_batch_ends_where_the_server_ends_a_step_of_the_table() -> None:
+    log = replace(log_status(1000), step_upto=700)
+    assert next_offset(at(3), log, StreamParameters(1, max_rows=10)) == at(700)
+    assert next_offset(at(3), log, StreamParameters(1, max_rows=10, target=600)) == at(600)
+
+
+def test_changes_of_other_tables_make_no_batch_until_the_horizon_is_near() -> None:
+    log = replace(log_status(1000), table_latest=3)
+    assert next_offset(at(3), log, StreamParameters(1)) == at(3)
+    assert next_offset(at(800), replace(log, horizon=400), StreamParameters(1)) == at(800)
+    assert next_offset(at(600), replace(log, horizon=550), StreamParameters(1)) == at(1000)
 
 
 def test_run_with_a_target_offset_stops_at_the_target() -> None:

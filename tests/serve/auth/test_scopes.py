@@ -93,6 +93,8 @@ CALLS: list[tuple[str, dict[str, Any], frozenset[str]]] = [  # method, params, p
     ("query.patch", {"query_id": "Q:SELECT k FROM b", "args": []}, READS),
     ("pull.describe", A, READS_A),
     ("pull.describe", B, READS),
+    ("pull.changed_tables", {"db": "shop", "after": {"a": 0}}, READS_A),
+    ("pull.changed_tables", {"db": "shop", "after": {"a": 0, "b": 0}}, READS),
     ("pull.ranges", B, READS),
     ("pull.register", {**B, "subscriber": "s"}, READS),
     ("pull.release", {**B, "subscriber": "s"}, READS),

@@ -45,6 +45,7 @@ def test_described_table_has_its_key_and_column_types(client: Client, files: Who
         "generation",
         "horizon",
         "latest",
+        "table_latest",
         "caught_up",
         "version",
         "key",
@@ -94,6 +95,41 @@ def test_describe_with_wait_ms_returns_after_the_next_change(client: Client, fil
     later = client.ok("pull.describe", table="t", after=seen["latest"], wait_ms=20_000)
     writer.join()
     assert later["latest"] == seen["latest"] + 1
+
+
+def test_changes_of_other_tables_leave_the_last_change_of_a_table(client: Client, files: Whole) -> None:
+    before = client.ok("pull.describe", table="t")
+    files.run("INSERT INTO loose DEFAULT VALUES")
+    seen, other = (client.ok("pull.describe", table=name) for name in ("t", "loose"))
+    assert (seen["table_latest"], seen["latest"]) == (before["table_latest"], before["latest"] + 1)
+    assert other["table_latest"] == other["latest"] == seen["latest"]
+    asked = {"t": seen["table_latest"], "loose": seen["table_latest"]}
+    found = client.ok("pull.changed_tables", after=asked)
+    log = files.database("main").log
+    assert found == {
+        "generation": log.generation,
+        "horizon": log.horizon,
+        "latest": other["latest"],
+        "changed": {"loose": other["latest"]},
+    }
+    assert client.ok("pull.changed_tables", after={"t": seen["latest"], "unknown": 0})["changed"] == {}
+
+
+def test_changed_tables_with_wait_ms_waits_for_a_change_of_the_named_table(client: Client, files: Whole) -> None:
+    latest = client.ok("pull.describe", table="t")["latest"]
+    log = files.database("main").log
+
+    def write() -> None:
+        for statement in ("INSERT INTO loose DEFAULT VALUES", "DELETE FROM t WHERE k = 1"):
+            while not log.has_listeners:
+                time.sleep(0.001)
+            files.run(statement)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    found = client.ok("pull.changed_tables", after={"t": latest}, wait_ms=20_000)
+    writer.join()
+    assert found["changed"] == {"t": latest + 2}
 
 
 def test_pull_ranges_returns_adjacent_ranges_with_bounds_in_hex(client: Client) -> None:
@@ -180,6 +216,11 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("pull.describe", {"table": "t\0"}, "not_found"),
     ("pull.describe", {"table": "t", "after": 0, "shape": 2**63}, "invalid_request"),
     ("pull.describe", {"table": "t", "db": "../main"}, "not_found"),
+    ("pull.changed_tables", {"after": {}}, "invalid_request"),
+    ("pull.changed_tables", {"after": {"t": -1}}, "invalid_request"),
+    ("pull.changed_tables", {"after": {"t": 0}, "db": "../main"}, "not_found"),
+    ("pull.changed_tables", {"after": {"t": 0}, "wait_ms": 60_001}, "invalid_request"),
+    ("pull.changed_tables", {"after": {f"t{n}": 0 for n in range(4097)}}, "invalid_request"),
     ("pull.ranges", {"table": "t", "target_bytes": 0}, "invalid_request"),
     ("pull.ranges", {"table": "T"}, "not_found"),
     ("pull.ranges", {"table": "_headwater_capture"}, "not_found"),

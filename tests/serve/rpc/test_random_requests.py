@@ -125,6 +125,7 @@ NEARLY: dict[str, dict[str, Any]] = {  # method -> params that would do, to be s
     "cdc.close": {"sub_id": "sub_0"},
     "cdc.list": {"db": "main"},
     "cdc.seek": {"sub_id": "sub_0", "ts": "1763172000000.0"},
+    "pull.changed_tables": {"db": "main", "after": {"users": 0}, "wait_ms": 0},
     "pull.describe": {"db": "main", "table": "users", "after": 0, "wait_ms": 0, "shape": 7, "step_rows": 9},
     "pull.ranges": {"db": "main", "table": "users", "target_bytes": 16},
     "pull.register": {"db": "main", "table": "pairs", "subscriber": "lake", "keep": 1},

@@ -16,6 +16,7 @@ from headwater.model.quantity import amount, counted
 from headwater.model.url_secrets import has_secrets
 
 if TYPE_CHECKING:
+    from headwater.client import Described
     from headwater.pipeline.run.progress import MetaStore
     from headwater.pipeline.run.spec import PipelineSpec
     from headwater.pipeline.run.task import RangeProgress, Task
@@ -108,15 +109,19 @@ def _status(args: argparse.Namespace) -> int:
     spec = None if args.file is None else read_pipeline(args.file)
     with _open(args) as meta:
         tasks = meta.tasks(None if spec is None else spec.name)
-        heads = NewestOffsets(spec.token_file if spec else None)
-        found = [_facts(task, meta.progress(task), heads.latest(task)) for task in tasks]
+        heads = LogDescriptions(spec.token_file if spec else None)
+        found = [_facts(task, meta.progress(task), heads.describe(task)) for task in tasks]
     print_result(args.output, found, STATUS, [_row(each) for each in found], nothing="nothing was carried yet")
     return OK
 
 
-def _facts(task: Task, ranges: Sequence[RangeProgress], latest: int | None) -> dict[str, Any]:
-    """Return the fields of a task for JSON output; `latest` is the newest offset of its log."""
+def _facts(task: Task, ranges: Sequence[RangeProgress], log: Described | None) -> dict[str, Any]:
+    """Return the fields of a task for JSON output; `log` is the server's description of the table and its log.
+
+    A sink is not behind by the changes of other tables that were made after the last change of its own.
+    """
     offset = min((row.last_offset for row in ranges), default=0) or None
+    is_behind = offset is not None and log is not None and offset < log.table_latest
     return {
         "pipeline": task.name,
         "db": task.db,
@@ -124,8 +129,8 @@ def _facts(task: Task, ranges: Sequence[RangeProgress], latest: int | None) -> d
         "state": state_of(task),
         "stage": _stage(ranges),
         "offset": offset,
-        "latest": latest,
-        "lag": None if offset is None or latest is None else max(0, latest - offset),
+        "latest": None if log is None else log.latest,
+        "lag": None if offset is None or log is None else (log.latest - offset) * is_behind,
         "verified_through": task.verified_through,
         "rows_estimate": sum(max(row.rows, row.rows_estimate) for row in ranges),
         "owner": task.owner if task.is_owned else None,
@@ -156,22 +161,22 @@ def _stage(ranges: Sequence[RangeProgress]) -> str | None:
     return FAILED if FAILED in stages else min(stages, key=STAGES.index, default=None)
 
 
-class NewestOffsets:
-    """Newest offsets of the logs of tasks; a server that does not answer is asked only once."""
+class LogDescriptions:
+    """Descriptions of the logs of tasks; a server that does not answer is asked only once."""
 
     def __init__(self, token_file: str | None) -> None:
         self._token_file = token_file
         self._silent: set[str] = set()
 
-    def latest(self, task: Task) -> int | None:
-        """Return the newest offset of the task's log; None if its server refuses or does not answer."""
+    def describe(self, task: Task) -> Described | None:
+        """Return the task's table and its log; None if the server refuses or does not answer."""
         from headwater.client import Client
 
         if task.server in self._silent:
             return None
         try:
             with Client(task.server, token_file=self._token_file, timeout=SERVER_SECONDS, patience=0) as client:
-                return client.describe(task.db, task.table).latest
+                return client.describe(task.db, task.table)
         except HeadwaterError as error:
             if error.retryable:
                 self._silent.add(task.server)

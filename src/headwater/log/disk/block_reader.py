@@ -27,7 +27,7 @@ WHERE first >= ifnull((SELECT max(first) FROM block WHERE first <= ?1), ?1) AND 
 """
 _AT_TIME = f"SELECT {_STORED} FROM block WHERE ts_first <= ? ORDER BY ts_first DESC, first DESC LIMIT 1"
 _SIZES = """
-SELECT first, count, bytes, raw, commit_ms_last FROM block
+SELECT first, count, bytes, raw, commit_ms_last, schemas FROM block
 WHERE first >= ifnull((SELECT max(first) FROM block WHERE first <= ?1), ?1) ORDER BY first
 """
 _NEXT_WHOLE = "SELECT whole FROM block WHERE first > ? AND whole IS NOT NULL ORDER BY first LIMIT 1"
@@ -115,10 +115,26 @@ class Reader:
         return list(chain.from_iterable(map(self._decoded, blocks)))
 
     @contextmanager
-    def sizes(self, offset: int) -> Iterator[Iterator[BlockInfo]]:
-        """Yield an iterator over the sizes of the blocks, from the block that holds `offset` on."""
+    def sizes(self, offset: int) -> Iterator[Iterator[tuple[BlockInfo, frozenset[str]]]]:
+        """Yield an iterator over the sizes and table names of the blocks, from the block that holds `offset` on."""
         with self._connection() as connection, closing(connection.execute(_SIZES, (offset,))) as rows:
-            yield (BlockInfo(*row) for row in rows)
+            yield ((BlockInfo(*row), self._shapes.names(connection, schemas)) for *row, schemas in rows)
+
+    def next_of(self, table: str, offset: int, upto: int) -> int | None:
+        """Return the first offset in [offset, upto] whose block has changes of `table`; None if there is none."""
+        with self.sizes(offset) as blocks:
+            for block, names in blocks:
+                if block.first > upto:
+                    break
+                if table in names:
+                    return max(block.first, offset)
+        return None
+
+    def evicted(self, table: str) -> int:
+        """Return an offset at or above the table's last change in deleted blocks; 0 if they had none."""
+        with self._connection() as connection:
+            sql = "SELECT ifnull(max(upto), 0) FROM evicted WHERE name IN ('', ?)"
+            return int(connection.execute(sql, (table,)).get)
 
     def at_time(self, ts: int) -> list[Transaction]:
         """Return the transactions of the last block that begins at or before `ts`; empty if there is none."""

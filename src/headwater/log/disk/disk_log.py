@@ -17,6 +17,7 @@ from headwater.log.disk.log_writer import Writer
 from headwater.log.disk.retained_blocks import RetainedBlocks
 from headwater.log.disk.retention import step_end, whole
 from headwater.log.disk.store import State, new_generation
+from headwater.log.disk.table_ends import TableEnds, own_shares
 from headwater.log.transaction_parts import BLOCK_CHANGES, first_begin, in_order, last_at, within
 from headwater.model.change import Transaction
 
@@ -30,6 +31,7 @@ class DiskLog:
         self._reader = Reader(path, vfs)
         self._writer = writer
         self.note, self.shape = self._reader.note, self._reader.shape
+        self.last_of = TableEnds(self._reader).last
         blocks = RetainedBlocks(self._own_writer, self._reader)
         self.retain, self.blocks, self.overdue, self.merge = blocks.retain, blocks.sizes, blocks.overdue, blocks.merge
 
@@ -111,13 +113,18 @@ class DiskLog:
         upto = min(head if upto is None else upto, head, after + (BLOCK_CHANGES if limit is None else limit))
         return self._page(after, upto, 1 if limit is None else limit) if after < upto else []
 
-    def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
+    def scan(self, *, after: int, upto: int | None = None, table: str | None = None) -> Iterator[Transaction]:
         head = _check_kept(after, self._now()).latest
-        return chain.from_iterable(self._pages(after, head if upto is None else min(upto, head)))
+        return chain.from_iterable(self._pages(after, head if upto is None else min(upto, head), table))
 
-    def _pages(self, after: int, upto: int) -> Iterator[list[Transaction]]:
+    def _pages(self, after: int, upto: int, table: str | None) -> Iterator[list[Transaction]]:
         while after < upto:
-            page = self._page(after, upto, BLOCK_CHANGES)
+            if table is not None:
+                found = self._reader.next_of(table, after + 1, upto)
+                if found is None:
+                    return
+                after = found - 1
+            page = self._page(after, upto, BLOCK_CHANGES if table is None else 1)
             yield page
             after = page[-1].upto
 
@@ -140,9 +147,10 @@ class DiskLog:
         here = first_begin(self._reader.page(offset, offset, 1), offset)
         return here or self._reader.next_whole(offset) or state.latest + 1
 
-    def reach(self, after: int, *, changes: int, bytes: int) -> int:
+    def reach(self, after: int, *, changes: int, bytes: int, table: str | None = None) -> int:
         with self._reader.sizes(after + 1) as blocks:
-            end = step_end(blocks, after, latest=self.latest, changes=changes, bytes=bytes)
+            shares = own_shares(blocks, self._reader, table)
+            end = step_end(shares, after, latest=self.latest, changes=changes, bytes=bytes)
         return whole(end, after, begins=self.first_whole(end + 1))
 
     # Writing

@@ -80,6 +80,15 @@ class LogTransaction:
         numbers = self._shapes.numbers(self.connection, tables)
         self.connection.execute(_INSERT, (*lookups, numbers, len(data), raw, codec, crc, data))
 
+    def note_evicted(self, first: int) -> None:
+        """Store where the changes of each table end in the blocks up to the one that begins at `first`."""
+        ends: dict[str, int] = {}
+        sql = "SELECT schemas, max(first + count - 1) FROM block WHERE first <= ? GROUP BY schemas"
+        for schemas, upto in self.connection.execute(sql, (first,)):
+            for name in self._shapes.names(self.connection, schemas):
+                ends[name] = max(upto, ends.get(name, 0))
+        self.connection.executemany("INSERT OR REPLACE INTO evicted VALUES (?, ?)", ends.items())
+
     def set_meta(self, **entries: int | str) -> None:
         """Store meta entries, and set the fields of `state` with their names."""
         set_meta(self.connection, **entries)

@@ -61,6 +61,7 @@ class RetainedBlocks:
                 with writer.transaction() as draft:
                     draft.set_meta(horizon=horizon)
                     if gone:
+                        draft.note_evicted(gone[-1].first)
                         connection.execute("DELETE FROM block WHERE first <= ?", (gone[-1].first,))
                     draft.state = replace(draft.state, bytes=state.bytes - sum(block.bytes for block in gone))
             return sum(block.count for block in gone)

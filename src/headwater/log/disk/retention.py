@@ -92,16 +92,24 @@ def runs(blocks: Iterable[BlockInfo]) -> Iterator[list[BlockInfo]]:
         count, raw = count + block.count, raw + block.raw
 
 
-def step_end(blocks: Iterable[BlockInfo], after: int, *, latest: int, changes: int, bytes: int) -> int:
-    """Return the last offset of a step after `after`, by the sizes of the blocks from the one with `after + 1` on."""
+def step_end(
+    blocks: Iterable[tuple[BlockInfo, float]], after: int, *, latest: int, changes: float, bytes: float
+) -> int:
+    """Return the last offset of a step after `after`, by the sizes of the blocks from the one with `after + 1` on.
+
+    Each block comes with the share of its changes that count.
+    """
     end = after
-    for block in blocks:
-        per_change = max(block.raw // block.count, 1)
-        room = max(bytes // per_change, 0)
-        taken = min(block.upto - end, room, after + changes - end)
-        end, bytes = end + taken, bytes - taken * per_change
+    for block, share in blocks:
+        per_change = share * max(block.raw // block.count, 1)
+        if share:
+            end += min(block.upto - end, int(bytes / per_change), int(changes / share))
+        else:
+            end = block.upto
         if end < block.upto:
             break
+        taken = block.upto - max(after, block.first - 1)
+        changes, bytes = changes - taken * share, bytes - taken * per_change
     return min(max(end, after + 1), latest)
 
 

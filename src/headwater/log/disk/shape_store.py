@@ -23,6 +23,7 @@ class Shapes:
         # By identity: hashing a Table is slow. The table is kept, so that its identity is not given again.
         self._numbers: dict[int, tuple[Table, int]] = {}
         self._tables: dict[str, tuple[Table, ...]] = {}
+        self._names: dict[str, frozenset[str]] = {}
         self._interned: dict[int, Table] = {}
 
     def numbers(self, connection: apsw.Connection, tables: tuple[Table, ...]) -> str:
@@ -49,6 +50,15 @@ class Shapes:
                 self._tables.clear()
             found = tuple(self._table(connection, int(number)) for number in numbers.split(","))
             self._tables[numbers] = found
+        return found
+
+    def names(self, connection: apsw.Connection, numbers: str) -> frozenset[str]:
+        """Return the names of the tables of these numbers; LookupError if the file lacks one."""
+        found = self._names.get(numbers)
+        if found is None:
+            if len(self._names) >= _REMEMBERED:
+                self._names.clear()
+            found = self._names[numbers] = frozenset(table.name for table in self.tables(connection, numbers))
         return found
 
     def find(self, connection: apsw.Connection, name: str, version: int) -> Table | None:

@@ -36,10 +36,15 @@ CREATE TABLE block (
 -- By time; first orders the blocks of one huge transaction; bytes lets their sum be read from here alone.
 CREATE INDEX block_time ON block (ts_first, first, bytes);
 """
+# By table: the last offset of deleted blocks with changes of it; "" is for blocks deleted before this was recorded.
+_EVICTED = """
+CREATE TABLE evicted (name TEXT PRIMARY KEY, upto INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+INSERT INTO evicted SELECT '', value - 1 FROM meta WHERE name = 'horizon';
+"""
 FORMAT = FileFormat(
     "a Headwater log",
     application_id=0x48574C47,  # "HWLG"
-    migrations=(_TABLES + shape_store.SCHEMA,),
+    migrations=(_TABLES + shape_store.SCHEMA, _EVICTED),
     title="the log {path}",
 )
 

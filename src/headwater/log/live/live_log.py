@@ -59,7 +59,7 @@ class LiveLog:
         self.hold, self.release, self.held, self.spent = kept.hold, kept.release, kept.held, kept.spent
         self.note, self.set_notes, self.raise_ceiling = wrapped.note, wrapped.set_notes, wrapped.raise_ceiling
         self.blocks, self.overdue, self.merge = wrapped.blocks, wrapped.overdue, wrapped.merge
-        self.reach = wrapped.reach  # only durable changes count
+        self.reach, self.last_of = wrapped.reach, wrapped.last_of  # only durable changes count
 
     @property
     def generation(self) -> str:
@@ -184,16 +184,16 @@ class LiveLog:
         """Return the changes in (after, upto] without I/O; None if memory lacks some of them: then call `read`."""
         return None if after + 1 < self.horizon else self._from_tail(after, upto)
 
-    def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
+    def scan(self, *, after: int, upto: int | None = None, table: str | None = None) -> Iterator[Transaction]:
         self._retention.check_kept(after)
-        return self._pages(after, self._head.latest if upto is None else min(upto, self._head.latest))
+        return self._pages(after, self._head.latest if upto is None else min(upto, self._head.latest), table)
 
-    def _pages(self, after: int, upto: int) -> Iterator[Transaction]:
+    def _pages(self, after: int, upto: int, table: str | None) -> Iterator[Transaction]:
         with self._changed:
             in_memory = self._tail.first if self._tail else self._head.latest + 1
         if after + 1 < in_memory:
             edge = min(upto, in_memory - 1)
-            yield from self.wrapped.scan(after=after, upto=edge)
+            yield from self.wrapped.scan(after=after, upto=edge, table=table)
             after = edge
         while after < upto:
             page = self.read(after=after, upto=upto)

@@ -29,6 +29,7 @@ from headwater.pipeline.run.table_plan import carried_table, check_choice, check
 from headwater.pipeline.run.task import SNAPSHOT, STAGES, RangeProgress, Task
 from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Sink, State
 from headwater.pipeline.spark.frames import Server, changes_frame, rows_frame
+from headwater.pipeline.spark.offsets import nears_horizon
 from headwater.pipeline.spark.options import FAIL, PIN
 from headwater.pipeline.transform.compaction import change_columns
 from headwater.pipeline.transform.row_counts import Counting
@@ -217,8 +218,16 @@ class Carry:
                 assert state is not None
                 self._evolve(state)
             case stages.Wait(after):
-                status = self._client.describe(self._table.db, self._table.table, after=after, wait_ms=WAIT_MS)
-                self._watcher.live(self._task, after, status.latest)
+                assert state is not None
+                self._wait(after, state.plan.generation)
+
+    def _wait(self, after: int, generation: str) -> None:
+        """Wait for a change of the table after `after`, or for another reason to decide again."""
+        while not (self._is_over() or self._meta.is_reset(self._task)):
+            found = self._client.changed_tables(self._table.db, {self._table.table: after}, wait_ms=WAIT_MS)
+            self._watcher.live(self._task, after if found.changed else found.latest, found.latest)
+            if found.changed or found.generation != generation or nears_horizon(after, found):
+                return
 
     def _begin(self, reason: str, state: State | None) -> None:
         if self._table.on_lost == "fail" and reason != RESET and state is not None and state.is_even:

@@ -13,6 +13,7 @@ import msgspec
 from headwater.errors import SchemaChanged
 from headwater.model.keys.key import Span
 from headwater.pipeline.sinks.sink import State, Step
+from headwater.pipeline.spark.offsets import last_change, nears_horizon
 from headwater.pipeline.spark.options import FAIL, PIN, LogPiece
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """The action of applying a step; `slices` are the changes to read per span while uneven, None means all changes."""
+    """The action of applying a step; `slices` are the changes to read, None means all changes of the step."""
 
     step: Step
     slices: tuple[LogPiece, ...] | None = None
@@ -49,7 +50,7 @@ class Evolve(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """The action of waiting for a change after this offset; everything up to it is applied."""
+    """The action of waiting for a change of the table after this offset; all earlier ones are applied."""
 
     after: int
 
@@ -75,8 +76,9 @@ def decide(state: State | None, status: Described, *, shape: int, policy: str, w
     if missing := state.missing:
         return Load(tuple(missing[:wave])) if is_same else Begin(SCHEMA_CHANGED)
     if is_same or (policy == PIN and status.changed_to is None):  # otherwise a pinned column was dropped
-        is_done = state.is_even and status.latest <= state.offset
-        return Wait(state.offset) if is_done else _apply(state, status, status.latest)
+        is_done = state.is_even and last_change(status) <= state.offset
+        is_due = is_done and nears_horizon(state.offset, status)
+        return Wait(state.offset) if is_done and not is_due else _apply(state, status, status.latest)
     if status.resnapshot or _was_read_after(state, status.schema_changed_at):
         return Begin(SCHEMA_CHANGED)
     if status.schema_changed_at is None or status.schema_changed_at <= state.offset + 1:
@@ -89,7 +91,8 @@ def why_lost(state: State, status: Described) -> str:
     if state.plan.generation != status.generation:
         return LOG_GENERATION_CHANGED
     needed = lowest(state)
-    return WAL_HORIZON_EXCEEDED if needed is not None and needed + 1 < status.horizon else ""
+    is_evicted = needed is not None and needed + 1 < status.horizon and needed < last_change(status)
+    return WAL_HORIZON_EXCEEDED if is_evicted else ""
 
 
 def lowest(state: State) -> int | None:
@@ -109,10 +112,11 @@ def _apply(state: State, status: Described, latest: int) -> Apply:
     if not state.is_even:  # spans may have been read at higher offsets than the step would reach
         upto = max(upto, min(state.reached(span) for span in state.plan.spans))
     step = Step(state.plan.id, state.plan.generation, state.offset, max(upto, state.offset))
+    last = min(last_change(status), step.upto)
     if state.is_even:
-        return Apply(step)
+        return Apply(step, None if state.offset < last else ())
     slices = [LogPiece(state.reached(span), step.upto, span) for span in state.plan.spans]
-    return Apply(step, tuple(each for each in slices if each.after < each.upto))
+    return Apply(step, tuple(each for each in slices if each.after < last))
 
 
 class SpanProgress(msgspec.Struct, frozen=True):

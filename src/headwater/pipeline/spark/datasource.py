@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+ANY_BYTES = 2**53  # of a step that only its changes limit
 IDLE_MS = 100  # an idle stream requests offsets about every 20 ms; the server holds each request this long
 
 
@@ -193,7 +194,8 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadAllAvailable):
             reading = msgspec.structs.replace(reading, max_rows=None)
         wait_ms = IDLE_MS if reading.target is None else 0
-        return next_offset(position, self._describe(position, wait_ms), reading).to_json()
+        step = None if reading.max_rows is None or self._options.tables else (reading.max_changes, ANY_BYTES)
+        return next_offset(position, self._describe(position, wait_ms, step), reading).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
@@ -223,12 +225,14 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._client is not None:
             self._client.close()
 
-    def _describe(self, position: StreamOffset | None = None, wait_ms: int = 0) -> Described:
+    def _describe(
+        self, position: StreamOffset | None = None, wait_ms: int = 0, step: tuple[int, int] | None = None
+    ) -> Described:
         if self._client is None:
             self._client = connect(self._options)
         after = None if position is None else position.offset
         status = describe_log(
-            self._client, self._options, after=after, wait_ms=wait_ms, shape=self._reading.shape or None
+            self._client, self._options, after=after, wait_ms=wait_ms, shape=self._reading.shape or None, step=step
         )
         if not self._reading.shape and not self._options.tables:
             self._reading = msgspec.structs.replace(self._reading, shape=status.table.version)

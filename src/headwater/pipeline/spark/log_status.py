@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 
 
 def describe_log(
-    client: Client, options: Options, *, after: int | None = None, wait_ms: int = 0, shape: int | None = None
+    client: Client,
+    options: Options,
+    *,
+    after: int | None = None,
+    wait_ms: int = 0,
+    shape: int | None = None,
+    step: tuple[int, int] | None = None,
 ) -> Described:
     """Return the description of the table, or of the first of several, and of its log."""
-    return client.describe(options.db, _table(client, options), after=after, wait_ms=wait_ms, shape=shape)
+    return client.describe(options.db, _table(client, options), after=after, wait_ms=wait_ms, shape=shape, step=step)
 
 
 def start_of(client: Client, options: Options, status: Described) -> int:

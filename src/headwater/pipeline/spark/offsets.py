@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.client.responses import Described
+from headwater.client.responses import ChangedTables, Described
 from headwater.errors import OffsetExpired, PipelineError, SchemaChanged
 from headwater.pipeline.spark.options import EVOLVE, FAIL, LogPiece
 
@@ -50,6 +50,11 @@ class StreamParameters(msgspec.Struct, frozen=True):
     max_rows: int | None = None
     target: int | None = None  # with availableNow: the end of the log when the run began
 
+    @property
+    def max_changes(self) -> int:
+        """Return how many changes a batch may have, if rows are limited."""
+        return max((self.max_rows or 0) // ROWS_PER_CHANGE, 1)
+
 
 def check_offset(position: StreamOffset, status: Described) -> None:
     """Raise an error if the log cannot continue after `position`."""
@@ -76,11 +81,27 @@ def next_offset(start: StreamOffset, status: Described, reading: StreamParameter
     if reading.shape:
         _check_shape(start, status, reading)
         upto = _before_change(start, status, reading, upto)
-    if reading.max_rows is not None:
-        upto = min(upto, start.offset + max(reading.max_rows // ROWS_PER_CHANGE, 1))
+        if last_change(status) <= start.offset and not nears_horizon(start.offset, status):
+            return start
+    if reading.max_rows is not None:  # the server says where the step ends, if it counted the changes of one table
+        upto = min(upto, status.step_upto or start.offset + reading.max_changes)
     if upto <= start.offset:
         return start
     return StreamOffset(start.generation, upto, reading.shape)
+
+
+def last_change(status: Described) -> int:
+    """Return the offset of the table's last change up to `latest`, which may be less than the server said."""
+    return min(status.table_latest, status.latest)
+
+
+def nears_horizon(offset: int, status: Described | ChangedTables) -> bool:
+    """Return whether half of the retained changes were made after `offset`, and earlier ones are evicted already.
+
+    Then the reader of a table without changes moves on: its offset should stay readable.
+    """
+    behind, kept = status.latest - offset, status.latest + 1 - status.horizon
+    return status.horizon > 1 and offset < status.latest and 2 * behind > kept
 
 
 def split_log(after: int, upto: int, size: int) -> Iterator[LogPiece]:

@@ -91,7 +91,7 @@ class Verification(AbstractContextManager["Verification"]):
             report = self._explained(state, report)
         if not bad or not repair:
             return report
-        self._repair(state, bad, [each.span for each in report.ranges])
+        self._repair(state, bad, [each.span for each in report.ranges], report.offset)
         after = self._compared()[1]
         return after if after.bad else msgspec.structs.replace(report, repaired=len(bad))
 
@@ -103,7 +103,7 @@ class Verification(AbstractContextManager["Verification"]):
         numbers = [place for place, each in enumerate(report.ranges) if not each.is_good]
         placed_among_all = array(*map(lit, numbers))[col(compare.RANGE)]
         try:
-            source = self._source(state, [spans[number] for number in numbers]).withColumn(
+            source = self._source(state, [spans[number] for number in numbers], report.offset).withColumn(
                 compare.RANGE, placed_among_all
             )
             held = self._held(state, spans).where(col(compare.RANGE).isin(numbers))
@@ -120,9 +120,10 @@ class Verification(AbstractContextManager["Verification"]):
     def _compared(self) -> tuple[State, TableReport]:
         for attempt in range(ATTEMPTS):
             state = self._state()
-            spans = self._spans(state)
+            at = self._offset(state)
+            spans = self._spans(state, at)
             try:
-                source = compare.digests(self._source(state, spans))
+                source = compare.digests(self._source(state, spans, at))
                 sink = compare.digests(self._held(state, spans))
             except Exception as error:
                 if not cause_of(error).retryable or attempt == ATTEMPTS - 1:
@@ -133,7 +134,7 @@ class Verification(AbstractContextManager["Verification"]):
                     RangeReport(span, source.get(number, Digest()), sink.get(number, Digest()))
                     for number, span in enumerate(spans)
                 ]
-                return state, TableReport(self._table.db, self._table.table, state.offset, tuple(ranges))
+                return state, TableReport(self._table.db, self._table.table, at, tuple(ranges))
         raise PipelineError("the sink advances faster than it can be compared", hint="Stop the pipeline, then verify.")
 
     def _state(self) -> State:
@@ -143,14 +144,23 @@ class Verification(AbstractContextManager["Verification"]):
         check_origin(state.plan, self._spec, self._table)
         return state
 
-    def _spans(self, state: State) -> list[Span]:
+    def _offset(self, state: State) -> int:
+        """Return the newest offset at which the table has the rows that it has at the sink's offset, if that is known.
+
+        Changes after the sink's offset may be evicted if they are all of other tables.
+        """
+        status = self._client.describe(self._table.db, self._table.table)
+        is_quiet = status.generation == state.plan.generation and status.table_latest <= state.offset
+        return max(state.offset, status.latest) if is_quiet else state.offset
+
+    def _spans(self, state: State, at: int) -> list[Span]:
         # The server undoes later changes to read the rows at this offset, so the log must keep those changes.
-        self._client.register(self._table.db, self._table.table, self._reader, keep=state.offset)
+        self._client.register(self._table.db, self._table.table, self._reader, keep=at)
         ranges = self._client.ranges(self._table.db, self._table.table, self._spec.range_bytes)
         return compare.comparable(state.plan.table, [each.span for each in ranges])
 
-    def _source(self, state: State, spans: list[Span]) -> DataFrame:
-        """Return the rows of the source at the sink's offset; partition i is span i."""
+    def _source(self, state: State, spans: list[Span], at: int) -> DataFrame:
+        """Return the rows of the source at offset `at`; partition i is span i."""
         from pyspark.sql.functions import spark_partition_id
 
         present = self._client.describe(self._table.db, self._table.table).table
@@ -160,7 +170,7 @@ class Verification(AbstractContextManager["Verification"]):
             self._table.db,
             present,
             generation=state.plan.generation,
-            parts=[Part(span, state.offset) for span in spans],
+            parts=[Part(span, at) for span in spans],
             columns=columns_of_both(state.plan.table, present),
             where=self._table.where,
         )
@@ -172,7 +182,7 @@ class Verification(AbstractContextManager["Verification"]):
         rows = self._sink.rows(self._spark).select(*map(quoted, names))
         return compare.placed(compare.hashed(rows), identity_of(state.plan.table), spans)
 
-    def _repair(self, state: State, bad: list[Span], spans: list[Span]) -> None:
+    def _repair(self, state: State, bad: list[Span], spans: list[Span], at: int) -> None:
         from pyspark.sql.functions import col
 
         numbers, identity = [spans.index(span) for span in bad], identity_of(state.plan.table)
@@ -183,7 +193,7 @@ class Verification(AbstractContextManager["Verification"]):
         twice = compare.repeated(held(), identity)
         if not twice.isEmpty():  # an upsert would update both rows and keep both
             self._change(state, twice)
-        gone, lacking = compare.differences(self._source(state, bad), held(), identity)
+        gone, lacking = compare.differences(self._source(state, bad, at), held(), identity)
         self._change(state, gone, lacking)
 
     def _change(self, state: State, deleted: DataFrame, inserted: DataFrame | None = None) -> None:

@@ -131,7 +131,7 @@ class ChangeCollector:
     """Collects the changes of `target` that `pick` selects. `batches` adds to `stops`. Not thread-safe."""
 
     def __init__(self, reader: Reader, log: Log, target: Table, pick: Selection, gone: Callable[[], bool]) -> None:
-        self._log, self._gone = log, gone
+        self._log, self._gone, self._table = log, gone, target.name
         self._fit, self._ends = fit_to(target), TransactionEnds(log)
         self._condition = condition_of(reader, target, pick)
         self._span = pick.span
@@ -144,7 +144,7 @@ class ChangeCollector:
         """Yield the changes in (after, upto] in at least one batch, each with the offset covered so far."""
         images = Images()
         weighed = weight = 0
-        for number, part in enumerate(self._log.scan(after=after, upto=upto)):
+        for number, part in enumerate(self._log.scan(after=after, upto=upto, table=self._table)):
             if number % CHECK_EVERY == 0 and self._gone():
                 raise Unavailable("the reader of these changes left")
             self._take(part, images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ class Described(msgspec.Struct, frozen=True):
     generation: str
     horizon: int
     latest: int
+    table_latest: int  # offset of the table's last change up to `latest`; if that is evicted, an upper bound
     caught_up: bool  # whether the log holds every commit from before the request
     closed: int  # a time that all changes after `latest` exceed; 0 if none is known
     schema_changed_at: int | None = None
@@ -38,10 +40,19 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Step(NamedTuple):
-    """The approximate amount that a reader reads at a time."""
+    """The approximate amount of a table's changes that a reader reads at a time."""
 
     changes: int
     bytes: int
+
+
+class ChangedTables(msgspec.Struct, frozen=True):
+    """The state of a durable log, and the tables that changed after given offsets."""
+
+    generation: str
+    horizon: int
+    latest: int
+    changed: dict[str, int]  # offset of the last change, by table
 
 
 def wait_for_status(database: Database, who: Principal, db: str, table: str) -> Described:
@@ -90,8 +101,24 @@ def _described(database: Database, db: str, shape: Table, status: Described | No
     closed = closed if at <= log.durable else status.closed if status is not None else 0
     durable = log.durable
     return Described(
-        db, shape, generation, log.horizon, durable, caught_up and durable >= latest, closed, remedy=remedy
+        db,
+        shape,
+        generation,
+        log.horizon,
+        durable,
+        min(log.last_of(shape.name), durable),
+        caught_up and durable >= latest,
+        closed,
+        remedy=remedy,
     )
+
+
+def changed_tables(log: LiveLog, offsets: Mapping[str, int]) -> ChangedTables:
+    """Return the tables whose last change is after their offset in `offsets`."""
+    generation, horizon, durable = log.generation, log.horizon, log.durable
+    ends = {table: log.last_of(table) for table in offsets}
+    changed = {table: end for table, end in ends.items() if end > offsets[table]}
+    return ChangedTables(generation, horizon, durable, changed)
 
 
 def find_change(database: Database, who: Principal, status: Described, after: int) -> Described:
@@ -109,7 +136,7 @@ def find_change(database: Database, who: Principal, status: Described, after: in
 
 
 def _first_change(log: LiveLog, status: Described, after: int) -> Described:
-    for part in log.scan(after=after, upto=max(status.latest, after)):
+    for part in log.scan(after=after, upto=max(status.latest, after), table=status.table.name):
         for number, change in enumerate(part.changes):
             if change.op is Op.SCHEMA_CHANGE and change.table.name == status.table.name:
                 at, to = part.first + number, change.table
@@ -121,5 +148,5 @@ def _first_change(log: LiveLog, status: Described, after: int) -> Described:
 
 def find_end(log: LiveLog, status: Described, after: int, step: Step) -> Described:
     """Return `status` with the end offset of a step of that size after `after`."""
-    end = log.reach(after, changes=step.changes, bytes=step.bytes)
+    end = log.reach(after, changes=step.changes, bytes=step.bytes, table=status.table.name)
     return msgspec.structs.replace(status, step_upto=min(end, status.latest))

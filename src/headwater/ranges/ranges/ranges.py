@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,7 +30,16 @@ from headwater.model.principal import OWNER, Principal
 from headwater.model.table import Table
 from headwater.ranges.captured_table import keyed_table
 from headwater.ranges.pull.durable_wait import DurableWaits
-from headwater.ranges.pull.table_status import Described, Step, find_change, find_end, read_status, wait_for_status
+from headwater.ranges.pull.table_status import (
+    ChangedTables,
+    Described,
+    Step,
+    changed_tables,
+    find_change,
+    find_end,
+    read_status,
+    wait_for_status,
+)
 from headwater.ranges.ranges.lease import check_lease, check_subscriber, durable_now, may_change
 from headwater.ranges.ranges.split import (
     Merge,
@@ -50,6 +59,7 @@ from headwater.sources.read import Sample
 ATTEMPTS = 5  # retries after concurrent changes
 SMALLEST_TARGET, LARGEST_TARGET = 1 << 20, 1 << 30  # bytes of a range that callers other than owners may choose
 _LIST = "List the ranges of the table: pull.ranges, or ListRanges over gRPC."
+PAUSE_SECONDS = 0.05  # between two checks for changes of tables: commits of other tables are not checked one by one
 GROWTH = 10  # ranges are measured again when a tenth of the rows of an average range may have changed
 
 
@@ -360,6 +370,29 @@ class Ranges:
         if after is not None and step is not None and status.horizon <= after + 1 <= status.latest:
             status = await run(find_end, self._databases.database(name).log, status, after, step)
         return status
+
+    async def changed_tables(
+        self,
+        who: Principal,
+        db: str | None,
+        offsets: Mapping[str, int],
+        *,
+        wait_ms: int = 0,
+        run: Run = asyncio.to_thread,
+    ) -> ChangedTables:
+        """Return which tables have durable changes after their offset; wait until there is one, `wait_ms` at most."""
+        name = real_name(db)
+        who.check(name, list(offsets))
+        log, clock = self._databases.database(name).log, asyncio.get_running_loop().time
+        until = clock() + wait_ms / 1000
+        while True:
+            found: ChangedTables = await run(changed_tables, log, offsets)
+            if found.changed or (left := until - clock()) <= 0:
+                return found
+            await self._waiting.beyond(log, found.latest, left, lambda: name in self._databases.names())
+            if log.durable <= found.latest:
+                return found  # the time is over, the database was removed, or the server is stopping
+            await asyncio.sleep(min(PAUSE_SECONDS, max(until - clock(), 0)))
 
 
 class _OpenTable(NamedTuple):

@@ -175,7 +175,7 @@ class Rpc:
         found = await self._decode(who, size > LARGE_BODY, _params, method, request.params)
         db = self._limits.of_params(who, found)
         self._limits.enter(who, db)
-        if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:
+        if isinstance(found, (params.Poll, params.PullDescribe, params.PullChangedTables)) and found.wait_ms:
             with self._limits.count_stream(who, db, client):
                 result = await self._run(who, method, found)
                 self._check_credential(who)  # the credential may have ended during the wait

@@ -275,6 +275,11 @@ async def _pull_describe(api: Api, who: Principal, p: params.PullDescribe) -> An
     return results.pulled(seen)
 
 
+async def _pull_changed_tables(api: Api, who: Principal, p: params.PullChangedTables) -> Any:
+    found = await api.pulling().changed_tables(who, p.db, p.after, wait_ms=p.wait_ms, run=api.run)
+    return msgspec.to_builtins(found)
+
+
 def _pull_ranges(api: Api, who: Principal, p: params.PullRanges) -> Any:
     return results.listed(api.pulling().listed(who, p.db, p.table, p.target_bytes))
 
@@ -348,6 +353,7 @@ METHODS: dict[str, Method] = {
         Method("query.explain", query_methods.explain, READ, "Dependencies of a query, in words."),
         Method("query.patch", query_patch.patch_method, READ, "Difference of a result since an ETag."),
         Method("pull.describe", _pull_describe, READ, "A table and the offsets of its log."),
+        Method("pull.changed_tables", _pull_changed_tables, READ, "Tables that changed after given offsets."),
         Method("pull.ranges", _pull_ranges, READ, "The key ranges of a table.", True),
         Method("pull.register", _pull_register, READ, "Retain the log for a snapshot.", True),
         Method("pull.release", _pull_release, READ, "Stop retaining the log for a subscriber.", True),

@@ -229,6 +229,13 @@ class PullDescribe(TableName):
     step_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**53)] = 256 << 20
 
 
+class PullChangedTables(MaybeDatabase, kw_only=True):
+    """Parameters of pull.changed_tables: an offset for each table; with `wait_ms`, wait for a change after one."""
+
+    after: Annotated[dict[str, Count], msgspec.Meta(min_length=1, max_length=4096)]
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
+
+
 class PullRanges(TableName):
     """Parameters of pull.ranges: the table, and the target size of its ranges."""
 

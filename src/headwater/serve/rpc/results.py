@@ -110,6 +110,7 @@ def pulled(seen: Described) -> dict[str, Any]:
         "generation": seen.generation,
         "horizon": seen.horizon,
         "latest": seen.latest,
+        "table_latest": seen.table_latest,
         "caught_up": seen.caught_up,
         "version": f"{seen.generation}.{seen.latest}",
         "key": list(table.primary_key),
