@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RETRY_SECONDS = 1.0  # between two attempts to take a lease that another pipeline server holds
+MOST_RETRY_SECONDS = 10.0  # longest wait after a lease was lost several times
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -121,43 +122,53 @@ def _carry(
     stop: threading.Event,
     once: bool,
 ) -> CarryResult:
-    """Carry one table, from taking its lease to releasing it; a failure does not affect other tables."""
-    fence: int | None = None
-    try:
-        with _leased(meta, task, spec, stop, watcher, for_ever=not once) as heart:
-            if heart is None:
-                return CarryResult(task, 0, 0)
-            fence = heart.fence
-            with (
-                sink_of(spec, table, task, meta, spark, heart.fence) as sink,
-                JobCancellation(spark, heart, stop, str(task)),
-            ):
-                carry = Carry(
-                    spark, spec, table, task, sink, meta, watcher, heart=heart, stop=stop, until_caught_up=once
-                )
-                done = carry.run()
-                watcher.done(task, done.offset, done.rows)
-                return done
-    except Exception as error:
-        if stop.is_set() and is_gone(error):
-            return CarryResult(task, 0, 0)  # the stop request has also ended Java
-        cause = cause_of(error)
-        watcher.failed(task, cause)
-        if fence is not None:
-            with suppress(
-                HeadwaterError
-            ):  # another pipeline server owns the task now, or the meta store does not answer
-                meta.fail(task, f"{cause.code}: {cause.message}", fence)
-        return CarryResult(task, 0, 0, cause)
+    """Carry one table, from taking its lease to releasing it; a failure does not affect other tables.
+
+    A lease is lost when this process or the meta store hangs. The table goes on from its sink once the lease is taken
+    again, which waits for another pipeline server that has taken it over.
+    """
+    losses = 0
+    while True:
+        fence: int | None = None
+        try:
+            with _leased(meta, task, spec, stop, watcher, for_ever=not once) as heart:
+                if heart is None:
+                    return CarryResult(task, 0, 0)
+                fence = heart.fence
+                with (
+                    sink_of(spec, table, task, meta, spark, heart.fence) as sink,
+                    JobCancellation(spark, heart, stop, str(task)),
+                ):
+                    carry = Carry(
+                        spark, spec, table, task, sink, meta, watcher, heart=heart, stop=stop, until_caught_up=once
+                    )
+                    done = carry.run()
+                    watcher.done(task, done.offset, done.rows)
+                    return done
+        except Exception as error:
+            if stop.is_set() and is_gone(error):
+                return CarryResult(task, 0, 0)  # the stop request has also ended Java
+            cause = cause_of(error)
+            if fence is not None and isinstance(cause, NotOwner):
+                losses += 1
+                watcher.retrying(task, cause, losses)
+                stop.wait(min(RETRY_SECONDS * losses, MOST_RETRY_SECONDS))
+                continue
+            watcher.failed(task, cause)
+            if fence is not None:
+                with suppress(HeadwaterError):  # the meta store does not answer, or the task was reset
+                    meta.fail(task, f"{cause.code}: {cause.message}", fence)
+            return CarryResult(task, 0, 0, cause)
 
 
 @contextmanager
 def _leased(
     meta: MetaStore, task: Task, spec: PipelineSpec, stop: threading.Event, watcher: Watcher, *, for_ever: bool
 ) -> Iterator[LeaseRenewal | None]:
-    """Hold the lease on `task`; yield None if `stop` is set first. NotOwner, unless `for_ever`, if it stays taken.
+    """Hold the lease on `task`; yield None if `stop` is set first. Wait while another server holds it.
 
-    A server that died holds its lease until it expires, so the wait is always at least that long.
+    Unless `for_ever`, raise NotOwner if it stays taken, or the error of the meta store, after the time in which the
+    lease of a server that died expires.
     """
     owner, asked = owner_name(), 0
     until = time.monotonic() + spec.lease_seconds + RETRY_SECONDS
@@ -165,9 +176,10 @@ def _leased(
         try:
             heart = LeaseRenewal(meta, task, owner, spec.lease_seconds)
             break
-        except NotOwner as error:
+        except HeadwaterError as error:
             asked += 1
-            if not for_ever and time.monotonic() > until:
+            can_wait = isinstance(error, NotOwner) or error.retryable
+            if not can_wait or (not for_ever and time.monotonic() > until):
                 raise
             if asked == 1:
                 watcher.retrying(task, error, asked)

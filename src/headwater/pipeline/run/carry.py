@@ -100,6 +100,7 @@ class Carry:
                 except Exception as error:
                     if self._stop.is_set():
                         break  # interrupted work is not in the sink, and the next run repeats it
+                    self._check_lease()  # the jobs of a table whose lease is lost are cancelled
                     failures += 1
                     self._take_in(cause_of(error), failures)
             state = self._sink.state()
@@ -122,9 +123,12 @@ class Carry:
         self._do(action, state)
         return action
 
-    def _is_over(self) -> bool:
+    def _check_lease(self) -> None:
         if self._heart.lost.is_set():
             raise NotOwner("the lease on this table was lost: another pipeline server may have taken it over")
+
+    def _is_over(self) -> bool:
+        self._check_lease()
         return self._stop.is_set() or self._meta.is_cancelled(self._task)
 
     def _take_in(self, error: HeadwaterError, failures: int) -> None:
