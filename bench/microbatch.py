@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,10 +86,12 @@ def _offsets(commit: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def live(place: Path, url: str) -> Iterator[Path]:
-    """Run `headwater pipeline run` until the block ends; yield the table it writes."""
+def live(place: Path, url: str, more: Sequence[str] = ()) -> Iterator[Path]:
+    """Run `headwater pipeline run`, also for `more` tables, until the block ends; yield the lake table of `orders`."""
     file = place / "lake.toml"
-    file.write_text(PIPELINE.format(url=url, step=200_000, memory=DRIVER))
+    names = ", ".join(f'"{name}"' for name in ("orders", *more))
+    text = PIPELINE.format(url=url, step=200_000, memory=DRIVER)
+    file.write_text(text.replace('table = "orders"', f"tables = [{names}]"))
     command = [sys.executable, "-m", "headwater", "pipeline", "run", str(file), "-o", "json"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as child:
         try:
