@@ -52,14 +52,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Yield a session that knows the format `headwater`, with the jars that `make jars` fetched."""
     folder = ROOT / FOLDER
     jars = [kind for kind in (DELTA, KAFKA) if have_jars(kind, folder)]
-    session = open_session(name="tests", jars=jars, jars_folder=folder, conf=CONF, short_lived=True)
+    conf = CONF | {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    session = open_session(name="tests", jars=jars, jars_folder=folder, conf=conf, short_lived=True)
     register(session)
     yield session
     close_session(session)
+
+
+@pytest.fixture
+def own_catalog(spark: SparkSession) -> Iterator[None]:
+    """Use Spark's own catalog during the test: the jars of Delta replace it, and have no tables of Python sources."""
+    name = "spark.sql.catalog.spark_catalog"
+    given = spark.conf.get(name, "builtin")
+    spark.conf.set(name, "builtin")
+    yield
+    spark.conf.set(name, str(given))
 
 
 @pytest.fixture

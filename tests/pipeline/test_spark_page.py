@@ -29,6 +29,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for _, body in blocks(text, "sh") for line in body.splitlines()]
 
 
+@pytest.mark.usefixtures("own_catalog")
 def test_spark_page_examples_print_the_documented_output(spark: SparkSession, server: Live, tmp_path: Path) -> None:
     for command in commands(first_minutes()):
         if command[0] == "sql" and not command[1].startswith("UPDATE"):
@@ -49,6 +50,7 @@ def test_spark_page_examples_print_the_documented_output(spark: SparkSession, se
                 assert body == printed
                 printed = None
     finally:
+        spark.sql("DROP TABLE IF EXISTS shop_orders")
         if "client" in names:
             names["client"].close()
     assert ran > 8 and not printed

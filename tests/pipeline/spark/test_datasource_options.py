@@ -5,7 +5,7 @@ import pytest
 from headwater.errors import ConfigError
 from headwater.model.keys.key import Span
 from headwater.pipeline.sinks.sink import Part
-from headwater.pipeline.spark.options import LogPiece, parse
+from headwater.pipeline.spark.options import LogPiece, options_of_table, parse
 
 BASE = {"url": "http://127.0.0.1:7171", "table": "t"}
 
@@ -117,3 +117,11 @@ def test_options_without_url_or_table_are_refused() -> None:
     with pytest.raises(ConfigError, match="table"):
         parse({"url": "http://h"})
     assert parse({"url": "http://h", "tables": "*"}).named_tables == ()
+
+
+def test_options_of_a_table_in_the_catalog_are_separated_from_its_properties() -> None:
+    assert options_of_table(BASE) is None
+    given = {"provider": "headwater", "owner": "me", "path": "/x", "serialization.format": "1", "comment": "orders"}
+    assert options_of_table(given) == {}
+    marked = {f"option.{name}": text for name, text in BASE.items()}
+    assert options_of_table(given | BASE | marked) == BASE

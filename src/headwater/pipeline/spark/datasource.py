@@ -7,6 +7,7 @@ requests the schema, and is pickled with it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from headwater.pipeline.failure import report_errors, report_generator_errors
 from headwater.pipeline.sinks.sink import Part
 from headwater.pipeline.spark.log_status import describe_log, shape_schema, start_of
 from headwater.pipeline.spark.offsets import StreamOffset, StreamParameters, check_offset, next_offset, split_log
-from headwater.pipeline.spark.options import LogPiece, Options, parse
+from headwater.pipeline.spark.options import METADATA, LogPiece, Options, options_of_table, parse
 from headwater.pipeline.spark.part_ends import ended, with_end
 from headwater.pipeline.transform import schema
 
@@ -51,18 +52,36 @@ class HeadwaterDataSource(DataSource):
 
     @report_errors
     def schema(self) -> StructType:
-        options = parse(self.options)
+        of_table = options_of_table(self.options)
+        options = parse(self.options if of_table is None else of_table)
         with closing(connect(options)) as client:
             self.status = describe_log(client, options)
-            return schema.struct_of(_columns(client, options, self.status))
+            struct = schema.struct_of(_columns(client, options, self.status))
+        return struct if of_table is None else _with_options(struct, of_table)
 
     @report_errors
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(parse(self.options), self.status, schema)
+        return BatchReader(parse(self._given(schema)), self.status, schema)
 
     @report_errors
     def streamReader(self, schema: StructType) -> LogStream:
-        return LogStream(parse(self.options), self.status, schema)
+        return LogStream(parse(self._given(schema)), self.status, schema)
+
+    def _given(self, schema: StructType) -> Mapping[str, str]:
+        """Return the options of the reader, after those of its table if it reads a table in Spark's catalog."""
+        return self.options if "url" in self.options else {**_options_in(schema), **self.options}
+
+
+def _with_options(struct: StructType, options: Mapping[str, str]) -> StructType:
+    """Return the columns of a table in Spark's catalog with its options, which the first column carries."""
+    struct.fields[0].metadata = {METADATA: json.dumps(options)}
+    return struct
+
+
+def _options_in(struct: StructType) -> dict[str, str]:
+    """Return the options that the columns of a table in Spark's catalog carry; {} if they are of a reader."""
+    found: dict[str, str] = json.loads(next((f.metadata[METADATA] for f in struct if METADATA in f.metadata), "{}"))
+    return found
 
 
 def _columns(client: Client, options: Options, status: Described) -> pa.Schema:

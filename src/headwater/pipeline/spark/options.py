@@ -1,4 +1,8 @@
-"""Options of the data source, parsed from text and checked. Spark passes every key in lower case."""
+"""Options of the data source, parsed from text and checked. Spark passes every key in lower case.
+
+For CREATE TABLE … USING headwater OPTIONS (…) Spark passes each option twice, once as `option.<name>`, among properties
+of the table that are no options. A query of that table gets none of them, only the columns: they carry the options.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ from headwater.pipeline.sinks.sink import Part
 EVOLVE, PIN, FAIL = POLICIES = ("evolve", "pin", "fail")
 EARLIEST, LATEST = "earliest", "latest"
 ALL_TABLES = "*"
+PROVIDER, OPTION_PREFIX = "provider", "option."  # a property of every table in Spark's catalog; marks its options
+METADATA = "headwater.options"  # of a column of such a table: its options as JSON
 
 
 class LogPiece(msgspec.Struct, frozen=True):
@@ -74,10 +80,20 @@ def parse(given: Mapping[str, str]) -> Options:
     for key, text in given.items():
         found |= _read(key, text)
     if "url" not in found:
-        raise ConfigError("option url is missing", hint="Such as http://127.0.0.1:7171.")
+        raise ConfigError(
+            "option url is missing",
+            hint="Such as http://127.0.0.1:7171. CREATE TABLE keeps options only without columns.",
+        )
     options = Options(**found)
     _check(options)
     return options
+
+
+def options_of_table(given: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the options among what Spark passes for CREATE TABLE; None if `given` are the options of a reader."""
+    if PROVIDER not in given:
+        return None
+    return {key.removeprefix(OPTION_PREFIX): text for key, text in given.items() if key.startswith(OPTION_PREFIX)}
 
 
 def _read(key: str, text: str) -> dict[str, Any]:
