@@ -140,6 +140,20 @@ def test_columns_and_where_options_select_rows_and_changes(spark: SparkSession, 
     assert isinstance(cause_of(caught.value), NotFound)
 
 
+def test_frame_read_again_with_another_condition_has_all_its_rows(spark: SparkSession, server: Live) -> None:
+    """Spark 4.2 reads all queries of a frame by what the source made of the conditions of one of them."""
+    server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+    server.sql("INSERT INTO t VALUES (1), (2), (3), (4)")
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = read(spark, server)
+        assert values(frame.where("id < 3"), "id") == [(1,), (2,)]
+        assert values(frame, "id") == [(1,), (2,), (3,), (4,)]
+        assert values(frame.where("id > 2").union(frame.where("id = 1")), "id") == [(1,), (3,), (4,)]
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
 def test_table_without_a_key_is_read_with_its_rowid(spark: SparkSession, server: Live) -> None:
     server.sql("CREATE TABLE t (v TEXT)")
     server.sql("INSERT INTO t VALUES ('a'), ('a')")
