@@ -20,6 +20,7 @@ from headwater.cli.main import build_parser
 from headwater.model.control_events import ControlEvent
 from headwater.model.literal import TAGS, from_lit, to_plain
 from headwater.model.predicate import FUNCTIONS, OPS
+from headwater.pipeline.metrics.metrics import METRICS as PIPELINE_METRICS
 from headwater.pipeline.sinks import sink
 from headwater.pipeline.sinks.delta import delta
 from headwater.pipeline.sinks.registry import KINDS, read_settings
@@ -198,7 +199,8 @@ def test_no_page_names_an_unknown_method_setting_metric_or_variable() -> None:
                     f"{path.name}: {name}"
                 )
             if re.fullmatch(r"headwater_[a-z_]+", name):
-                assert name in METRICS or name == sql_target.STATE_TABLE, f"{path.name}: {name}"
+                known_names = {*METRICS, *PIPELINE_METRICS, sql_target.STATE_TABLE}
+                assert name in known_names, f"{path.name}: {name}"
             for variable in re.findall(r"\bHEADWATER_[A-Z_]+", name):
                 assert variable in variables, f"{path.name}: {variable}"
 

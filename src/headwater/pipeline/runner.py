@@ -13,8 +13,10 @@ import msgspec
 
 from headwater.errors import HeadwaterError, NotOwner, Unavailable
 from headwater.pipeline.failure import cause_of, is_gone
+from headwater.pipeline.metrics.endpoint import serve_metrics
+from headwater.pipeline.metrics.metrics import PipelineMetrics
 from headwater.pipeline.run.carry import Carry, CarryResult
-from headwater.pipeline.run.events import Watcher
+from headwater.pipeline.run.events import Watcher, Watchers
 from headwater.pipeline.run.job_cancellation import JobCancellation
 from headwater.pipeline.run.ownership import LeaseRenewal, owner_name
 from headwater.pipeline.run.progress import MetaStore
@@ -61,8 +63,12 @@ def run(
     """
     check_promises(spec)
     stop, watcher = stop or threading.Event(), watcher or Watcher()
-    seen, away = _greeted(spec, once)
     with ExitStack() as stack:
+        if spec.metrics:
+            counted = PipelineMetrics(spec.name)
+            stack.enter_context(serve_metrics(spec.metrics, counted.text))
+            watcher = Watchers(counted, watcher)
+        seen, away = _greeted(spec, once)
         meta = stack.enter_context(MetaStore.open(spec.meta))
         tasks = [meta.subscribe(spec, table) for table in spec.tables]
         if away is not None:

@@ -338,11 +338,13 @@ class Played:
         self.reports: list[Any] = []
         self.error: Exception | None = None
         self.stops = False
+        self.metrics: str | None = None  # of the pipeline that was run
         monkeypatch.setitem(sys.modules, "headwater.pipeline.runner", SimpleNamespace(run=self.run))  # type: ignore[arg-type]
         monkeypatch.setitem(sys.modules, "headwater.pipeline.verify.verify", SimpleNamespace(verify=self.verify))  # type: ignore[arg-type]
 
     def run(self, spec: Any, *, once: bool, master: str | None, watcher: Any, stop: Any, then_verify: bool) -> Any:
         self.asked |= {"once": once, "master": master}
+        self.metrics = spec.metrics
         if self.stops:
             stop.set()
         if self.error is not None:
@@ -388,6 +390,18 @@ def report(bad: int = 0, repaired: int = 0, error: Exception | None = None, know
         db="main", table="orders", offset=27, rows=1000, ranges=[1, 2], bad=[differing] * bad, repaired=repaired,
         is_good=good, error=error,
     )  # fmt: skip
+
+
+def test_metrics_flag_replaces_the_address_of_the_file(
+    play: Played, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "lake.toml").write_text(FILE.replace("[pipeline]", '[pipeline]\nmetrics = "127.0.0.1:9109"'))
+    for flags, address in (((), "127.0.0.1:9109"), (("--metrics", "127.0.0.1:9110"), "127.0.0.1:9110")):
+        assert main(["pipeline", "run", "lake.toml", *flags]) == 0
+        assert play.metrics == address
+    capsys.readouterr()
+    assert main(["pipeline", "run", "lake.toml", "--metrics", "9109"]) != 0
+    assert "--metrics: an address like 127.0.0.1:7171 was expected, not '9109'" in capsys.readouterr().err
 
 
 def test_run_prints_its_progress_in_lines(play: Played, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,7 @@ def test_pipeline_file_with_every_key_is_parsed() -> None:
         step_rows = 10
         step_bytes = 20
         lease_seconds = "1m"
+        metrics = "127.0.0.1:9109"
         packages = ["a:b:1"]
         jars = ["jars/x.jar", "https://example.org/y.jar"]
         conf = { "spark.driver.memory" = "2g", "spark.ui.enabled" = true, "spark.cores.max" = 3 }
@@ -111,6 +112,7 @@ def test_pipeline_file_with_every_key_is_parsed() -> None:
         10,
         20,
         60.0,
+        "127.0.0.1:9109",
         ("a:b:1",),
         ("/srv/pipelines/jars/x.jar", "https://example.org/y.jar"),
         {"spark.driver.memory": "2g", "spark.ui.enabled": "true", "spark.cores.max": "3"},

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,6 +45,7 @@ def add(commands: Any) -> None:
     run.add_argument("--once", action="store_true", help="stop after the changes committed so far")
     run.add_argument("--verify", action="store_true", help="compare source and sink at the end")
     _add_master(run)
+    run.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics to Prometheus there, over that of the file")
     run.add_argument("-o", "--output", choices=("text", "json"), default="text", help="format of progress (text)")
     verify = _verb(group, "verify", "compare source and sink range by range", _verify)
     verify.add_argument("file", metavar="FILE", help="the pipeline, in TOML")
@@ -90,8 +92,12 @@ def _with_extra(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.
 
 def _run(args: argparse.Namespace) -> int:
     spec, stop = pipeline_status.read_pipeline(args.file), threading.Event()
+    from headwater.config.reader import checked
+    from headwater.config.setting_types import ADDRESS
     from headwater.pipeline.runner import run
 
+    if args.metrics is not None:
+        spec = replace(spec, metrics=checked("--metrics", ADDRESS, args.metrics, shown=repr(args.metrics)))
     with _reached(spec, args), progress_display(args.output) as show, _signals(stop):
         show.say(None, f"{spec.name}: {counted(len(spec.tables), 'table')} of {spec.server}, carried by Spark")
         try:

@@ -156,6 +156,8 @@ class Carry:
 
     def _next(self, state: State | None) -> stages.Action:
         status = self._describe(state)
+        if state is not None and not state.missing:
+            self._watcher.measured(self._task, state.offset, status.latest)
         self._is_sparing = bool(status.remedy)
         if not self._keeps:
             check_whole(status)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
@@ -31,6 +32,9 @@ class Watcher:
     def live(self, task: Task, offset: int, latest: int) -> None:
         """Report that the sink is at `offset` and the log at `latest`; if they are equal nothing is left to do."""
 
+    def measured(self, task: Task, offset: int, latest: int) -> None:
+        """Report offsets as `live` does, before each action, unless a part of the snapshot is missing."""
+
     def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None:
         """Report a failure that is retried; `failures` counts the failures in a row."""
 
@@ -42,3 +46,22 @@ class Watcher:
 
     def verified(self, task: Task, report: TableReport) -> None:
         """Report that source and sink were compared."""
+
+
+class Watchers(Watcher):
+    """Several watchers as one: each receives every event."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
+
+
+def _to_each(name: str) -> Callable[..., None]:
+    def event(self: Watchers, *facts: Any) -> None:
+        for watcher in self._watchers:
+            getattr(watcher, name)(*facts)
+
+    return event
+
+
+for _name in [name for name in vars(Watcher) if not name.startswith("_")]:
+    setattr(Watchers, _name, _to_each(_name))

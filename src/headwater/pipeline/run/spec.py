@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from headwater.config.reader import read_toml, read_values, unknown, wrong
 from headwater.config.setting_types import (
+    ADDRESS,
     DURATION,
     NAMES,
     TEXT,
@@ -105,6 +106,7 @@ class PipelineSpec:
     lease_seconds: float = setting(
         30.0, DURATION, "how long a table stays taken after its pipeline server died without a word"
     )
+    metrics: str | None = setting(None, or_none(ADDRESS), "where Prometheus reads metrics of the run; none: nowhere")
     packages: tuple[str, ...] = setting((), NAMES, "Maven coordinates of jars for Spark to fetch")
     jars: tuple[str, ...] = setting((), NAMES, "jar files for Spark")
     conf: Mapping[str, str] = field(
@@ -324,6 +326,7 @@ server = "http://127.0.0.1:7171"        # the Headwater server to read from
 # step_rows = 200000                    # most changes applied in one commit
 # step_bytes = 268435456                # most bytes of changes applied in one commit, about
 # lease_seconds = 30                    # how long a table stays taken after its pipeline server died
+# metrics = "127.0.0.1:9109"            # where Prometheus reads metrics of the run
 # packages = []                         # Maven coordinates of jars for Spark to fetch
 # jars = []                             # jar files for Spark
 
