@@ -29,6 +29,18 @@ def test_only_a_local_master_is_bound_to_loopback() -> None:
     assert "spark.driver.host" not in settings("spark://host:7077")
 
 
+def test_only_java_of_a_local_master_gets_the_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    with session._loopback("local[2]"):
+        assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+    with session._loopback("spark://host:7077"):
+        assert "SPARK_LOCAL_IP" not in os.environ
+    monkeypatch.setenv("SPARK_LOCAL_IP", "0.0.0.0")
+    with session._loopback("local[2]"):
+        assert os.environ["SPARK_LOCAL_IP"] == "0.0.0.0"
+    assert os.environ["SPARK_LOCAL_IP"] == "0.0.0.0"
+
+
 def test_caller_settings_override_defaults_and_java_options_are_joined() -> None:
     told = settings(conf={"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Dmine=1"}, short_lived=True)
     assert told["spark.ui.enabled"] == "true"
@@ -233,6 +245,21 @@ left = [path.name for path in Path(os.environ["TMPDIR"]).rglob("*.properties")]
 assert left == [f"{os.getpid()}.log4j2.properties"], left
 close_session(session)
 """
+UI = """
+import os
+from pathlib import Path
+from urllib.request import urlopen
+from headwater.pipeline.spark.session import close_session, open_session
+session = open_session(short_lived=True, conf={"spark.ui.enabled": "true", "spark.ui.port": "0"})
+url = session.sparkContext.uiWebUrl
+assert urlopen(url).status == 200
+port = int(url.rpartition(":")[2])
+sockets = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+heard = {f[1].rpartition(":")[0] for f in sockets if f[3] == "0A" and f[1].endswith(f":{port:04X}")}
+assert heard and heard <= {"0100007F", "0000000000000000FFFF00000100007F"}, heard
+assert "SPARK_LOCAL_IP" not in os.environ
+close_session(session)
+"""
 BAD = """
 from headwater.pipeline.failure import explain
 from headwater.pipeline.spark.session import open_session
@@ -260,6 +287,13 @@ def test_sessions_opened_twice_in_a_process_print_nothing(tmp_path: Path) -> Non
 @pytest.mark.spark
 def test_session_with_a_dead_java_process_is_closed_and_reopened(tmp_path: Path) -> None:
     done = run(KILLED, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.soak(seconds=15, every_time=True)
+@pytest.mark.spark
+def test_ui_of_a_local_session_listens_on_loopback_only(tmp_path: Path) -> None:
+    done = run(UI, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -177,7 +177,7 @@ def _start_java(settings: Any, master: str) -> None:
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["JAVA_HOME"] = str(find_java().home)
     _forget_old_logs()
-    with log_file().open("ab") as log, _spark_home(master):
+    with log_file().open("ab") as log, _spark_home(master), _loopback(master):
         try:
             gateway: Any = launch_gateway(  # type: ignore[no-untyped-call]
                 settings, {"stdout": log, "stderr": log}
@@ -214,6 +214,23 @@ def _spark_home(master: str) -> Iterator[None]:
         yield
     finally:
         del os.environ["SPARK_HOME"]
+
+
+@contextmanager
+def _loopback(master: str) -> Iterator[None]:
+    """Make the Java of a local master serve Spark's UI on loopback.
+
+    The UI has no credential, and no setting of Spark has its address.
+    """
+    name = "SPARK_LOCAL_IP"
+    if name in os.environ or not master.startswith("local"):
+        yield
+        return
+    os.environ[name] = "127.0.0.1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 @contextmanager
