@@ -126,10 +126,10 @@ TABLE_METRICS = {
     ),
     "headwater_pipeline_failed": _gauge("1 once the run gave the table up.", lambda t, now: t.stage == FAILED),
     "headwater_pipeline_offset": _gauge(
-        "Offset of the log up to which the sink has every change.", lambda t, now: t.offset
+        "Offset of the log up to which the sink has every change of its table.", lambda t, now: t.offset
     ),
     "headwater_pipeline_lag_changes": _gauge(
-        "Changes in the log after the offset of the sink, those of other tables included.",
+        "Changes in the log that the sink has not passed, those of other tables included; 0 without one of its own.",
         lambda t, now: t.lag_changes,
     ),
     "headwater_pipeline_lag_seconds": _gauge(
@@ -206,6 +206,9 @@ class PipelineMetrics(Watcher):
     def measured(self, task: Task, offset: int, latest: int) -> None:
         with self._lock:
             self._table(task).measured(offset, latest, self._clock())
+
+    def live(self, task: Task, offset: int, latest: int) -> None:
+        self.measured(task, offset, latest)
 
     def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None:
         with self._lock:

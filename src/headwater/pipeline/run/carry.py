@@ -29,7 +29,7 @@ from headwater.pipeline.run.table_plan import carried_table, check_choice, check
 from headwater.pipeline.run.task import SNAPSHOT, STAGES, RangeProgress, Task
 from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Sink, State
 from headwater.pipeline.spark.frames import Server, changes_frame, rows_frame
-from headwater.pipeline.spark.offsets import nears_horizon
+from headwater.pipeline.spark.offsets import last_change, nears_horizon
 from headwater.pipeline.spark.options import FAIL, PIN
 from headwater.pipeline.transform.compaction import change_columns
 from headwater.pipeline.transform.row_counts import Counting
@@ -157,7 +157,8 @@ class Carry:
     def _next(self, state: State | None) -> stages.Action:
         status = self._describe(state)
         if state is not None and not state.missing:
-            self._watcher.measured(self._task, state.offset, status.latest)
+            is_done = state.is_even and last_change(status) <= state.offset
+            self._watcher.measured(self._task, status.latest if is_done else state.offset, status.latest)
         self._is_sparing = bool(status.remedy)
         if not self._keeps:
             check_whole(status)
