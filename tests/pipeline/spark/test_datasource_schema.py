@@ -17,7 +17,29 @@ EVERY = Table("t", tuple(Column(kind, kind) for kind in sorted(KINDS)), ("i64", 
 HIDDEN = Table("h", (Column("rowid", "i64", hidden=True), Column("a", "str")), ("rowid",))
 
 
-@pytest.mark.parametrize("made", [schema.rows_schema(EVERY), schema.changes_schema(EVERY), schema.tables_schema()])
+DECLARED = Table(
+    "d",
+    (
+        Column("id", "i64"),
+        Column("price", "dec", "numeric(10,2)"),
+        Column("day", "date", "date"),
+        Column("at", "datetime", "timestamp with time zone"),
+        Column("local", "datetime", "timestamp without time zone"),
+        Column("whole", "u64", "xid8"),
+    ),
+    ("id",),
+)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        schema.rows_schema(EVERY),
+        schema.changes_schema(EVERY),
+        schema.tables_schema(),
+        schema.changes_schema(DECLARED, types=schema.TYPED),
+    ],
+)
 def test_spark_expects_exactly_the_arrow_schema_that_is_sent(made: pa.Schema) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
