@@ -35,7 +35,7 @@ def read(spark: SparkSession, server: Live, **options: Any) -> DataFrame:
 
 
 def values(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row) for row in frame.select(*columns).collect())
+    return sorted(tuple(row) for row in frame.selectExpr(*columns).collect())
 
 
 def fold(changes: list[dict[str, Any]], rows: dict[Any, Any] | None = None) -> dict[Any, Any]:
@@ -108,6 +108,35 @@ def test_every_kind_of_value_is_read_by_spark(spark: SparkSession, server: Live)
     assert bytes(rows[3]["b"]) == b"\x00\xff"
     assert rows[4]["i"] is None and "not a number" in rows[4]["_misfit"]
     assert fold_free(read(spark, server, after=0)) == rows
+
+
+def test_columns_are_typed_by_their_declaration_unless_text_is_asked_for(spark: SparkSession, server: Live) -> None:
+    server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, price DECIMAL(9, 3), day DATE, at DATETIME)")
+    server.sql("INSERT INTO t VALUES (1, 1.25, '2026-01-31', '2026-01-31 10:00:00'), (2, 0.0001, 'soon', NULL)")
+    for options in ({}, {"after": 0}):
+        typed, text = (read(spark, server, **options, types=form) for form in ("typed", "text"))
+        assert read(spark, server, **options).schema == typed.schema
+        assert dict(typed.dtypes)["price"] == "decimal(9,3)" and dict(text.dtypes)["price"] == "string"
+        assert values(typed, "id", "string(price)", "string(day)", "string(at)", "_misfit") == [
+            (1, "1.250", "2026-01-31", "2026-01-31 10:00:00", None),
+            (2, None, None, None, '{"price":{"t":"json","v":0.0001},"day":{"t":"str","v":"soon"}}'),
+        ]
+        assert values(text, "id", "price", "day", "at", "_misfit") == [
+            (1, "1.25", "2026-01-31", "2026-01-31 10:00:00", None),
+            (2, "0.0001", None, None, '{"day":{"t":"str","v":"soon"}}'),
+        ]
+
+
+def test_key_stays_text_in_every_shape_of_a_typed_table(spark: SparkSession, server: Live, client: Client) -> None:
+    server.sql("CREATE TABLE t (day DATE PRIMARY KEY, due DATE)")
+    server.sql("INSERT INTO t VALUES ('2026-01-31', '2026-02-28')")
+    old = client.describe("main", "t").table.version
+    server.sql("ALTER TABLE t ADD COLUMN more TEXT")
+    for options in ({}, {"after": 0}, {"after": 0, "shape": old}):
+        frame = read(spark, server, **options)
+        assert dict(frame.dtypes) | {"day": "string", "due": "date"} == dict(frame.dtypes)
+        assert values(frame, "day", "string(due)") == [("2026-01-31", "2026-02-28")]
+        assert ("more" in frame.columns) is ("shape" not in options)
 
 
 def fold_free(frame: DataFrame) -> dict[int, dict[str, Any]]:

@@ -10,7 +10,14 @@ from tests.pipeline.fake_pull_server import TABLE
 
 from headwater.client import Described
 from headwater.errors import OffsetExpired, PipelineError, SchemaChanged
-from headwater.pipeline.spark.offsets import StreamOffset, StreamParameters, check_offset, next_offset, split_log
+from headwater.pipeline.spark.offsets import (
+    StreamOffset,
+    StreamParameters,
+    check_offset,
+    check_types,
+    next_offset,
+    split_log,
+)
 
 
 def log_status(latest: int, horizon: int = 1, version: int = 1, **more: Any) -> Described:
@@ -127,3 +134,15 @@ def test_restart_in_another_schema_is_refused_with_a_hint_to_the_shape_option(po
 
 def test_changes_of_several_tables_ignore_schema_changes() -> None:
     assert next_offset(at(3, 0), log_status(20, version=2), StreamParameters(0)) == at(20, 0)
+
+
+def test_checkpoint_of_another_form_of_types_is_refused_with_both_forms() -> None:
+    old = StreamOffset.read({"generation": "g", "offset": 3, "shape": 1})  # from before there was a choice
+    with pytest.raises(SchemaChanged, match="types = text so far, and now with types = typed") as refused:
+        next_offset(old, log_status(10), StreamParameters(1, types="typed"))
+    assert "types to text" in refused.value.hint
+    typed = StreamOffset("g", 3, 1, "typed")
+    assert StreamOffset.read(typed.to_json()) == typed
+    assert next_offset(typed, log_status(10), StreamParameters(1, types="typed")) == StreamOffset("g", 10, 1, "typed")
+    with pytest.raises(SchemaChanged, match="types = typed so far"):
+        check_types(typed, StreamParameters(1))

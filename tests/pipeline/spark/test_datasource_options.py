@@ -26,6 +26,8 @@ def test_option_values_are_parsed() -> None:
     found = parsed(columns="a, b", rowsPerPartition="7", schemaPolicy="PIN", version="g.1.12", db="default")
     assert (found.columns, found.rows_per_partition, found.policy) == (("a", "b"), 7, "pin")
     assert (found.generation, found.version, found.db) == ("g.1", 12, "main")
+    assert (parsed().form, parsed(types="TEXT").form) == ("typed", "text")
+    assert parse({"url": "http://h", "tables": "a,b"}).form == "text"
     assert parsed(columns='["a,b"]').columns == ("a,b",)
     assert parsed(version="12").generation is None
     assert parsed(parts='[["", "0a", 3]]').parts == (Part(Span(b"", b"\n"), 3),)
@@ -54,6 +56,7 @@ def test_starting_timestamp_is_parsed_in_every_accepted_notation(text: str) -> N
         ("startingTimestamp", "2026-01-31T12:00:00"),
         ("startingTimestamp", "yesterday"),
         ("schemaPolicy", "ignore"),
+        ("types", "strings"),
         ("maxRowsPerTrigger", "0"),
         ("parts", "[[1]]"),
         ("ends", "yes"),

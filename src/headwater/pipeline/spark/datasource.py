@@ -21,7 +21,14 @@ from headwater.errors import ConfigError
 from headwater.pipeline.failure import report_errors, report_generator_errors
 from headwater.pipeline.sinks.sink import Part
 from headwater.pipeline.spark.log_status import describe_log, shape_schema, start_of
-from headwater.pipeline.spark.offsets import StreamOffset, StreamParameters, check_offset, next_offset, split_log
+from headwater.pipeline.spark.offsets import (
+    StreamOffset,
+    StreamParameters,
+    check_offset,
+    check_types,
+    next_offset,
+    split_log,
+)
 from headwater.pipeline.spark.options import METADATA, LogPiece, Options, options_of_table, parse
 from headwater.pipeline.spark.part_ends import ended, with_end
 from headwater.pipeline.transform import schema
@@ -88,10 +95,10 @@ def _columns(client: Client, options: Options, status: Described) -> pa.Schema:
     if options.tables:
         return schema.tables_schema()
     if not options.is_log:
-        rows = schema.rows_schema(status.table, options.columns)
+        rows = schema.rows_schema(status.table, options.columns, options.form)
         return with_end(rows) if options.ends else rows
     if options.shape in (None, status.table.version):
-        return schema.changes_schema(status.table, options.columns)
+        return schema.changes_schema(status.table, options.columns, options.form)
     return shape_schema(client, options, status)
 
 
@@ -193,7 +200,7 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._options, self._columns = options, columns
         shape = 0 if options.tables else options.shape or (status.table.version if status else 0)
-        self._reading = StreamParameters(shape, options.policy, options.max_rows)
+        self._reading = StreamParameters(shape, options.policy, options.max_rows, types=options.form)
         self._client: Client | None = None  # created where offsets are requested; readers in tasks have their own
         self._latest: StreamOffset | None = None
 
@@ -202,7 +209,7 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         status = self._describe()
         assert self._client is not None
         after = start_of(self._client, self._options, status)
-        position = StreamOffset(status.generation, after, self._reading.shape)
+        position = StreamOffset(status.generation, after, self._reading.shape, self._reading.types)
         check_offset(position, status)
         return position.to_json()
 
@@ -229,6 +236,7 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @report_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = StreamOffset.read(start), StreamOffset.read(end)
+        check_types(first, self._reading)
         check_offset(first, self._describe(first))  # Spark plans a batch of an earlier run before it requests offsets
         pieces = split_log(first.offset, last.offset, self._options.rows_per_partition)
         return [TaskPartition(last.generation, what, self._reading.shape or None) for what in pieces]
@@ -255,5 +263,5 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if not self._reading.shape and not self._options.tables:
             self._reading = msgspec.structs.replace(self._reading, shape=status.table.version)
-        self._latest = StreamOffset(status.generation, status.latest, self._reading.shape)
+        self._latest = StreamOffset(status.generation, status.latest, self._reading.shape, self._reading.types)
         return status

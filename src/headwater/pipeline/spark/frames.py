@@ -44,17 +44,19 @@ def rows_frame(
     columns: Sequence[str] = (),
     where: str | None = None,
     ends: bool = False,
+    types: str = schema.TEXT,
 ) -> DataFrame:
     """Return the rows of `parts`: partition i holds those of part i and, with `ends`, an end row (see part_ends.py).
 
     If `table` is a Table, its shape is not requested from the server.
     """
     read = _reader(spark, server, db, table, columns, where).option("generation", generation)
+    read = read.option("types", types)
     read = read.option("parts", json.dumps([[*_hex(part.span), part.version] for part in parts]))
     if ends:
         read = read.option("ends", "true")
     if isinstance(table, Table):
-        rows = schema.rows_schema(table, columns)
+        rows = schema.rows_schema(table, columns, types)
         read = read.schema(schema.struct_of(with_end(rows) if ends else rows))
     return read.load()
 
@@ -72,6 +74,7 @@ def changes_frame(
     slices: Sequence[LogPiece] | None = None,
     columns: Sequence[str] = (),
     where: str | None = None,
+    types: str = schema.TEXT,
 ) -> DataFrame:
     """Return the changes in (after, upto], or only those of `slices`, in the shape `shape`."""
     read = _reader(spark, server, db, table, columns, where).option("generation", generation)
@@ -79,7 +82,7 @@ def changes_frame(
     if slices is not None:
         told = [[*_hex(each.span or Span.all()), each.after, each.upto] for each in slices]
         read = read.option("slices", json.dumps(told))
-    return read.schema(schema.struct_of(schema.changes_schema(shape, columns))).load()
+    return read.schema(schema.struct_of(schema.changes_schema(shape, columns, types))).load()
 
 
 def _reader(

@@ -50,7 +50,7 @@ def shape_schema(client: Client, options: Options, status: Described) -> pa.Sche
         columns=options.columns,
     )
     with closing(batches):
-        return schema.for_spark(next(batches).schema)
+        return schema.for_spark(next(batches).schema, options.form)
 
 
 def _table(client: Client, options: Options) -> str:

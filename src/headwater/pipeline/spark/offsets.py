@@ -14,6 +14,7 @@ import msgspec
 from headwater.client.responses import ChangedTables, Described
 from headwater.errors import OffsetExpired, PipelineError, SchemaChanged
 from headwater.pipeline.spark.options import EVOLVE, FAIL, LogPiece
+from headwater.pipeline.transform.schema import TEXT
 
 ROWS_PER_CHANGE = 2  # an update is two rows: before and after
 _RESTART_HINT = "Read the table again as a batch, then start the stream with a new checkpoint folder."
@@ -25,6 +26,7 @@ class StreamOffset(msgspec.Struct, frozen=True):
     generation: str
     offset: int
     shape: int = 0  # 0: changes of several tables, which have no shape
+    types: str = TEXT  # form of decimals, dates and timestamps; checkpoints from before this field hold text
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> StreamOffset:
@@ -39,7 +41,8 @@ class StreamOffset(msgspec.Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return the position as a checkpoint stores it."""
-        return {"generation": self.generation, "offset": self.offset, "shape": self.shape}
+        told = {"generation": self.generation, "offset": self.offset, "shape": self.shape}
+        return told if self.types == TEXT else told | {"types": self.types}
 
 
 class StreamParameters(msgspec.Struct, frozen=True):
@@ -49,6 +52,7 @@ class StreamParameters(msgspec.Struct, frozen=True):
     policy: str = EVOLVE
     max_rows: int | None = None
     target: int | None = None  # with availableNow: the end of the log when the run began
+    types: str = TEXT
 
     @property
     def max_changes(self) -> int:
@@ -74,8 +78,18 @@ def check_offset(position: StreamOffset, status: Described) -> None:
         raise OffsetExpired(position.offset, status.horizon, status.latest)
 
 
+def check_types(start: StreamOffset, reading: StreamParameters) -> None:
+    """Raise SchemaChanged if the query's checkpoint was made with the other form of decimals, dates and timestamps."""
+    if start.types != reading.types:
+        raise SchemaChanged(
+            f"the query read its columns with types = {start.types} so far, and now with types = {reading.types}",
+            hint=f"Set option types to {start.types} to go on with this checkpoint, or give the query a new one.",
+        )
+
+
 def next_offset(start: StreamOffset, status: Described, reading: StreamParameters) -> StreamOffset:
     """Return the end of the next batch; `start` itself if there is nothing to read."""
+    check_types(start, reading)
     check_offset(start, status)
     upto = status.latest if reading.target is None else min(status.latest, reading.target)
     if reading.shape:
@@ -87,7 +101,7 @@ def next_offset(start: StreamOffset, status: Described, reading: StreamParameter
         upto = min(upto, status.step_upto or start.offset + reading.max_changes)
     if upto <= start.offset:
         return start
-    return StreamOffset(start.generation, upto, reading.shape)
+    return StreamOffset(start.generation, upto, reading.shape, reading.types)
 
 
 def last_change(status: Described) -> int:

@@ -21,6 +21,7 @@ from headwater.model.clock import parse_ts, ts_ms
 from headwater.model.database_name import real_name
 from headwater.model.keys.key import Span
 from headwater.pipeline.sinks.sink import Part
+from headwater.pipeline.transform import schema
 
 EVOLVE, PIN, FAIL = POLICIES = ("evolve", "pin", "fail")
 EARLIEST, LATEST = "earliest", "latest"
@@ -61,12 +62,18 @@ class Options(msgspec.Struct, frozen=True):
     starting_ms: int | None = None
     max_rows: int | None = None
     policy: str = EVOLVE
+    types: str = schema.TYPED
 
     @property
     def is_log(self) -> bool:
         """Return whether changes are read, not rows. Spark does not pass which of the two methods was called."""
         log_only = (self.after, self.slices, self.starting_offset, self.starting_ms)
         return bool(self.tables) or any(option is not None for option in log_only)
+
+    @property
+    def form(self) -> str:
+        """Return the form of decimals, dates and timestamps; rows of several tables are JSON, which keeps the text."""
+        return schema.TEXT if self.tables else self.types
 
     @property
     def named_tables(self) -> tuple[str, ...]:
@@ -195,6 +202,11 @@ def _policy(text: str) -> str:
     return text.lower()
 
 
+def _form(text: str) -> str:
+    need(text.lower() in schema.FORMS)
+    return text.lower()
+
+
 def _flag(text: str) -> bool:
     need(text.lower() in ("true", "false"))
     return text.lower() == "true"
@@ -225,4 +237,5 @@ _OPTIONS: dict[str, tuple[str, SettingType]] = {  # option -> the field or field
     ),
     "maxRowsPerTrigger": ("max_rows", integer(1)),
     "schemaPolicy": ("policy", SettingType("evolve, pin or fail", _policy)),
+    "types": ("types", SettingType("typed or text", _form)),
 }
