@@ -22,7 +22,7 @@ from headwater.pipeline.run.spec import PipelineSpec, spec_of
 from headwater.pipeline.run.table_report import TableReport
 from headwater.pipeline.run.task import RangeProgress, Task
 from headwater.pipeline.runner import Summary, run
-from headwater.pipeline.transform.schema import fit, rows_schema
+from headwater.pipeline.transform.schema import TYPED, fit, rows_schema
 from headwater.pipeline.verify.verify import verify
 
 if TYPE_CHECKING:
@@ -117,10 +117,10 @@ class Lake:
         """Return the rows of a lake table in order; duplicates appear twice."""
         return in_order(self.table(name).to_pyarrow_table().to_pylist())
 
-    def source(self, name: str = "t", **options: Any) -> list[Row]:
+    def source(self, name: str = "t", types: str = TYPED, **options: Any) -> list[Row]:
         """Return the rows of the server's table, in Spark's types."""
         with Client(self.server.url) as client:
-            schema = rows_schema(client.describe("main", name).table, options.get("columns", ()))
+            schema = rows_schema(client.describe("main", name).table, options.get("columns", ()), types)
             batches = client.snapshot("main", name, **options)
             return in_order([row for batch in batches for row in fit(batch, schema).to_pylist()])
 

@@ -54,7 +54,7 @@ def canon(rows: Sequence[Row]) -> list[list[tuple[str, str]]]:
 def _shown(value: Any) -> str:
     if isinstance(value, float) and math.isnan(value):
         return "NaN"
-    return repr(int(value) if isinstance(value, Decimal) else value)
+    return repr(int(value) if isinstance(value, Decimal) and value == int(value) else value)
 
 
 class Story:

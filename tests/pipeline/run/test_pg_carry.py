@@ -16,6 +16,7 @@ from tests.pipeline.table_model import canon
 from headwater.pipeline.run.spec import PipelineSpec, SinkSpec, TableSpec
 from headwater.pipeline.runner import run
 from headwater.pipeline.spark.jars import FOLDER, KAFKA, have_jars
+from headwater.pipeline.transform.schema import TEXT
 from headwater.pipeline.verify.verify import verify
 
 pytest_plugins = ("tests.pipeline.servers",)
@@ -122,7 +123,7 @@ def test_foreach_function_receives_every_image_from_postgresql(lake: Lake, sourc
         source.run(*statements)
         (done,) = run(spec, once=True, spark=lake.spark).tables
         assert done.error is None, done.error
-    now = lake.source(NAME)
+    now = lake.source(NAME, TEXT)
     assert replayed([{name: as_bytes(value) for name, value in row.items()} for row in taken], now) == canon(now)
 
 
@@ -146,7 +147,7 @@ def test_kafka_topic_holds_every_change_of_postgresql_under_its_key(lake: Lake, 
         else:
             rows[found] = value["after"]
     plain = ("Key`2", "part one", "n", "at", "u", "j", "a", "words", "m", "ok", "range", 'sel"ect')  # texts in JSON too
-    told = {(row["Key`2"], row["part one"]): row for row in lake.source(NAME)}
+    told = {(row["Key`2"], row["part one"]): row for row in lake.source(NAME, TEXT)}
     assert {key: [row[name] for name in plain] for key, row in rows.items()} == {
         key: [row[name] for name in plain] for key, row in told.items()
     }

@@ -4,7 +4,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, Phase, given
+from hypothesis import HealthCheck, Phase, example, given
 from hypothesis import strategies as st
 from sqlalchemy import event
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from tests.pipeline.sinks.local_frames import LocalFrame, run
 from tests.pipeline.sinks.sql_sink_steps import (
     SPANS,
@@ -34,11 +37,13 @@ from tests.suite.examples import examples
 from headwater.errors import ConfigError, PipelineError, SinkFenced, SinkGap, SinkUnfit, Unavailable
 from headwater.model.table import Column, Table
 from headwater.pipeline.sinks.registry import open_sink
-from headwater.pipeline.sinks.sink import HISTORY, Part, Step
+from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Step
+from headwater.pipeline.sinks.sql.dialects import Dialect, fields_of
 from headwater.pipeline.sinks.sql.rows import RowReader
 from headwater.pipeline.sinks.sql.sql import SqlSink, open_sql
 from headwater.pipeline.sinks.sql.target import Target
-from headwater.pipeline.transform.schema import rows_schema
+from headwater.pipeline.transform.schema import TEXT as TEXT_FORM
+from headwater.pipeline.transform.schema import TYPED, rows_schema
 
 pytest_plugins = ("tests.pipeline.servers",)
 
@@ -339,7 +344,7 @@ def test_run_waiting_for_the_lock_is_fenced_by_the_run_that_held_it(story: Story
         thread = threading.Thread(target=zombie)
         thread.start()
         assert waiting.wait(PATIENCE)
-        other._target(TABLE).empty(connection)
+        other._target(TABLE, TEXT_FORM).empty(connection)
         other._states.write(connection, _begun(plan("p2")))
     thread.join(60)
     assert ended == ["fenced"] and story.stored_rows() == {}
@@ -361,7 +366,7 @@ def test_second_driver_of_a_plan_keeps_the_rows_staged_by_the_first_driver(
 
     def stage() -> None:
         frame = changes_frame([]) if method == "merge" else rows_frame({})
-        other._staging(frame, TABLE, "p1")
+        other._staging(frame, TABLE, plan())
         waiting.set()
 
     def meanwhile(self: Target, *args: Any) -> None:
@@ -539,8 +544,8 @@ ROW = st.fixed_dictionaries(
 )
 
 
-def read_back(sink: SqlSink, url: str, table: Table) -> list[dict[str, Any]]:
-    reader = RowReader(url, "wide", None, sink._dialect, table, [(None, None)])
+def read_back(sink: SqlSink, url: str, table: Table, types: str = TEXT_FORM) -> list[dict[str, Any]]:
+    reader = RowReader(url, "wide", None, sink._dialect, table, [(None, None)], types)
     numbers = pa.record_batch({"id": [0]})
     return [row for batch in reader(iter([numbers])) for row in batch.to_pylist()]
 
@@ -631,6 +636,159 @@ def test_composite_key_of_text_and_bytes_keeps_rows_separate(url: str) -> None:
     rows = [{"a": "x", "b": b"\0", "c": 1}, {"a": "x", "b": b"\0", "c": 2}, {"a": "x", "b": b"", "c": 1}]
     sink = load_wide(url, *rows, table=table)
     assert len(read_back(sink, url, table)) == 3
+
+
+# Typed columns
+
+TYPES = Table(
+    "wide",
+    (
+        Column("key", "str"),
+        Column("price", "dec", "numeric(10,2)"),
+        Column("long", "dec", "numeric(38,10)"),
+        Column("fine", "dec", "numeric(38,38)"),
+        Column("rough", "any", "DECIMAL(15,15)"),
+        Column("day", "date", "date"),
+        Column("at", "datetime", "timestamp with time zone"),
+        Column("local", "datetime", "timestamp without time zone"),
+    ),
+    ("key",),
+)
+
+
+def scaled(digits: int, scale: int) -> st.SearchStrategy[Decimal | None]:
+    most = 10**digits - 1
+    return st.none() | st.integers(-most, most).map(lambda number: Decimal(number).scaleb(-scale, EXACT))
+
+
+EXACT = Context(prec=40)
+TYPED_ROW = st.fixed_dictionaries(
+    {
+        "price": scaled(10, 2),
+        "long": scaled(38, 10),
+        "fine": scaled(38, 38),
+        "rough": scaled(15, 15),
+        "day": st.none() | st.dates(),
+        "at": st.none() | st.datetimes(timezones=st.just(UTC)),
+        "local": st.none() | st.datetimes(),
+    }
+)
+
+
+def load_typed(url: str, *rows: dict[str, Any], id: str = "p1", types: str = TYPED) -> SqlSink:
+    begun = msgspec.structs.replace(plan(id, TYPES), types=types)
+    frame = LocalFrame([pa.Table.from_pylist(list(rows), rows_schema(TYPES, types=types))])
+    with closing(LocalSink(url, "wide")) as sink:
+        sink.begin(begun)
+        sink.load(frame, begun, [Part(SPANS[0], 101)])
+    return sink
+
+
+@examples(25, phases=NO_SHRINKING, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(TYPED_ROW, max_size=5))
+@example([{"at": datetime.max.replace(tzinfo=UTC), "local": datetime.max, "day": date.max}])
+@example([{"at": datetime.min.replace(tzinfo=UTC), "local": datetime.min, "day": date.min}])
+def test_sql_sink_returns_every_typed_value_unchanged(url: str, rows: list[dict[str, Any]]) -> None:
+    told = {str(number): {"key": str(number), "_misfit": None} | row for number, row in enumerate(rows)}
+    sink = load_typed(url, *told.values())
+    found = {row["key"]: row for row in read_back(sink, url, TYPES, TYPED)}
+    nothing = dict.fromkeys(TYPES.names)
+    assert found == {key: nothing | row for key, row in told.items()}
+
+
+@pytest.mark.parametrize("engine_name", ["postgresql"])
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago"])
+def test_first_and_last_moment_are_read_whatever_the_zone_of_the_database(url: str, zone: str) -> None:
+    query(url, f"ALTER DATABASE {sa.make_url(url).database} SET timezone = '{zone}'")
+    moments = {"first": datetime.min.replace(tzinfo=UTC), "last": datetime.max.replace(tzinfo=UTC)}
+    sink = load_typed(url, *({"key": key, "at": at} for key, at in moments.items()))
+    assert {row["key"]: row["at"] for row in read_back(sink, url, TYPES, TYPED)} == moments
+
+
+DDL = {
+    "postgresql": {
+        "price": "NUMERIC(10, 2)",
+        "long": "NUMERIC(38, 10)",
+        "fine": "NUMERIC(38, 38)",
+        "rough": "NUMERIC(15, 15)",
+        "day": "DATE",
+        "at": "TIMESTAMP WITH TIME ZONE",
+        "local": "TIMESTAMP WITHOUT TIME ZONE",
+    },
+    "mysql": {
+        "price": "NUMERIC(10, 2)",
+        "long": "NUMERIC(38, 10)",
+        "fine": "TEXT",
+        "rough": "NUMERIC(15, 15)",
+        "day": "DATE",
+        "at": "DATETIME(6)",
+        "local": "DATETIME(6)",
+    },
+    "sqlite": {
+        "price": "NUMERIC(10, 2)",
+        "long": "TEXT",
+        "fine": "TEXT",
+        "rough": "NUMERIC(15, 15)",
+        "day": "DATE",
+        "at": "DATETIME",
+        "local": "DATETIME",
+    },
+}
+DIALECTS = {"postgresql": postgresql.dialect, "mysql": mysql.dialect, "sqlite": sqlite.dialect}
+
+
+@pytest.mark.parametrize("backend", DDL)
+def test_typed_columns_have_the_exact_types_of_the_database(backend: str) -> None:
+    target = Target("wide", None, Dialect(backend, "utf8mb4_bin"), fields_of(TYPES, UPSERT, TYPED))
+    made = {column.name: column.type.compile(DIALECTS[backend]()) for column in target.table.columns}
+    assert {name: made[name] for name in DDL[backend]} == DDL[backend]
+
+
+def test_new_snapshot_of_the_other_form_replaces_the_columns(url: str) -> None:
+    texts = {"price": "12.30", "day": "2026-01-31", "at": "2026-01-31T10:00:00+00:00", "local": "2026-01-31T10:00:00"}
+    typed = {"price": Decimal("12.30"), "day": date(2026, 1, 31), "at": datetime(2026, 1, 31, 10, tzinfo=UTC)}
+    for number, (types, row) in enumerate([(TEXT_FORM, texts), (TYPED, typed), (TEXT_FORM, texts), (TYPED, typed)]):
+        sink = load_typed(url, {"key": "k", **row}, id=f"p{number}", types=types)
+        (found,) = read_back(sink, url, TYPES, types)
+        assert {name: found[name] for name in row} == row
+
+
+def test_run_killed_while_columns_are_replaced_begins_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_typed(url, {"key": "k", "price": "12.30"}, types=TEXT_FORM)
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            load_typed(url, id="p2")
+    nothing = LocalFrame([pa.Table.from_pylist([], rows_schema(TYPES))])
+    with closing(LocalSink(url, "wide")) as sink:
+        assert sink.state() is None
+        with pytest.raises(SinkFenced):
+            sink.load(nothing, plan(table=TYPES), [Part(SPANS[0], 101)])
+    (found,) = read_back(load_typed(url, {"key": "k", "price": Decimal("1.50")}, id="p3"), url, TYPES, TYPED)
+    assert found["price"] == Decimal("1.50")
+
+
+def test_column_of_a_wider_number_is_kept_and_of_a_narrower_one_replaced(url: str) -> None:
+    is_mysql = url.startswith("mysql")
+    key = "`key` VARCHAR(20) COLLATE utf8mb4_nopad_bin" if is_mysql else '"key" VARCHAR(20)'
+    long = "`long`" if is_mysql else '"long"'
+    query(url, f"CREATE TABLE wide ({key} PRIMARY KEY, price NUMERIC(20, 4), {long} NUMERIC(5, 1))")
+    (found,) = read_back(load_typed(url, {"key": "k", "long": Decimal("0.0000000001")}), url, TYPES, TYPED)
+    assert found["long"] == Decimal("0.0000000001")
+    engine = sa.create_engine(url)
+    types = {column["name"]: column["type"] for column in sa.inspect(engine).get_columns("wide")}
+    engine.dispose()
+    assert (types["price"].precision, types["price"].scale) == (20, 4)
+
+
+def test_typed_column_of_another_type_requires_a_new_snapshot(url: str) -> None:
+    sink = load_typed(url, {"key": "k", "price": Decimal("12.30")})
+    price = Column("price", "dec", "numeric(10,4)")
+    other = msgspec.structs.replace(TYPES, columns=(TYPES.columns[0], price, *TYPES.columns[2:]), version=2)
+    with pytest.raises(PipelineError, match="'price' are of another type") as refused:
+        sink.evolve(other)
+    assert refused.value.extra["resnapshot_reason"] == "schema_changed"
+    sink.close()
 
 
 # The user's own table

@@ -18,6 +18,7 @@ from headwater.model.table import Column, Table
 from headwater.pipeline.run.table_report import Difference
 from headwater.pipeline.verify import compare
 from headwater.pipeline.verify.compare import comparable
+from headwater.pipeline.verify.verify import as_held
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,3 +144,25 @@ def test_integer_keys_keep_their_spans_and_text_keys_are_compared_as_a_single_sp
     assert comparable(folded, [Span(b"", encode_key(("a",))), Span(encode_key(("a",)), None)]) == [Span.all()]
     cut = encode_key((5,))[:-1]
     assert comparable(Table("t", (Column("k", "i64"),), ("k",)), [Span(b"", cut), Span(cut, None)]) == [Span.all()]
+
+
+def test_source_is_read_in_the_column_types_that_the_sink_has() -> None:
+    key, price, more = Column("id", "i64"), Column("price", "dec", "numeric(5,2)"), Column("more", "str", "text")
+    held = Table("t", (key, price), ("id",), version=1)
+    present = Table("t", (key, Column("price", "dec", "numeric(9,4)"), more), ("id",), version=2)
+    assert as_held(held, present) == Table("t", (key, price, more), ("id",), version=2)
+
+
+def test_damaged_typed_values_are_found_and_repaired(lake: Lake, server: Live) -> None:
+    server.sql("CREATE TABLE d (id INTEGER PRIMARY KEY, price DECIMAL(9,2), day DATE, at DATETIME)")
+    rows = ",".join(f"({n}, {n}.25, '2026-01-31', '2026-01-31 10:00:00')" for n in range(1, 50))
+    server.sql(f"INSERT INTO d VALUES {rows}, (99, 'odd', '2026-02-30', NULL)")
+    spec = lake.spec("d")
+    lake.carry(spec)
+    assert lake.verify(spec).is_good
+    lake.table("d").update(updates={"price": "0.01"}, predicate="id = 7")
+    lake.table("d").update(updates={"day": "DATE '2026-02-01'"}, predicate="id = 99")
+    report = lake.verify(spec)
+    assert sum(each.difference.different for each in report.bad if each.difference) == 2
+    assert lake.verify(spec, repair=True).repaired == len(report.bad)
+    assert lake.rows("d") == lake.source("d")

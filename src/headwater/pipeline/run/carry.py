@@ -33,7 +33,7 @@ from headwater.pipeline.spark.offsets import last_change, nears_horizon
 from headwater.pipeline.spark.options import FAIL, PIN
 from headwater.pipeline.transform.compaction import change_columns
 from headwater.pipeline.transform.row_counts import Counting
-from headwater.pipeline.transform.schema import rows_schema
+from headwater.pipeline.transform.schema import TEXT, rows_schema
 from headwater.pipeline.transform.whole_rows import READ_AGAIN, check_whole, fill_unknown, refuse_unknown
 
 if TYPE_CHECKING:
@@ -265,11 +265,18 @@ class Carry:
             columns=table.columns,
             where=table.where,
             pipeline=self._spec.name,
+            types=self._types(reason, state),
         )
         self._watcher.started(self._task, reason, sum(each.rows for each in self._ranges), len(self._ranges))
         self._sink.begin(plan)
         self._resnapshot = ""
         self._meta.begun(self._task, self._heart.fence)
+
+    def _types(self, reason: str, state: State | None) -> str:
+        """Return the form of a new snapshot: that of the sink, which only a reset may change."""
+        if not self._sink.takes_types:
+            return TEXT
+        return self._table.types if state is None or reason == RESET else state.plan.types
 
     def _load(self, state: State, spans: Sequence[Span]) -> None:
         version = self._register(state.plan.id, keep=stages.lowest(state)).version
@@ -284,6 +291,7 @@ class Carry:
             columns=self._columns(state.plan.table),
             where=self._table.where,
             ends=self._sink.needs_ends,
+            types=state.plan.types,
         )
         self._report_stage(SNAPSHOT)
         began = time.monotonic()
@@ -307,6 +315,7 @@ class Carry:
             slices=action.slices,
             columns=self._columns(shape),
             where=self._table.where,
+            types=state.plan.types,
         )
         if step.upto - step.after <= SMALL:
             frame = frame.coalesce(1)  # one task reads the frame, and nothing is shuffled

@@ -32,6 +32,7 @@ from headwater.errors import ConfigError
 from headwater.model.url_secrets import without_secrets
 from headwater.pipeline.sinks.registry import KINDS, read_settings
 from headwater.pipeline.spark.options import EVOLVE, POLICIES
+from headwater.pipeline.transform.schema import FORMS, TYPED
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 META_FILE = "headwater-pipeline.db"
@@ -81,6 +82,9 @@ class TableSpec:
         "resnapshot",
         one_of("resnapshot", "fail"),
         "what to do when the log no longer holds the changes the sink needs",
+    )
+    types: str = setting(
+        TYPED, one_of(*FORMS), "decimals, dates and timestamps of a new sink: in types of their own, or as text"
     )
 
 
@@ -340,6 +344,7 @@ table = "orders"                        # or tables = ["orders", "customers"], w
 # where = "total > 0"                   # only rows that meet it
 # schema = "evolve"                     # a changed shape: evolve (follow), pin (ignore), fail (stop)
 # on_lost = "resnapshot"                # the log lost changes the sink needs: resnapshot, or fail
+# types = "typed"                       # of a new sink: decimals, dates, timestamps as such, or "text" for strings
 
 [table.sink]
 kind = "delta"                          # delta, delta-spark, parquet, sql, kafka, foreach

@@ -33,6 +33,7 @@ class LedgerSink(Sink):
     """A sink whose state is in a ledger; subclasses have `_send_rows` and `_send_changes`."""
 
     mode = HISTORY
+    takes_types = False  # a message keeps the exact text
 
     def __init__(self, name: str, ledger: Ledger) -> None:
         self.name, self._ledger = name, ledger

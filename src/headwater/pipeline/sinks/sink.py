@@ -16,6 +16,7 @@ import msgspec
 from headwater.errors import SinkFenced, SinkGap
 from headwater.model.keys.key import Span
 from headwater.model.table import Table
+from headwater.pipeline.transform.schema import TEXT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,6 +37,7 @@ class Plan(msgspec.Struct, frozen=True):
     columns: tuple[str, ...] = ()  # the chosen columns; empty means all
     where: str | None = None
     pipeline: str = ""
+    types: str = TEXT  # form of decimals, dates and timestamps; plans from before this field hold text
 
     @property
     def origin(self) -> str:
@@ -120,6 +122,7 @@ class Sink(Protocol):
     mode: str  # UPSERT or HISTORY
     keeps: bool = False  # whether an upsert can leave columns unchanged, see pipeline/transform/whole_rows.py
     needs_ends: bool = False  # whether tasks commit parts, which then need an end row, see pipeline/spark/part_ends.py
+    takes_types: bool = True  # whether decimals, dates and timestamps may have types of their own
 
     def state(self) -> State | None:
         """Return the progress; None before the first `begin`."""

@@ -163,7 +163,7 @@ class Verification(AbstractContextManager["Verification"]):
         """Return the rows of the source at offset `at`; partition i is span i."""
         from pyspark.sql.functions import spark_partition_id
 
-        present = self._client.describe(self._table.db, self._table.table).table
+        present = as_held(state.plan.table, self._client.describe(self._table.db, self._table.table).table)
         frame = rows_frame(
             self._spark,
             self._server,
@@ -173,6 +173,7 @@ class Verification(AbstractContextManager["Verification"]):
             parts=[Part(span, at) for span in spans],
             columns=columns_of_both(state.plan.table, present),
             where=self._table.where,
+            types=state.plan.types,
         )
         return compare.hashed(frame).withColumn(compare.RANGE, spark_partition_id())
 
@@ -200,6 +201,12 @@ class Verification(AbstractContextManager["Verification"]):
         names = changes_schema(state.plan.table).names[-5:]
         step = Step(state.plan.id, state.plan.generation, state.offset, state.offset, repair=True)
         self._sink.apply(compare.changes(deleted, inserted, names, state.offset), step, state.plan.table)
+
+
+def as_held(held: Table, present: Table) -> Table:
+    """Return `present` with the column types of the sink: a pinned sink keeps a type that has changed at the source."""
+    there = {column.name: column for column in held.columns}
+    return msgspec.structs.replace(present, columns=tuple(there.get(each.name, each) for each in present.columns))
 
 
 def columns_of_both(held: Table, present: Table) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ class DeltaSink(Sink):
             # No retries: delta-rs would replace the table again, but keep the rows of concurrent commits.
             DeltaTable.create(
                 self._location.path,
-                layout.held_schema(plan.table, self.mode),
+                layout.held_schema(plan.table, self.mode, plan.types),
                 mode="overwrite",
                 configuration=self._properties(plan, before),
                 storage_options=self._location.storage_options or None,
@@ -170,12 +170,14 @@ class DeltaSink(Sink):
     def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
         """See Sink. A step that is too large for the driver is applied in halves."""
         with ours():
-            whole = filled(frame, table)
             for _ in tries():
                 held = self._table()
                 self._seen = held.version() if self._seen is None else self._seen
-                todo = check(self._state(held), step)
-                if todo is None or self._applied(whole, todo, table, held):
+                state = self._state(held)
+                todo = check(state, step)
+                if state is None or todo is None:
+                    break
+                if self._applied(filled(frame, table, state.plan.types), todo, table, held):
                     break
             self._maintain()
 
@@ -269,7 +271,7 @@ class DeltaSink(Sink):
         if plan is None:
             raise SinkFenced("the sink holds no snapshot")
         layout.check_identity(plan.table, table)
-        wanted = layout.held_schema(table, self.mode)
+        wanted = layout.held_schema(table, self.mode, plan.types)
         new = layout.added(pa.schema(held.schema().to_arrow()), wanted)
         if self.mode == UPSERT:
             known = {*layout.held_schema(plan.table, self.mode).names, *(field.name for field in new)}
@@ -290,7 +292,7 @@ class DeltaSink(Sink):
             plan = layout.plan_of(table.metadata().configuration) if table else None
             if self.mode != UPSERT or table is None or plan is None:
                 raise SinkUnfit("only a table in mode upsert that has a snapshot can be read back")
-            return read_rows(spark, self._location, table, layout.held_schema(plan.table, self.mode))
+            return read_rows(spark, self._location, table, layout.held_schema(plan.table, self.mode, plan.types))
 
 
 def open_delta(settings: dict[str, Any], context: SinkContext) -> DeltaSink:

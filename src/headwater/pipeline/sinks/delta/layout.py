@@ -21,7 +21,7 @@ from headwater.model.table import Table
 from headwater.pipeline.sinks.sink import HISTORY, Plan, State
 from headwater.pipeline.transform.compaction import DELETED, ChangeColumns, quoted, unused_name
 from headwater.pipeline.transform.scd2 import CLOSE, OPEN, Versioned, versioned
-from headwater.pipeline.transform.schema import changes_schema, identity_of, rows_schema
+from headwater.pipeline.transform.schema import TEXT, changes_schema, identity_of, rows_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,11 +71,11 @@ def names_of(table: Table) -> tuple[list[str], Versioned]:
     return names, versioned(ChangeColumns(*changes_schema(table).names[-5:]), names)
 
 
-def held_schema(table: Table, mode: str) -> pa.Schema:
+def held_schema(table: Table, mode: str, types: str = TEXT) -> pa.Schema:
     """Return the schema that the Delta table has for `table`."""
     import pyarrow as pa
 
-    rows = rows_schema(table)
+    rows = rows_schema(table, types=types)
     if mode != HISTORY:
         return rows
     _, held = names_of(table)

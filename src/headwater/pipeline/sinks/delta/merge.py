@@ -76,11 +76,11 @@ def keeping(rows: pa.Table, merge: Merge) -> tuple[pa.Table, Merge]:
     return rows, msgspec.structs.replace(merge, update=update)
 
 
-def filled(frame: DataFrame, table: Table) -> DataFrame:
+def filled(frame: DataFrame, table: Table, types: str) -> DataFrame:
     """Return `frame` with all columns of changes of `table`; columns that `frame` lacks are null."""
     from pyspark.sql import functions as f
 
-    wanted = struct_of(changes_schema(table))
+    wanted = struct_of(changes_schema(table, types=types))
     there = set(frame.columns)
     return frame.select(
         *[

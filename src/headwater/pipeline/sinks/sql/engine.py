@@ -21,7 +21,8 @@ URL_VARIABLE = "HEADWATER_SINK_URL"
 
 # Strict mode rejects values instead of truncating them. NO_BACKSLASH_ESCAPES is off: the driver cannot detect it.
 _SETUP = {
-    POSTGRES: "SET lock_timeout = '{0}s'",
+    # In another time zone the driver could not read the first or the last day that it knows.
+    POSTGRES: "SET lock_timeout = '{0}s'; SET TIME ZONE 'UTC'",
     MYSQL: "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
     "innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}",
     SQLITE: "PRAGMA busy_timeout = {0}000",

@@ -10,11 +10,12 @@ import sqlalchemy as sa
 
 from headwater.model.table import Table
 from headwater.pipeline.failure import report_generator_errors
+from headwater.pipeline.sinks.sink import Plan
 from headwater.pipeline.sinks.sql.dialects import Dialect, fields_of
 from headwater.pipeline.sinks.sql.engine import open_engine, reading
 from headwater.pipeline.sinks.sql.misfit import restore
 from headwater.pipeline.sinks.sql.target import Target
-from headwater.pipeline.transform.schema import rows_schema, struct_of
+from headwater.pipeline.transform.schema import TEXT, rows_schema, struct_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +36,7 @@ class RowReader(msgspec.Struct, frozen=True):
     dialect: Dialect
     table: Table
     ranges: list[Range]
+    types: str = TEXT
 
     def __repr__(self) -> str:
         return f"RowReader({self.name})"  # the URL may hold a password
@@ -52,8 +54,8 @@ class RowReader(msgspec.Struct, frozen=True):
     def _read(self, engine: sa.Engine, bounds: Range) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        wanted = rows_schema(self.table)
-        target = Target(self.name, self.schema, self.dialect, fields_of(self.table, "upsert"))
+        wanted = rows_schema(self.table, types=self.types)
+        target = Target(self.name, self.schema, self.dialect, fields_of(self.table, "upsert", self.types))
         select = sa.select(*(target.table.c[name] for name in wanted.names)).where(*_within(target, bounds))
         with reading(engine) as connection:
             found = connection.execution_options(stream_results=True, max_row_buffer=BATCH_ROWS).execute(select)
@@ -67,13 +69,13 @@ class RowReader(msgspec.Struct, frozen=True):
 
 
 def read_rows(
-    spark: SparkSession, engine: sa.Engine, url: str, target: Target, dialect: Dialect, table: Table
+    spark: SparkSession, engine: sa.Engine, url: str, target: Target, dialect: Dialect, plan: Plan
 ) -> DataFrame:
-    """Return the rows of the target, with the columns of the snapshot of `table`."""
+    """Return the rows of the target, with the columns of the snapshot `plan`."""
     ranges = _ranges(engine, target)
-    reader = RowReader(url, str(target.table.name), target.table.schema, dialect, table, ranges)
+    reader = RowReader(url, str(target.table.name), target.table.schema, dialect, plan.table, ranges, plan.types)
     numbers = spark.range(0, len(ranges), 1, len(ranges))
-    return numbers.mapInArrow(reader, struct_of(rows_schema(table)))
+    return numbers.mapInArrow(reader, struct_of(rows_schema(plan.table, types=plan.types)))
 
 
 def _ranges(engine: sa.Engine, target: Target) -> list[Range]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import sqlalchemy as sa
 
-from headwater.errors import HeadwaterError, SinkFenced, SinkUnfit, Unavailable
+from headwater.errors import HeadwaterError, PipelineError, SinkFenced, SinkUnfit, Unavailable
 from headwater.model.table import Table
 from headwater.pipeline.sinks.columns import numbered
 from headwater.pipeline.sinks.history import as_history
@@ -34,7 +34,7 @@ from headwater.pipeline.sinks.sql.engine import (
 from headwater.pipeline.sinks.sql.stage_tables import ATTEMPT, KEPT, REPORT, StageReport, StageTask, stage_table, staged
 from headwater.pipeline.sinks.sql.target import StateTable, Target, create_table
 from headwater.pipeline.transform.compaction import change_columns, last_per_key, quoted
-from headwater.pipeline.transform.schema import identity_of
+from headwater.pipeline.transform.schema import TYPED, identity_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,23 +76,31 @@ class SqlSink(Sink):
 
     def begin(self, plan: Plan) -> None:
         """Begin a plan. Its id in the locked progress row fences older runs; the same commit removes their rows."""
-        target = self._target(plan.table)
-        if self.state() is None and not self._replace:
+        target, held = self._target(plan.table, plan.types), self.state()
+        if held is None and not self._replace:
             target.refuse_rows(self._engine)
         self._states.prepare()
         target.prepare(self._engine)
+        if TYPED in (plan.types, held and held.plan.types) and (others := target.retyped(self._engine)):
+            # Without a plan a run that was killed here begins again, and does not fill columns of the wrong type.
+            self._empty(target, None)
+            target.replace(self._engine, others)
+        self._empty(target, State(plan, plan.offset))
+        self._drop_stages()
+
+    def _empty(self, target: Target, state: State | None) -> None:
+        """Remove all rows, and write the state, in one transaction."""
         with writing(self._engine) as connection:
             self._states.lock(connection)
             target.empty(connection)
-            self._states.write(connection, State(plan, plan.offset))
-        self._drop_stages()
+            self._states.write(connection, state)
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
         state = of_plan(self.state(), plan.id)
         if self.mode == HISTORY:
             frame = as_history(frame, plan.table, parts)
         loaded = frozenset(place for place, part in enumerate(parts) if part.span in state.loaded)
-        staging = self._staging(frame, plan.table, plan.id)
+        staging = self._staging(frame, plan.table, plan)
         with self._fencing(plan.id):
             reports = {report.partition: report for report in staging.run(frame, skipped=loaded)}
         for place, part in enumerate(parts):
@@ -119,7 +127,7 @@ class SqlSink(Sink):
     def _applied(self, frame: DataFrame, todo: Step, step: Step, table: Table) -> bool:
         """Apply `todo`; return False if the sink advanced while rows were staged, and a part of `step` is left."""
         left = frame if step.repair else frame.where(f"{quoted(change_columns(frame).offset)} > {todo.after}")
-        staging = self._staging(left, table, step.plan)
+        staging = self._staging(left, table, of_plan(self.state(), step.plan).plan)
         with self._fencing(step.plan):
             reports = staging.run(self._compacted(left, table), has_gone=self.mode == UPSERT)
         with writing(self._engine) as connection:
@@ -138,12 +146,18 @@ class SqlSink(Sink):
 
     def evolve(self, table: Table) -> None:
         """See Sink. The columns are added first: a crash before the commit leaves only unused columns."""
-        target = self._target(table)
+        held = self.state()
+        if held is None:
+            raise SinkFenced("the sink holds no snapshot")
+        target = self._target(table, held.plan.types)
         there = target.prepare(self._engine)
+        if held.plan.types == TYPED and (others := target.retyped(self._engine)):
+            raise PipelineError(
+                f"the values of column {others[0]!r} are of another type now than the column of the sink",
+                resnapshot_reason="schema_changed",
+            )
         with writing(self._engine) as connection:
-            state = self._states.lock(connection)
-            if state is None:
-                raise SinkFenced("the sink holds no snapshot")
+            state = of_plan(self._states.lock(connection), held.plan.id)
             if self.mode == UPSERT:
                 known = {field.name for field in fields_of(state.plan.table, self.mode)}
                 new = [field.name for field in target.fields if field.name not in known]
@@ -158,14 +172,14 @@ class SqlSink(Sink):
         state = self.state()
         if self.mode != UPSERT or state is None:
             raise SinkUnfit("only a table in mode upsert that has a snapshot can be read back")
-        table = state.plan.table
-        return read_rows(spark, self._engine, self._url, self._target(table), self._dialect, table)
+        target = self._target(state.plan.table, state.plan.types)
+        return read_rows(spark, self._engine, self._url, target, self._dialect, state.plan)
 
     def close(self) -> None:
         self._engine.dispose()
 
-    def _target(self, table: Table) -> Target:
-        return Target(self._table, self._schema, self._dialect, fields_of(table, self.mode))
+    def _target(self, table: Table, types: str) -> Target:
+        return Target(self._table, self._schema, self._dialect, fields_of(table, self.mode, types))
 
     def _compacted(self, frame: DataFrame, table: Table) -> DataFrame:
         return frame if self.mode == HISTORY else last_per_key(frame, identity_of(table))
@@ -179,14 +193,14 @@ class SqlSink(Sink):
             of_plan(self.state(), plan)
             raise
 
-    def _staging(self, frame: DataFrame, table: Table, plan: str) -> StagingTable:
+    def _staging(self, frame: DataFrame, table: Table, plan: Plan) -> StagingTable:
         """Return the staging table for this frame, without rows of crashed runs.
 
         The rows are removed under the lock: another driver of this plan may be between its count and its merge.
         """
-        target = self._target(table)
+        target = self._target(table, plan.types)
         fields = [field for field in target.fields if field.name in set(frame.columns)]
-        shape = msgspec.json.encode([plan, fields, KEPT])
+        shape = msgspec.json.encode([plan.id, fields, KEPT])
         name = self._prefix + hashlib.sha256(shape).hexdigest()[:8]
         stage = stage_table(name, self._schema, fields, self._dialect)
         create_table(self._engine, stage)

@@ -20,6 +20,7 @@ from headwater.pipeline.sinks.sql.stage_tables import ATTEMPT, GONE, KEPT
 from headwater.pipeline.transform.whole_rows import unknown
 
 STATE_TABLE = "headwater_sink"
+_TIME_DIGITS = 6  # of a second, unless the type says otherwise
 _INSERT: dict[str, Any] = {POSTGRES: postgresql.insert, MYSQL: mysql.insert, SQLITE: sqlite.insert}
 
 
@@ -63,13 +64,15 @@ class StateTable:
         """Return the state and lock its row until the transaction ends."""
         return self._state(connection.execute(self._select().with_for_update()).one_or_none())
 
-    def write(self, connection: sa.Connection, state: State) -> None:
-        """Write the state of the target as part of the transaction."""
-        values = {
-            "plan": msgspec.json.encode(state.plan).decode(),
-            "offset": state.offset,
-            "loaded": msgspec.json.encode(list(state.loaded.items())).decode(),
-        }
+    def write(self, connection: sa.Connection, state: State | None) -> None:
+        """Write the state of the target as part of the transaction; None removes its plan."""
+        values: dict[str, Any] = {"plan": None}
+        if state is not None:
+            values = {
+                "plan": msgspec.json.encode(state.plan).decode(),
+                "offset": state.offset,
+                "loaded": msgspec.json.encode(list(state.loaded.items())).decode(),
+            }
         connection.execute(sa.update(self._table).where(self._table.c.name == self._name).values(values))
 
     def _select(self) -> sa.Select[Any]:
@@ -127,6 +130,23 @@ class Target:
             if column.name not in held:
                 self._add(engine, column)
         return set(held)
+
+    def retyped(self, engine: sa.Engine) -> list[str]:
+        """Return the columns of the table whose type may round or reject the values, which are of another type."""
+        with reading(engine) as connection:
+            found = sa.inspect(connection).get_columns(self.table.name, self.table.schema)
+        held = {_plain(column["name"], self._dialect): column["type"] for column in found}
+        names = [column.name for column in self.table.columns if column.name not in self._keys]
+        return [name for name in names if not _keeps(held[name], self.table.c[name].type, self._dialect.backend)]
+
+    def replace(self, engine: sa.Engine, names: Iterable[str]) -> None:
+        """Create these columns of the empty table again, with their type."""
+        for name in names:
+            with writing(engine) as connection:
+                preparer = connection.dialect.identifier_preparer
+                dropped = f"{preparer.format_table(self.table)} DROP COLUMN {preparer.quote_identifier(name)}"
+                connection.exec_driver_sql(f"ALTER TABLE {dropped}")
+            self._add(engine, self.table.c[name])
 
     def refuse_values(self, connection: sa.Connection, columns: Iterable[str]) -> None:
         """Raise an error that asks for a new snapshot if one of these columns holds a value other than null."""
@@ -244,6 +264,27 @@ class Target:
 def _stays(stage: sa.Table, attempts: Sequence[str]) -> tuple[sa.ColumnElement[bool], ...]:
     """Return the conditions that select staged rows of `attempts` that are not deletes."""
     return stage.c[ATTEMPT].in_(attempts), stage.c[GONE].is_(sa.false())
+
+
+def _keeps(held: Any, wanted: Any, backend: str) -> bool:
+    """Return whether a column of type `held` keeps every value of type `wanted`; True for types without a family."""
+    has, needs = _family(held, backend), _family(wanted, backend)
+    if has == needs == "numeric" and held.precision is not None:
+        scale = held.scale or 0
+        return bool(scale >= wanted.scale and held.precision - scale >= wanted.precision - wanted.scale)
+    return has == needs or not has or not needs
+
+
+def _family(kind: Any, backend: str) -> str:
+    """Return the family of numbers, dates, times or text that a type belongs to; "" for any other type."""
+    if isinstance(kind, sa.DateTime):
+        zone = "with time zone" if backend == POSTGRES and kind.timezone else ""
+        digits = kind.fsp if backend == MYSQL and isinstance(kind, mysql.DATETIME) else getattr(kind, "precision", None)
+        return f"timestamp({_TIME_DIGITS if digits is None and backend != MYSQL else digits}) {zone}"
+    if isinstance(kind, sa.Float):  # a Numeric in older versions of SQLAlchemy
+        return ""
+    names = {sa.Numeric: "numeric", sa.Date: "date", sa.String: "text"}
+    return next((name for of, name in names.items() if isinstance(kind, of)), "")
 
 
 def _plain(name: str, dialect: Dialect) -> str:
