@@ -317,3 +317,16 @@ def test_token_is_read_from_its_file_and_absent_from_the_query_plan(spark: Spark
         assert cause_of(caught.value).code == "unauthorized"
     finally:
         live.stop()
+
+
+def test_stream_keeps_the_form_of_its_checkpoint(spark: SparkSession, server: Live, tmp_path: Path) -> None:
+    server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, day DATE)")
+    server.sql("INSERT INTO t VALUES (1, '2026-01-31')")
+    stream = Stream(spark, tmp_path / "checkpoint", server.url)
+    ((_, rows),) = stream.run(types="text")
+    assert [row["day"] for row in rows] == ["2026-01-31"]
+    server.sql("INSERT INTO t VALUES (2, '2026-02-28')")
+    error = stream.failure()
+    assert isinstance(error, SchemaChanged) and "types to text" in error.hint
+    ((_, rows),) = stream.run(types="text")
+    assert [row["day"] for row in rows] == ["2026-02-28"]

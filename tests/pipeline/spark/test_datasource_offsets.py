@@ -141,6 +141,8 @@ def test_checkpoint_of_another_form_of_types_is_refused_with_both_forms() -> Non
     with pytest.raises(SchemaChanged, match="types = text so far, and now with types = typed") as refused:
         next_offset(old, log_status(10), StreamParameters(1, types="typed"))
     assert "types to text" in refused.value.hint
+    same = StreamParameters(1, types="typed", has_forms=False)  # no column of the table is a decimal, date or time
+    assert next_offset(old, log_status(10), same) == StreamOffset("g", 10, 1, "typed")
     typed = StreamOffset("g", 3, 1, "typed")
     assert StreamOffset.read(typed.to_json()) == typed
     assert next_offset(typed, log_status(10), StreamParameters(1, types="typed")) == StreamOffset("g", 10, 1, "typed")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headwater.model import arrow
 from headwater.model.literal import UNAVAILABLE, Date, DateTime, Value, decimal_text, is_date, is_datetime
 from headwater.model.table import Column, Table
-from headwater.pipeline.transform.schema import TEXT, TYPED, changes_schema, fit, rows_schema
+from headwater.pipeline.transform.schema import TEXT, TYPED, changes_schema, fit, has_forms, rows_schema
 from headwater.pipeline.transform.typed_columns import converted, type_of
 
 ZONED, ZONELESS = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
@@ -253,6 +253,14 @@ def test_key_columns_keep_their_text() -> None:
     sent = arrow.rows_batch(table, [(Date("2026-02-30"), Decimal("NaN"), Date("2026-02-28"))])
     (row,) = fit(sent, rows_schema(table, types=TYPED)).to_pylist()
     assert row == {"day": "2026-02-30", "price": "NaN", "due": date(2026, 2, 28), "_misfit": None}
+
+
+def test_table_without_decimals_dates_and_timestamps_has_one_form() -> None:
+    assert has_forms(TABLE)
+    assert not has_forms(
+        Table("t", (Column("id", "u64"), Column("at", "time"), Column("n", "dec", "numeric")), ("id",))
+    )
+    assert not has_forms(Table("t", (Column("day", "date", "date"),), ("day",)))
 
 
 def test_text_form_has_no_typed_columns() -> None:

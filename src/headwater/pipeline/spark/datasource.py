@@ -200,7 +200,10 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._options, self._columns = options, columns
         shape = 0 if options.tables else options.shape or (status.table.version if status else 0)
-        self._reading = StreamParameters(shape, options.policy, options.max_rows, types=options.form)
+        has_forms = status is None or options.shape is not None or schema.has_forms(status.table)
+        self._reading = StreamParameters(
+            shape, options.policy, options.max_rows, types=options.form, has_forms=has_forms
+        )
         self._client: Client | None = None  # created where offsets are requested; readers in tasks have their own
         self._latest: StreamOffset | None = None
 

@@ -53,6 +53,7 @@ class StreamParameters(msgspec.Struct, frozen=True):
     max_rows: int | None = None
     target: int | None = None  # with availableNow: the end of the log when the run began
     types: str = TEXT
+    has_forms: bool = True  # whether a column of the table depends on `types`
 
     @property
     def max_changes(self) -> int:
@@ -80,7 +81,7 @@ def check_offset(position: StreamOffset, status: Described) -> None:
 
 def check_types(start: StreamOffset, reading: StreamParameters) -> None:
     """Raise SchemaChanged if the query's checkpoint was made with the other form of decimals, dates and timestamps."""
-    if start.types != reading.types:
+    if start.types != reading.types and reading.has_forms:
         raise SchemaChanged(
             f"the query read its columns with types = {start.types} so far, and now with types = {reading.types}",
             hint=f"Set option types to {start.types} to go on with this checkpoint, or give the query a new one.",

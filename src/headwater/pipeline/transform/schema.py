@@ -33,6 +33,11 @@ def changes_schema(table: Table, columns: Sequence[str] = (), types: str = TEXT)
     return for_spark(arrow.changes_schema(table, _known(table, columns)), types)
 
 
+def has_forms(table: Table) -> bool:
+    """Return whether the two forms of `table` differ."""
+    return not rows_schema(table, types=TYPED).equals(rows_schema(table))
+
+
 def tables_schema() -> pa.Schema:
     """Return the schema of the changes of several tables, with rows as JSON objects."""
     import pyarrow as pa
