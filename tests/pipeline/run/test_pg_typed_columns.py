@@ -9,6 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute
 import pytest
 from tests.pipeline.lakes import Lake
 from tests.pipeline.pg_all_types_table import PgLive
@@ -103,6 +105,8 @@ def test_every_type_of_postgresql_arrives_typed_in_delta(kind: str, lake: Lake, 
     assert [rows[4][name] for name in unfit] == [None] * 5 and rows[4]["free"] == "NaN"
     assert rows[4]["_misfit"].startswith('{"price":{"t":"dec","v":"NaN"},"long":{"t":"dec","v":"NaN"},"day":{"t":"str"')
     assert rows[5]["day"] is None and '"0044-03-15 BC"' in rows[5]["_misfit"]
+    longest = pa.scalar(FIRST["long"], pa.decimal128(38, 10))
+    assert lake.table().to_pyarrow_dataset().count_rows(filter=pa.compute.field("long") == longest) == 1
     if kind == "delta-spark":  # Spark reads what delta-rs wrote, and the other way round
         read = lake.spark.read.format("delta").load(sink.settings["path"])
         types = dict(read.dtypes)
@@ -117,6 +121,7 @@ def test_every_type_of_postgresql_arrives_typed_in_delta(kind: str, lake: Lake, 
             (1, "2026-01-31", "2026-01-30 20:02:03.456789", "2026-01-31 01:02:03.456"),
             (2, "9999-12-31", "9999-12-31 23:59:59.999999", "9999-12-31 00:00:00"),
         ]
+        assert read.where(f"long = {FIRST['long']}BD").count() == 1
         assert carried(lake, SinkSpec("delta", sink.settings))  # the same table by the other engine
 
 

@@ -10,10 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
@@ -27,7 +30,7 @@ from headwater.model.table import Column, Table
 from headwater.pipeline.sinks.delta import delta
 from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
 from headwater.pipeline.sinks.delta.delta_spark import merge_sql
-from headwater.pipeline.sinks.delta.layout import OVER, merge_of, part_app, step_app
+from headwater.pipeline.sinks.delta.layout import OVER, STATISTICS, merge_of, part_app, step_app
 from headwater.pipeline.sinks.delta.merge import TooLarge
 from headwater.pipeline.sinks.delta.part import DONE, FENCED, UNFIT, PartWriter, TableLocation
 from headwater.pipeline.sinks.registry import is_exactly_once, open_sink, read_settings
@@ -601,3 +604,58 @@ def test_delta_spark_refuses_column_names_it_cannot_write(spark: SparkSession, t
     table = Table("t", (Column("id", "i64"), Column("two words", "str")), ("id",))
     with pytest.raises(SinkUnfit, match="two words"):
         sink.begin(Plan("p1", "g1", 1, (Span.all(),), table))
+
+
+# Typed columns
+
+LONG = Column("long", "dec", "numeric(18,2)")
+SHORT = Table("n", (Column("id", "i64"), Column("a`b, c", "str"), Column("price", "dec", "numeric(15,2)")), ("id",))
+WIDER = Table("n", (*SHORT.columns, LONG, Column("at", "datetime", "timestamp without time zone")), ("id",), version=2)
+
+
+def typed_plan(id: str, table: Table) -> Plan:
+    return Plan(id, "g1", 1, (Span.all(),), table, types="typed")
+
+
+def write(place: str, plan: Plan, *rows: Row) -> None:
+    schema = rows_schema(plan.table, types="typed")
+    frames = iter(pa.Table.from_pylist(list(rows), schema).to_batches())
+    part = Part(Span.all(), 1)
+    assert writer_of(place, plan, part).write(part, ended(frames, with_end(schema))) == (DONE, "")
+
+
+def test_long_number_is_found_by_readers_that_skip_files(place: str) -> None:
+    """The bounds that delta-rs writes for this number are below it."""
+    number, plan = Decimal("90071992547409.93"), typed_plan("p1", WIDER)
+    DeltaSink(Settings(place)).begin(plan)
+    write(place, plan, {"id": 1, "long": number, "price": Decimal("1.50")})
+    rows = DeltaTable(place).to_pyarrow_dataset()
+    assert rows.count_rows(filter=ds.field("long") == pa.scalar(number, pa.decimal128(18, 2))) == 1
+    ((least,),) = [DeltaTable(place).get_add_actions(flatten=False).column("min").to_pylist()]
+    assert {name for name, value in least.items() if value is not None} == {"id", "price"}
+
+
+def test_statistics_follow_the_columns_and_a_choice_of_the_user_is_kept(place: str) -> None:
+    sink, columns = DeltaSink(Settings(place)), "`id`,`a``b, c`,`price`,`_misfit`"
+    sink.begin(typed_plan("p1", SHORT))
+    assert STATISTICS not in DeltaTable(place).metadata().configuration
+    sink.evolve(WIDER)
+    assert DeltaTable(place).metadata().configuration[STATISTICS] == f"{columns},`at`"
+    sink.begin(typed_plan("p2", SHORT))
+    assert STATISTICS not in DeltaTable(place).metadata().configuration
+    DeltaTable(place).alter.set_table_properties({STATISTICS: "id"})
+    sink.begin(typed_plan("p3", SHORT))
+    assert DeltaTable(place).metadata().configuration[STATISTICS] == "id"
+    sink.begin(typed_plan("p4", WIDER))
+    assert DeltaTable(place).metadata().configuration[STATISTICS] == "`id`,`a``b, c`,`price`,`at`,`_misfit`"
+
+
+def test_column_of_times_without_a_zone_is_added_to_a_table_of_the_oldest_protocol(place: str) -> None:
+    sink = DeltaSink(Settings(place))
+    sink.begin(typed_plan("p1", SHORT))
+    assert DeltaTable(place).protocol().min_reader_version == 1
+    sink.evolve(WIDER)
+    at = datetime(2026, 1, 31, 10)
+    write(place, typed_plan("p1", WIDER), {"id": 1, "at": at})
+    assert [row["at"] for row in rows_of(place)] == [at]
+    assert "timestampNtz" in (DeltaTable(place).protocol().reader_features or ())

@@ -140,8 +140,9 @@ class DeltaSink(Sink):
         return plan
 
     def _properties(self, plan: Plan, before: DeltaTable | None) -> Mapping[str, str | None]:
-        kept = before.metadata().configuration if before else {}
+        kept = self._kept(before) if before else {}
         own = {
+            **layout.statistics(layout.held_schema(plan.table, self.mode, plan.types)),
             layout.PLAN: layout.plan_text(plan),
             layout.BEGUN: str(time.time_ns() // 1_000_000),
             "delta.checkpointInterval": str(self._settings.checkpoint_every),
@@ -149,6 +150,14 @@ class DeltaSink(Sink):
         if self._settings.change_data_feed:
             own["delta.enableChangeDataFeed"] = "true"
         return {name: text for name, text in kept.items() if not name.startswith(_FORGOTTEN)} | own
+
+    def _kept(self, before: DeltaTable) -> Mapping[str, str | None]:
+        """Return the properties of the table, without a choice of statistics that was ours."""
+        import pyarrow as pa
+
+        held = before.metadata().configuration
+        ours = layout.statistics(pa.schema(before.schema().to_arrow()))
+        return {name: text for name, text in held.items() if ours.get(name) != text}
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
         """See Sink. Each task commits its part; the driver receives no rows."""
@@ -272,7 +281,8 @@ class DeltaSink(Sink):
             raise SinkFenced("the sink holds no snapshot")
         layout.check_identity(plan.table, table)
         wanted = layout.held_schema(table, self.mode, plan.types)
-        new = layout.added(pa.schema(held.schema().to_arrow()), wanted)
+        there = pa.schema(held.schema().to_arrow())
+        new = layout.added(there, wanted)
         if self.mode == UPSERT:
             known = {*layout.held_schema(plan.table, self.mode).names, *(field.name for field in new)}
             refuse_values(held, [name for name in wanted.names if name not in known])
@@ -280,9 +290,8 @@ class DeltaSink(Sink):
             fields = deltalake.Schema.from_arrow(pa.schema(new)).fields
             held.alter.add_columns(fields, commit_properties=committing(None))
         text = layout.plan_text(msgspec.structs.replace(plan, table=table))
-        held.alter.set_table_properties(
-            {layout.PLAN: text}, raise_if_not_exists=False, commit_properties=committing(None)
-        )
+        properties = {layout.PLAN: text, **(layout.statistics(pa.schema([*there, *new])) if new else {})}
+        held.alter.set_table_properties(properties, raise_if_not_exists=False, commit_properties=committing(None))
 
     # Reading and closing
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PLAN, BEGUN = "headwater.plan", "headwater.begun"
+STATISTICS = "delta.dataSkippingStatsColumns"
+_INDEXED = 32  # columns with statistics, as by default
+_FLOAT_DIGITS = 15
 OVER = 2**63 - 1  # closes a plan: delta-spark runs no step whose number is not above the recorded number
 SOURCE, TARGET = "s", "t"
 
@@ -82,6 +85,24 @@ def held_schema(table: Table, mode: str, types: str = TEXT) -> pa.Schema:
     time = pa.timestamp("us", tz="UTC")
     kinds = [pa.string(), pa.int64(), pa.int64(), pa.string(), time, time, pa.bool_()]
     return pa.schema([*rows, *(pa.field(name, kind) for name, kind in zip(held, kinds, strict=True))])
+
+
+def statistics(schema: pa.Schema) -> dict[str, str]:
+    """Return the property that names the columns with statistics; {} if all may have them.
+
+    delta-rs writes the bounds of a decimal as floats: readers would skip the very file that has a long number.
+    """
+    import pyarrow as pa
+
+    def is_long(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_decimal(kind) and kind.precision > _FLOAT_DIGITS)
+
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_temporal, pa.types.is_decimal)
+    if not any(is_long(field.type) for field in schema):
+        return {}
+    exact = [field for field in list(schema)[:_INDEXED] if not is_long(field.type)]
+    names = [quoted(field.name) for field in exact if any(is_kind(field.type) for is_kind in kinds)]
+    return {STATISTICS: ",".join(names)}
 
 
 def added(held: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
