@@ -135,6 +135,17 @@ def test_uncacheable_query_returns_no_tag(live: Live, table: str) -> None:
     assert "no-store" in found.headers["cache-control"]
 
 
+def test_nearest_rows_of_an_approximate_index_have_no_tag(live: Live, other: Any, table: str) -> None:
+    other.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    other.execute(f"ALTER TABLE {table} ADD e vector(2)")
+    other.execute(f"UPDATE {table} SET e = ARRAY[id, id]::vector")
+    other.execute(f"CREATE INDEX ON {table} USING hnsw (e vector_l2_ops)")
+    query = prepared(live, f"SELECT id FROM {table} WHERE status = 'open' ORDER BY e <-> $1::vector, id LIMIT 1")
+    found = get(live, query, "[1,2]")
+    assert found.json()["data"]["rows"] == [[{"t": "i64", "v": 1}]]
+    assert "etag" not in found.headers and "approximate index" in json.dumps(live.ok("query.explain", query_id=query))
+
+
 def test_condition_after_a_comment_that_a_carriage_return_ends_is_kept(live: Live, table: str) -> None:
     sql = f"SELECT count(*) AS n FROM {table} --all\rWHERE false"
     assert get(live, prepared(live, sql)).json()["data"]["rows"] == [[{"t": "i64", "v": 0}]]

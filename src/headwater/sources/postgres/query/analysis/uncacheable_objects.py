@@ -54,6 +54,15 @@ _OUTPUTS = """
 SELECT p.oid, p.proname, p.provolatile::text, 'internal', '' FROM pg_type t JOIN pg_proc p ON p.oid = t.typoutput
 WHERE t.oid = ANY ($1::oid[]) AND t.oid < 16384 ORDER BY 2
 """
+# An index of an extension's access method (HNSW and IVFFlat of pgvector) may order rows approximately. PostgreSQL
+# uses it for the ordering operators of its operator classes, also with the operands exchanged.
+_APPROXIMATE = f"""
+SELECT DISTINCT o.oprname FROM pg_operator o WHERE o.oid = ANY ($1::oid[]) AND (
+  EXISTS (SELECT FROM pg_amop a WHERE a.amopopr IN (o.oid, o.oprcom) AND a.amoppurpose = 'o' AND a.amopmethod >= 16384)
+  OR o.oprname IN ('<->', '<=>', '<#>', '<+>', '<~>', '<%>')
+    AND {_EXTENSION.format(catalogue="pg_operator", oid="o.oid")} = 'vector')
+ORDER BY 1
+"""
 _JSON_CASTS = "SELECT 1 FROM pg_cast WHERE oid >= 16384 AND casttarget IN (114, 3802) LIMIT 1"
 _PUBLICATION = """
 SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate, p.pubviaroot
@@ -97,6 +106,8 @@ def volatility(link: Link, facts: StatementFacts) -> tuple[str, ...]:
     found.update(reasons(functions))
     found.update(_types(link, facts))
     found.update(_conversions(link, facts))
+    for (name,) in link.run(_APPROXIMATE, [oids(used.operators)]).values():
+        found.add(f"an approximate index may choose the rows: operator {name}")
     if any(each.name in JSON_MAKERS for each in functions) and link.run(_JSON_CASTS).rows:
         found.add("a cast to JSON is not PostgreSQL's own: its dependencies are not known")
     for oid, columns in used.columns.items():
