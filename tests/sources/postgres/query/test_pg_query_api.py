@@ -146,6 +146,18 @@ def test_nearest_rows_of_an_approximate_index_have_no_tag(live: Live, other: Any
     assert "etag" not in found.headers and "approximate index" in json.dumps(live.ok("query.explain", query_id=query))
 
 
+def test_least_citext_has_a_weak_tag_that_every_update_invalidates(live: Live, other: Any, table: str) -> None:
+    other.execute("CREATE EXTENSION IF NOT EXISTS citext")
+    other.execute(f"ALTER TABLE {table} ADD c citext")
+    other.execute(f"UPDATE {table} SET c = CASE id WHEN 1 THEN 'ada' ELSE 'ADA' END")
+    query = prepared(live, f"SELECT min(c)::text AS least FROM {table}")
+    before = get(live, query)
+    other.execute(f"UPDATE {table} SET note = 'moved behind the others' WHERE id = 1")
+    found = get(live, query, if_none_match=before.headers["etag"])
+    assert before.headers["etag"].startswith("W/")
+    assert found.status_code == 200 and found.json()["data"]["rows"] != before.json()["data"]["rows"]
+
+
 def test_condition_after_a_comment_that_a_carriage_return_ends_is_kept(live: Live, table: str) -> None:
     sql = f"SELECT count(*) AS n FROM {table} --all\rWHERE false"
     assert get(live, prepared(live, sql)).json()["data"]["rows"] == [[{"t": "i64", "v": 0}]]

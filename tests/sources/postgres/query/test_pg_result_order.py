@@ -60,3 +60,35 @@ def test_distance_operators_of_vector_are_not_cacheable_without_an_operator_clas
     assert own.source.analyse(nearest).is_cacheable  # an index of PostgreSQL's own GiST is exact
     own.run("UPDATE pg_extension SET extname = 'vector' WHERE extname = 'cube'")
     assert is_approximate(own, nearest)
+
+
+@pytest.mark.parametrize(
+    ("name", "sql"),
+    [
+        ("citext", "SELECT min(c) FROM t"),
+        ("citext", "SELECT max(c) FROM t WHERE id > 1 GROUP BY id ORDER BY id"),
+        ("citext", "SELECT id, min(c) OVER () FROM t ORDER BY id"),
+        ("citext", "SELECT id FROM t WHERE c = (SELECT max(c) FROM t) ORDER BY id"),
+        ("vector", "SELECT sum(c) FROM t"),
+        ("vector", "SELECT avg(c) FROM t"),
+        ("vector", "SELECT id, sum(c) OVER (ORDER BY id) FROM t ORDER BY id"),
+    ],
+)
+def test_aggregate_of_an_extension_may_depend_on_the_order_of_its_rows(
+    rig: Callable[..., PgRig], name: str, sql: str
+) -> None:
+    own = rig("CREATE TABLE t(id int PRIMARY KEY, note text)")
+    extension(own, name)
+    own.run(f"ALTER TABLE t ADD c {name}")
+    found = own.source.analyse(sql)
+    assert found.is_cacheable and not found.is_total
+    assert any("of an extension may depend on the order of its rows" in each for each in found.doubts)
+    assert [each.columns for each in found.dependencies] == [None]
+    assert own.source.analyse("SELECT count(c), count(DISTINCT c), max(id) FROM t").is_total
+
+
+def test_percentile_of_equal_values_that_look_different_counts_every_column(rig: Callable[..., PgRig]) -> None:
+    own = rig("CREATE TABLE t(id int PRIMARY KEY, f float8, i interval)")
+    for column in ("f", "i"):  # 0 and -0, 1 month and 30 days
+        found = own.source.analyse(f"SELECT percentile_cont(0) WITHIN GROUP (ORDER BY {column}) FROM t")
+        assert found.doubts == ("percentile_cont() may take any of several equal values",)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from headwater.sources.postgres import types
+from headwater.sources.postgres.query.analysis.immutable_functions import FIRST_OWN
 from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, below
 from headwater.sources.postgres.query.analysis.row_conditions import INNER, bare, conjuncts
 from headwater.sources.postgres.query.analysis.tree_reads import RELATION, type_of
@@ -25,7 +26,7 @@ _IN_ORDER = frozenset({"array_agg", "string_agg", "json_agg", "jsonb_agg", "json
 _IN_ORDER |= {f"{name}_{more}" for name in ("json_agg", "jsonb_agg") for more in ("strict",)} | {"xmlagg", "mode"}
 _IN_ORDER |= {"json_object_agg_strict", "jsonb_object_agg_strict", "any_value"}
 _IN_ORDER |= {"json_object_agg_unique", "json_object_agg_unique_strict"}
-_CHOOSING = frozenset({"min", "max", "percentile_disc", "range_agg", "range_intersect_agg"})
+_CHOOSING = frozenset({"min", "max", "percentile_disc", "percentile_cont", "range_agg", "range_intersect_agg"})
 _BY_PLACE = frozenset({"row_number", "ntile", "lag", "lead", "first_value", "last_value", "nth_value"})
 _BY_PEERS = frozenset({"rank", "dense_rank", "percent_rank", "cume_dist"})
 _ROUNDED = frozenset({"sum", "avg", "corr", "covar_pop", "covar_samp", "variance", "stddev", "var_pop", "var_samp"})
@@ -143,6 +144,8 @@ class _QueryLevel:
             if node.tag in ("AGGREF", "WINDOWFUNC"):
                 field = "aggfnoid" if node.tag == "AGGREF" else "winfnoid"
                 name = self._known.functions.get(node.number(field), "")
+                if node.number(field) >= FIRST_OWN:
+                    yield f"{name}() of an extension may depend on the order of its rows"
                 args = [each["expr"] if each.tag == "TARGETENTRY" else each for each in node.items("args")]
                 if (name in _ROUNDED or name.startswith("regr_")) and any(type_of(arg) in _FLOATS for arg in args):
                     yield f"{name}() of floats depends on the order of its rows"

@@ -224,7 +224,7 @@ WHERE i.indrelid = ANY ($1::oid[]) AND i.indisprimary AND i.indisvalid AND k.pla
   AND (c.relkind = 'p' OR NOT EXISTS (SELECT 1 FROM pg_inherits h WHERE h.inhparent = c.oid))
 ORDER BY 1, k.place
 """
-_NAMES = "SELECT oid, proname FROM pg_proc WHERE oid = ANY ($1::oid[]) AND oid < 16384"
+_NAMES = "SELECT oid, proname FROM pg_proc WHERE oid = ANY ($1::oid[])"
 _ODD = "SELECT oid FROM pg_collation WHERE NOT collisdeterministic"
 _WORDS = {"=": "eq", "<>": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
 
