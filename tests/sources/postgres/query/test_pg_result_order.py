@@ -92,3 +92,48 @@ def test_percentile_of_equal_values_that_look_different_counts_every_column(rig:
     for column in ("f", "i"):  # 0 and -0, 1 month and 30 days
         found = own.source.analyse(f"SELECT percentile_cont(0) WITHIN GROUP (ORDER BY {column}) FROM t")
         assert found.doubts == ("percentile_cont() may take any of several equal values",)
+
+
+def ignore_case(own: PgRig) -> None:
+    """Create a collation that treats upper and lower case as equal, or skip the test."""
+    if not own.db.execute("SELECT 1 FROM pg_collation WHERE collname = 'en-x-icu'").fetchall():
+        pytest.skip("this PostgreSQL was built without ICU")
+    own.run("CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+
+
+@pytest.mark.parametrize(
+    ("sql", "doubt"),
+    [
+        ("SELECT string_agg(n, ',' ORDER BY n COLLATE \"C\") FROM (SELECT c AS n FROM t {union}) x", "set operation"),
+        ("SELECT count(*) FILTER (WHERE n COLLATE \"C\" = 'a') FROM (SELECT c AS n FROM t {union}) x", "set operation"),
+        ('WITH RECURSIVE r AS (SELECT c AS n FROM t UNION SELECT n FROM r) SELECT max(n COLLATE "C") FROM r', "set op"),
+        ("SELECT max(a COLLATE ci) FROM t", "max() may take any of several equal values"),
+        ("SELECT count(*) FROM (SELECT DISTINCT a COLLATE ci FROM t) x", "GROUP BY or DISTINCT"),
+        ("SELECT a COLLATE ci, count(*) FROM t GROUP BY 1 ORDER BY 1", "GROUP BY or DISTINCT"),
+    ],
+)
+def test_merge_of_texts_that_a_collation_treats_as_equal_counts_every_column(
+    rig: Callable[..., PgRig], sql: str, doubt: str
+) -> None:
+    own = rig("CREATE TABLE t(id int PRIMARY KEY, a text, c text, note text)")
+    ignore_case(own)
+    own.run("ALTER TABLE t ALTER c TYPE text COLLATE ci")
+    for union in ("UNION SELECT c FROM t", "INTERSECT SELECT c FROM t", "EXCEPT SELECT a COLLATE ci FROM t"):
+        found = own.source.analyse(sql.format(union=union))
+        assert any(doubt in each for each in found.doubts), found.doubts
+        assert [each.columns for each in found.dependencies] == [None]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT a COLLATE ci FROM t ORDER BY a COLLATE ci LIMIT 1",
+        "SELECT string_agg(a COLLATE ci, ',' ORDER BY a COLLATE ci) FROM t",
+        "SELECT ARRAY(SELECT a COLLATE ci FROM t ORDER BY 1)",
+    ],
+)
+def test_order_by_a_collation_that_treats_texts_as_equal_is_not_total(rig: Callable[..., PgRig], sql: str) -> None:
+    own = rig("CREATE TABLE t(id int PRIMARY KEY, a text)")
+    ignore_case(own)
+    assert own.source.analyse(sql.replace("ci", '"C"')).is_total
+    assert not own.source.analyse(sql).is_cacheable

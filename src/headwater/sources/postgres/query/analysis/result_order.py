@@ -6,7 +6,7 @@ order, or which of two equal values is shown (1.0 or 1.00), the tag is weak.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -157,16 +157,24 @@ class _QueryLevel:
             yield "GROUP BY or DISTINCT may show any of several equal values"
         for node in _own(self._query):
             is_merging = node.tag == "SETOPERATIONSTMT" and (not node.is_true("all") or node["op"] != _UNION)
-            if is_merging and not all(kind in _EXACT for kind in node.numbers("colTypes")):
+            columns = zip(node.numbers("colTypes"), node.numbers("colCollations"), strict=True) if is_merging else ()
+            if not all(self._are_identical(kind, [collation]) for kind, collation in columns):
                 yield "a set operation may show any of several equal values"
 
     def _is_exact(self, node: Item) -> bool:
+        """Return whether equal values of an expression are identical."""
         kind = type_of(node)
+        if kind == types.NUMERIC:
+            return node.tag == "VAR" and node.fields.get("vartypmod") not in (None, "-1")
+        # The field of COLLATE is collOid, those of other nodes have names such as funccollid and inputcollid.
+        collations = [name for name in node.fields if name.lower().endswith(("collid", "colloid"))]
+        return self._are_identical(kind, [node.number(name) for name in collations])
+
+    def _are_identical(self, kind: int, collations: Collection[int]) -> bool:
+        """Return whether equal values of a type are identical under the collations that an expression has."""
         if kind in _TEXTS:
-            collations = [value for name, value in node.fields.items() if name.lower().endswith("collid")]
-            return not any(int(each) in self._known.odd for each in collations)
-        typmod = node.fields.get("vartypmod") if node.tag == "VAR" else None
-        return kind in _EXACT or (kind == 1700 and typmod not in (None, "-1"))
+            return bool(collations) and self._known.odd.isdisjoint(collations)
+        return kind in _EXACT
 
     # --- total orders ------------------------------------------------------------------------------------------
 
