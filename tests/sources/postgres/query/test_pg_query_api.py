@@ -158,6 +158,11 @@ def test_least_citext_has_a_weak_tag_that_every_update_invalidates(live: Live, o
     assert found.status_code == 200 and found.json()["data"]["rows"] != before.json()["data"]["rows"]
 
 
+def test_ordered_aggregate_of_an_enclosing_query_has_no_tag(live: Live, table: str) -> None:
+    query = prepared(live, f"SELECT (SELECT string_agg({table}.id::text, ',' ORDER BY {table}.note)) FROM {table}")
+    assert "etag" not in get(live, query).headers
+
+
 def test_condition_after_a_comment_that_a_carriage_return_ends_is_kept(live: Live, table: str) -> None:
     sql = f"SELECT count(*) AS n FROM {table} --all\rWHERE false"
     assert get(live, prepared(live, sql)).json()["data"]["rows"] == [[{"t": "i64", "v": 0}]]

@@ -137,3 +137,22 @@ def test_order_by_a_collation_that_treats_texts_as_equal_is_not_total(rig: Calla
     ignore_case(own)
     assert own.source.analyse(sql.replace("ci", '"C"')).is_total
     assert not own.source.analyse(sql).is_cacheable
+
+
+@pytest.mark.parametrize("call", ["string_agg(t.a, ',' ORDER BY {})", "array_agg(t.a ORDER BY {})"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT (SELECT {call}) FROM t",
+        "SELECT (SELECT {call} FROM u WHERE u.id = 1) FROM t",
+        "SELECT n, (SELECT {call}) FROM t GROUP BY n ORDER BY n",
+        "SELECT n, (SELECT {call} FROM u WHERE u.id = 1) FROM t GROUP BY n ORDER BY n",
+    ],
+)
+def test_aggregate_of_an_enclosing_query_is_not_ordered_by_keys_of_the_subquery(
+    rig: Callable[..., PgRig], sql: str, call: str
+) -> None:
+    own = rig("CREATE TABLE t(id int PRIMARY KEY, a text, n int)", "CREATE TABLE u(id int PRIMARY KEY)")
+    found = own.source.analyse(sql.format(call=call.format("t.n")))
+    assert any("takes rows in any order" in each for each in found.volatile), found.volatile
+    assert own.source.analyse(sql.format(call=call.format("t.a"))).is_cacheable  # all that it takes is sorted

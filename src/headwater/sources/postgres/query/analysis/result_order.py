@@ -116,7 +116,8 @@ class _QueryLevel:
         by = [bare(entries[each.number("tleSortGroupRef")]["expr"]) for each in node.items("aggorder")]
         if node["aggorder"] is None and node["aggdistinct"] is None:
             return False
-        if self._are_unique(by):
+        # An aggregate in a subquery may take the rows of an enclosing query, whose keys are not those of this FROM.
+        if not node.number("agglevelsup") and self._are_unique(by):
             return True
         sorted_ = {each.number("tleSortGroupRef") for each in node.items("aggorder") + node.items("aggdistinct")}
         taken = [each for each in node.items("args") if not each.is_true("resjunk")]
