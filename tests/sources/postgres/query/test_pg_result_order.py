@@ -7,6 +7,10 @@ from collections.abc import Callable
 import pytest
 from tests.sources.postgres.pg_source import PgRig
 
+from headwater.errors import Forbidden, NotSupported
+from headwater.model.principal import EDITOR, VIEWER
+from headwater.sources.postgres.query.analysis.volatile_calls import refuse
+
 pytestmark = pytest.mark.every_server
 APPROXIMATE = "an approximate index may choose the rows"
 
@@ -156,3 +160,17 @@ def test_aggregate_of_an_enclosing_query_is_not_ordered_by_keys_of_the_subquery(
     found = own.source.analyse(sql.format(call=call.format("t.n")))
     assert any("takes rows in any order" in each for each in found.volatile), found.volatile
     assert own.source.analyse(sql.format(call=call.format("t.a"))).is_cacheable  # all that it takes is sorted
+
+
+def test_weak_mode_of_isn_is_no_cacheable_fact_and_set_by_owners_only(rig: Callable[..., PgRig]) -> None:
+    own = rig("CREATE TABLE t(id int PRIMARY KEY)")
+    extension(own, "isn")
+    own.run("ALTER TABLE t ADD i isbn")
+    for sql in ("SELECT isn_weak()", "SELECT id FROM t WHERE i = $1 ORDER BY id", "SELECT i FROM t ORDER BY id"):
+        assert not own.source.analyse(sql).is_cacheable
+    assert own.source.analyse("SELECT isn_weak(true)").calls == ("isn_weak",)
+    for role in (VIEWER, EDITOR):
+        with pytest.raises(Forbidden, match="needs the role owner"):
+            refuse(("isn_weak",), role)
+    with pytest.raises(NotSupported, match="more than its arguments"):
+        own.source.condition(own.source.describe()["t"], "isn_weak(true)")

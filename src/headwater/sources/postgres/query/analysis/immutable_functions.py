@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 FIRST_OWN = 16384  # objects with lower oids are PostgreSQL's own
-# Extensions whose immutable functions depend only on their arguments.
-TRUSTED = frozenset({"citext", "cube", "hstore", "intarray", "isn", "ltree", "pgcrypto", "seg", "vector"})
+# Extensions whose immutable functions depend only on their arguments. Not isn: its weak mode is a state of the session.
+TRUSTED = frozenset({"citext", "cube", "hstore", "intarray", "ltree", "pgcrypto", "seg", "vector"})
+# SQL: a function of pg_proc `p` sets the weak mode of isn; it is declared IMMUTABLE before PostgreSQL 18.
+SETS_WEAK_MODE = "p.prosrc = 'accept_weak_input'"
 
 _BY_TIME_ZONE = (
     "date time timestamp timestamptz timetz date_part date_trunc extract date_add date_subtract in_range "

@@ -12,25 +12,25 @@ from collections.abc import Iterable, Sequence
 from headwater.errors import Forbidden, HeadwaterError
 from headwater.model.principal import EDITOR, OWNER
 from headwater.sources.postgres.protocol_session import Link
-from headwater.sources.postgres.query.analysis.immutable_functions import FIRST_OWN, TRUSTED
+from headwater.sources.postgres.query.analysis.immutable_functions import FIRST_OWN, SETS_WEAK_MODE, TRUSTED
 from headwater.sources.postgres.query.analysis.parse_tree import Item, UnsupportedTree, below
 from headwater.sources.postgres.query.analysis.parse_tree_source import Body, body_of, oids
 from headwater.sources.postgres.query.analysis.tree_reads import FUNCTION_FIELDS, OPERATOR_FIELDS, Reader, UsedObjects
 from headwater.sources.postgres.values import array_text
 
 NOT_UNDERSTOOD = "functions that cannot be checked"
-_VOLATILE = """
+_VOLATILE = f"""
 SELECT DISTINCT CASE WHEN n.nspname = 'pg_catalog' OR x.extname IS NOT NULL THEN p.proname::text
        ELSE n.nspname || '.' || p.proname END
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 LEFT JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
 LEFT JOIN pg_extension x ON x.oid = d.refobjid AND NOT x.extname = ANY ($3::text[])
-WHERE (p.provolatile = 'v' OR p.provolatile = 's' AND x.extname IS NOT NULL)
+WHERE (p.provolatile = 'v' OR p.provolatile = 's' AND x.extname IS NOT NULL OR {SETS_WEAK_MODE})
   AND (p.oid = ANY ($1::oid[]) OR p.oid IN (SELECT oprcode FROM pg_operator WHERE oid = ANY ($2::oid[])))
 ORDER BY 1
 """
-_MUTABLE = """
-SELECT 1 FROM pg_proc p WHERE p.provolatile <> 'i' AND (p.oid = ANY ($1::oid[])
+_MUTABLE = f"""
+SELECT 1 FROM pg_proc p WHERE (p.provolatile <> 'i' OR {SETS_WEAK_MODE}) AND (p.oid = ANY ($1::oid[])
   OR p.oid IN (SELECT oprcode FROM pg_operator WHERE oid = ANY ($2::oid[]))
   OR p.oid IN (SELECT unnest(ARRAY[typinput, typoutput]) FROM pg_type WHERE oid = ANY ($3::oid[]))) LIMIT 1
 """
