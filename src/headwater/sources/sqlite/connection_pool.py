@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from headwater.sources.sqlite.connection import READ_HEAP, sqlite_errors
 from headwater.sources.sqlite.database_file import GuardedConnection
+from headwater.sources.sqlite.wal_size import OpenReads
 
 
 def limit_temporary(reader: GuardedConnection) -> None:
@@ -21,15 +22,16 @@ def limit_temporary(reader: GuardedConnection) -> None:
 
 
 class Pool:
-    """Pool of at most `size` connections, opened when needed."""
+    """Pool of at most `size` connections, opened when needed. Its reads are registered in `reads`."""
 
     def __init__(
         self,
         open_reader: Callable[[], GuardedConnection],
         size: int,
         close_reader: Callable[[GuardedConnection], None] = lambda reader: reader.db.close(),
+        reads: OpenReads | None = None,
     ) -> None:
-        self._open, self._close = open_reader, close_reader
+        self._open, self._close, self._reads = open_reader, close_reader, reads or OpenReads()
         self._slots = threading.Semaphore(size)
         # Guards _idle.
         self._lock = threading.Lock()
@@ -39,9 +41,12 @@ class Pool:
     def read(self) -> Iterator[GuardedConnection]:
         """Yield a connection inside a read transaction, after waiting for a free one."""
         with self._slots:
+            self._reads.wait()
             reader = self._take()
             try:
                 with sqlite_errors():
+                    reader.guard.is_ended = False
+                    self._reads.add(reader.guard, reader.guard.end)
                     reader.guard.run("BEGIN")
                     try:
                         yield reader
@@ -49,6 +54,7 @@ class Pool:
                         if reader.db.in_transaction:
                             reader.guard.run("COMMIT")
             finally:
+                self._reads.discard(reader.guard)
                 self._give_back(reader)
 
     def _give_back(self, reader: GuardedConnection) -> None:

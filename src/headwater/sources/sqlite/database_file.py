@@ -23,6 +23,7 @@ from headwater.sources.sqlite.settings import SqliteConfig
 logger = logging.getLogger("headwater.sqlite")
 
 BUSY_SECONDS = 5.0
+KEPT_WAL = 64 << 20  # bytes to which SQLite shortens the `-wal` file when it begins it again
 _BUSY_STEP = 0.0005  # short and constant: a foreign writer in a loop leaves only short gaps
 
 
@@ -63,7 +64,8 @@ class File:
             db.close()
             raise Unavailable(f"{self.path} was replaced by another file", hint="Try again in a moment.")
         db.pragma("foreign_keys", self._config.foreign_keys)
-        db.set_busy_handler(_patience())
+        db.pragma("journal_size_limit", KEPT_WAL)
+        db.set_busy_handler(wait_for_lock(BUSY_SECONDS))
         with self._lock:
             if self._connections is None:
                 db.close()
@@ -119,14 +121,15 @@ def close_when_idle(db: apsw.Connection) -> None:
             time.sleep(0.005)
 
 
-def _patience() -> Callable[[int], bool]:
+def wait_for_lock(seconds: float) -> Callable[[int], bool]:
+    """Return a busy handler that waits up to `seconds` for a lock."""
     started = 0.0
 
     def wait(attempt: int) -> bool:
         nonlocal started
         if attempt == 0:
             started = time.monotonic()
-        if time.monotonic() - started > BUSY_SECONDS:
+        if time.monotonic() - started > seconds:
             return False
         time.sleep(_BUSY_STEP)
         return True

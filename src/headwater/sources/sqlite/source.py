@@ -19,6 +19,7 @@ from headwater.sources.sqlite.query.queries import SqliteQueries
 from headwater.sources.sqlite.query.where import Predicates
 from headwater.sources.sqlite.read.reads import SqliteReads
 from headwater.sources.sqlite.settings import SqliteConfig
+from headwater.sources.sqlite.wal_size import OpenReads, WalLimit
 from headwater.sources.sqlite.write.writes import SqliteWrites
 
 READERS = 8  # read connections; on two cores more would only wait for each other
@@ -55,8 +56,9 @@ class SqliteSource(SqliteCapture, SqliteReads, SqliteQueries, SqliteWrites):
     def _assemble(self, file: File) -> None:
         """Build the parts on `file`: at the start, and again each time another file replaces it at the path."""
         self.inode = file.inode
-        pool = Pool(file.connect, READERS, lambda reader: file.disconnect(reader.db))
-        SqliteWrites.__init__(self, file, self._config, lambda: self.wake(), lambda: self._follower.known_good)
+        reads = OpenReads()
+        pool = Pool(file.connect, READERS, lambda reader: file.disconnect(reader.db), reads)
+        SqliteWrites.__init__(self, file, self._config, lambda: self.wake(), lambda: self._follower.known_good, reads)
         SqliteCapture.__init__(
             self,
             self.name,
@@ -70,6 +72,7 @@ class SqliteSource(SqliteCapture, SqliteReads, SqliteQueries, SqliteWrites):
         )
         SqliteReads.__init__(self, pool, self._predicates, self._check_history)
         SqliteQueries.__init__(self, file, pool, self._analyses)
+        self._wal_limit = WalLimit(file, reads)
 
     def bulk_address(self) -> BulkAddress:
         """Return the file for the bulk worker."""
@@ -117,5 +120,6 @@ class SqliteSource(SqliteCapture, SqliteReads, SqliteQueries, SqliteWrites):
         self.finish_writes()
         self._pool.close()
         self._waker.close()
+        self._wal_limit.stop()
         self._file.close()
         self._inode.release()

@@ -126,6 +126,7 @@ class Guard:
         self._heap = sys.maxsize  # bytes of all connections, above which statements on this connection are stopped
         self._is_limited = False  # whether a caller's statement runs
         self._is_starved = False  # whether the statement was stopped for its memory
+        self.is_ended = False  # whether callers' statements in the current transaction are stopped
         self._cap = MAX_LENGTH  # maximum bytes of a value in the current tier
         self._most_steps = _MOST_STEPS  # maximum steps between checks of the clock in the current tier
         self._steps = 0
@@ -175,6 +176,11 @@ class Guard:
                 ) from None
             if self._is_stopping.is_set():
                 raise Unavailable("the server is stopping") from None
+            if self.is_ended:
+                raise Busy(
+                    "the statement was stopped: the -wal file is above its limit, and reads prevent its reuse",
+                    hint="Try again in a moment, with statements that read less.",
+                ) from None
             if time.monotonic() < self._deadline:
                 raise
             raise InvalidRequest(
@@ -278,6 +284,10 @@ class Guard:
             self._steps = steps
             self._db.set_progress_handler(self._is_late, steps)
 
+    def end(self) -> None:
+        """Stop the caller's statement in the current transaction."""
+        self.is_ended = True
+
     def limit_heap(self, most: int) -> None:
         """Stop a caller's statement once SQLite uses more than `most` bytes in the whole process."""
         self._heap = most
@@ -286,7 +296,9 @@ class Guard:
         if self._is_limited and apsw.memory_used() > self._heap:
             self._is_starved = True
             return True
-        return time.monotonic() > self._deadline or (self._is_limited and self._is_stopping.is_set())
+        if self._is_limited and (self.is_ended or self._is_stopping.is_set()):
+            return True
+        return time.monotonic() > self._deadline
 
     def check_time(self) -> None:
         """Raise InterruptError, which `limited` converts, once the time of the statement is up."""

@@ -98,6 +98,11 @@ class SqliteTx(Interactive):
         self._timer.daemon = True
         self._timer.start()
 
+    def end_snapshot(self) -> None:
+        """Expire the transaction unless it writes: then its snapshot is the newest, and its turn ends soon."""
+        if self._turn is None:
+            self.expire()
+
     def _count(self, more: int) -> None:
         with self._side:
             self._steps += more

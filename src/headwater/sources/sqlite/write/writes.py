@@ -14,6 +14,7 @@ from headwater.sources.sqlite.connection import sqlite_errors
 from headwater.sources.sqlite.connection_pool import limit_temporary
 from headwater.sources.sqlite.database_file import File, GuardedConnection
 from headwater.sources.sqlite.settings import SqliteConfig
+from headwater.sources.sqlite.wal_size import OpenReads
 from headwater.sources.sqlite.write.interactive_transaction import SqliteTx
 from headwater.sources.sqlite.write.session import SqliteSession
 from headwater.sources.sqlite.write.writer import Writer
@@ -23,12 +24,21 @@ T = TypeVar("T")
 
 
 class SqliteWrites(Writable):
-    """The writes of a file. `committed` is called after every commit; `known_good` is that of SqliteSession."""
+    """The writes of a file. `committed` is called after every commit; `known_good` is that of SqliteSession.
+
+    Snapshots of interactive transactions are registered in `reads`.
+    """
 
     def __init__(
-        self, file: File, config: SqliteConfig, committed: Callable[[], None], known_good: Callable[[], int]
+        self,
+        file: File,
+        config: SqliteConfig,
+        committed: Callable[[], None],
+        known_good: Callable[[], int],
+        reads: OpenReads,
     ) -> None:
         self._file, self._config, self._committed, self._known_good = file, config, committed, known_good
+        self._reads = reads
         self._transactions: set[SqliteTx] = set()
         connection = file.connect()
         self._guard = connection.guard
@@ -48,6 +58,7 @@ class SqliteWrites(Writable):
         return self._writer.submit(work, caller=caller)
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> SqliteTx:
+        self._reads.wait()
         connection = self._file.connect()
         with sqlite_errors(self._file.path):
             if read_only:
@@ -63,10 +74,12 @@ class SqliteWrites(Writable):
                 lost=self._lost,
             )
         self._transactions.add(tx)
+        self._reads.add(tx, tx.end_snapshot)
         return tx
 
     def _finished(self, tx: SqliteTx, db: apsw.Connection, offset: int) -> None:
         self._transactions.discard(tx)
+        self._reads.discard(tx)
         self._file.disconnect(db)
         if offset:
             self._committed()
