@@ -20,8 +20,8 @@ from headwater.serve.limits.rates import place_of
 HANDSHAKE_SECONDS = 10.0
 ANSWER_SECONDS = 5.0  # for a client that has begun its handshake to finish it
 CONCURRENT, CONCURRENT_OF_CLIENT = 128, 16  # handshakes, of all clients and of one address; others wait unread
-# Bytes that one connection receives at once. uvloop has 256 KiB for each, OpenSSL a third more, and both keep as much
-# in memory as the largest read took: an idle connection held 700 KB after it had sent 1 MB.
+# Bytes that one connection receives at once, with TLS or without. With TLS uvloop has 256 KiB for each, OpenSSL a third
+# more, and both keep as much in memory as the largest read took: an idle connection held 700 KB after it had sent 1 MB.
 READ_BYTES = 32 << 10
 WRITE_BYTES = 64 << 10  # unsent bytes at which a protocol must pause, as without TLS; the default is 512 KiB
 PAUSE_SECONDS = 0.5  # after a failed accept: most likely no file descriptor is left

@@ -67,6 +67,17 @@ def test_response_with_cors_has_security_headers(client: Client) -> None:
     assert found.status_code == 204 and is_guarded(found.headers)
 
 
+def test_long_origin_is_neither_allowed_nor_repeated(client: Client) -> None:
+    origin = "https://a.example".ljust(301, "e")
+    assert client.http.get("/", headers={"origin": origin[:-1]}).headers["access-control-allow-origin"] == origin[:-1]
+    for found in (
+        client.http.get("/", headers={"origin": origin}),
+        client.http.options("/", headers={"origin": origin}),
+    ):
+        assert not [name for name in found.headers if name.startswith("access-control-")]
+        assert "vary" in found.headers
+
+
 def test_answers_with_secrets_are_no_store(client: Client) -> None:
     for method, params in (("security.token.create", {"name": "x"}), ("security.ticket.create", {})):
         found = client.http.post("/api/v1/rpc", json={"id": 1, "method": method, "params": params})

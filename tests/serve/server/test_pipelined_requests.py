@@ -13,12 +13,16 @@ from tests.queries.open_databases import Whole
 from tests.serve.server_fixture import Client, NoDatabases, serving
 from tests.suite.deadlines import PATIENCE, wait_until
 
+from headwater.serve.http.websocket_protocol import FramedWebSocket
 from headwater.serve.server.http_protocol import MAX_PIPELINED, BoundedHttp
+from headwater.serve.tls_handshakes import READ_BYTES
 
 GET = b"GET %s HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 LAST = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 LIST = b'{"id": 1, "method": "schema.list_databases"}'
 HEADERS = b"host: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(LIST)
+UPGRADE = b"GET /api/v1/ws HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+UPGRADE += b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 POST = b"POST /api/v1/rpc HTTP/1.1\r\n" + HEADERS + b"\r\n" + LIST
 
 
@@ -152,7 +156,7 @@ def test_server_stops_reading_from_a_client_that_reads_no_responses(client: Clie
         for _ in range(20):
             assert client.http.get("/healthz").status_code == 200
         assert max(queued) <= MAX_PIPELINED and len(queued) - parsed <= 20 + MAX_PIPELINED
-        assert len(protocol._unparsed_data) <= 1 << 20
+        assert len(protocol._unparsed_data) <= 2 * READ_BYTES
         open.shutdown(socket.SHUT_RDWR)
         thread.join(PATIENCE)
 
@@ -185,13 +189,36 @@ def test_stream_with_a_pipelined_request_ends_when_its_connection_is_aborted(tmp
 
 
 def test_websocket_upgrade_during_an_unanswered_request_closes_the_connection(client: Client, held: Held) -> None:
-    upgrade = b"GET /api/v1/ws HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
-    upgrade += b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     with connected(client) as open:
         open.sendall(POST)
         assert held.asked.wait(PATIENCE)
-        open.sendall(upgrade)
+        open.sendall(UPGRADE)
         assert rest(open) == b""
+
+
+@pytest.mark.parametrize("protocol", [BoundedHttp, FramedWebSocket])
+def test_connection_receives_few_bytes_at_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch, protocol: type[Any]
+) -> None:
+    inherited, lengths = protocol.data_received, []
+
+    def recording(self: Any, data: bytes) -> None:
+        lengths.append(len(data))
+        inherited(self, data)
+
+    monkeypatch.setattr(protocol, "data_received", recording)
+    with connected(client) as open:
+        if protocol is FramedWebSocket:
+            open.sendall(UPGRADE)
+            assert open.recv(12) == b"HTTP/1.1 101"
+        size = 2 << 20  # a body, or a frame that is too large
+        body = b"\x82\xff" + (size - 14).to_bytes(8, "big") + bytes(4)
+        if protocol is BoundedHttp:
+            body = b"POST /api/v1/rpc HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % (size - 78)
+        with contextlib.suppress(OSError):
+            open.sendall(body.ljust(size))
+        wait_until(lambda: READ_BYTES in lengths)
+    assert max(lengths) == READ_BYTES
 
 
 def test_half_of_a_request_head_is_kept_while_the_earlier_request_is_answered(client: Client, held: Held) -> None:

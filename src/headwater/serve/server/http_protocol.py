@@ -20,6 +20,8 @@ from headwater.serve.limits.connection_limits import HEALTH, OVER_LIMIT_SECONDS,
 from headwater.serve.limits.request_body import RejectedRequest, header
 from headwater.serve.limits.slow_reader_limits import CONNECTION, SlowReaderLimits
 from headwater.serve.server.application import PROBLEM, problem
+from headwater.serve.server.bounded_reads import BoundedReads
+from headwater.serve.tls_handshakes import READ_BYTES
 
 MAX_PIPELINED = 16  # parsed requests that wait for the response to the previous one
 MAX_PARSED = 16 << 10  # bytes given to the parser at once, unless they belong to a body of known length
@@ -189,7 +191,8 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
         if not self._may_parse():
             return
         self._unparsed_data = data[start:]
-        if self._unparsed_data and not self.pipeline:
+        # After a full read more is likely to wait, and the event loop would read it before it serves other connections.
+        if (self._unparsed_data or len(data) >= READ_BYTES) and not self.pipeline:
             self.flow.hold()
             self._schedule()
 
@@ -269,9 +272,13 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
             self._refuse(400, InvalidRequest("an earlier request waits for its response", hint="Upgrade another one."))
             return
         self._upgraded = True
+        received = self.transport.get_protocol()
         super().handle_websocket_upgrade()
         framed: Any = self.transport.get_protocol()
         framed._on_lost, self._on_lost = self._on_lost, None
+        if isinstance(received, BoundedReads):
+            received.protocol = framed
+            self.transport.set_protocol(received)
 
     def on_response_complete(self) -> None:
         """Continue as uvicorn does, and parse stored bytes."""
@@ -448,6 +455,9 @@ class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
             return
         if self.cycle is None or self.cycle.response_complete:  # else it would be written inside another response
             self._write_refusal(status, error)
+        received = self.transport.get_protocol()
+        if isinstance(received, BoundedReads):
+            received.discard(self.transport.get_extra_info("socket").fileno())
         self.transport.close()
         self.drop()
 

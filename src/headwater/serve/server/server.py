@@ -38,10 +38,11 @@ from headwater.serve.listen_address import bind, joined
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.methods import METHODS
 from headwater.serve.server.application import Application
+from headwater.serve.server.bounded_reads import BoundedReads
 from headwater.serve.server.http_protocol import BoundedHttp
 from headwater.serve.thread_bridge import Bridge
 from headwater.serve.tls import Tls
-from headwater.serve.tls_handshakes import Done, TlsServer
+from headwater.serve.tls_handshakes import READ_BYTES, Done, TlsServer
 
 READ_THREADS = 8  # SQLite releases the GIL while it reads; more threads would only queue for it
 KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which proxies drop an idle connection
@@ -333,10 +334,12 @@ def _patient(kind: type[T], config: ServeConfig) -> type[T]:
 def _settings(
     application: Application, config: ServeConfig, connections: ConnectionLimits, files: int
 ) -> uvicorn.Config:
-    http, framed = _patient(BoundedHttp, config), _patient(FramedWebSocket, config)
+    framed = _patient(FramedWebSocket, config)
+    http: Callable[..., BoundedHttp] = functools.partial(_patient(BoundedHttp, config), connections=connections)
+    buffer = bytearray(READ_BYTES)
     return uvicorn.Config(
         application,
-        http=functools.partial(http, connections=connections),  # type: ignore[arg-type]  # is only called
+        http=http if config.tls_cert else lambda **named: BoundedReads(http(**named), buffer),  # type: ignore[arg-type]
         ws=framed,
         ws_max_size=MAX_FRAME,
         ws_per_message_deflate=False,  # a compressed frame could not be shared between readers
