@@ -300,6 +300,15 @@ def test_deleted_log_starts_a_new_generation_above_every_old_offset(tmp_path: Pa
         assert "log was lost" in log.generation_reason
 
 
+def test_bulk_read_of_a_removed_log_is_refused_as_damaged(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        place = one.place("main")
+        assert place.log_inode == os.stat(place.log).st_ino
+        os.unlink(place.log)
+        with pytest.raises(LogDamaged, match="removed or replaced"):
+            one.place("main")
+
+
 def test_close_finishes_queued_writes_and_logs_every_change(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         database = one.database("main")

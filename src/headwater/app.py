@@ -249,7 +249,7 @@ class App(ManagedDatabases, BulkDatabases):
     def place(self, name: str) -> DatabaseLocation:
         found = self.database(name)
         log = os.path.abspath(found.disk.path)
-        return DatabaseLocation(name, found.source.bulk_address(), log, os.stat(log).st_ino, found.log.generation)
+        return DatabaseLocation(name, found.source.bulk_address(), log, found.disk.inode(), found.log.generation)
 
     def quota(self, name: str) -> QuotasConfig | None:
         return self._config.quotas_of(name) if name in self._open else None

@@ -67,6 +67,10 @@ class DiskLog:
         if self._writer is not None:
             self._writer.file.close()
 
+    def inode(self) -> int:
+        """Return the inode of the file; LogDamaged if it is no longer at its path."""
+        return self._own_writer().inode()
+
     # State
 
     def _now(self) -> State:

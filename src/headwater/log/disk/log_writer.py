@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import apsw
@@ -52,9 +52,15 @@ class Writer:
                 raise
             self.state = draft.state
 
+    def inode(self) -> int:
+        """Return the inode of the file; LogDamaged if it is no longer at its path."""
+        with suppress(FileNotFoundError):
+            if self._path.stat().st_ino == self._inode:
+                return self._inode
+        raise LogDamaged(f"the log {self._path.name} was removed or replaced while the server ran", hint=_AGAIN)
+
     def _check_alone(self, connection: apsw.Connection) -> None:
-        if not self._path.exists() or self._path.stat().st_ino != self._inode:
-            raise LogDamaged(f"the log {self._path.name} was removed or replaced while the server ran", hint=_AGAIN)
+        self.inode()
         with self._path.open("rb") as file:  # SQLite keeps the header in its cache, and would go on for long
             if file.read(len(_MAGIC)) not in (_MAGIC, b""):  # empty: a new log is still in its journal
                 raise LogDamaged(f"the log {self._path.name} was overwritten while the server ran", hint=_AGAIN)
