@@ -41,6 +41,7 @@ from headwater.ranges.ranges.ranges import Ranges
 from headwater.ranges.ranges.store import Store
 from headwater.ranges.worker.position_requests import PositionServer
 from headwater.ranges.worker.process import BulkDatabases, WorkerProcess
+from headwater.settings import all_settings
 from headwater.sources import registry
 from headwater.sources.capture_stream import LogNotes
 from headwater.sources.file_lock import FileLock
@@ -243,7 +244,10 @@ class App(ManagedDatabases, BulkDatabases):
 
     def open_worker(self) -> WorkerProcess:
         return WorkerProcess(
-            str(self._data / "pull-cache"), self._config.pull.cache_bytes, PositionServer(self.database)
+            str(self._data / "pull-cache"),
+            self._config.pull.cache_bytes,
+            PositionServer(self.database),
+            secrets=[name for setting in all_settings() if setting.secret for name in setting.environment],
         )
 
     def place(self, name: str) -> DatabaseLocation:

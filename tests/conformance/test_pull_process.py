@@ -49,6 +49,9 @@ class Served:
                 "HEADWATER_TOKEN": TOKEN,
                 "HEADWATER_JWT_SECRET": f"{TOKEN} of at least thirty-two bytes",
                 "HEADWATER_KEY_PEPPER": f"{TOKEN} of as many bytes, or even more",
+                "HEADWATER_SERVE_TOKEN": f"{TOKEN}-by-its-other-name",
+                "HEADWATER_SERVE_JWT_SECRET": f"{TOKEN} of at least thirty-two bytes",
+                "HEADWATER_SERVE_KEY_PEPPER": f"{TOKEN} of as many bytes, or even more",
                 "TMPDIR": str(self.temporary),
             },
             stdout=subprocess.PIPE,
@@ -102,7 +105,7 @@ def test_worker_and_its_temporary_files_end_with_the_server(served: Served, how:
     eventually(lambda: not list(served.temporary.iterdir()))
 
 
-def test_worker_does_not_receive_the_token(served: Served) -> None:
+def test_worker_does_not_receive_secrets_by_any_of_their_names(served: Served) -> None:
     worker = served.pulled()
     for name in ("cmdline", "environ"):
         assert TOKEN.encode() not in Path(f"/proc/{worker}/{name}").read_bytes()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -24,8 +24,6 @@ START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 READ_AHEAD = 1 << 20  # bytes of an answer; at most twice that is buffered here for a slow reader
 DYING_SECONDS = 1.0
-# The worker does not need these environment variables.
-SECRETS = ("HEADWATER_TOKEN", "SKEINDB_TOKEN", "HEADWATER_JWT_SECRET", "HEADWATER_KEY_PEPPER")
 LONGEST = (104 if sys.platform == "darwin" else 108) - len("/positions") - 1  # bytes of the path of the socket folder
 COMMAND = (sys.executable, "-P", "-m", "headwater.worker")  # -P: do not import from the server's working directory
 
@@ -52,10 +50,20 @@ class WorkerCounters(msgspec.Struct):
 
 
 class WorkerProcess:
-    """Starts, restarts and stops the one worker process, and sends jobs to it. Use it in one event loop."""
+    """Starts, restarts and stops the one worker process, and sends jobs to it. Use it in one event loop.
 
-    def __init__(self, cache: str, cache_bytes: int, positions: PositionServer | None = None) -> None:
-        self._cache, self._cache_bytes = os.path.abspath(cache), cache_bytes
+    The process does not inherit the environment variables named in `secrets`.
+    """
+
+    def __init__(
+        self,
+        cache: str,
+        cache_bytes: int,
+        positions: PositionServer | None = None,
+        *,
+        secrets: Collection[str] = (),
+    ) -> None:
+        self._cache, self._cache_bytes, self._secrets = os.path.abspath(cache), cache_bytes, frozenset(secrets)
         self._positions = positions
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: str | None = None
@@ -108,7 +116,7 @@ class WorkerProcess:
         self._folder = _private_folder()
         positions = os.path.join(self._folder, "positions")
         settings = Settings(os.path.join(self._folder, "jobs"), self._cache, self._cache_bytes, positions)
-        environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        environment = {name: value for name, value in os.environ.items() if name not in self._secrets}
         try:
             if self._positions is not None:
                 self._positions.open(positions)
