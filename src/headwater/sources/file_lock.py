@@ -76,7 +76,7 @@ class InodeLock:
                 self._take(path)
         except OSError as error:
             hint = "Check that the folder exists, and that this user may read and write the file."
-            raise Unavailable(f"{path} cannot be opened: {error.strerror}", hint=hint) from None
+            raise Unavailable(f"{os.path.basename(path)} cannot be opened: {error.strerror}", hint=hint) from None
 
     def _take(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -102,6 +102,6 @@ class InodeLock:
 
 def _linked(path: str) -> SourceMismatch:
     return SourceMismatch(
-        f"{path} is a hard link of a file that a Headwater serves under another name",
+        f"{os.path.basename(path)} is a hard link of a file that a Headwater serves under another name",
         hint="Serve the file once, under one name.",
     )

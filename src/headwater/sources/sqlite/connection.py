@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +23,10 @@ from headwater.errors import (
     StorageFull,
     Unavailable,
 )
+from headwater.model.work.log_throttle import LogThrottle, counted
 from headwater.model.work.sqlite_memory import count_memory
+
+logger = logging.getLogger("headwater.sqlite")
 
 count_memory()
 OURS = "_headwater_"  # prefix of every object that we create in the user's file
@@ -57,6 +63,7 @@ class Heap:
 
 
 _HEAP = Heap()
+_REPEATS, _REPEATS_LOCK = LogThrottle(), threading.Lock()
 
 
 def ident(name: str) -> str:
@@ -64,6 +71,19 @@ def ident(name: str) -> str:
     if "\0" in name:
         raise InvalidRequest("a name cannot hold a NUL character")
     return '"' + name.replace('"', '""') + '"'
+
+
+def file_name(path: str) -> str:
+    """Return the name of the file at `path` for errors: callers must not learn in which folder it is."""
+    return os.path.basename(path)
+
+
+def _log_path(path: str, error: apsw.Error) -> None:
+    """Log an error of the file with its path, at most once a minute."""
+    with _REPEATS_LOCK:
+        left_out = _REPEATS.again(path, time.monotonic())
+    if left_out is not None:
+        logger.warning(counted("%s: %s", left_out), path, error)
 
 
 def open_file(path: str, *, vfs: str | None = None, read_only: bool = False) -> apsw.Connection:
@@ -122,12 +142,14 @@ def to_error(error: apsw.Error, what: str = "") -> HeadwaterError:
 
 
 @contextmanager
-def sqlite_errors(what: str = "") -> Iterator[None]:
-    """Convert SQLite's errors to ours inside the block."""
+def sqlite_errors(path: str = "") -> Iterator[None]:
+    """Convert SQLite's errors to ours inside the block; they name the file, and the log its path."""
     try:
         yield
     except apsw.Error as error:
-        raise to_error(error, what) from error
+        if path and not isinstance(error, apsw.BusyError | apsw.LockedError | apsw.InterruptError):
+            _log_path(path, error)
+        raise to_error(error, file_name(path)) from error
     except UnicodeDecodeError as error:
         raise InvalidRequest("the database contains text that is not UTF-8", hint="CAST the text to BLOB.") from error
 

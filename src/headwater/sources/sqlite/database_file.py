@@ -16,7 +16,7 @@ import msgspec
 from headwater.errors import SourceUnfit, Unavailable
 from headwater.sources.sqlite.capture.triggers import CAPTURE
 from headwater.sources.sqlite.catalog import Catalog
-from headwater.sources.sqlite.connection import open_file, sqlite_errors
+from headwater.sources.sqlite.connection import file_name, open_file, sqlite_errors
 from headwater.sources.sqlite.query.authorizer import Guard
 from headwater.sources.sqlite.settings import SqliteConfig
 
@@ -43,7 +43,7 @@ class File:
     """A database file that passed the checks, and its open connections."""
 
     def __init__(self, path: str, *, vfs: str | None, config: SqliteConfig, journal_mode: str, is_new: bool) -> None:
-        self.path, self._vfs, self._config = path, vfs, config
+        self.path, self.name, self._vfs, self._config = path, file_name(path), vfs, config
         self._journal_mode = journal_mode
         self.journal_mode_before = "" if is_new else journal_mode
         self._lock = threading.Lock()  # guards _connections
@@ -62,14 +62,14 @@ class File:
         db = open_file(self.path, vfs=self._vfs)
         if not self.is_there():  # existing connections keep using the old file, to which the log belongs
             db.close()
-            raise Unavailable(f"{self.path} was replaced by another file", hint="Try again in a moment.")
+            raise Unavailable(f"{self.name} was replaced by another file", hint="Try again in a moment.")
         db.pragma("foreign_keys", self._config.foreign_keys)
         db.pragma("journal_size_limit", KEPT_WAL)
         db.set_busy_handler(wait_for_lock(BUSY_SECONDS))
         with self._lock:
             if self._connections is None:
                 db.close()
-                raise Unavailable(f"{self.path} is being reopened", hint="Try again in a moment.")
+                raise Unavailable(f"{self.name} is being reopened", hint="Try again in a moment.")
             self._connections.append(db)
         return db
 
@@ -88,7 +88,7 @@ class File:
             self._journal_mode = str(db.pragma("journal_mode", "wal"))
         if self._journal_mode != "wal":
             hint = "WAL needs a local disk and no open transaction."
-            raise SourceUnfit(f"{self.path} cannot use WAL", hint=hint)
+            raise SourceUnfit(f"{self.name} cannot use WAL", hint=hint)
 
     def disconnect(self, db: apsw.Connection) -> None:
         """Close one connection that `connect` opened; see `close_when_idle`."""
@@ -144,11 +144,12 @@ def open_database(path: str, *, vfs: str | None, config: SqliteConfig) -> File:
         encoding, mode = str(db.pragma("encoding")), str(db.pragma("journal_mode"))
     if encoding != "UTF-8":
         raise SourceUnfit(
-            f"{path} stores text as {encoding}", hint="Rebuild it with PRAGMA encoding = 'UTF-8' (VACUUM INTO)."
+            f"{file_name(path)} stores text as {encoding}",
+            hint="Rebuild it with PRAGMA encoding = 'UTF-8' (VACUUM INTO).",
         )
     if mode != "wal" and not fresh and not config.wal:
         raise SourceUnfit(
-            f"{path} has journal mode {mode!r}; capture needs WAL",
+            f"{file_name(path)} has journal mode {mode!r}; capture needs WAL",
             hint="Start with --wal to let Headwater change it; `headwater source detach` changes it back.",
         )
     return File(path, vfs=vfs, config=config, journal_mode=mode, is_new=fresh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
@@ -31,6 +32,8 @@ from headwater.sources.sqlite.connection import OURS, immediate, sqlite_errors
 from headwater.sources.sqlite.database_file import File
 from headwater.sources.sqlite.query.authorizer import Guard
 from headwater.sources.sqlite.settings import SqliteConfig
+
+logger = logging.getLogger("headwater.sqlite")
 
 MODE = "journal_mode_before"  # note that holds the previous journal mode until the file itself records it
 
@@ -161,10 +164,13 @@ class SqliteCapture:
         try:
             self._check_lock()
             if not self._file.is_there():
-                raise SourceMismatch(f"{self.path} was replaced by another file", hint="Readers need a new snapshot.")
+                raise SourceMismatch(
+                    f"{self._file.name} was replaced by another file", hint="Readers need a new snapshot."
+                )
             yield from self._follower.follow(after)
         except SourceMismatch as error:
             self._vouched, self._doubted = -1, error.message  # so that no answer gets an ETag and no snapshot begins
+            logger.warning("%s: %s", self.path, error.message)
             raise
 
     def wait(self, timeout: float) -> None:
@@ -191,7 +197,7 @@ class SqliteCapture:
         if self._lock.is_held:
             return
         try:
-            lock = FileLock(self.path)
+            lock = FileLock(self.path, what=self._file.name)
         except SourceMismatch as error:
             raise Unavailable(error.message, hint="Its lock file was removed. Stop one of the two servers.") from error
         self._lock.release()

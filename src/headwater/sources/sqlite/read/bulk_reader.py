@@ -12,7 +12,7 @@ from headwater.model.table import Table
 from headwater.sources.read import BulkReader
 from headwater.sources.sqlite.capture.trigger_installation import is_installed, meta
 from headwater.sources.sqlite.catalog import Catalog
-from headwater.sources.sqlite.connection import open_file, sqlite_errors
+from headwater.sources.sqlite.connection import file_name, open_file, sqlite_errors
 from headwater.sources.sqlite.connection_pool import Pool
 from headwater.sources.sqlite.database_file import GuardedConnection
 from headwater.sources.sqlite.query.authorizer import Guard
@@ -30,7 +30,7 @@ class SqliteReader(SqliteReads, BulkReader):
     chunk_rows = CHUNK_ROWS
 
     def __init__(self, path: str, *, inode: int, generation: str) -> None:
-        self.path, self._inode, self._generation = path, inode, generation
+        self.path, self._name, self._inode, self._generation = path, file_name(path), inode, generation
         super().__init__(Pool(self._connect, READERS), Predicates())
 
     def _connect(self) -> GuardedConnection:
@@ -48,9 +48,9 @@ class SqliteReader(SqliteReads, BulkReader):
         try:
             found = os.stat(self.path).st_ino
         except OSError as error:
-            raise Unavailable(f"{self.path} cannot be read: {error.strerror}", hint="Try again.") from None
+            raise Unavailable(f"{self._name} cannot be read: {error.strerror}", hint="Try again.") from None
         if found != self._inode:
-            raise Unavailable(f"{self.path} was replaced by another file", hint="Try again in a moment.")
+            raise Unavailable(f"{self._name} was replaced by another file", hint="Try again in a moment.")
 
     @contextmanager
     def _read(self) -> Iterator[GuardedConnection]:
@@ -60,7 +60,7 @@ class SqliteReader(SqliteReads, BulkReader):
                 found = meta(db, "generation") if is_installed(db) else ""
             if found != self._generation:
                 raise SourceMismatch(
-                    f"{self.path} began a new history", hint="Readers need a new snapshot of the new generation."
+                    f"{self._name} began a new history", hint="Readers need a new snapshot of the new generation."
                 )
             yield reader
 

@@ -51,7 +51,7 @@ class SqliteWrites(Writable):
         if self._file.is_there():
             return None
         return Unavailable(
-            f"{self._file.path} was replaced during the write", hint="Retry only if the write was not applied."
+            f"{self._file.name} was replaced during the write", hint="Retry only if the write was not applied."
         )
 
     def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[WriteResult[T]]:
