@@ -8,6 +8,8 @@ VALUES = ["NULL", "0", "1", "2", "3", "1.0", "2.5", "'a'", "'A'", "'a '", "'b'",
 TYPES = ["", "INTEGER", "TEXT", "REAL", "BLOB", "NUMERIC", "DECIMAL_TEXT", "JSON", "BOOLEAN"]
 COLLATIONS = ["", "", "", " COLLATE NOCASE", " COLLATE RTRIM"]
 CLAUSES = ["", "", "OR REPLACE", "OR REPLACE", "OR IGNORE", "OR FAIL", "OR ABORT"]
+GENERATED = ["coalesce(a, 0) + 1", "b || c", "typeof(b) || typeof(d)", "length(c) + (d IS NULL)"]
+GENERATED_RULES = ["UNIQUE", "STORED UNIQUE", "UNIQUE ON CONFLICT REPLACE", "STORED UNIQUE ON CONFLICT REPLACE"]
 COLUMNS = ("a", "b", "c", "d")
 
 
@@ -38,8 +40,8 @@ class RandomTable:
             rules.append(r.choice(["PRIMARY KEY (b, a)", "PRIMARY KEY (c, b)", "PRIMARY KEY (a, b, c)"]))
         if r.random() < 0.2:
             rules.append("UNIQUE (b, d)")
-        if r.random() < 0.15:
-            columns["g"] = "g AS (coalesce(a, 0) + 1) " + r.choice(["STORED", "VIRTUAL", "STORED UNIQUE"])
+        if r.random() < 0.25:
+            columns["g"] = f"g AS ({r.choice(GENERATED)}) {r.choice(['STORED', 'VIRTUAL', *GENERATED_RULES])}"
         without = kind not in ("none",) and "AUTOINCREMENT" not in columns["a"] and r.random() < 0.3
         self.rowid = not without
         text = f"CREATE TABLE {self.name}({', '.join([*columns.values(), *rules])})"

@@ -172,6 +172,35 @@ def test_replace_on_expression_and_partial_indexes_is_captured(
         r.check()
 
 
+COMPUTED = {
+    "virtual": ("g AS (a || b) UNIQUE",),
+    "stored": ("g AS (a || b) STORED UNIQUE",),
+    "replace by default": ("g AS (a || b) UNIQUE ON CONFLICT REPLACE",),
+    "of another generated column": ("f AS (a || ''), g AS (f || b) UNIQUE",),
+    "in an index": ("g AS (a || b)", "CREATE UNIQUE INDEX i ON t(g)"),
+    "in a partial index": ("g AS (a || b), h AS (a)", "CREATE UNIQUE INDEX i ON t(g) WHERE h IS NOT NULL"),
+    "in an expression": ("g AS (a || b)", "CREATE UNIQUE INDEX i ON t(lower(g))"),
+    "with a collation": ("g TEXT AS (a || b)", "CREATE UNIQUE INDEX i ON t(g COLLATE NOCASE)"),
+    "behind 32 columns": (", ".join(f"c{n}" for n in range(30)) + ", d AS (b) STORED, g AS (a || d) UNIQUE",),
+    "beside an ordinary column": ("g AS (a || 'x'), UNIQUE (b, g)",),
+}
+
+
+@pytest.mark.parametrize("key", ["id INTEGER PRIMARY KEY", "id"])
+@pytest.mark.parametrize("rule", COMPUTED)
+def test_row_displaced_by_an_update_of_one_input_of_a_generated_column_is_captured(
+    rig: Attach, run: Callable[[Rig], Run], rule: str, key: str
+) -> None:
+    columns, *index = COMPUTED[rule]
+    rows = "INSERT INTO t(id, a, b) VALUES (1, 'a', 'x'), (2, 'b', 'x'), (3, 'a', 'y')"
+    r = rig(f"CREATE TABLE t({key}, a TEXT, b TEXT, {columns})", *index, rows)
+    go = run(r)
+    go("UPDATE OR REPLACE t SET a = 'a' WHERE id = 2")
+    assert ops(r.check()) == ["delete", "update"]
+    go("UPDATE OR REPLACE t SET b = 'y' WHERE id = 2", "UPDATE OR REPLACE t SET id = 9, b = 'z' WHERE id = 2")
+    assert ops(r.check()) == ["delete", "update", "update"]
+
+
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("unique", ["", "UNIQUE"])
 def test_ignored_inserts_do_not_affect_later_captures(

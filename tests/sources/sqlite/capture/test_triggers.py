@@ -330,6 +330,23 @@ def test_triggers_and_tables_of_an_older_version_are_renewed_without_a_snapshot(
     assert ops(r.check()) == ["delete", "delete"]
 
 
+def test_triggers_that_do_not_load_the_inputs_of_generated_columns_are_renewed(rig: Attach) -> None:
+    r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, a, b, g AS (a || b) UNIQUE)")
+    r.foreign.run("INSERT INTO t VALUES (1, 'a', 'x'), (2, 'b', 'x'), (3, 'c', 'x')")
+    r.check()
+    r.close()
+    named = "substr(sql, 1, instr(sql, ' SELECT NEW.') - 1) || ' END'"
+    r.foreign.script(
+        "PRAGMA writable_schema = 1",
+        f"UPDATE sqlite_schema SET sql = {named} WHERE name LIKE '%before_update'",
+        "PRAGMA writable_schema = RESET",
+    )
+    r.open()
+    assert r.check() == []
+    r.foreign.run("UPDATE OR REPLACE t SET a = 'a' WHERE id = 2")
+    assert ops(r.check()) == ["delete", "update"]
+
+
 @pytest.mark.parametrize("recursive", [0, 1])
 def test_generated_columns_are_captured_with_their_values(rig: Attach, recursive: int) -> None:
     r = rig(

@@ -156,8 +156,19 @@ class _TriggerSql:
         other = f" AND NOT ({' AND '.join(f'{name} IS OLD.{name}' for name in names)})"
         return (
             f"BEFORE UPDATE {self._of_keys()}ON {self.target} WHEN {self._collides(other)} "
-            f"BEGIN {self._set_aside(other, self._identity('OLD'))} END"
+            f"BEGIN {self._set_aside(other, self._identity('OLD'))}{self._name_columns()} END"
         )
+
+    def _name_columns(self) -> str:
+        """Return a statement that names every ordinary column of NEW if UNIQUE rules may use generated columns; or "".
+
+        Before an UPDATE SQLite loads only the columns that are set or that a trigger names anywhere, and computes the
+        generated columns of NEW from NULL for the others.
+        """
+        columns = self.shape.table.columns
+        if not self.shape.uniques or not any(column.generated for column in columns):
+            return ""
+        return f" SELECT {', '.join(f'NEW.{ident(column.name)}' for column in columns if not column.generated)};"
 
     def after_key_update(self) -> str:
         # The stash may hold the updated row itself: an UPSERT that became this update put the row there.
