@@ -30,6 +30,7 @@ logger = logging.getLogger("headwater.sqlite")
 
 count_memory()
 OURS = "_headwater_"  # prefix of every object that we create in the user's file
+ROWID_NAMES = ("rowid", "_rowid_", "oid")
 
 CHECK = "Check the statement and its arguments."
 _MISSING = re.compile(r"no such table: (?:main\.)?(.+)", re.DOTALL)

@@ -8,7 +8,7 @@ VALUES = ["NULL", "0", "1", "2", "3", "1.0", "2.5", "'a'", "'A'", "'a '", "'b'",
 TYPES = ["", "INTEGER", "TEXT", "REAL", "BLOB", "NUMERIC", "DECIMAL_TEXT", "JSON", "BOOLEAN"]
 COLLATIONS = ["", "", "", " COLLATE NOCASE", " COLLATE RTRIM"]
 CLAUSES = ["", "", "OR REPLACE", "OR REPLACE", "OR IGNORE", "OR FAIL", "OR ABORT"]
-GENERATED = ["coalesce(a, 0) + 1", "b || c", "typeof(b) || typeof(d)", "length(c) + (d IS NULL)"]
+GENERATED = ["coalesce(a, 0) + 1", "b || c", "typeof(b) || typeof(d)", "length(c) + (d IS NULL)", "a % 3"]
 GENERATED_RULES = ["UNIQUE", "STORED UNIQUE", "UNIQUE ON CONFLICT REPLACE", "STORED UNIQUE ON CONFLICT REPLACE"]
 COLUMNS = ("a", "b", "c", "d")
 
@@ -19,6 +19,7 @@ class RandomTable:
     def __init__(self, random: Random, name: str) -> None:
         self.random, self.name, self.names = random, name, (name,)
         self.rowid = True
+        self.numbered = False  # whether SQLite numbers rows that are inserted without a key
         self.explicit_rowid = False  # whether a statement named the rowid though there is a key
         self.create = [self._table(), *self._indexes(), *self._triggers()]
 
@@ -33,6 +34,7 @@ class RandomTable:
         kind = r.choice(["integer", "lone", "lone", "composite", "composite", "none"])
         rules = []
         if kind == "integer":
+            self.numbered = True
             columns["a"] = "a INTEGER PRIMARY KEY" + r.choice(["", "", " ON CONFLICT REPLACE", " AUTOINCREMENT"])
         elif kind == "lone":
             columns["b"] = f"b {r.choice(TYPES)}{r.choice(COLLATIONS)} PRIMARY KEY"
@@ -43,12 +45,20 @@ class RandomTable:
         if r.random() < 0.25:
             columns["g"] = f"g AS ({r.choice(GENERATED)}) {r.choice(['STORED', 'VIRTUAL', *GENERATED_RULES])}"
         without = kind not in ("none",) and "AUTOINCREMENT" not in columns["a"] and r.random() < 0.3
-        self.rowid = not without
+        self.rowid, self.numbered = not without, self.numbered and not without
         text = f"CREATE TABLE {self.name}({', '.join([*columns.values(), *rules])})"
         return text + (" WITHOUT ROWID" if without else "")
 
     def _indexes(self) -> list[str]:
-        terms = ["lower(d)", "d || c", "d COLLATE NOCASE", "c DESC", "d) WHERE (a IS NOT NULL", "b, c) WHERE (d > 1"]
+        terms = [
+            "lower(d)",
+            "d || c",
+            "d COLLATE NOCASE",
+            "c DESC",
+            "d) WHERE (a IS NOT NULL",
+            "b, c) WHERE (d > 1",
+            "a % 3",
+        ]
         count = self.random.choice([0, 0, 0, 1, 2])
         return [
             f"CREATE UNIQUE INDEX {self.name}_{n} ON {self.name}({self.random.choice(terms)})" for n in range(count)
@@ -86,6 +96,9 @@ class RandomTable:
         if r.random() < 0.15:
             then = r.choice(["NOTHING", f"UPDATE SET {self._assign()}", f"UPDATE SET {self._assign()}"])
             return f"INSERT INTO {self.name}(a, b, c, d) VALUES {rows} ON CONFLICT DO {then}"
+        if self.numbered and r.random() < 0.3:
+            values = ", ".join(self._value() for _ in "bcd")
+            return f"INSERT {r.choice(CLAUSES)} INTO {self.name}(b, c, d) VALUES ({values}), ({values})"
         if self.rowid and r.random() < 0.1:
             self.explicit_rowid = "PRIMARY KEY" in self.create[0]
             return (

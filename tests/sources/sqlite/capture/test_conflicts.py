@@ -9,6 +9,7 @@ from tests.sources.sqlite_source import Rig, images, ops
 from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import DuplicateKey
+from headwater.model.change import Change
 
 Attach = Callable[..., Rig]
 Run = Callable[..., list[str]]
@@ -199,6 +200,57 @@ def test_row_displaced_by_an_update_of_one_input_of_a_generated_column_is_captur
     assert ops(r.check()) == ["delete", "update"]
     go("UPDATE OR REPLACE t SET b = 'y' WHERE id = 2", "UPDATE OR REPLACE t SET id = 9, b = 'z' WHERE id = 2")
     assert ops(r.check()) == ["delete", "update", "update"]
+
+
+NUMBERED = {
+    "expression": ("", "CREATE UNIQUE INDEX i ON t(id % 3)"),
+    "generated": (", slot INT AS (id % 3) UNIQUE",),
+    "generated, replaced by default": (", slot INT AS (id % 3) UNIQUE ON CONFLICT REPLACE",),
+    "generated and stored": (", slot TEXT AS (id % 3 /* ) */) STORED UNIQUE",),
+    "generated from generated columns": (', "a (" AS (b + 0), slot INT AS ("a (" % 3) UNIQUE, b AS (id)',),
+    "generated in an expression": (", b GENERATED ALWAYS AS (id % 3)", "CREATE UNIQUE INDEX i ON t(abs(b), 1)"),
+    "beside other rules": (", slot AS (id % 3), UNIQUE (w, slot), UNIQUE (id, v)",),
+    "partial": (", slot AS (id % 3)", "CREATE UNIQUE INDEX i ON t(slot COLLATE NOCASE) WHERE v > 'A'"),
+}
+
+
+@pytest.mark.parametrize("key", ["id INTEGER PRIMARY KEY", "id INTEGER PRIMARY KEY AUTOINCREMENT"])
+@pytest.mark.parametrize("rule", NUMBERED)
+def test_row_displaced_by_a_rule_on_the_key_that_sqlite_numbers_is_captured(
+    rig: Attach, run: Callable[[Rig], Run], rule: str, key: str
+) -> None:
+    columns, *index = NUMBERED[rule]
+    r = rig(f"CREATE TABLE t({key}, v TEXT, w DEFAULT 1{columns})", *index)
+    go = run(r)
+    go("INSERT INTO t(v) VALUES ('a'), ('b'), ('c')")
+    r.check()
+    go("REPLACE INTO t(v) VALUES ('d')")
+    assert images_of(r.check()) == [(1, None), (None, 4)]
+    go("REPLACE INTO t(v) VALUES ('e'), ('f'), ('g')", "REPLACE INTO t(id, v) VALUES (NULL, 'h')")
+    assert sorted(ops(r.check())) == ["delete"] * 4 + ["insert"] * 4
+    go("REPLACE INTO t(id, v) VALUES (-1, 'i')", "REPLACE INTO t(id, v) VALUES (-2, 'j'), (-1, 'k')")
+    r.check()
+    go("DELETE FROM t WHERE id > 5", "REPLACE INTO t(v) SELECT v FROM t", "UPDATE t SET v = v || '!'")
+    r.check()
+    go("DELETE FROM t", "REPLACE INTO t(id, v) VALUES (-7, 'l')", "REPLACE INTO t(v) VALUES ('m'), ('n'), ('o')")
+    r.check()
+
+
+@pytest.mark.parametrize("columns", [4, 5])
+def test_rule_on_the_key_through_many_generated_columns_is_captured_or_refused_with_a_reason(
+    rig: Attach, columns: int
+) -> None:
+    chain = ", ".join(f"g{n} AS ({'id % 3' if n == 1 else f'g{n - 1} + 1'})" for n in range(1, columns + 1))
+    r = rig(f"CREATE TABLE t(id INTEGER PRIMARY KEY, v, {chain}, UNIQUE (g{columns}))", "CREATE TABLE ok(x)")
+    r.foreign.run("INSERT INTO t(v) VALUES ('a'), ('b'), ('c')")
+    r.foreign.run("REPLACE INTO t(v) VALUES ('d')")
+    assert ops(r.check()) == (["insert"] * 3 + ["delete", "insert"] if columns == 4 else [])
+    assert "generated" in r.source.status()["uncaptured"].get("t", "") or columns == 4
+
+
+def images_of(changes: list[Change]) -> list[tuple[object, object]]:
+    """Return the first value of the old and of the new row of each change."""
+    return [(before and before[0], after and after[0]) for before, after in images(changes)]
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -27,6 +27,10 @@ TABLES["nocase unique beside a text key"] = (
     "CREATE TABLE t(k TEXT PRIMARY KEY, u TEXT, v) WITHOUT ROWID",
     "CREATE UNIQUE INDEX i ON t(u COLLATE NOCASE)",
 )
+TABLES["rules on a numbered key"] = (
+    "CREATE TABLE t(k INTEGER PRIMARY KEY AUTOINCREMENT, u, v, g AS (k || u) UNIQUE, h AS (k || v) STORED UNIQUE)",
+    "CREATE UNIQUE INDEX i ON t(k + 7)",
+)
 TABLES["parent of itself"] = ("CREATE TABLE t(k INTEGER PRIMARY KEY, u UNIQUE, v, p REFERENCES t ON DELETE SET NULL)",)
 
 WHERE = {"no key": "rowid = 3", "no key but unique": "rowid = 3", "composite without rowid": "u = 'u3'"}
@@ -74,6 +78,8 @@ def test_write_costs_the_same_in_a_large_table(rig: Attach, database: Path, name
         "REPLACE INTO t(k, u, v) VALUES (1, 'u2', 'v3')",
         f"UPDATE OR REPLACE t SET k = -7, u = 'u4' WHERE {WHERE.get(name, 'k = 3')}",
     ]
+    if name == "rules on a numbered key":
+        statements.append("REPLACE INTO t(u, v) VALUES ('new', 'new')")
     costs = []
     for low, high in ((1, 10), (11, 3000)):
         r.foreign.run(

@@ -347,6 +347,18 @@ def test_triggers_that_do_not_load_the_inputs_of_generated_columns_are_renewed(r
     assert ops(r.check()) == ["delete", "update"]
 
 
+def test_layouts_that_do_not_know_the_numbered_key_are_renewed_without_a_snapshot(rig: Attach) -> None:
+    r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, v)", "CREATE UNIQUE INDEX i ON t(id % 3)")
+    r.foreign.run("INSERT INTO t(v) VALUES ('a'), ('b'), ('c')")
+    r.check()
+    r.close()
+    r.foreign.run("UPDATE _headwater_layout SET shape = json_remove(shape, '$.numbered')")
+    r.open()
+    assert ops(r.check()) == []
+    r.foreign.run("REPLACE INTO t(v) VALUES ('d')")
+    assert ops(r.check()) == ["delete", "insert"]
+
+
 @pytest.mark.parametrize("recursive", [0, 1])
 def test_generated_columns_are_captured_with_their_values(rig: Attach, recursive: int) -> None:
     r = rig(

@@ -35,6 +35,7 @@ from headwater.sources.sqlite.capture.triggers import (
     END,
     LAYOUT,
     MAX_COLUMNS,
+    MAX_STEPS,
     META,
     STASH,
     TABLES,
@@ -186,6 +187,11 @@ def capturable(db: apsw.Connection, wanted: Collection[str]) -> tuple[dict[str, 
             refused[name] = f"it has {len(shape.table.columns)} columns; at most {MAX_COLUMNS} can be captured"
         elif not shape.table.key:
             refused[name] = "it has no primary key and its columns hide every name of the rowid"
+        elif shape.numbered and len(shape.numbered.generated) > MAX_STEPS:
+            refused[name] = (
+                "a UNIQUE rule is computed from its INTEGER PRIMARY KEY through more than "
+                f"{MAX_STEPS} generated columns"
+            )
         elif not key_compares_as_columns_do(db, shape.table):
             refused[name] = "its primary key has another collation than its columns"
         else:

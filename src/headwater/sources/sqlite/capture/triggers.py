@@ -13,8 +13,8 @@ triggers and foreign keys may run in between: they leave rows that are gone from
 from __future__ import annotations
 
 from headwater.model.change import Op
-from headwater.sources.sqlite.connection import OURS, ident
-from headwater.sources.sqlite.schema.table_shapes import ROWID_NAMES, Shape, Unique
+from headwater.sources.sqlite.connection import OURS, ROWID_NAMES, ident
+from headwater.sources.sqlite.schema.table_shapes import Shape, Unique
 
 CAPTURE = OURS + "capture"
 REPLACED = OURS + "replaced"
@@ -28,6 +28,7 @@ TABLES = (CAPTURE, REPLACED, STASH, LAYOUT, TXN, META, CANARY)
 
 ANCHOR = 0  # op of a capture row without a change, which only reserves an offset
 STASHED = 16  # newest rows of a table that stay in the stash where statements nest, though the table has them
+MAX_STEPS = 4  # of generated columns computed from each other: older versions of SQLite parse 8 nested subqueries
 MAX_COLUMNS = 990  # an update stores old and new values: twice this, plus our columns, is below SQLite's limit of 2000
 
 
@@ -222,19 +223,40 @@ class _TriggerSql:
         plain += [f"{self.rowid} = NEW.{self.rowid}"] if self.rowid else []
         plain += [self._breaks(unique) for unique in self.shape.uniques if self._is_plain(unique)]
         special = [self._breaks(unique) for unique in self.shape.uniques if not self._is_plain(unique)]
-        return [" OR ".join(f"({rule})" for rule in plain), *special]
+        return [" OR ".join(f"({rule})" for rule in plain), *special, *self._rules_of_next_key()]
+
+    def _rules_of_next_key(self) -> list[str]:
+        """Return conditions on rows that NEW would collide with once SQLite has numbered it.
+
+        Until then NEW's key is -1, and so are the inputs of what is computed from the key.
+        """
+        if (numbered := self.shape.numbered) is None:
+            return []
+        key = ident(numbered.key)
+        highest = f"coalesce((SELECT max({key}) FROM {self.rows}), 0)"
+        if numbered.autoincrement:
+            name = self.shape.table.name.replace("'", "''")
+            seq = f"coalesce((SELECT max(seq) FROM sqlite_sequence WHERE name = '{name}'), 0)"
+            highest = f"max(0, {highest}, {seq})"
+        inputs = [f"NEW.{name} AS {name}" for name in map(ident, numbered.inputs)]
+        rows = f"(SELECT {', '.join([f'CAST({highest} + 1 AS INTEGER) AS {key}', *inputs])})"
+        for step in numbered.generated:
+            columns = ", ".join(f"({expression}) AS {ident(name)}" for name, expression in step)
+            rows = f"(SELECT *, {columns} FROM {rows})"
+        return [f"NEW.{key} = -1 AND {self._breaks(unique, rows)}" for unique in numbered.rules]
 
     def _is_plain(self, unique: Unique) -> bool:
         own = {ident(column.name): column.collation for column in self.shape.table.columns}
         pairs = zip(unique.terms, unique.collations, strict=True)
         return not unique.where and all(own.get(term) == collation.upper() for term, collation in pairs)
 
-    def _breaks(self, unique: Unique) -> str:
+    def _breaks(self, unique: Unique, new: str = "") -> str:
+        """Return the condition on rows that break `unique` together with NEW, or with the row of the subquery `new`."""
         plain = self._is_plain(unique)
         rule = " AND ".join(
-            f"{term} = {self._of_new(term)}"
+            f"{term} = {self._of_new(term, new)}"
             if plain
-            else f"({term}) = ({self._of_new(term)} COLLATE {ident(collation)})"
+            else f"({term}) = ({self._of_new(term, new)} COLLATE {ident(collation)})"
             for term, collation in zip(unique.terms, unique.collations, strict=True)
         )
         return f"{rule} AND ({unique.where})" if unique.where else rule
@@ -242,11 +264,11 @@ class _TriggerSql:
     def _collides(self, further: str) -> str:
         return " OR ".join(f"EXISTS (SELECT 1 FROM {self.rows} WHERE ({rule}){further})" for rule in self._rules())
 
-    def _of_new(self, term: str) -> str:
-        if term in self.names:
+    def _of_new(self, term: str, new: str) -> str:
+        if not new and term in self.names:
             return f"NEW.{term}"
-        new = ", ".join(f"NEW.{name} AS {name}" for name in self.names)
-        return f"(SELECT {term} FROM (SELECT {new}))"
+        columns = ", ".join(f"NEW.{name} AS {name}" for name in self.names)
+        return f"(SELECT {term} FROM {new or f'(SELECT {columns})'})"
 
     def _set_aside(self, further: str, updated: str) -> str:
         rowid = ident(self.shape.rowid) if self.shape.rowid else "NULL"

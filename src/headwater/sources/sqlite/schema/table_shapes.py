@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 
@@ -9,10 +10,10 @@ import apsw
 import msgspec
 
 from headwater.model.table import Column, Table
-from headwater.sources.sqlite.connection import OURS, ident
+from headwater.sources.sqlite.connection import OURS, ROWID_NAMES, ident
+from headwater.sources.sqlite.query.syntax.lexer import folded, name_of, named, tokens
 from headwater.sources.sqlite.types import kind_of
 
-ROWID_NAMES = ("rowid", "_rowid_", "oid")
 PLAIN_COLLATIONS = frozenset({"BINARY", "NOCASE", "RTRIM"})
 
 
@@ -24,12 +25,27 @@ class Unique(msgspec.Struct, frozen=True):
     where: str = ""
 
 
+class Numbered(msgspec.Struct, frozen=True):
+    """The INTEGER PRIMARY KEY of a table, and the UNIQUE rules that are computed from the key.
+
+    `inputs` and `generated`: the other columns that these rules use. The generated ones are in steps, with their
+    expressions, which use only columns of earlier steps.
+    """
+
+    key: str
+    autoincrement: bool
+    rules: tuple[Unique, ...]
+    inputs: tuple[str, ...]
+    generated: tuple[tuple[tuple[str, str], ...], ...]
+
+
 class Shape(msgspec.Struct, frozen=True):
     """A table with the facts that its triggers depend on."""
 
     table: Table
     rowid: str | None  # a name that refers to the rowid; None for WITHOUT ROWID
     uniques: tuple[Unique, ...]  # in addition to the key
+    numbered: Numbered | None = None
 
     @property
     def spare_rowid(self) -> str | None:
@@ -82,7 +98,8 @@ def read_shape(db: apsw.Connection, name: str, kinds: Mapping[str, str] | None =
             return Shape(Table(name, columns), None, ())
         columns = (*columns, Column(rowid, kind="i64", hidden=True, nullable=False))
         key = (rowid,)
-    return Shape(Table(name, columns, key), rowid, tuple(_uniques(db, name)))
+    uniques = tuple(_uniques(db, name))
+    return Shape(Table(name, columns, key), rowid, uniques, _numbered(db, name, columns, uniques))
 
 
 def _rowid_name(db: apsw.Connection, name: str, taken: set[str]) -> str | None:
@@ -108,6 +125,70 @@ def _uniques(db: apsw.Connection, name: str) -> Iterator[Unique]:
 def _terms(db: apsw.Connection, index: str) -> list[tuple[str | None, str]]:
     """Return the column (None for an expression) and the collation of each term of an index."""
     return list(db.execute("SELECT name, coll FROM temp.pragma_index_xinfo(?) WHERE key ORDER BY seqno", (index,)))
+
+
+def _numbered(
+    db: apsw.Connection, name: str, columns: tuple[Column, ...], uniques: tuple[Unique, ...]
+) -> Numbered | None:
+    """Return the key that SQLite numbers if one of `uniques` is computed from it."""
+    key = next((column.name for column in columns if column.auto), None)
+    if key is None or not uniques:
+        return None
+    (sql,) = next(db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,)))
+    steps = _in_steps(generated_columns(sql))
+    computed = {folded(key)}
+    for step in steps:
+        computed |= {folded(column) for column, expression in step if named(expression) & computed}
+    # A new key cannot break a rule that has the key itself as a term.
+    rules = [rule for rule in uniques if ident(key) not in rule.terms and _inputs(rule) & computed]
+    if not rules:
+        return None
+    inputs = set().union(*map(_inputs, rules))
+    for step in reversed(steps):
+        inputs |= {used for column, expression in step if folded(column) in inputs for used in named(expression)}
+    return Numbered(
+        key=key,
+        autoincrement=bool(db.column_metadata("main", name, key)[4]),
+        rules=tuple(rules),
+        inputs=tuple(c.name for c in columns if c.name != key and not c.generated and folded(c.name) in inputs),
+        generated=tuple(found for step in steps if (found := tuple(g for g in step if folded(g[0]) in inputs))),
+    )
+
+
+def _inputs(rule: Unique) -> set[str]:
+    """Return the names in the terms of `rule`, in lower case."""
+    return set().union(*map(named, rule.terms))
+
+
+def generated_columns(sql: str) -> dict[str, str]:
+    """Return name to expression of each generated column of a CREATE TABLE text; no pragma returns expressions."""
+    found, depth, column, start = dict[str, str](), 0, "", 0
+    for before, token in itertools.pairwise(tokens(sql)):
+        if depth == 1 and before.text in ("(", ","):
+            column = name_of(token)
+        if token.text == "(":
+            depth += 1
+            start = token.end if depth == 2 and before.word == "AS" else start
+        elif token.text == ")":
+            depth -= 1
+            if depth == 1 and start:
+                found[column] = _without_comments(sql[start : token.start])
+                start = 0
+    return found
+
+
+def _in_steps(generated: Mapping[str, str]) -> list[list[tuple[str, str]]]:
+    """Return names and expressions in steps: a column uses only columns of earlier steps.
+
+    `named` may find more names than SQLite, for example that of a type: what then looks like a circle is one step.
+    """
+    uses = {folded(name): named(expression) - {folded(name)} for name, expression in generated.items()}
+    steps, left = list[list[tuple[str, str]]](), dict(generated)
+    while left:
+        names = {folded(name) for name in left}
+        ready = [name for name in left if not uses[folded(name)] & names] or list(left)
+        steps.append([(name, left.pop(name)) for name in ready])
+    return steps
 
 
 def key_compares_as_columns_do(db: apsw.Connection, table: Table) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from headwater.model.table import Table
+from headwater.sources.sqlite.connection import ROWID_NAMES
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import NotAnalysed, folded
 from headwater.sources.sqlite.query.syntax.parser import parse_view
-from headwater.sources.sqlite.schema.table_shapes import ROWID_NAMES
 
 _JSON = ["key", "value", "type", "atom", "id", "parent", "fullkey", "path", "json", "root"]
 # Table-valued functions, which depend only on their arguments.
