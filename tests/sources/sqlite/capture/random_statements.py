@@ -58,6 +58,8 @@ class RandomTable:
             "d) WHERE (a IS NOT NULL",
             "b, c) WHERE (d > 1",
             "a % 3",
+            "d = '1', b",
+            "c > 1, b",
         ]
         count = self.random.choice([0, 0, 0, 1, 2])
         return [

@@ -202,6 +202,34 @@ def test_row_displaced_by_an_update_of_one_input_of_a_generated_column_is_captur
     assert ops(r.check()) == ["delete", "update", "update"]
 
 
+COMPARING = {
+    "integer with text": ("a INTEGER", "a = '1'", 1, 7),
+    "text with integer": ("a TEXT", "CASE a WHEN 1 THEN 'one' END", "'1'", "'x'"),
+    "fraction with text": ("a NUMERIC", "a IN ('2.5', 'x')", 2.5, 7),
+    "text in an integer column": ("a INTEGER", "a <> 'x'", "'x'", 7),
+    "bytes in a text column": ("a TEXT", "a BETWEEN x'60' AND x'62'", "x'61'", "'a'"),
+    "text of a collation": ("a TEXT COLLATE NOCASE", "a = 'A'", "'a'", "'b'"),
+    "beside bytes in a numeric column": ("a INTEGER, c NUMERIC DEFAULT x'61'", "c, a = '1'", 1, 7),
+    "generated column": ("b INTEGER, a TEXT AS (b)", "a = 1", None, None),
+}
+
+
+@pytest.mark.parametrize("kind", COMPARING)
+def test_row_displaced_by_an_index_on_a_comparison_is_captured(
+    rig: Attach, run: Callable[[Rig], Run], kind: str
+) -> None:
+    column, term, value, other = COMPARING[kind]
+    name, value, other = ("a", value, other) if value is not None else ("b", 1, 7)
+    r = rig(f"CREATE TABLE t(id INTEGER PRIMARY KEY, {column})", f"CREATE UNIQUE INDEX i ON t({term}, id > 5)")
+    go = run(r)
+    go(f"INSERT INTO t(id, {name}) VALUES (1, {value}), (2, {other})")
+    assert ops(r.check()) == ["insert"] * 2
+    go(f"REPLACE INTO t(id, {name}) VALUES (3, {value})")
+    assert ops(r.check()) == ["delete", "insert"]
+    go(f"UPDATE OR REPLACE t SET {name} = {value} WHERE id = 2")
+    assert ops(r.check()) == ["delete", "update"]
+
+
 NUMBERED = {
     "expression": ("", "CREATE UNIQUE INDEX i ON t(id % 3)"),
     "generated": (", slot INT AS (id % 3) UNIQUE",),
@@ -209,6 +237,8 @@ NUMBERED = {
     "generated and stored": (", slot TEXT AS (id % 3 /* ) */) STORED UNIQUE",),
     "generated from generated columns": (', "a (" AS (b + 0), slot INT AS ("a (" % 3) UNIQUE, b AS (id)',),
     "generated in an expression": (", b GENERATED ALWAYS AS (id % 3)", "CREATE UNIQUE INDEX i ON t(abs(b), 1)"),
+    "computed from converted values": (", a REAL AS (id % 3) STORED, slot AS (length(a) || a) UNIQUE",),
+    "compared": (", u TEXT DEFAULT 1", "CREATE UNIQUE INDEX i ON t(id % 3, u = 1, id + 0 = '-5')"),
     "beside other rules": (", slot AS (id % 3), UNIQUE (w, slot), UNIQUE (id, v)",),
     "partial": (", slot AS (id % 3)", "CREATE UNIQUE INDEX i ON t(slot COLLATE NOCASE) WHERE v > 'A'"),
 }

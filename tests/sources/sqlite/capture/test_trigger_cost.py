@@ -17,6 +17,7 @@ Attach = Callable[..., Rig]
 INDEXES = [
     "CREATE UNIQUE INDEX i ON t(u COLLATE NOCASE)",
     "CREATE UNIQUE INDEX i ON t(lower(u))",
+    "CREATE UNIQUE INDEX i ON t(u = '1', v)",
     "CREATE UNIQUE INDEX i ON t(u, v) WHERE v IS NOT NULL",
     "CREATE UNIQUE INDEX i ON t(u COLLATE NOCASE DESC, v)",
 ]

@@ -12,8 +12,13 @@ triggers and foreign keys may run in between: they leave rows that are gone from
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable, Sequence
+
 from headwater.model.change import Op
 from headwater.sources.sqlite.connection import OURS, ROWID_NAMES, ident
+from headwater.sources.sqlite.query.affinity import affinity
+from headwater.sources.sqlite.query.syntax.lexer import tokens
 from headwater.sources.sqlite.schema.table_shapes import Shape, Unique
 
 CAPTURE = OURS + "capture"
@@ -26,6 +31,7 @@ CANARY = OURS + "canary"
 END = OURS + "end"
 TABLES = (CAPTURE, REPLACED, STASH, LAYOUT, TXN, META, CANARY)
 
+_COMPARISONS = {"=", "==", "<>", "!=", "<", "<=", ">", ">=", "IS", "IN", "BETWEEN", "CASE"}
 ANCHOR = 0  # op of a capture row without a change, which only reserves an offset
 STASHED = 16  # newest rows of a table that stay in the stash where statements nest, though the table has them
 MAX_STEPS = 4  # of generated columns computed from each other: older versions of SQLite parse 8 nested subqueries
@@ -95,6 +101,11 @@ def create_triggers(shape: Shape, layout: int, *, nests: bool) -> dict[str, str]
     }
     prefix = trigger_prefix(layout)
     return {prefix + name: f"CREATE TRIGGER {prefix}{name} {text}" for name, text in found.items()}
+
+
+def _compares(term: str) -> bool:
+    """Return whether an expression may compare values, which depends on the affinity of columns."""
+    return any(token.word in _COMPARISONS for token in tokens(term))
 
 
 class _TriggerSql:
@@ -225,6 +236,25 @@ class _TriggerSql:
         special = [self._breaks(unique) for unique in self.shape.uniques if not self._is_plain(unique)]
         return [" OR ".join(f"({rule})" for rule in plain), *special, *self._rules_of_next_key()]
 
+    def _columns_of_new(self, names: Iterable[str], *, typed: bool) -> str:
+        """Return the columns of a subquery that has the values of NEW.
+
+        NEW's columns have no affinity: where column `a` of type TEXT is compared, `a = 1` is true for '1', and
+        `NEW.a = 1` is not. `typed` gives them their affinity by a CAST, which keeps all values that have the type of
+        the column.
+        """
+        return ", ".join(f"{self._cast(f'NEW.{ident(name)}', name, typed)} AS {ident(name)}" for name in names)
+
+    def _cast(self, value: str, name: str, typed: bool) -> str:
+        if not typed or (kind := self._affinities[name]) == "BLOB":
+            return value
+        # A column of affinity INTEGER may hold 2.5, of which CAST AS INTEGER makes 2.
+        return f"CAST({value} AS {'NUMERIC' if kind == 'INTEGER' else kind})"
+
+    @functools.cached_property
+    def _affinities(self) -> dict[str, str]:
+        return {column.name: affinity(column) for column in self.shape.table.columns}
+
     def _rules_of_next_key(self) -> list[str]:
         """Return conditions on rows that NEW would collide with once SQLite has numbered it.
 
@@ -238,37 +268,47 @@ class _TriggerSql:
             name = self.shape.table.name.replace("'", "''")
             seq = f"coalesce((SELECT max(seq) FROM sqlite_sequence WHERE name = '{name}'), 0)"
             highest = f"max(0, {highest}, {seq})"
-        inputs = [f"NEW.{name} AS {name}" for name in map(ident, numbered.inputs)]
-        rows = f"(SELECT {', '.join([f'CAST({highest} + 1 AS INTEGER) AS {key}', *inputs])})"
-        for step in numbered.generated:
-            columns = ", ".join(f"({expression}) AS {ident(name)}" for name, expression in step)
-            rows = f"(SELECT *, {columns} FROM {rows})"
-        return [f"NEW.{key} = -1 AND {self._breaks(unique, rows)}" for unique in numbered.rules]
+        compared = numbered.generated or any(_compares(term) for unique in numbered.rules for term in unique.terms)
+        found = []
+        for typed in (False, True) if compared else (False,):
+            inputs = [self._columns_of_new([name], typed=typed) for name in numbered.inputs]
+            rows = f"(SELECT {', '.join([f'CAST({highest} + 1 AS INTEGER) AS {key}', *inputs])})"
+            for step in numbered.generated:
+                columns = (f"{self._cast(f'({text})', name, typed)} AS {ident(name)}" for name, text in step)
+                rows = f"(SELECT *, {', '.join(columns)} FROM {rows})"
+            found.append(rows)
+        return [f"NEW.{key} = -1 AND {self._breaks(unique, *found)}" for unique in numbered.rules]
 
     def _is_plain(self, unique: Unique) -> bool:
         own = {ident(column.name): column.collation for column in self.shape.table.columns}
         pairs = zip(unique.terms, unique.collations, strict=True)
         return not unique.where and all(own.get(term) == collation.upper() for term, collation in pairs)
 
-    def _breaks(self, unique: Unique, new: str = "") -> str:
-        """Return the condition on rows that break `unique` together with NEW, or with the row of the subquery `new`."""
+    def _breaks(self, unique: Unique, *rows: str) -> str:
+        """Return the condition on rows that break `unique` with NEW, or with one of the subqueries `rows`."""
         plain = self._is_plain(unique)
-        rule = " AND ".join(
-            f"{term} = {self._of_new(term, new)}"
-            if plain
-            else f"({term}) = ({self._of_new(term, new)} COLLATE {ident(collation)})"
-            for term, collation in zip(unique.terms, unique.collations, strict=True)
-        )
+        terms = []
+        for term, collation in zip(unique.terms, unique.collations, strict=True):
+            first, *others = self._of_new(term, rows)
+            name = ident(collation)
+            if others:
+                terms.append(f"({term}) COLLATE {name} IN ({', '.join([first, *others])})")
+            else:
+                terms.append(f"{term} = {first}" if plain else f"({term}) = ({first} COLLATE {name})")
+        rule = " AND ".join(terms)
         return f"{rule} AND ({unique.where})" if unique.where else rule
 
     def _collides(self, further: str) -> str:
         return " OR ".join(f"EXISTS (SELECT 1 FROM {self.rows} WHERE ({rule}){further})" for rule in self._rules())
 
-    def _of_new(self, term: str, new: str) -> str:
-        if not new and term in self.names:
-            return f"NEW.{term}"
-        columns = ", ".join(f"NEW.{name} AS {name}" for name in self.names)
-        return f"(SELECT {term} FROM {new or f'(SELECT {columns})'})"
+    def _of_new(self, term: str, rows: Sequence[str]) -> list[str]:
+        """Return the value of `term` in NEW, or its values in the subqueries `rows`; several are alternatives."""
+        columns = self.shape.table.columns
+        if any(term == ident(column.name) and not (rows and column.generated) for column in columns):
+            return [f"NEW.{term}"]
+        names, variants = self.shape.table.names, (False, True) if _compares(term) else (False,)
+        rows = rows or [f"(SELECT {self._columns_of_new(names, typed=typed)})" for typed in variants]
+        return [f"(SELECT {term} FROM {row})" for row in rows]
 
     def _set_aside(self, further: str, updated: str) -> str:
         rowid = ident(self.shape.rowid) if self.shape.rowid else "NULL"
