@@ -103,6 +103,7 @@ def test_new_file_is_created_with_mode_600(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "statements"),
     [
+        ("main.log.db", ["DROP TABLE evicted", "PRAGMA user_version = 1"]),
         ("queries.db", ["ALTER TABLE prepared DROP COLUMN role", "PRAGMA user_version = 1"]),
         ("ranges.db", ["ALTER TABLE lease DROP COLUMN owner", "PRAGMA user_version = 1"]),
         ("subscriptions.db", ["DROP TABLE stand", "DROP INDEX subscription_owner"]),

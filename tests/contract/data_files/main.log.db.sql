@@ -33,5 +33,6 @@ CREATE TABLE schema (
   UNIQUE (name, version, definition)
 ) STRICT;
 INSERT INTO schema VALUES(1,'orders',1,'{"name":"orders","columns":[{"name":"id","kind":"i64","nullable":false},{"name":"note","kind":"str"}],"key":["id"]}');
-pragma user_version=1;
+CREATE TABLE evicted (name TEXT PRIMARY KEY, upto INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+pragma user_version=2;
 pragma application_id=1213680711;

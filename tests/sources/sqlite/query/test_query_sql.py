@@ -397,7 +397,7 @@ def test_analysis_keeps_the_parameter_names_of_the_form(tmp_path: Path) -> None:
         assert found is not None and found.rows == ((2,),)
 
 
-@pytest.mark.parametrize("value", [{"t": "dec", "v": "1e9999"}, {"t": "str", "v": "\0" * 5_000}])
+@pytest.mark.parametrize("value", [{"t": "dec", "v": "1" * 9_999}, {"t": "str", "v": "\0" * 5_000}])
 def test_rendering_stops_when_constants_become_too_long(value: Any) -> None:
     query_sql(parse_query(select_json([lit(value)], [])))
     with pytest.raises(InvalidRequest, match="the query exceeds"):
