@@ -10,6 +10,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from tests.conformance.live_server import Live
 from tests.pipeline.lakes import Lake, fill
+from tests.suite.deadlines import PATIENCE
 
 from headwater.pipeline.run.events import Watcher
 from headwater.pipeline.run.spec import PipelineSpec, SinkSpec, TableSpec
@@ -37,7 +38,7 @@ class Scraper(Watcher):
         self.labels: dict[str, str] = {}
 
     def _read(self) -> None:
-        text = httpx.get(f"http://{self.address}/metrics").text
+        text = httpx.get(f"http://{self.address}/metrics", timeout=PATIENCE).text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 self.values[sample.name.removeprefix("headwater_pipeline_")] = sample.value
