@@ -56,6 +56,16 @@ def test_changes_made_while_the_snapshot_is_read_are_neither_lost_nor_doubled(la
     assert lake.carry(watcher=watcher).rows == 0
 
 
+def test_jobs_of_each_table_run_in_a_scheduler_pool_of_its_own(lake: Lake, server: Live) -> None:
+    server.sql(T)
+    server.sql("CREATE TABLE u (id INTEGER PRIMARY KEY, v TEXT)")
+    fill(server, 10)
+    fill(server, 10, table="u")
+    assert lake.run(lake.spec("t", "u")).is_good
+    context: Any = lake.spark.sparkContext._jsc.sc()
+    assert all(context.getPoolForName(f"lake: main.{name}").isDefined() for name in ("t", "u"))
+
+
 def test_run_once_waits_until_the_log_has_the_commits_from_before_it(
     lake: Lake, server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:

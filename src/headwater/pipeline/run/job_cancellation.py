@@ -18,7 +18,10 @@ _CHECK_SECONDS = 0.5
 
 
 class JobCancellation:
-    """A context that cancels the Spark jobs which its thread starts. Cancellation is safe: a commit is atomic."""
+    """A context that can cancel the Spark jobs which its thread starts, and gives them a scheduler pool of their own.
+
+    Cancellation is safe: a commit is atomic.
+    """
 
     def __init__(self, spark: SparkSession, heart: LeaseRenewal, stop: threading.Event, what: str) -> None:
         self._spark, self._heart, self._stop = spark, heart, stop
@@ -27,7 +30,9 @@ class JobCancellation:
         self._thread = threading.Thread(target=self._watch, name=f"brake of {what}", daemon=True)
 
     def __enter__(self) -> JobCancellation:
-        self._spark.sparkContext.setJobGroup(self._group, self._what, interruptOnCancel=True)
+        context = self._spark.sparkContext
+        context.setJobGroup(self._group, self._what, interruptOnCancel=True)
+        context.setLocalProperty("spark.scheduler.pool", self._what)
         self._thread.start()
         return self
 

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_QUIET = {
+_DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",  # for small tables; callers set the number for large tables
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    "spark.scheduler.mode": "FAIR",  # a long snapshot of one table leaves cores to the steps of others
 }
 _LOCAL = {
     "spark.driver.host": "127.0.0.1",
@@ -138,7 +139,7 @@ def _settings(
     options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", given.pop("spark.driver.extraJavaOptions", "")]
     options += [_SHORT_LIVED] if short_lived else []
     return {
-        **_QUIET,
+        **_DEFAULTS,
         **(_LOCAL if is_local else {}),
         **jar_settings(jars, folder),
         "spark.master": master,
