@@ -9,15 +9,19 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from bench.lake import DRIVER
 from bench.microbatch import EVERY_SECONDS, WIDTH, latencies, live, report
 from bench.sides import folder, versions
-from bench.spark_log import ROWS, commit, durable, engines, preload, served
-from headwater.client import Client
+from bench.spark_log import ROWS, commit, durable, engines, preload, served, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROWS_DEFAULT, COMMITS, CHANGES = 10_000, 20, 1_000_000
 QUIET = tuple(f"quiet{number}" for number in range(19))
-READS = 9
+WARM, READS = 3, 15
 
 
 def make_quiet(path: Path) -> None:
@@ -32,19 +36,17 @@ def commits_of(lake: Path) -> int:
     return sum(len(list((lake / name / "_delta_log").glob("*.json"))) for name in QUIET)
 
 
-def read_seconds(url: str, after: int) -> float:
-    """Return the median time of a read of one quiet table's changes after `after`."""
+def read_seconds(spark: SparkSession, url: str, after: int) -> float:
+    """Return the median time in which Spark reads one quiet table's changes after `after`."""
     found = []
-    with Client(url) as client:
-        status = client.describe("main", QUIET[0])
-        for _ in range(READS):
-            began = time.perf_counter()
-            batches = client.log("main", QUIET[0], generation=status.generation, after=after, upto=status.latest)
-            rows = sum(batch.num_rows for batch in batches)
-            found.append(time.perf_counter() - began)
-            if rows:
-                raise RuntimeError(f"{rows} rows of a table without changes")
-    return statistics.median(found)
+    for _ in range(WARM + READS):
+        began = time.perf_counter()
+        options = {"url": url, "table": QUIET[0], "after": str(after)}
+        rows = spark.read.format("headwater").options(**options).load().count()
+        found.append(time.perf_counter() - began)
+        if rows:
+            raise RuntimeError(f"{rows} rows of a table without changes")
+    return statistics.median(found[WARM:])
 
 
 def main(rows: int = ROWS_DEFAULT, commits: int = COMMITS, changes: int = CHANGES) -> None:
@@ -70,13 +72,14 @@ def main(rows: int = ROWS_DEFAULT, commits: int = COMMITS, changes: int = CHANGE
             print(f"  ratio of the medians: {medians[1] / medians[0]:.2f}x")
             print(f"  commits of the {len(QUIET)} quiet tables after their snapshots: {commits_of(lake / 'lake')}")
             before = durable(url).latest
-            empty = read_seconds(url, before)
-            for number in range(changes // 50_000):
-                commit(path, [ROWS % (first + number * 50_000, 50_000)])
-            durable(url)
-            beside = read_seconds(url, before)
-            print(f"  read of a quiet table: empty log {empty * 1e3:.1f} ms, beside {changes:,} changes of another")
-            print(f"  table {beside * 1e3:.1f} ms: {beside / empty:.2f}x the time")
+            with session(spark__driver__memory=DRIVER) as spark:
+                empty = read_seconds(spark, url, before)
+                for number in range(changes // 50_000):
+                    commit(path, [ROWS % (first + number * 50_000, 50_000)])
+                durable(url)
+                beside = read_seconds(spark, url, before)
+            print(f"  Spark reads a quiet table: empty log {empty * 1e3:.0f} ms, beside {changes:,} changes of another")
+            print(f"  table {beside * 1e3:.0f} ms: {beside / empty:.2f}x the time")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from pyspark.sql.types import StructType
 from tests.pipeline.fake_pull_server import TABLE
 
 from headwater.client import Described
 from headwater.errors import OffsetExpired, PipelineError, SchemaChanged
+from headwater.pipeline.spark.datasource import BatchReader
 from headwater.pipeline.spark.offsets import (
     StreamOffset,
     StreamParameters,
@@ -18,6 +20,7 @@ from headwater.pipeline.spark.offsets import (
     next_offset,
     split_log,
 )
+from headwater.pipeline.spark.options import parse
 
 
 def log_status(latest: int, horizon: int = 1, version: int = 1, **more: Any) -> Described:
@@ -148,3 +151,15 @@ def test_checkpoint_of_another_form_of_types_is_refused_with_both_forms() -> Non
     assert next_offset(typed, log_status(10), StreamParameters(1, types="typed")) == StreamOffset("g", 10, 1, "typed")
     with pytest.raises(SchemaChanged, match="types = typed so far"):
         check_types(typed, StreamParameters(1))
+
+
+def test_batch_read_plans_no_task_for_changes_of_other_tables() -> None:
+    log = replace(log_status(1_000_000), table_latest=70_000)
+    options = {"url": "http://127.0.0.1:1", "table": "t", "after": "0"}
+    planned = [
+        BatchReader(parse({**options, "after": after}), log, StructType()).partitions() for after in ("0", "70000")
+    ]
+    assert [[(task.what.after, task.what.upto) for task in tasks] for tasks in planned] == [
+        [(0, 65_536), (65_536, 70_000)],
+        [],
+    ]

@@ -31,7 +31,7 @@ class DiskLog:
         self._reader = Reader(path, vfs)
         self._writer = writer
         self.note, self.shape = self._reader.note, self._reader.shape
-        self.last_of = TableEnds(self._reader).last
+        self.last_of = TableEnds(self._reader, lambda: self.latest).last
         blocks = RetainedBlocks(self._own_writer, self._reader)
         self.retain, self.blocks, self.overdue, self.merge = blocks.retain, blocks.sizes, blocks.overdue, blocks.merge
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from headwater.log.disk.block_reader import Reader
 from headwater.log.log import BlockInfo
@@ -14,8 +14,8 @@ COUNTED = 64  # blocks of several tables whose changes `own_shares` counts; for 
 class TableEnds:
     """Finds the last change of each table. Reads each header once, and decodes one block per table. Thread-safe."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader, self._lock = reader, threading.Lock()
+    def __init__(self, reader: Reader, latest: Callable[[], int]) -> None:
+        self._reader, self._latest, self._lock = reader, latest, threading.Lock()
         self._read_upto = 0  # headers of the blocks up to this offset are read
         self._blocks: dict[str, int] = {}  # by table: the last offset of the newest block with changes of it
         self._ends: dict[str, tuple[int, int]] = {}  # by table: that offset, and the offset of the last change
@@ -34,6 +34,8 @@ class TableEnds:
             return end
 
     def _read_headers(self) -> None:
+        if self._read_upto >= self._latest():
+            return
         with self._reader.sizes(self._read_upto + 1) as blocks:
             for block, names in blocks:
                 self._read_upto = max(self._read_upto, block.upto)

@@ -182,6 +182,8 @@ class BatchReader(DataSourceReader):
         after = start_of(client, options, status) if options.after is None else options.after
         upto = status.latest if options.upto is None else options.upto
         check_offset(StreamOffset(options.generation or status.generation, after), status)
+        if upto <= status.latest and not options.tables:
+            upto = min(upto, max(status.table_latest, after))  # no task reads changes of other tables alone
         return list(split_log(after, upto, options.rows_per_partition))
 
     @report_generator_errors
