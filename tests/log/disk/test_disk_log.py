@@ -16,7 +16,7 @@ import apsw
 import pytest
 from msgspec.structs import replace
 from tests.log.faults import FaultyVFS
-from tests.log.samples import ORDERS, fill, flat, ids, mixed, transaction, transactions
+from tests.log.samples import ITEMS, ORDERS, fill, flat, ids, mixed, transaction, transactions
 
 from headwater.errors import InvalidRequest, LogDamaged, NotFound, OffsetExpired, StorageFull, Unavailable
 from headwater.log.disk import block_reader, store
@@ -481,13 +481,40 @@ def test_scan_during_merging_and_trimming_returns_every_change(log: DiskLog) -> 
     assert ids(seen) == list(range(1, 1501))
 
 
-def test_scan_overtaken_by_retention_raises_offset_expired(log: DiskLog) -> None:
-    fill(log, [500] * 6)
-    scan = log.scan(after=0)
+@pytest.mark.parametrize("table", [None, "orders", "items"])
+@pytest.mark.parametrize("kept", [10, 300])
+def test_scan_overtaken_by_retention_raises_offset_expired(log: DiskLog, table: str | None, kept: int) -> None:
+    tables = ["orders", "items"] if table is None else [table, "orders" if table == "items" else "items"]
+    for part in mixed(1, [[tables[0]] * 100, [tables[1]] * 600, [tables[0]] * 600, [tables[1]] * 600]):
+        log.append([part])
+    scan = log.scan(after=0, table=table)
     next(scan)
-    log.retain(Retention(changes=10), now_ms=0)
+    log.retain(Retention(changes=kept), now_ms=0)
     with pytest.raises(OffsetExpired):
         list(scan)
+
+
+def test_last_change_is_found_after_a_merge_that_cuts_the_blocks_elsewhere(tmp_path: Path) -> None:
+    def build(name: str, pad: int) -> DiskLog:
+        """Return a log whose first two blocks fit together by their sizes; encoded as one they are larger."""
+        orders = [Change(Op.INSERT, ORDERS, None, (n, "x" * (20_000 if n < 101 else 7_000))) for n in range(1, 401)]
+        orders.append(Change(Op.INSERT, ORDERS, None, (401, "x" * pad)))
+        orders[100] = Change(Op.INSERT, ITEMS, None, (101, 1, 1.0))
+        large = Change(Op.INSERT, ORDERS, None, (402, "x" * 3_000_000))
+        log = DiskLog.open(tmp_path / name)
+        for first, changes in ((1, orders[:100]), (101, orders[100:]), (402, [large])):
+            log.append([Transaction(f"t{first}", tuple(changes), first, first, 0, 0, True, f"p{first}")])
+        return log
+
+    with contextlib.closing(build("small.db", 1)) as small:
+        pad = MAX_RAW - sum(block.raw for block in small.blocks()[:2]) - 13
+    with contextlib.closing(build("log.db", pad)) as log:
+        assert log.last_of("orders") == 402, "the headers are read"
+        before = [block.first for block in log.blocks()]
+        while log.merge():
+            pass
+        assert [block.first for block in log.blocks()] != before, "the blocks were cut elsewhere"
+        assert log.last_of("items") == 101
 
 
 def test_trimming_removes_at_most_256_blocks_per_step(log: DiskLog, path: Path) -> None:

@@ -121,14 +121,20 @@ class Reader:
             yield ((BlockInfo(*row), self._shapes.names(connection, schemas)) for *row, schemas in rows)
 
     def next_of(self, table: str, offset: int, upto: int) -> int | None:
-        """Return the first offset in [offset, upto] whose block has changes of `table`; None if there is none."""
+        """Return the first offset in [offset, upto] whose block has changes of `table`, or is missing; else None.
+
+        A block is missing if retention has deleted it: its changes may be of the table.
+        """
         with self.sizes(offset) as blocks:
             for block, names in blocks:
-                if block.first > upto:
-                    break
-                if table in names:
-                    return max(block.first, offset)
-        return None
+                if block.upto < offset:
+                    continue  # of an earlier generation
+                if block.first > offset or table in names:
+                    return offset
+                offset = block.upto + 1
+                if offset > upto:
+                    return None
+        return offset
 
     def evicted(self, table: str) -> int:
         """Return an offset at or above the table's last change in deleted blocks; 0 if they had none."""

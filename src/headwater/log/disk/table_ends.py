@@ -29,7 +29,7 @@ class TableEnds:
                 return self._reader.evicted(table)
             known, end = self._ends.get(table, (0, 0))
             if known != block:
-                end = self._last_in(block, table)
+                end = self._last_before(block, table)
                 self._ends[table] = (block, end)
             return end
 
@@ -42,13 +42,19 @@ class TableEnds:
                 for name in names:
                     self._blocks[name] = block.upto
 
-    def _last_in(self, offset: int, table: str) -> int:
-        """Return the offset of the last change of `table` in the block that holds `offset`."""
-        for part in reversed(self._reader.page(offset, offset, 1)):
-            for place in range(len(part.changes) - 1, -1, -1):
-                if part.changes[place].table.name == table:
-                    return part.first + place
-        return self._reader.evicted(table)  # the block was deleted since its header was read
+    def _last_before(self, offset: int, table: str) -> int:
+        """Return the offset of the last change of `table` in the block that holds `offset`, or in an earlier block.
+
+        The block had such a change when its header was read. Since then it may have been joined with its neighbours,
+        and cut elsewhere.
+        """
+        while parts := self._reader.page(offset, offset, 1):
+            for part in reversed(parts):
+                for place in range(len(part.changes) - 1, -1, -1):
+                    if part.changes[place].table.name == table:
+                        return part.first + place
+            offset = parts[0].first - 1
+        return self._reader.evicted(table)  # the blocks were deleted
 
 
 def own_shares(
